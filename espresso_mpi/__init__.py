@@ -1,0 +1,50 @@
+"""Compressed gradient synchronisation over MPI.
+
+>>> import espresso_mpi
+>>> espresso_mpi.sync(grads)                                # mean over all ranks, in place   # doctest: +SKIP
+>>> session = espresso_mpi.Session(compressor="onebit")     # with compression                # doctest: +SKIP
+
+Importing this package starts nothing: MPI, numba and CUDA are loaded by the first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Session": "session",
+    "Stats": "session",
+    "sync": "default",
+    "default_session": "default",
+    "Plan": "types",
+    "Route": "types",
+    "ROUTES": "types",
+    "Strategy": "types",
+    "TensorSpec": "types",
+}
+_MODULES = ("collectives", "compressors", "errors")
+
+__all__ = [*_HOMES, *_MODULES, "__version__"]
+
+if TYPE_CHECKING:
+    from . import collectives, compressors, errors
+    from .default import default_session, sync
+    from .session import Session, Stats
+    from .types import ROUTES, Plan, Route, Strategy, TensorSpec
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,199 @@
+"""Adopts foreign arrays: the only file that sees what the caller's framework made.
+
+numpy, CuPy, torch (CPU and CUDA), JAX, and anything with DLPack or the CUDA array interface become flat arrays over the
+*same memory*, plus a description. No framework is imported here: its arrays bring it along.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import GradientError
+from .types import ITEMSIZE, TensorSpec
+
+_SUPPORTED = ", ".join(ITEMSIZE)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One adopted array.
+
+    ``array`` is flat over the caller's memory, 16-bit types as their bits (uint16); for an immutable array it is a
+    copy, and ``rebuild`` makes a new foreign array from it.
+    """
+
+    spec: TensorSpec
+    array: Any
+    rebuild: Callable[[], Any] | None = None
+
+
+# --- the containers ---------------------------------------------------------------------------------------------------
+
+
+def flatten(grads: Any) -> list[tuple[str, Any]]:
+    """The arrays of a nested list, tuple or dict with their names: the keys on the way, joined by dots.
+
+    Raises:
+        GradientError: two arrays have the same name, or a dict key is not a string or a number.
+    """
+    found = list(_walk("", grads))
+    twice = [name for name, count in Counter(name for name, _ in found).items() if count > 1]
+    if twice:
+        raise GradientError(f"grads: two arrays are named {twice[0]!r}; a key with a dot clashes with a nested key; rename one")
+    return found
+
+
+def _walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, (str, int)):
+                raise GradientError(f"grads: got a {type(key).__name__} as a key; expected text or a whole number")
+            yield from _walk(f"{prefix}.{key}" if prefix else str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _walk(f"{prefix}.{number}" if prefix else str(number), item)
+    else:
+        yield prefix or "grads", value
+
+
+def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
+    """``grads`` itself where all was updated in place; else the same containers with new arrays where needed."""
+    if all(g.rebuild is None for g in gradients):
+        return grads
+    return _rebuilt(grads, iter(gradients))
+
+
+def _rebuilt(value: Any, gradients: Iterator[Gradient]) -> Any:
+    if isinstance(value, Mapping):
+        return type(value)((key, _rebuilt(item, gradients)) for key, item in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rebuilt(item, gradients) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_rebuilt(item, gradients) for item in value)
+    gradient = next(gradients)
+    return gradient.rebuild() if gradient.rebuild else value
+
+
+# --- the arrays -------------------------------------------------------------------------------------------------------
+
+
+def adopt(name: str, value: Any) -> Gradient:
+    """A flat array over the memory of ``value``, which may be None.
+
+    Raises:
+        GradientError: not an array, an element type that cannot be synchronised, read-only or strided memory.
+    """
+    if value is None:
+        return Gradient(TensorSpec(name, (), None), np.empty(0, np.float32))
+    if isinstance(value, np.ndarray):
+        return _from_numpy(name, value)
+    if _comes_from(value, "torch"):
+        return _from_torch(name, value)
+    if _comes_from(value, "jax", "jaxlib"):
+        return _from_jax(name, value)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _from_cuda(name, value, value.shape, str(value.dtype))
+    if hasattr(value, "__dlpack__"):
+        return _from_dlpack(name, value)
+    raise GradientError(
+        f"{name}: got {type(value).__name__}; expected an array (numpy, CuPy, torch, JAX, or with DLPack or the CUDA "
+        f"array interface) or None"
+    )
+
+
+def _comes_from(value: Any, *modules: str) -> bool:
+    return any(cls.__module__.split(".")[0] in modules for cls in type(value).__mro__)
+
+
+def _from_numpy(name: str, array: np.ndarray, rebuild: Callable[[], Any] | None = None) -> Gradient:
+    if isinstance(array, np.ma.MaskedArray):
+        raise GradientError(f"{name}: got a masked array, whose mask would be lost; pass array.filled(0) or array.data")
+    dtype = array.dtype.name
+    if dtype not in ITEMSIZE or not array.dtype.isnative:
+        raise GradientError(f"{name}: got elements of type {array.dtype}; expected one of {_SUPPORTED}; convert with astype")
+    if not array.flags.writeable:
+        raise GradientError(f"{name}: got a read-only array; expected a writable one; pass a copy: numpy.array(x)")
+    if not array.flags.c_contiguous:
+        raise GradientError(f"{name}: got a strided array; expected C-contiguous memory; pass numpy.ascontiguousarray(x)")
+    flat = np.asarray(array).reshape(-1)
+    flat = flat.view(np.uint16) if ITEMSIZE[dtype] == 2 else flat
+    return Gradient(TensorSpec(name, tuple(array.shape), dtype), flat, rebuild)
+
+
+def _from_torch(name: str, tensor: Any) -> Gradient:
+    torch = sys.modules["torch"]
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        raise GradientError(f"{name}: got a strided or sparse tensor; expected contiguous memory; pass x.contiguous()")
+    if dtype not in ITEMSIZE:
+        raise GradientError(f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; convert with x.to()")
+    tensor = tensor.detach()
+    bits = tensor.view(torch.int16) if ITEMSIZE[dtype] == 2 else tensor
+    if tensor.device.type == "cuda":
+        return _from_cuda(name, bits, tuple(tensor.shape), dtype)
+    if tensor.device.type != "cpu":
+        raise GradientError(f"{name}: got a tensor on {tensor.device}; expected cpu or cuda; pass x.cpu()")
+    flat = bits.reshape(-1).numpy()
+    flat = flat.view(np.uint16) if ITEMSIZE[dtype] == 2 else flat
+    return Gradient(TensorSpec(name, tuple(tensor.shape), dtype), flat)
+
+
+def _from_jax(name: str, array: Any) -> Gradient:
+    """A copy on the host; the result goes back to the array's own device and sharding as a new array."""
+    jax = sys.modules["jax"]
+    host = np.array(array)
+    return _from_numpy(name, host, lambda: jax.device_put(host, array.sharding))
+
+
+def _from_cuda(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Gradient:
+    """A numba device array over the same GPU memory; the caller's stream is waited for once."""
+    from numba import cuda
+
+    if dtype not in ITEMSIZE:
+        raise GradientError(f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; convert with astype")
+    interface = array.__cuda_array_interface__
+    if interface["data"][1]:
+        raise GradientError(f"{name}: got a read-only GPU array; expected a writable one; pass a copy")
+    if interface.get("strides") is not None and not _packed(interface, ITEMSIZE[dtype]):
+        raise GradientError(f"{name}: got a strided GPU array; expected C-contiguous memory; pass ascontiguousarray(x)")
+    size = int(np.prod(shape, dtype=np.int64))
+    if size == 0:
+        return Gradient(TensorSpec(name, tuple(shape), dtype, "gpu"), np.empty(0, np.float32))
+    flat = cuda.as_cuda_array(_Flat(array, size, "<u2" if ITEMSIZE[dtype] == 2 else interface["typestr"]))
+    return Gradient(TensorSpec(name, tuple(shape), dtype, "gpu"), flat)
+
+
+class _Flat:
+    """A flat view of a foreign GPU array, in the only terms that all libraries share."""
+
+    def __init__(self, owner: Any, size: int, typestr: str) -> None:
+        self._owner = owner
+        interface = dict(owner.__cuda_array_interface__)
+        self.__cuda_array_interface__ = {**interface, "shape": (size,), "strides": None, "typestr": typestr}
+
+
+def _packed(interface: Mapping[str, Any], itemsize: int) -> bool:
+    expected = itemsize
+    for length, stride in zip(reversed(interface["shape"]), reversed(interface["strides"])):
+        if length > 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _from_dlpack(name: str, value: Any) -> Gradient:
+    """Host memory by numpy; GPU memory by CuPy, which a GPU array without the CUDA array interface needs."""
+    kind = int(value.__dlpack_device__()[0])
+    if kind == 1:
+        return _from_numpy(name, np.from_dlpack(value))
+    cupy = sys.modules.get("cupy")
+    if kind != 2 or cupy is None:
+        raise GradientError(f"{name}: got DLPack memory of device type {kind}; expected CPU (1), or CUDA (2) with CuPy imported")
+    array = cupy.from_dlpack(value)
+    return _from_cuda(name, array, array.shape, str(array.dtype))

@@ -1,0 +1,181 @@
+"""The contract of a collective. To add one, write one file here with one class under ``@register``.
+
+A collective has two faces that cannot drift apart, because the second is made from the first: ``advance`` says what
+every rank holds afterwards (and so which bytes move), ``bind`` returns the function that moves them.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ..types import ITEMSIZE, Level
+from .layout import Dense, Packed, Part, State, Topology
+
+if TYPE_CHECKING:
+    from .transport import Transport
+    from .workspace import Workspace
+
+
+@dataclass
+class Data:
+    """One tensor on its way: the flat tensor, its element type, and the payload it has been packed into."""
+
+    x: Any
+    dtype: str
+    workspace: Workspace
+    payload: Any = None
+
+
+Action = Callable[[Data], None]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where a collective takes place."""
+
+    topology: Topology
+    level: Level
+    joins: bool
+    """Whether a scatter of this level is open, so that an allgather joins pieces instead of multiplying copies."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One collective among one group as one member sees it: who takes part and what each held before."""
+
+    scene: Scene
+    group: tuple[int, ...]
+    index: int
+    before: tuple[State, ...]
+    dtype: str
+
+    @property
+    def others(self) -> list[int]:
+        """Indices of the other members, starting after this one, so that not all send to the same member first."""
+        return [(self.index + k) % len(self.group) for k in range(1, len(self.group))]
+
+    def bytes_of(self, region: Dense) -> int:
+        """Bytes of a dense region of the tensor."""
+        return region.size * ITEMSIZE[self.dtype]
+
+
+class CollectiveOp(ABC):
+    """One collective operation."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
+        """What the members of one group hold afterwards, given what they held before."""
+
+    @abstractmethod
+    def bind(self, transport: Transport, move: Move) -> Action:
+        """The function that carries out ``move`` on this rank's data."""
+
+    @abstractmethod
+    def sent(self, move: Move) -> int:
+        """Bytes that this member sends to the others."""
+
+    @staticmethod
+    @abstractmethod
+    def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The textbook result on float64 arrays, one per member: what the tests check against."""
+
+
+_OPS: dict[str, CollectiveOp] = {}
+
+
+def register(cls: type[CollectiveOp]) -> type[CollectiveOp]:
+    """Class decorator: make a collective known under ``cls.name``."""
+    _OPS[cls.name] = cls()
+    return cls
+
+
+@lru_cache(maxsize=1)
+def operations() -> dict[str, CollectiveOp]:
+    """All collectives by name: every file of this folder is imported, those with an operation register it."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
+    return _OPS
+
+
+# --- moving payloads --------------------------------------------------------------------------------------------------
+
+Wish = list[list[tuple[int, Part]]]
+"""What a member wants to hold: copies of parts, each named by the member that has it and its place there."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Bytes that move from a place in one member's buffer to a place in another's."""
+
+    source: int
+    target: int
+    source_offset: int
+    target_offset: int
+    nbytes: int
+
+
+def place(wish: Wish, divisor: float) -> Packed:
+    """The state that fulfils a wish: its copies one after the other in a new buffer."""
+    return Packed(tuple(tuple(part for _, part in copy) for copy in wish), divisor).placed()
+
+
+def transfers(target: int, wish: Wish) -> Iterator[Transfer]:
+    """The pieces of memory that fulfil a wish, merged where both ends are adjacent (so both ends agree on them)."""
+    last: Transfer | None = None
+    offset = 0
+    for source, part in (item for copy in wish for item in copy):
+        if last and last.source == source and last.source_offset + last.nbytes == part.offset:
+            last = Transfer(source, target, last.source_offset, last.target_offset, last.nbytes + part.room)
+        else:
+            if last and last.nbytes:
+                yield last
+            last = Transfer(source, target, part.offset, offset, part.room)
+        offset += part.room
+    if last and last.nbytes:
+        yield last
+
+
+def bind_payload(transport: Transport, move: Move, wishes: Sequence[Wish]) -> Action:
+    """The function that fulfils this member's wish and its share of the others'."""
+    me = move.index
+    size = place(wishes[me], 1.0).nbytes
+    incoming = list(transfers(me, wishes[me]))
+    outgoing = [t for j in move.others for t in transfers(j, wishes[j]) if t.source == me]
+
+    def run(data: Data) -> None:
+        source, target = data.payload, data.workspace.other_payload(data.payload, size)
+        for t in incoming:
+            if t.source == me:
+                copy_bytes(target, t.target_offset, source, t.source_offset, t.nbytes)
+        transport.exchange(
+            [(move.group[t.target], source[t.source_offset : t.source_offset + t.nbytes]) for t in outgoing],
+            [
+                (move.group[t.source], target[t.target_offset : t.target_offset + t.nbytes])
+                for t in incoming
+                if t.source != me
+            ],
+        )
+        data.payload = target
+
+    return run
+
+
+def payload_sent(move: Move, wishes: Sequence[Wish]) -> int:
+    """Bytes of payload that this member sends to the others."""
+    return sum(t.nbytes for j in move.others for t in transfers(j, wishes[j]) if t.source == move.index)
+
+
+def copy_bytes(target: Any, target_offset: int, source: Any, source_offset: int, nbytes: int) -> None:
+    """Copy within one device, host or GPU."""
+    target[target_offset : target_offset + nbytes] = source[source_offset : source_offset + nbytes]

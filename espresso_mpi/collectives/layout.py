@@ -1,0 +1,142 @@
+"""What every rank holds between two steps of a route: plain values, no MPI, no arrays.
+
+A tensor of n elements is either *dense* on a rank (a region of it, the rest being stale) or *packed* (payloads of parts
+of it). Schedules are compiled by advancing these states for all ranks at once, so that every rank knows the sizes of
+every message beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Union
+
+from ..types import Level
+
+ALIGN = 64
+"""Regions begin at multiples of this many elements, so that vector loads and sign words stay whole."""
+
+PAYLOAD_ALIGN = 16
+"""Payloads begin at multiples of this many bytes, so that kernels may view them as wider types."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which ranks share a machine: ``machines[h]`` lists the world ranks of machine h in rising order."""
+
+    machines: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(map(len, self.machines))
+
+    @cached_property
+    def lanes(self) -> int:
+        """Ranks of each machine that take part between machines: as many as the smallest machine has."""
+        return min(map(len, self.machines))
+
+    @cached_property
+    def machine_of(self) -> tuple[int, ...]:
+        """The machine of each rank."""
+        owner = {rank: h for h, ranks in enumerate(self.machines) for rank in ranks}
+        return tuple(owner[rank] for rank in range(self.size))
+
+    def groups(self, level: Level) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that communicate at a level. A rank beyond the lanes is in no ``inter`` group."""
+        if level == "flat":
+            return (tuple(range(self.size)),)
+        if level == "intra":
+            return self.machines
+        return tuple(tuple(ranks[lane] for ranks in self.machines) for lane in range(self.lanes))
+
+    def pieces(self, level: Level) -> int:
+        """Into how many pieces a scatter at a level cuts a region: ranks beyond the lanes get an empty piece."""
+        return {"flat": self.size, "intra": self.lanes, "inter": len(self.machines)}[level]
+
+    def divisor(self, level: Level) -> float:
+        """What a level's sum is divided by, so that over a whole route the tensor is divided by the number of ranks.
+
+        Inside a machine that is ranks / machines: where machines have unequal numbers of ranks, their weights differ.
+        """
+        return {"flat": self.size, "intra": self.size / len(self.machines), "inter": len(self.machines)}[level]
+
+    def __str__(self) -> str:
+        counts = [len(ranks) for ranks in self.machines]
+        even = len(set(counts)) == 1
+        return f"{len(counts)} x {counts[0]} ranks" if even else f"machines of {' + '.join(map(str, counts))} ranks"
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Elements [start, stop) of the tensor are current."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of current elements."""
+        return self.stop - self.start
+
+    def split(self, pieces: int, count: int) -> list[Dense]:
+        """Cut into ``pieces`` aligned regions of nearly equal size, then empty ones up to ``count``."""
+        step = -(-self.size // pieces)
+        step = -(-step // ALIGN) * ALIGN
+        edges = [min(self.stop, self.start + i * step) for i in range(pieces + 1)]
+        edges += [self.stop] * (count - pieces)
+        return [Dense(a, b) for a, b in zip(edges, edges[1:])]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The payload of elements [start, stop), at ``offset`` in a buffer."""
+
+    start: int
+    stop: int
+    offset: int
+    nbytes: int
+
+    @property
+    def room(self) -> int:
+        """Bytes that the part takes in a buffer, alignment included."""
+        return -(-self.nbytes // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
+
+
+Copy = tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Payloads in one buffer: ``copies[m][i]`` is part i of the m-th contribution, still to be summed over m.
+
+    ``divisor`` is what the sum over the copies is to be divided by.
+    """
+
+    copies: tuple[Copy, ...]
+    divisor: float = 1.0
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return sum(part.room for copy in self.copies for part in copy)
+
+    @cached_property
+    def region(self) -> Dense:
+        """The elements that the parts cover together."""
+        parts = self.copies[0] if self.copies else ()
+        return Dense(parts[0].start, parts[-1].stop) if parts else Dense(0, 0)
+
+    def placed(self) -> Packed:
+        """The same copies one after the other in a buffer of their own."""
+        offset, copies = 0, []
+        for copy in self.copies:
+            placed = []
+            for part in copy:
+                placed.append(Part(part.start, part.stop, offset, part.nbytes))
+                offset += part.room
+            copies.append(tuple(placed))
+        return Packed(tuple(copies), self.divisor)
+
+
+State = Union[Dense, Packed]

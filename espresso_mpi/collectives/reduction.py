@@ -1,0 +1,219 @@
+"""Arithmetic on whole arrays: weighted sums in rank order, conversions, the search for NaN and infinity.
+
+MPI's own reductions neither fix an order nor know bfloat16, and are slow for float16; these are all our own, so every
+rank that sums the same rows gets the same bits. 16-bit types are handled as their bits (uint16) and summed in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from ..compressors import _cpu
+from ..device import device_of
+
+_BLOCK = 2048
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None:
+    """``out = (rows[0] + ... + out in place of rows[own] + ... + rows[p-1]) / divisor``, summed in that order.
+
+    Args:
+        out: flat, holds this rank's own contribution; receives the result.
+        rows: shape (p, out.size), of which row ``own`` is not read.
+        dtype: name of the element type; 16-bit types come as uint16 and are summed in float32, rounded once.
+    """
+    if out.size == 0:
+        return
+    if device_of(out) == "gpu":
+        from . import _cuda_kernels
+
+        return _cuda_kernels.mean_rows(out, rows, own, divisor, dtype)
+    exact, factor = _factor(divisor)
+    if dtype in ("float16", "bfloat16"):
+        _sum_rows_16(out, rows, own, exact, np.float32(factor), dtype == "bfloat16")
+    else:
+        _sum_rows(out, rows, own, exact, out.dtype.type(factor))
+
+
+def divide(x: Any, divisor: float) -> None:
+    """``x /= divisor`` for flat float32."""
+    if divisor == 1 or x.size == 0:
+        return
+    if device_of(x) == "gpu":
+        from . import _cuda_kernels
+
+        return _cuda_kernels.divide(x, divisor)
+    exact, factor = _factor(divisor)
+    _divide(x, exact, np.float32(factor))
+
+
+def _factor(divisor: float) -> tuple[bool, float]:
+    """(True, reciprocal) where multiplying rounds as dividing does, which is for powers of two; else (False, divisor)."""
+    exact = float(np.frexp(divisor)[0]) == 0.5
+    return exact, 1 / divisor if exact else divisor
+
+
+def convert(out: Any, x: Any, dtype: str) -> None:
+    """Between float32 and the type ``dtype``, to nearest even: one of the two is float32, the other as in the tensor."""
+    if out.size == 0:
+        return
+    if device_of(out) == "gpu":
+        from . import _cuda_kernels
+
+        return _cuda_kernels.convert(out, x, dtype)
+    if dtype == "float64":
+        _cast(out, x)
+    elif out.dtype == np.float32:
+        _widen(out, x, dtype == "bfloat16")
+    else:
+        _narrow(out, x, dtype == "bfloat16")
+
+
+def count_non_finite(x: Any, dtype: str, as_float32: bool) -> int:
+    """How many elements are NaN or infinite, or (``as_float32``) would be as float32."""
+    if x.size == 0:
+        return 0
+    if device_of(x) == "gpu":
+        from . import _cuda_kernels
+
+        return int(_cuda_kernels.count_non_finite(x, dtype, as_float32))
+    if dtype in ("float16", "bfloat16"):
+        return int(_count_16(x, np.uint16(0x7F80 if dtype == "bfloat16" else 0x7C00)))
+    limit = _FLOAT32_MAX if dtype == "float32" or as_float32 else np.finfo(np.float64).max
+    return int(_count(x, x.dtype.type(limit)))
+
+
+@_cpu.inline
+def _load(bits, bfloat):  # type: ignore[no-untyped-def]
+    if bfloat:
+        return _cpu.bits_float(np.uint32(bits) << np.uint32(16))
+    return _cpu.from_half(bits)
+
+
+@_cpu.inline
+def _round(value, bfloat):  # type: ignore[no-untyped-def]
+    if bfloat:
+        bits = np.uint32(_cpu.float_bits(value))
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+    return _cpu.to_half(value)
+
+
+@_cpu.inline
+def _accumulate(total, row, first):  # type: ignore[no-untyped-def]
+    if first:
+        for i in range(row.size):
+            total[i] = row[i]
+    else:
+        for i in range(row.size):
+            total[i] += row[i]
+
+
+@_cpu.inline
+def _finish(out, total, exact, factor):  # type: ignore[no-untyped-def]
+    if exact:
+        for i in range(out.size):
+            out[i] = total[i] * factor
+    else:
+        for i in range(out.size):
+            out[i] = total[i] / factor
+
+
+@_cpu.Kernel
+def _sum_rows(out, rows, own, exact, factor):  # type: ignore[no-untyped-def]
+    for b in prange((out.size + _BLOCK - 1) // _BLOCK):
+        start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
+        total = np.empty(_BLOCK, out.dtype)
+        for r in range(rows.shape[0]):
+            if r == own:
+                _accumulate(total, out[start:stop], r == 0)
+            else:
+                _accumulate(total, rows[r, start:stop], r == 0)
+        _finish(out[start:stop], total, exact, factor)
+
+
+@_cpu.inline
+def _accumulate_16(total, row, first, bfloat):  # type: ignore[no-untyped-def]
+    for i in range(row.size):
+        value = _load(row[i], bfloat)
+        total[i] = value if first else total[i] + value
+
+
+@_cpu.Kernel
+def _sum_rows_16(out, rows, own, exact, factor, bfloat):  # type: ignore[no-untyped-def]
+    for b in prange((out.size + _BLOCK - 1) // _BLOCK):
+        start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
+        total = np.empty(_BLOCK, np.float32)
+        for r in range(rows.shape[0]):
+            if r == own:
+                _accumulate_16(total, out[start:stop], r == 0, bfloat)
+            else:
+                _accumulate_16(total, rows[r, start:stop], r == 0, bfloat)
+        _finish(total[: stop - start], total, exact, factor)
+        _narrow_block(out[start:stop], total, bfloat)
+
+
+@_cpu.Kernel
+def _divide(x, exact, factor):  # type: ignore[no-untyped-def]
+    for b in prange((x.size + _BLOCK - 1) // _BLOCK):
+        block = x[b * _BLOCK : min(x.size, (b + 1) * _BLOCK)]
+        _finish(block, block, exact, factor)
+
+
+@_cpu.inline
+def _narrow_block(out, x, bfloat):  # type: ignore[no-untyped-def]
+    for i in range(out.size):
+        out[i] = _round(x[i], bfloat)
+
+
+@_cpu.Kernel
+def _narrow(out, x, bfloat):  # type: ignore[no-untyped-def]
+    for b in prange((x.size + _BLOCK - 1) // _BLOCK):
+        start, stop = b * _BLOCK, min(x.size, (b + 1) * _BLOCK)
+        _narrow_block(out[start:stop], x[start:stop], bfloat)
+
+
+@_cpu.Kernel
+def _widen(out, x, bfloat):  # type: ignore[no-untyped-def]
+    for b in prange((x.size + _BLOCK - 1) // _BLOCK):
+        start, stop = b * _BLOCK, min(x.size, (b + 1) * _BLOCK)
+        to, source = out[start:stop], x[start:stop]
+        for i in range(to.size):
+            to[i] = _load(source[i], bfloat)
+
+
+@_cpu.Kernel
+def _cast(out, x):  # type: ignore[no-untyped-def]
+    for b in prange((x.size + _BLOCK - 1) // _BLOCK):
+        start, stop = b * _BLOCK, min(x.size, (b + 1) * _BLOCK)
+        to, source = out[start:stop], x[start:stop]
+        for i in range(to.size):
+            to[i] = source[i]
+
+
+@_cpu.inline
+def _count_block(x, limit):  # type: ignore[no-untyped-def]
+    found = 0
+    for i in range(x.size):
+        found += not abs(x[i]) <= limit
+    return found
+
+
+@_cpu.Kernel
+def _count(x, limit):  # type: ignore[no-untyped-def]
+    found = 0
+    for b in prange((x.size + _BLOCK - 1) // _BLOCK):
+        found += _count_block(x[b * _BLOCK : min(x.size, (b + 1) * _BLOCK)], limit)
+    return found
+
+
+@_cpu.Kernel
+def _count_16(x, exponent):  # type: ignore[no-untyped-def]
+    found = 0
+    for i in prange(x.size):
+        found += (x[i] & exponent) == exponent
+    return found

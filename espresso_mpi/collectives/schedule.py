@@ -1,0 +1,127 @@
+"""Turns a route into what one rank does: the same states, advanced for all ranks, on every rank alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from ..compressors import Compressor
+from ..types import Collective, Decode, DeviceKind, Encode, Level, Route
+from .base import Move, Scene, operations
+from .layout import Copy, Dense, Packed, Part, State, Topology
+
+
+@dataclass(frozen=True)
+class EncodeStep:
+    """Compress a dense region into parts. ``point`` numbers the encodes of a route: each has its own residual."""
+
+    device: DeviceKind
+    region: Dense
+    packed: Packed
+    point: int
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """Sum all copies of a region, weighted, into the dense tensor."""
+
+    device: DeviceKind
+    region: Dense
+    packed: Packed
+
+
+@dataclass(frozen=True)
+class MoveStep:
+    """One collective of this rank."""
+
+    op: str
+    move: Move
+
+
+ScheduleStep = Union[EncodeStep, DecodeStep, MoveStep]
+
+
+def compile_route(
+    route: Route, topology: Topology, n: int, dtype: str, rank: int, compressor: Compressor | None = None
+) -> tuple[ScheduleStep, ...]:
+    """What ``rank`` does so that the mean of n elements travels along ``route``.
+
+    Args:
+        dtype: element type of the working tensor; compressors work on float32.
+        compressor: needed if the route encodes.
+    """
+    states: list[State] = [Dense(0, n)] * topology.size
+    steps: list[ScheduleStep] = []
+    open_scatters: list[Level] = []
+    points = 0
+    for position, step in enumerate(route.steps):
+        if isinstance(step, Encode):
+            assert compressor is not None
+            cuts = _cuts(route.steps[position + 1 :], topology)
+            packed = [_pack(state, cuts, compressor) for state in states]
+            region = states[rank]
+            assert isinstance(region, Dense)
+            steps.append(EncodeStep(step.device, region, packed[rank], points))
+            states, points = list(packed), points + 1
+        elif isinstance(step, Decode):
+            mine = states[rank]
+            assert isinstance(mine, Packed)
+            states = [s.region for s in states if isinstance(s, Packed)]
+            steps.append(DecodeStep(step.device, mine.region, mine))
+        else:
+            states = _collective(step, topology, states, dtype, rank, open_scatters, steps)
+    return tuple(steps)
+
+
+def _collective(
+    step: Collective,
+    topology: Topology,
+    states: list[State],
+    dtype: str,
+    rank: int,
+    open_scatters: list[Level],
+    steps: list[ScheduleStep],
+) -> list[State]:
+    """Advance every group of the level; note this rank's part in it."""
+    op = operations()[step.op]
+    joins = step.op == "allgather" and step.level in open_scatters
+    scene = Scene(topology, step.level, joins)
+    after = list(states)
+    for group in topology.groups(step.level):
+        before = [states[r] for r in group]
+        for member, state in zip(group, op.advance(scene, before)):
+            after[member] = state
+        if rank in group:
+            steps.append(MoveStep(step.op, Move(scene, group, group.index(rank), tuple(before), dtype)))
+    if joins:
+        open_scatters.remove(step.level)
+    elif step.op in ("reduce_scatter", "alltoall"):
+        open_scatters.append(step.level)
+    return after
+
+
+def _cuts(later: Sequence[object], topology: Topology) -> list[int]:
+    """Into how many pieces each alltoall before the next decode will cut the payload."""
+    cuts = []
+    for step in later:
+        if isinstance(step, Decode):
+            break
+        if isinstance(step, Collective) and step.op == "alltoall":
+            cuts.append(topology.pieces(step.level))
+    return cuts
+
+
+def _pack(state: State, cuts: Sequence[int], compressor: Compressor) -> Packed:
+    """One copy of the region, cut so that the alltoalls to come can deal out whole parts."""
+    assert isinstance(state, Dense)
+    regions = [state] if state.size else []
+    for pieces in cuts:
+        regions = [piece for region in regions for piece in region.split(pieces, pieces)]
+    copy: Copy = tuple(Part(r.start, r.stop, 0, compressor.nbytes(r.size)) for r in regions)
+    return Packed((copy,)).placed()
+
+
+def bytes_sent(steps: Sequence[ScheduleStep]) -> int:
+    """Bytes that the rank of a schedule sends to other ranks."""
+    return sum(operations()[s.op].sent(s.move) for s in steps if isinstance(s, MoveStep))

@@ -1,0 +1,43 @@
+"""Finds which ranks share a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import ConfigError
+from .layout import Topology
+
+
+def discover(comm: Any, machines: Sequence[Sequence[int]] | None = None) -> tuple[Topology, Any]:
+    """The topology of an mpi4py communicator, and the communicator of this machine's ranks. Collective.
+
+    Machines are those of ``MPI_COMM_TYPE_SHARED``, ordered by their lowest rank; they may have unequal numbers of ranks.
+
+    Args:
+        machines: groups of ranks to treat as machines instead, such as the sockets of one; the same on every rank.
+
+    Raises:
+        ConfigError: ``machines`` is not a partition of the ranks, or a group of it does not share memory.
+    """
+    from mpi4py import MPI
+
+    shared = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    if machines is None:
+        local = shared
+    else:
+        topology = Topology(tuple(sorted(tuple(sorted(group)) for group in machines)))
+        _check_partition(topology, comm.size)
+        local = shared.Split(topology.machine_of[comm.rank], comm.rank)
+        shared.Free()
+    mine = tuple(local.allgather(comm.rank))
+    found = Topology(tuple(sorted(set(comm.allgather(mine)))))
+    if machines is not None and found != topology:
+        raise ConfigError(f"machines={machines!r}: the ranks of a group must share memory; found {found.machines}")
+    return found, local
+
+
+def _check_partition(topology: Topology, size: int) -> None:
+    ranks = sorted(rank for group in topology.machines for rank in group)
+    if ranks != list(range(size)) or not all(topology.machines):
+        raise ConfigError(f"machines={topology.machines!r}; expected every rank from 0 to {size - 1} in exactly one group")

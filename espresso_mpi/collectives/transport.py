@@ -1,0 +1,197 @@
+"""Moves bytes between ranks: the one place that knows MPI messages, streams, staging and legal message sizes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import device
+from ..errors import ConfigError, RankTimeoutError
+from .layout import Topology
+from .topology import discover
+from .waiting import Waiter
+from .window import SharedWindow, shared_memory_free
+from .workspace import Workspace
+
+MESSAGE_MAX = 1 << 30
+"""Longest message in bytes: 2**31 fails on Open MPI 5.0, and a count of bytes must fit an int everywhere."""
+
+_TAG = 0x5E55
+_LOG = logging.getLogger("espresso_mpi")
+
+Addressed = Sequence[tuple[int, Any]]
+"""(world rank, flat contiguous array) pairs."""
+
+
+class Transport:
+    """Messages and shared memory among the ranks of one communicator, which it owns.
+
+    Args:
+        comm: an mpi4py intracommunicator for this object alone; freed by ``close``.
+        timeout: seconds after which a rank counts as missing.
+        window_bytes: bytes of a half segment of the machine's shared window; 0 uses messages instead.
+        machines: groups of ranks to treat as machines; default as MPI finds them.
+        message_max: longest message in bytes.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        timeout: float,
+        window_bytes: int,
+        machines: Sequence[Sequence[int]] | None = None,
+        message_max: int = MESSAGE_MAX,
+    ) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._comm, self._message_max = MPI, comm, message_max
+        self.rank: int = comm.rank
+        self.topology, self._local = discover(comm, machines)
+        self.hosts = comm.allgather(MPI.Get_processor_name())
+        crowded = self._local.size >= available_cores()
+        # A core shared between machines (an emulated cluster) is crowded as well: be told by the launcher.
+        crowded = crowded or bool(os.environ.get("ESPRESSO_LAB"))
+        self.waiter = Waiter(timeout, crowded, self.describe)
+        self.workspace = Workspace()
+        self.device_aware = _device_aware()
+        self._sent = {"intra": 0, "inter": 0}
+        # Requests given up after a timeout: MPI may still write to their buffers, which must outlive them.
+        self._abandoned: list[Any] = []
+        self._window = self._open_window(window_bytes)
+
+    @classmethod
+    def open(
+        cls, comm: Any, timeout: float, window_bytes: int, machines: Sequence[Sequence[int]] | None = None
+    ) -> Transport:
+        """A transport on a duplicate of ``comm`` (default: all ranks). Collective.
+
+        Raises:
+            ConfigError: ``comm`` is not an intracommunicator.
+            RankTimeoutError: some rank of ``comm`` did not come.
+        """
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise ConfigError(f"comm: got {type(comm).__name__}; expected an mpi4py intracommunicator such as MPI.COMM_WORLD")
+        own, request = comm.Idup()
+        Waiter(timeout, crowded=True).until(request.Test, list)
+        return cls(own, timeout, window_bytes, machines)
+
+    def describe(self, rank: int) -> str:
+        """A rank in messages: its number and host."""
+        return f"rank {rank} ({self.hosts[rank]})"
+
+    @property
+    def machine(self) -> tuple[int, ...]:
+        """World ranks of this machine."""
+        return self.topology.machines[self.topology.machine_of[self.rank]]
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """Bytes sent to other ranks so far, inside the machine and between machines."""
+        shared = self._window.bytes_sent if self._window else 0
+        return {"intra": self._sent["intra"] + shared, "inter": self._sent["inter"]}
+
+    def window_for(self, group: Sequence[int], x: Any) -> SharedWindow | None:
+        """The shared window, if the group is this machine's ranks and the data is on the host."""
+        usable = self._window is not None and device.device_of(x) == "cpu" and tuple(group) == self.machine
+        return self._window if usable else None
+
+    def exchange(self, sends: Addressed, receives: Addressed) -> None:
+        """Send and receive all, at once, and wait for all. Both ends must list their messages in the same order.
+
+        Raises:
+            RankTimeoutError: a rank did not send within the timeout.
+        """
+        gpu = any(device.device_of(a) == "gpu" for _, a in (*sends, *receives))
+        if gpu:
+            device.synchronize()
+            if not self.device_aware:
+                return self._exchange_staged(sends, receives)
+        self._exchange(sends, receives)
+
+    def _exchange(self, sends: Addressed, receives: Addressed) -> None:
+        incoming = [
+            (rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, _TAG))
+            for rank, array in receives
+            for piece in self._pieces(array)
+        ]
+        outgoing = []
+        for rank, array in sends:
+            self._sent["intra" if rank in self.machine else "inter"] += array.nbytes
+            outgoing += [(rank, self._comm.Isend([p, self._mpi.BYTE], rank, _TAG)) for p in self._pieces(array)]
+        self._wait(incoming + outgoing)
+
+    def _pieces(self, array: Any) -> list[Any]:
+        """The bytes of an array in messages of legal size."""
+        if array.nbytes == 0:
+            return []
+        flat = array.view(np.uint8)
+        return [flat[i : i + self._message_max] for i in range(0, flat.size, self._message_max)]
+
+    def _wait(self, pending: list[tuple[int, Any]]) -> None:
+        requests = [request for _, request in pending]
+        try:
+            self.waiter.until(
+                lambda: self._mpi.Request.Testall(requests),
+                lambda: [rank for rank, request in pending if request and not request.Test()],
+            )
+        except RankTimeoutError:
+            self._abandoned += requests
+            raise
+
+    def _exchange_staged(self, sends: Addressed, receives: Addressed) -> None:
+        """Pass through page-locked host memory."""
+        room = sum(-(-a.nbytes // 64) * 64 for _, a in (*sends, *receives))
+        staging, offset, host = self.workspace.take("staging", room, "cpu"), 0, []
+        for _, array in (*sends, *receives):
+            host.append(staging[offset : offset + array.nbytes].view(array.dtype))
+            offset += -(-array.nbytes // 64) * 64
+        for (_, array), copy in zip(sends, host):
+            device.copy(copy, array)
+        ranks = [rank for rank, _ in (*sends, *receives)]
+        addressed = list(zip(ranks, host))
+        self._exchange(addressed[: len(sends)], addressed[len(sends) :])
+        for (_, array), copy in zip(receives, host[len(sends) :]):
+            device.copy(array, copy)
+
+    def _open_window(self, half_bytes: int) -> SharedWindow | None:
+        """The machine's window, if wanted, useful and possible on all of its ranks."""
+        if half_bytes == 0 or self._local.size == 1:
+            return None
+        free = self._local.bcast(shared_memory_free())
+        wanted = self._local.size * 2 * half_bytes
+        if free < 2 * wanted:
+            _LOG.warning("shared memory: %d bytes free in /dev/shm, %d wanted; using messages inside the machine", free, wanted)
+            return None
+        window = SharedWindow(self._local, half_bytes, self.waiter, self.machine)
+        if self._local.allreduce(not window.contiguous):
+            _LOG.warning("shared memory: this MPI does not lay segments side by side; using messages inside the machine")
+            window.free()
+            return None
+        return window
+
+    def close(self) -> None:
+        """Free the window and the communicators. Collective."""
+        if self._window:
+            self._window.free()
+        self._local.Free()
+        self._comm.Free()
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _device_aware() -> bool:
+    """Whether device pointers go to MPI: only where the user says that this MPI takes them."""
+    setting = os.environ.get("ESPRESSO_CUDA_AWARE", "0")
+    if setting not in ("0", "1"):
+        raise ConfigError(f"ESPRESSO_CUDA_AWARE={setting!r}; expected 1 (device pointers to MPI) or 0 (staged by the host)")
+    return setting == "1"

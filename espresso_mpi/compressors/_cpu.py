@@ -1,0 +1,292 @@
+"""What the CPU kernels share: the two builds of a kernel, bit casts, fused arithmetic, random bits, sign masks.
+
+Every kernel is plain IEEE arithmetic (no fast-math), so that it writes the same bytes on any number of threads and the
+same bytes as its CUDA twin. Where a product is followed by a sum the fused form is spelled out (``fma``), because a
+GPU compiler would otherwise fuse it unasked and round differently from the CPU.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any, Callable
+
+import numpy as np
+from llvmlite import ir
+from numba import get_num_threads, njit, set_num_threads, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+EMPTY = np.empty(0, np.float32)
+"""Stands for "no residual" in a kernel's arguments: numba wants one type for both cases."""
+
+# Below this size waking the threads costs more than they save (about 10 us against 4 us of work at 10 GB/s).
+PARALLEL_MIN = 1 << 16
+
+_threads = 0  # 0: as many as numba would use
+
+
+def limit_threads(count: int) -> None:
+    """Let kernels use at most ``count`` threads; numba's own setting is left to its owner."""
+    global _threads
+    _threads = count
+
+
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+
+
+def inline(function: Callable[..., Any]) -> Any:
+    """Compile a helper that kernels call for one block of data."""
+    return njit(**_OPTIONS)(function)
+
+
+class Kernel:
+    """A CPU kernel whose ``prange`` loop is built twice: serial, and over numba's threads.
+
+    The serial build compiles several times faster and has no start-up cost, and it is the one that ranks sharing a
+    core want. The first argument must be an array; its size decides which build runs.
+    """
+
+    def __init__(self, function: FunctionType) -> None:
+        self.__doc__ = function.__doc__
+        self._serial = njit(**_OPTIONS)(function)
+        self._parallel = njit(parallel=True, **_OPTIONS)(_twin(function))
+
+    def __call__(self, first: np.ndarray, *rest: Any) -> Any:
+        threads = get_num_threads()
+        wanted = min(threads, _threads or threads)
+        if wanted == 1 or first.size < PARALLEL_MIN:
+            return self._serial(first, *rest)
+        set_num_threads(wanted)
+        try:
+            return self._parallel(first, *rest)
+        finally:
+            set_num_threads(threads)
+
+
+def _twin(function: FunctionType) -> FunctionType:
+    """Copy ``function`` under another name: numba's cache tells builds apart by name, not by options."""
+    twin = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    twin.__qualname__ = function.__qualname__ + "_parallel"
+    twin.__module__ = function.__module__
+    return twin
+
+
+def _bitcast(source: Any, target: Any, to: Any) -> Any:
+    signature = target(source)
+    return signature, lambda context, builder, sig, args: builder.bitcast(args[0], to)
+
+
+@intrinsic
+def float_bits(typingctx, x):  # type: ignore[no-untyped-def]
+    """The 32 bits of a float32 as uint32."""
+    return _bitcast(types.float32, types.uint32, ir.IntType(32))
+
+
+@intrinsic
+def bits_float(typingctx, x):  # type: ignore[no-untyped-def]
+    """The float32 that has these 32 bits."""
+    return _bitcast(types.uint32, types.float32, ir.FloatType())
+
+
+@intrinsic
+def fma(typingctx, a, b, c):  # type: ignore[no-untyped-def]
+    """``a * b + c`` in float32, rounded once."""
+    f32 = types.float32
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.fma(*args)
+
+    return f32(f32, f32, f32), codegen
+
+
+@intrinsic
+def to_half(typingctx, x):  # type: ignore[no-untyped-def]
+    """The bits of the float16 nearest to a float32 (ties to even), as uint16."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
+
+
+@intrinsic
+def from_half(typingctx, bits):  # type: ignore[no-untyped-def]
+    """The float32 equal to the float16 with these bits."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+# --- groups of 64 floats: one vector instruction sequence each on any target ------------------------------------------
+
+_V = 64
+_VECTOR = ir.VectorType(ir.FloatType(), _V)
+_VECTOR_I = ir.VectorType(ir.IntType(32), _V)
+
+
+def _at(context: Any, builder: Any, array_type: Any, array: Any, index: Any, pointee: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), pointee.as_pointer())
+
+
+def _splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
+    one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), _V), [0] * _V)
+    return builder.shuffle_vector(one, ir.Constant(vector_type, ir.Undefined), zeros)
+
+
+@intrinsic
+def negative_mask(typingctx, x, index):  # type: ignore[no-untyped-def]
+    """Bit i of the uint64 says whether ``x[index + i] < 0``, for 64 elements."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        values = builder.load(_at(context, builder, sig.args[0], args[0], args[1], _VECTOR), align=4)
+        negative = builder.fcmp_ordered("<", values, ir.Constant(_VECTOR, [0.0] * _V))
+        return builder.bitcast(negative, ir.IntType(_V))
+
+    return types.uint64(x, types.intp), codegen
+
+
+@intrinsic
+def magnitude_mask(typingctx, x, index, bits):  # type: ignore[no-untyped-def]
+    """Bit i of the uint64 says whether the bits of ``|x[index + i]|`` are at least ``bits``, for 64 elements."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        values = builder.load(_at(context, builder, sig.args[0], args[0], args[1], _VECTOR_I), align=4)
+        magnitude = builder.and_(values, ir.Constant(_VECTOR_I, [0x7FFFFFFF] * _V))
+        at_least = builder.icmp_unsigned(">=", magnitude, _splat(builder, args[2], _VECTOR_I))
+        return builder.bitcast(at_least, ir.IntType(_V))
+
+    return types.uint64(x, types.intp, types.uint32), codegen
+
+
+def _signed(builder: Any, mask: Any, scale: Any) -> Any:
+    """64 times plus or minus ``scale``, minus where the mask has a one."""
+    plus = _splat(builder, scale, _VECTOR)
+    minus = _splat(builder, builder.fneg(scale), _VECTOR)
+    return builder.select(builder.bitcast(mask, ir.VectorType(ir.IntType(1), _V)), minus, plus)
+
+
+@intrinsic
+def store_signed(typingctx, out, index, mask, scale):  # type: ignore[no-untyped-def]
+    """``out[index + i] = -scale if mask bit i else scale`` for 64 elements."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        pointer = _at(context, builder, sig.args[0], args[0], args[1], _VECTOR)
+        builder.store(_signed(builder, args[2], args[3]), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.none(out, types.intp, types.uint64, types.float32), codegen
+
+
+@intrinsic
+def add_signed(typingctx, out, index, mask, scale):  # type: ignore[no-untyped-def]
+    """``out[index + i] += -scale if mask bit i else scale`` for 64 elements."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        pointer = _at(context, builder, sig.args[0], args[0], args[1], _VECTOR)
+        total = builder.fadd(builder.load(pointer, align=4), _signed(builder, args[2], args[3]))
+        builder.store(total, pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.none(out, types.intp, types.uint64, types.float32), codegen
+
+
+@intrinsic
+def _abs_sum_groups(typingctx, x, groups):  # type: ignore[no-untyped-def]
+    """Sum ``|x|`` over ``64 * groups`` elements: 64 running lane sums, then a pairwise tree over the lanes."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        total = cgutils.alloca_once_value(builder, ir.Constant(_VECTOR, [0.0] * _V))
+        no_sign = ir.Constant(_VECTOR_I, [0x7FFFFFFF] * _V)
+        with cgutils.for_range(builder, args[1]) as loop:
+            index = builder.mul(loop.index, ir.Constant(loop.index.type, _V))
+            bits = builder.load(_at(context, builder, sig.args[0], args[0], index, _VECTOR_I), align=4)
+            magnitudes = builder.bitcast(builder.and_(bits, no_sign), _VECTOR)
+            builder.store(builder.fadd(builder.load(total), magnitudes), total)
+        return _tree_sum(builder, builder.load(total))
+
+    return types.float32(x, types.intp), codegen
+
+
+def _tree_sum(builder: Any, lanes: Any) -> Any:
+    """Fold the upper half of the lanes onto the lower half until one is left."""
+    width = _V
+    while width > 1:
+        width //= 2
+        undefined = ir.Constant(lanes.type, ir.Undefined)
+        low, high = (
+            builder.shuffle_vector(lanes, undefined, ir.Constant(ir.VectorType(ir.IntType(32), width), half))
+            for half in (list(range(width)), list(range(width, 2 * width)))
+        )
+        lanes = builder.fadd(low, high)
+    return builder.extract_element(lanes, ir.Constant(ir.IntType(32), 0))
+
+
+@inline
+def abs_sum(x):  # type: ignore[no-untyped-def]
+    """Sum of ``|x|``: whole groups of 64 by lanes and tree, then the rest one by one. The order is part of the format."""
+    groups = x.size // 64
+    total = _abs_sum_groups(x, groups)
+    for i in range(64 * groups, x.size):
+        total += np.float32(abs(x[i]))
+    return total
+
+
+@inline
+def max_bits(x):  # type: ignore[no-untyped-def]
+    """The largest magnitude in x, as float32 bits: an integer maximum vectorises without fast-math."""
+    top = np.uint32(0)
+    for i in range(x.size):
+        bits = np.uint32(float_bits(x[i]) & np.uint32(0x7FFFFFFF))
+        top = bits if bits > top else top
+    return top
+
+
+@intrinsic
+def trailing_zeros(typingctx, mask):  # type: ignore[no-untyped-def]
+    """Number of zero bits below the lowest one of a uint64 that is not zero."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), codegen
+
+
+# --- random bits ------------------------------------------------------------------------------------------------------
+
+
+STEP = np.uint32(0x9E3779B9)
+"""How far the counters of neighbouring elements lie apart: the golden ratio of 2**32."""
+
+
+@inline
+def counter(index, low):  # type: ignore[no-untyped-def]
+    """Where the random bits of element ``index`` start. A loop adds STEP from one element to the next."""
+    return np.uint32(np.uint32(index) * STEP + low)
+
+
+@inline
+def uniform(at, high):  # type: ignore[no-untyped-def]
+    """A uniform float32 in [0, 1) with 24 random bits, from an element's counter and the key's high half.
+
+    Two rounds of multiply and xor-shift (constants of C. Wellons' ``lowbias32``); 32-bit so that it vectorises.
+    """
+    h = np.uint32((at ^ (at >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    h = np.uint32((h ^ (h >> np.uint32(15)) ^ high) * np.uint32(0x846CA68B))
+    h = np.uint32(h ^ (h >> np.uint32(16)))
+    return np.float32(np.int32(h >> np.uint32(8))) * np.float32(5.9604645e-08)
+
+
+@inline
+def add_into(residual, x):  # type: ignore[no-untyped-def]
+    """``residual += x`` for one block: the residual then holds what is to be encoded."""
+    for i in range(x.size):
+        residual[i] += x[i]
+
+
+def key_words(key: int) -> tuple[np.uint32, np.uint32]:
+    """The two 32-bit halves of a 64-bit key: ``counter`` takes the low one and ``uniform`` the high one."""
+    return np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)

@@ -1,0 +1,87 @@
+"""Finds compressors by name: every file of this folder without a leading underscore may register one.
+
+A spelling is ``name`` or ``name:parameter=value,parameter=value``; ``str(compressor)`` gives it back.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from dataclasses import fields
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import ConfigError
+from .base import Compressor
+
+_CLASSES: dict[str, type[Compressor]] = {}
+_NOT_METHODS = {"base", "registry"}
+
+C = TypeVar("C", bound=type[Compressor])
+
+
+def register(cls: C) -> C:
+    """Class decorator: make a compressor known under ``cls.name``.
+
+    Raises:
+        ConfigError: another class has that name.
+    """
+    known = _CLASSES.setdefault(cls.name, cls)
+    if known.__qualname__ != cls.__qualname__ or known.__module__ != cls.__module__:
+        raise ConfigError(f"compressor {cls.name!r} is registered twice: by {known.__module__} and {cls.__module__}")
+    _CLASSES[cls.name] = cls
+    return cls
+
+
+@lru_cache(maxsize=1)
+def _load_all() -> None:
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if not module.name.startswith("_") and module.name not in _NOT_METHODS:
+            import_module(f"{__package__}.{module.name}")
+
+
+def names() -> tuple[str, ...]:
+    """The names of all compressors, sorted."""
+    _load_all()
+    return tuple(sorted(_CLASSES))
+
+
+def get(spec: str | Compressor) -> Compressor:
+    """The compressor with this spelling, e.g. ``"topk:ratio=0.01"``; a Compressor is returned as it is.
+
+    Raises:
+        ConfigError: unknown name or parameter, or a value that does not fit.
+    """
+    if isinstance(spec, Compressor):
+        return spec
+    if not isinstance(spec, str):
+        raise ConfigError(f"compressor: got {type(spec).__name__}; expected a spelling such as 'topk:ratio=0.01'")
+    name, _, text = spec.strip().partition(":")
+    if name not in names():
+        raise ConfigError(f"compressor {name!r} is not known; known are none, {', '.join(names())}")
+    cls = _CLASSES[name]
+    return cls(**_parameters(cls, text))
+
+
+def _parameters(cls: type[Compressor], text: str) -> dict[str, Any]:
+    kinds = {f.name: type(f.default) for f in fields(cls)}
+    values: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or key not in kinds:
+            known = ", ".join(f"{k}=<{t.__name__}>" for k, t in kinds.items()) or "no parameters"
+            raise ConfigError(f"compressor {cls.name!r}: cannot read {item!r}; it takes {known}")
+        values[key] = _convert(cls.name, key, value, kinds[key])
+    return values
+
+
+def _convert(owner: str, key: str, value: str, kind: type) -> Any:
+    if kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise ConfigError(f"compressor {owner!r}: {key}={value!r}; expected true or false")
+        return value.lower() == "true"
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"compressor {owner!r}: {key}={value!r}; expected {kind.__name__}") from None

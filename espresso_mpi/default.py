@@ -1,0 +1,32 @@
+"""``espresso_mpi.sync``: the session that a process has without asking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import ConfigError
+from .session import Session
+
+_SESSION: Session | None = None
+
+
+def default_session(**options: Any) -> Session:
+    """The process's own session over ``MPI.COMM_WORLD``, opened by the first call, which may pass ``Session`` options.
+
+    Raises:
+        ConfigError: options are passed after it was opened.
+    """
+    global _SESSION
+    if _SESSION is None:
+        _SESSION = Session(**options)
+    elif options:
+        raise ConfigError("the default session is open already; pass its options in the first call, or open a Session")
+    return _SESSION
+
+
+def sync(grads: Any) -> Any:
+    """Average gradients over all ranks of ``MPI.COMM_WORLD``, in place; see ``Session.sync``.
+
+    Dense unless ``default_session(compressor=...)`` was called before.
+    """
+    return default_session().sync(grads)

@@ -1,0 +1,45 @@
+"""Every error that this package raises on purpose.
+
+They all derive from `EspressoError`, so that a caller can catch them with one
+clause; those that are also a kind of built-in error derive from it as well.
+"""
+
+
+class EspressoError(Exception):
+    """Base of all errors of this package; its text says what to mend."""
+
+
+class ConfigError(EspressoError, ValueError):
+    """An option or a combination of options is not valid."""
+
+
+class GradientError(EspressoError, ValueError):
+    """A gradient array has a shape, dtype, device or layout that cannot be synchronised."""
+
+
+class MismatchError(EspressoError):
+    """The ranks disagree about what they are synchronising."""
+
+
+class NonFiniteError(EspressoError):
+    """A gradient holds a NaN or an infinity."""
+
+
+class RankTimeoutError(EspressoError, TimeoutError):
+    """A rank did not take part in a collective within the time allowed."""
+
+
+class PayloadError(EspressoError):
+    """A compressed payload is damaged, truncated or of another format."""
+
+
+class LabUnavailable(EspressoError):  # noqa: N818 - names a state, as BlockingIOError does
+    """The emulated cluster cannot run on this machine; the text names what is missing."""
+
+
+class StateError(EspressoError):
+    """A call came at the wrong moment, or a saved state does not fit."""
+
+
+class PlanError(EspressoError):
+    """No valid plan exists, or a plan does not fit the model or the machine."""

@@ -1,0 +1,143 @@
+"""The options of a session: checked once, described for the comparison among ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import compressors
+from .collectives.layout import Topology
+from .errors import ConfigError, EspressoError
+from .types import ROUTES, Plan, Route, Strategy, TensorSpec
+
+DEFAULT_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """See ``Session``."""
+
+    compressor: str = "none"
+    route: Route | None = None
+    plan: Plan | None = None
+    seed: int = 0
+    min_bytes: int = 16384
+    timeout: float = DEFAULT_TIMEOUT
+    feedback: bool = True
+    nonfinite: str = "raise"
+    window_bytes: int = 4 << 20
+    machines: tuple[tuple[int, ...], ...] | None = None
+
+    @classmethod
+    def checked(cls, **given: Any) -> tuple[Options, str | None]:
+        """The options, and what is wrong with them: a rank with a wrong option still has to meet the others to say so."""
+        good, problems = {}, []
+        for key, value in given.items():
+            try:
+                good[key] = _CHECKS[key](value)
+            except EspressoError as error:
+                problems.append(str(error))
+        options = cls(**good)
+        if not problems:
+            problems = options._conflicts()
+        return options, "; ".join(problems) or None
+
+    def _conflicts(self) -> list[str]:
+        if self.plan is not None and (self.compressor != "none" or self.route is not None):
+            return ["plan= already says compressor and route for every tensor; pass either plan, or compressor and route"]
+        if self.route is not None:
+            try:
+                Strategy(self.compressor, self.route)
+            except ConfigError as error:
+                return [str(error)]
+        return []
+
+    def strategy(self, spec: TensorSpec, topology: Topology) -> Strategy:
+        """How a tensor travels where there is no plan.
+
+        A single rank has nobody to send to, so nothing is compressed.
+        """
+        dense = self.compressor == "none" or spec.nbytes < self.min_bytes or topology.size == 1
+        if dense:
+            wanted = self.route if self.compressor == "none" else None
+            return Strategy("none", wanted or Route.parse(default_route(topology, compressed=False)))
+        return Strategy(self.compressor, (self.route or Route.parse(default_route(topology, compressed=True)).on(spec.device)))
+
+    def described(self) -> dict[str, Any]:
+        """Everything that must be equal on all ranks, as JSON values."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        route, plan = self.route, self.plan
+        return {**values, "route": str(route) if route else None, "plan": plan.digest if plan else None}
+
+
+def default_route(topology: Topology, compressed: bool) -> str:
+    """Hierarchical where several machines have several ranks each, else flat.
+
+    Compressed, the divisible route with the payload carried on through the machine: each rank then decodes once, which
+    costs less than moving the decoded tensor.
+    """
+    hierarchical = len(topology.machines) > 1 and topology.size > len(topology.machines)
+    if compressed:
+        return "hierarchical-alltoall-packed" if hierarchical else "flat-alltoall"
+    return "hierarchical" if hierarchical else "flat"
+
+
+def _compressor(value: Any) -> str:
+    return "none" if value in (None, "none") else str(compressors.get(value))
+
+
+def _route(value: Any) -> Route | None:
+    if value is None or isinstance(value, Route):
+        return value
+    if not isinstance(value, str):
+        raise ConfigError(f"route: got {type(value).__name__}; expected one of {', '.join(ROUTES)}, or a spelling")
+    return Route.parse(value)
+
+
+def _plan(value: Any) -> Plan | None:
+    if value is not None and not isinstance(value, Plan):
+        raise ConfigError(f"plan: got {type(value).__name__}; expected an espresso_mpi.Plan")
+    return value
+
+
+def _machines(value: Any) -> tuple[tuple[int, ...], ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(tuple(int(rank) for rank in group) for group in value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"machines={value!r}; expected lists of ranks, such as [[0, 1], [2, 3]]") from None
+
+
+def _number(name: str, kinds: tuple[type, ...], low: float, high: float, what: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+            raise ConfigError(f"{name}={value!r}; expected {what}")
+        return value
+
+    return check
+
+
+def _choice(name: str, *allowed: Any) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not any(value is a or (isinstance(a, str) and value == a) for a in allowed):
+            raise ConfigError(f"{name}={value!r}; expected one of {', '.join(map(repr, allowed))}")
+        return value
+
+    return check
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "compressor": _compressor,
+    "route": _route,
+    "plan": _plan,
+    "seed": _number("seed", (int,), -(2**63), 2**63 - 1, "a whole number of 64 bits"),
+    "min_bytes": _number("min_bytes", (int,), 0, 2**62, "a number of bytes, 0 or more"),
+    "timeout": _number("timeout", (int, float), 1e-3, 1e9, "seconds above 0"),
+    "feedback": _choice("feedback", True, False),
+    "nonfinite": _choice("nonfinite", "raise", "skip"),
+    "window_bytes": _number("window_bytes", (int,), 0, 1 << 32, "a number of bytes from 0 (no window) to 4 GiB"),
+    "machines": _machines,
+}

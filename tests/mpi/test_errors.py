@@ -1,0 +1,175 @@
+"""Every mistake is the same clear error on every rank, before any data moves, and the session goes on."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import espresso_mpi
+from espresso_mpi.errors import ConfigError, GradientError, MismatchError, NonFiniteError, PlanError, RankTimeoutError
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+several = pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
+
+
+def same_error(world, kind, act):
+    """Run ``act`` on every rank; all must raise ``kind`` with one and the same text, which is returned."""
+    with pytest.raises(kind) as caught:
+        act()
+    texts = set(world.allgather(str(caught.value)))
+    assert len(texts) == 1, texts
+    return texts.pop()
+
+
+def last_rank_differs(world, mine, other):
+    return other if world.rank == world.size - 1 else mine
+
+
+@several
+@pytest.mark.parametrize(
+    "other, words",
+    [
+        ({"a": np.ones(8, np.float32), "b": np.ones((2, 4), np.float32)}, ["'a'", "[8]", "[2, 3]"]),
+        ({"b": np.ones((2, 4), np.float32), "a": np.ones((2, 3), np.float32)}, ["'a'", "'b'", "order"]),
+        ({"a": np.ones((2, 3), np.float64), "b": np.ones((2, 4), np.float32)}, ["'a'", "float64", "float32"]),
+        ({"a": np.ones((2, 3), np.float32)}, ["'b'"]),
+        ({"a": None, "b": np.ones((2, 4), np.float32)}, ["'a'", "None"]),
+    ],
+    ids=["shape", "order", "dtype", "missing", "none"],
+)
+def test_mismatch_names_rank_and_tensor(world, open_session, other, words):
+    session = open_session()
+    mine = {"a": np.ones((2, 3), np.float32), "b": np.ones((2, 4), np.float32)}
+    grads = last_rank_differs(world, mine, other)
+    text = same_error(world, MismatchError, lambda: session.sync(grads))
+    assert f"rank {world.size - 1}" in text
+    assert all(word in text for word in words), text
+    session.sync({"a": np.ones(3, np.float32)})
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (3.0, "float"),
+        ("text", "str"),
+        (np.ones(4, np.int32), "int32"),
+        (np.ones((4, 4), np.float32).T[:2], "strided"),
+        (np.ones(8, np.float32)[::2], "strided"),
+        (np.broadcast_to(np.float32(1), (4,)), "read-only"),
+        (np.ones(4, ">f4"), ">f4"),
+        (np.ma.masked_array(np.ones(4, np.float32), [0, 0, 1, 0]), "mask"),
+        ({1.5: np.ones(4, np.float32)}, "key"),
+    ],
+    ids=["float", "str", "int", "transposed", "strided", "readonly", "endian", "masked", "key"],
+)
+def test_wrong_arrays_are_refused_everywhere(world, open_session, wrong, words):
+    session = open_session()
+    good = np.ones(4, np.float32)
+    grads = {"good": np.ones(4, np.float32), "bad": last_rank_differs(world, good, wrong)}
+    text = same_error(world, GradientError, lambda: session.sync(grads))
+    assert f"rank {world.size - 1}" in text
+    assert words in text
+    assert np.all(grads["good"] == 1)
+    session.sync(good)
+
+
+def test_the_same_memory_twice_is_refused(world, open_session):
+    x = np.ones(10, np.float32)
+    text = same_error(world, GradientError, lambda: open_session().sync({"a": x, "b": x.reshape(2, 5)}))
+    assert "same memory" in text
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("compressor", ["none", "onebit"])
+def test_non_finite_raises_everywhere_and_poisons_nothing(world, open_session, compressor, dtype, bad):
+    session = open_session(compressor=compressor)
+    grads = {"ok": np.ones(100, dtype), "w": np.ones(300, dtype)}
+    session.sync(grads)
+    before = session.state_dict()["residuals"]
+    if world.rank == world.size - 1:
+        grads["w"][7] = bad
+    text = same_error(world, NonFiniteError, lambda: session.sync(grads))
+    assert f"rank {world.size - 1}" in text and "'w'" in text and "1 NaN" in text
+    after = session.state_dict()["residuals"]
+    assert all(np.array_equal(after[key], before[key]) for key in before)
+    session.sync({"ok": np.ones(100, dtype), "w": np.ones(300, dtype)})
+
+
+def test_non_finite_can_be_skipped(world, open_session):
+    session = open_session(compressor="onebit", nonfinite="skip", min_bytes=1000)
+    grads = {"big": np.ones(5000, np.float32), "small": np.ones(10, np.float32), "tiny": np.full(3, 2, np.float32)}
+    session.sync(grads)
+    if world.rank == world.size - 1:
+        grads["big"][4], grads["small"][2] = np.nan, np.inf
+    session.sync(grads)
+    assert not grads["big"].any() and not grads["small"].any()
+    assert np.allclose(grads["tiny"], 2)
+    assert session.stats().skipped == {"big": 1, "small": 1}
+
+
+def test_float64_beyond_float32_is_refused_for_compressors(world, open_session):
+    grad = np.full(100, 1e300)
+    open_session().sync(grad)
+    assert np.allclose(grad, 1e300)
+    same_error(world, NonFiniteError, lambda: open_session(compressor="onebit").sync(grad))
+
+
+@several
+@pytest.mark.parametrize("option, mine, other", [("compressor", "onebit", "fp16"), ("seed", 1, 2), ("min_bytes", 0, 9)])
+def test_different_options_are_an_error_everywhere(world, option, mine, other):
+    value = last_rank_differs(world, mine, other)
+    text = same_error(world, MismatchError, lambda: espresso_mpi.Session(**{option: value}, timeout=20))
+    assert option in text and f"rank {world.size - 1}" in text
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"compressor": "onebitt"}, "onebitt"),
+        ({"compressor": "topk:ratio=2"}, "ratio"),
+        ({"compressor": "topk:k=2"}, "k=2"),
+        ({"route": "encode@cpu/decode@cpu"}, "nothing"),
+        ({"route": "sideways"}, "sideways"),
+        ({"compressor": "onebit", "route": "flat"}, "onebit"),
+        ({"route": "flat-alltoall"}, "none"),
+        ({"timeout": 0}, "timeout"),
+        ({"nonfinite": "ignore"}, "ignore"),
+        ({"plan": {}}, "Plan"),
+    ],
+)
+def test_a_wrong_option_on_one_rank_is_an_error_everywhere(world, options, words):
+    given = last_rank_differs(world, {}, options)
+    text = same_error(world, ConfigError, lambda: espresso_mpi.Session(**{"timeout": 20, **given}))
+    assert words in text and f"rank {world.size - 1}" in text
+
+
+def test_a_plan_must_know_the_tensor(world, open_session):
+    plan = espresso_mpi.Plan({"w": espresso_mpi.Strategy("onebit", espresso_mpi.Route.parse("flat-alltoall"))})
+    session = open_session(plan=plan)
+    session.sync({"w": np.ones(100, np.float32)})
+    text = same_error(world, PlanError, lambda: session.sync({"v": np.ones(100, np.float32)}))
+    assert "'v'" in text
+
+
+@several
+def test_a_rank_that_never_comes_is_named(world):
+    session = espresso_mpi.Session(timeout=1.0)
+    if world.rank == world.size - 1:
+        time.sleep(3.0)
+    else:
+        with pytest.raises(RankTimeoutError, match=f"rank {world.size - 1} "):
+            session.sync(np.ones(10, np.float32))
+        with pytest.raises(espresso_mpi.errors.EspressoError, match="open a new one"):
+            session.sync(np.ones(10, np.float32))
+    world.Barrier()
+
+
+def test_closed_sessions_say_so(world):
+    with espresso_mpi.Session(timeout=20) as session:
+        session.sync(np.ones(3, np.float32))
+    with pytest.raises(espresso_mpi.errors.EspressoError, match="closed"):
+        session.sync(np.ones(3, np.float32))

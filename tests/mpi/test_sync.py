@@ -1,0 +1,146 @@
+"""``Session.sync`` against the float64 mean, on every route, topology and element type."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from espresso_mpi.types import ROUTES
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+
+DENSE = ("flat", "hierarchical")
+COMPRESSED = tuple(name for name in ROUTES if name not in DENSE)
+COMPRESSORS = ("fp16", "int8", "int8:rounding=stochastic", "onebit", "topk:ratio=0.1")
+
+
+def machine_layouts(size):
+    """One machine; machines of two ranks, the last one maybe smaller; every rank a machine of its own; a big and a small."""
+    pairs = [list(range(i, min(i + 2, size))) for i in range(0, size, 2)]
+    lopsided = [list(range(size - 1)), [size - 1]]
+    layouts = [[list(range(size))], pairs, [[r] for r in range(size)]] + ([lopsided] if size > 2 else [])
+    return [layout for layout, _ in itertools.groupby(layouts)]
+
+
+def values(rank, step, n, dtype=np.float32):
+    return np.random.default_rng([rank, step]).standard_normal(n).astype(dtype)
+
+
+def exact_mean(size, step, n, dtype=np.float32):
+    return np.mean([values(r, step, n, dtype).astype(np.float64) for r in range(size)], axis=0)
+
+
+def identical(world, array):
+    return len(set(world.allgather(array.tobytes()))) == 1
+
+
+@pytest.mark.parametrize("window_bytes", [0, 8192])
+@pytest.mark.parametrize("route", DENSE)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_dense_is_the_mean(world, open_session, dtype, route, window_bytes):
+    ulps = {"float32": 2.0**-22, "float64": 2.0**-51, "float16": 2.0**-9}[dtype]
+    for machines in machine_layouts(world.size):
+        session = open_session(route=route, machines=machines, window_bytes=window_bytes)
+        for n in (0, 1, 7, 65, 4099):
+            grad = values(world.rank, n, n, dtype)
+            session.sync(grad)
+            scale = np.max([np.abs(values(r, n, n, dtype)) for r in range(world.size)], axis=0).astype(np.float64)
+            assert np.all(np.abs(grad - exact_mean(world.size, n, n, dtype)) <= ulps * scale + 1e-7 * (dtype == "float16"))
+            assert identical(world, grad)
+
+
+@pytest.mark.parametrize("route", COMPRESSED)
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_conservation_law(world, open_session, compressor, route):
+    """sum of mean gradients = sum of outputs + what the residuals still hold, to float32 rounding, over 100 steps."""
+    n, steps = 1537, 100
+    for machines in machine_layouts(world.size):
+        session = open_session(compressor=compressor, route=route, machines=machines)
+        given, got, largest = np.zeros(n), np.zeros(n), 0.0
+        for step in range(steps):
+            grad = values(world.rank, step, n)
+            given += exact_mean(world.size, step, n)
+            session.sync(grad)
+            got += grad
+            largest = max(largest, float(np.abs(grad).max()))
+        assert identical(world, grad)
+        missing = given - got - held(world, session, n, machines)
+        assert np.abs(missing).max() <= steps * 2.0**-22 * max(1.0, largest)
+        if compressor != "fp16" and world.size > 1:
+            assert np.abs(given - got).max() > 1e-4, "nothing was lost: did anything get compressed?"
+
+
+def held(world, session, n, machines):
+    """The mean that the residuals of all ranks hold: first-pass ones averaged like gradients, second-pass ones as they are."""
+    total = np.zeros(n)
+    route_is_flat = world.size == 1 or not any("intra" in str(r) for r in session_routes(session))
+    count = world.size if route_is_flat else len(machines)
+    for residuals in world.allgather(session.state_dict()["residuals"]):
+        for key, value in residuals.items():
+            _, point, region = key.rsplit("|", 2)
+            start, stop = map(int, region.split(":"))
+            total[start:stop] += value.astype(np.float64) / (count if point == "0" else 1)
+    return total
+
+
+def session_routes(session):
+    return [bucket.strategy.route for batch in session._batches.values() for bucket in batch.buckets]
+
+
+@pytest.mark.parametrize("compressor", ["none", *COMPRESSORS])
+def test_identical_gradients_come_back(world, open_session, compressor):
+    """The same gradient on all ranks comes back up to one compression error: idempotent methods give it exactly once."""
+    n = 5000
+    grad = values(0, 0, n)
+    expected = grad.copy()
+    open_session(compressor=compressor).sync(grad)
+    tolerance = {"none": 1e-6, "fp16": 1e-3, "int8": 0.05, "int8:rounding=stochastic": 0.1}.get(compressor)
+    if tolerance or world.size == 1:
+        tolerance = tolerance or 0
+        assert np.abs(grad - expected).max() <= tolerance
+    else:
+        assert np.linalg.norm(grad - expected) < np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("compressor", ["none", "onebit"])
+def test_containers_are_updated_in_place(world, open_session, compressor):
+    session = open_session(compressor=compressor, min_bytes=512)
+    big, small, half = values(world.rank, 1, 3000), values(world.rank, 2, 5), values(world.rank, 3, 9, np.float16)
+    grads = {"layer": {"w": big.reshape(30, 100), "b": small}, "rest": [half, None, (np.float32(2) * small,)]}
+    assert session.sync(grads) is grads
+    assert np.allclose(small, exact_mean(world.size, 2, 5), atol=1e-6)
+    assert np.allclose(half, exact_mean(world.size, 3, 9, np.float16), atol=2e-3)
+    assert identical(world, big)
+    assert session.stats().steps == 1
+
+
+def test_steady_state_moves_the_advertised_bytes(world, open_session):
+    session = open_session(compressor="onebit", route="flat-alltoall", machines=[[r] for r in range(world.size)])
+    n = 64 * 64 * world.size
+    grad = values(world.rank, 0, n)
+    session.sync(grad)
+    first = session.stats().bytes_by_level["inter"]
+    session.sync(grad)
+    moved = session.stats().bytes_by_level["inter"] - first
+    header = 48 * (world.size - 1)
+    piece = n // world.size // 8 + 4 * -(-(n // world.size) // 2048)
+    padded = -(-piece // 16) * 16
+    assert moved == (2 * (world.size - 1) * padded + header if world.size > 1 else 0)
+
+
+def test_sub_communicators_do_not_mix(world, open_session):
+    """Two sessions on two halves of the world average over their own ranks."""
+    colour = world.rank % 2
+    half = world.Split(colour, world.rank)
+    grad = np.full(1000, float(colour), np.float32)
+    open_session(half, compressor="fp16").sync(grad)
+    half.Free()
+    assert np.all(grad == colour)
+
+
+def test_without_feedback_nothing_is_kept(world, open_session):
+    session = open_session(compressor="onebit", feedback=False)
+    session.sync(values(world.rank, 0, 1000))
+    assert session.state_dict()["residuals"] == {}
