@@ -16,6 +16,7 @@ from . import buffers, compressors, device
 from .buffers import Gradient
 from .collectives import reduction
 from .collectives.agreement import differences, fingerprint
+from .collectives.layout import Topology
 from .collectives.executor import Clock, Job, Program
 from .collectives.transport import Transport, available_cores
 from .errors import ConfigError, EspressoError, GradientError, MismatchError, NonFiniteError, PlanError, StateError
@@ -284,7 +285,7 @@ class Session:
         for index, spec in enumerate(specs):
             if spec.size == 0:
                 continue
-            strategy = self._strategy(spec)
+            strategy = self.strategy(spec)
             if strategy.compressor == "none" and spec.nbytes < self._options.min_bytes:
                 small.setdefault((spec.dtype, spec.device, strategy), []).append(index)
             else:
@@ -293,7 +294,12 @@ class Session:
             buckets.append(_Bucket(tuple(members), strategy, tuple(specs[i] for i in members)))
         return buckets
 
-    def _strategy(self, spec: TensorSpec) -> Strategy:
+    def strategy(self, spec: TensorSpec) -> Strategy:
+        """How this session synchronises a tensor.
+
+        Raises:
+            PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on.
+        """
         if self._options.plan is not None:
             chosen = self._options.plan.strategy(spec.name)
         else:
@@ -302,6 +308,11 @@ class Session:
         if wants_gpu and spec.device == "cpu":
             raise ConfigError(f"{spec.name}: route {str(chosen.route)!r} encodes on the GPU, but the tensor is in host memory")
         return chosen
+
+    @property
+    def topology(self) -> Topology:
+        """Which ranks share a machine."""
+        return self._transport.topology
 
     # --- opening, state, closing --------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from espresso_mpi.types import ROUTES
+from espresso_mpi.bench.reference import synchronised
+from espresso_mpi.compressors import get
+from espresso_mpi.types import ROUTES, Route
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
@@ -87,6 +89,21 @@ def held(world, session, n, machines):
 
 def session_routes(session):
     return [bucket.strategy.route for batch in session._batches.values() for bucket in batch.buckets]
+
+
+@pytest.mark.parametrize("route", COMPRESSED)
+@pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if "stochastic" not in c])
+def test_every_bit_is_the_sum_of_decoded_payloads(world, open_session, compressor, route):
+    """Against a simulation of all ranks in one process, bit for bit."""
+    for machines in machine_layouts(world.size):
+        session = open_session(compressor=compressor, route=route, machines=machines, feedback=False)
+        for n in (1, 65, 4099):
+            grad = values(world.rank, 0, n)
+            session.sync(grad)
+            inputs = [values(r, 0, n) for r in range(world.size)]
+            if world.size > 1:
+                expected = synchronised(Route.parse(route), session.topology, inputs, get(compressor))
+                assert np.array_equal(grad, expected[world.rank]), (machines, n)
 
 
 @pytest.mark.parametrize("compressor", ["none", *COMPRESSORS])
