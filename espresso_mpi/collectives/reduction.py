@@ -33,10 +33,21 @@ def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None
 
         return _cuda_kernels.mean_rows(out, rows, own, divisor, dtype)
     exact, factor = _factor(divisor)
+    span, stride = _span(rows)
     if dtype in ("float16", "bfloat16"):
-        _sum_rows_16(out, rows, own, exact, np.float32(factor), dtype == "bfloat16")
+        _sum_rows_16(out, span, stride, rows.shape[0], own, exact, np.float32(factor), dtype == "bfloat16")
     else:
-        _sum_rows(out, rows, own, exact, out.dtype.type(factor))
+        _sum_rows(out, span, stride, rows.shape[0], own, exact, out.dtype.type(factor))
+
+
+def _span(rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """The memory from the first row to the last as one flat array, and the distance of rows in elements.
+
+    Rows of a shared window lie apart; numba would give up vectorising over a 2-D array that is not contiguous.
+    """
+    stride = rows.strides[0] // rows.itemsize
+    size = (rows.shape[0] - 1) * stride + rows.shape[1]
+    return np.lib.stride_tricks.as_strided(rows, (size,), (rows.itemsize,)), stride
 
 
 def divide(x: Any, divisor: float) -> None:
@@ -104,13 +115,20 @@ def _round(value, bfloat):  # type: ignore[no-untyped-def]
 
 
 @_cpu.inline
-def _accumulate(total, row, first):  # type: ignore[no-untyped-def]
-    if first:
-        for i in range(row.size):
-            total[i] = row[i]
+def _add_rows(total, a, b):  # type: ignore[no-untyped-def]
+    for i in range(a.size):
+        total[i] = a[i] + b[i]
+
+
+@_cpu.inline
+def _finish_rows(out, a, b, exact, factor):  # type: ignore[no-untyped-def]
+    """The last addition and the division in one pass."""
+    if exact:
+        for i in range(out.size):
+            out[i] = (a[i] + b[i]) * factor
     else:
-        for i in range(row.size):
-            total[i] += row[i]
+        for i in range(out.size):
+            out[i] = (a[i] + b[i]) / factor
 
 
 @_cpu.inline
@@ -124,16 +142,20 @@ def _finish(out, total, exact, factor):  # type: ignore[no-untyped-def]
 
 
 @_cpu.Kernel
-def _sum_rows(out, rows, own, exact, factor):  # type: ignore[no-untyped-def]
+def _sum_rows(out, span, stride, count, own, exact, factor):  # type: ignore[no-untyped-def]
     for b in prange((out.size + _BLOCK - 1) // _BLOCK):
         start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
-        total = np.empty(_BLOCK, out.dtype)
-        for r in range(rows.shape[0]):
-            if r == own:
-                _accumulate(total, out[start:stop], r == 0)
+        total = np.empty(_BLOCK if count > 2 else 0, out.dtype)
+        sum_so_far = out[start:stop] if own == 0 else span[start:stop]
+        for r in range(1, count):
+            row = out[start:stop] if r == own else span[r * stride + start : r * stride + stop]
+            if r + 1 < count:
+                _add_rows(total[: row.size], sum_so_far, row)
+                sum_so_far = total[: row.size]
             else:
-                _accumulate(total, rows[r, start:stop], r == 0)
-        _finish(out[start:stop], total, exact, factor)
+                _finish_rows(out[start:stop], sum_so_far, row, exact, factor)
+        if count == 1:
+            _finish(out[start:stop], sum_so_far, exact, factor)
 
 
 @_cpu.inline
@@ -144,16 +166,14 @@ def _accumulate_16(total, row, first, bfloat):  # type: ignore[no-untyped-def]
 
 
 @_cpu.Kernel
-def _sum_rows_16(out, rows, own, exact, factor, bfloat):  # type: ignore[no-untyped-def]
+def _sum_rows_16(out, span, stride, count, own, exact, factor, bfloat):  # type: ignore[no-untyped-def]
     for b in prange((out.size + _BLOCK - 1) // _BLOCK):
         start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
-        total = np.empty(_BLOCK, np.float32)
-        for r in range(rows.shape[0]):
-            if r == own:
-                _accumulate_16(total, out[start:stop], r == 0, bfloat)
-            else:
-                _accumulate_16(total, rows[r, start:stop], r == 0, bfloat)
-        _finish(total[: stop - start], total, exact, factor)
+        total = np.empty(stop - start, np.float32)
+        for r in range(count):
+            row = out[start:stop] if r == own else span[r * stride + start : r * stride + stop]
+            _accumulate_16(total, row, r == 0, bfloat)
+        _finish(total, total, exact, factor)
         _narrow_block(out[start:stop], total, bfloat)
 
 

@@ -1,0 +1,208 @@
+"""The CUDA twins of the functions of ``reduction``: the same arguments, the same bits.
+
+16-bit types come as their bits (uint16); float16 is viewed as such, bfloat16 is taken apart here. Sums and quotients
+are IEEE operations, one rounding each, in the order of the rows. Where the CPU multiplies by the reciprocal of a power of
+two, these kernels divide: that gives the same bits, and they wait for memory anyway.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from ..compressors import _cuda
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_ELEMENT = {"float16": "float16", "bfloat16": "uint16", "float32": "float32", "float64": "float64"}
+"""The numba type that stands for each element type."""
+
+
+def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None:
+    """As ``reduction.mean_rows``."""
+    factor = np.float64(divisor) if dtype == "float64" else np.float32(divisor)
+    launch(_MEAN[dtype], out.size, _as_element(out, dtype), _as_element(rows, dtype), own, factor)
+
+
+def divide(x: Any, divisor: float) -> None:
+    """As ``reduction.divide``."""
+    launch(_divide, x.size, x, np.float32(divisor))
+
+
+def convert(out: Any, x: Any, dtype: str) -> None:
+    """As ``reduction.convert``."""
+    if out.dtype == np.float32:
+        launch(_WIDEN[dtype], out.size, out, _as_element(x, dtype))
+    else:
+        launch(_NARROW[dtype], out.size, _as_element(out, dtype), x)
+
+
+def count_non_finite(x: Any, dtype: str, as_float32: bool) -> int:
+    """As ``reduction.count_non_finite``; waits for the GPU."""
+    counter = _counter(_cuda.device_number())
+    counter.copy_to_device(np.zeros(1, np.int64))
+    if dtype in ("float16", "bfloat16"):
+        launch(_count_16, x.size, x, np.uint16(0x7F80 if dtype == "bfloat16" else 0x7C00), counter)
+    elif dtype == "float32":
+        launch(_COUNT[dtype], x.size, x, np.float32(_FLOAT32_MAX), counter)
+    else:
+        limit = np.float64(_FLOAT32_MAX if as_float32 else np.finfo(np.float64).max)
+        launch(_COUNT[dtype], x.size, x, limit, counter)
+    return int(counter.copy_to_host()[0])
+
+
+def launch(kernel: _cuda.Kernel, size: int, *args: Any) -> None:
+    """Run a kernel over ``size`` elements, which its blocks take by tiles."""
+    kernel(_cuda.blocks(size, _cuda.TILE), _cuda.THREADS, *args)
+
+
+def _as_element(array: Any, dtype: str) -> Any:
+    return array.view(np.float16) if dtype == "float16" else array
+
+
+@lru_cache
+def _counter(device: int) -> Any:
+    return cuda.device_array(1, np.int64)
+
+
+# --- from and to the type that is calculated with ---------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def _same(value):  # type: ignore[no-untyped-def]
+    return value
+
+
+@cuda.jit(device=True)
+def _to_float16(value):  # type: ignore[no-untyped-def]
+    return np.float16(value)
+
+
+@cuda.jit(device=True)
+def _to_float32(value):  # type: ignore[no-untyped-def]
+    return np.float32(value)
+
+
+@cuda.jit(device=True)
+def _to_float64(value):  # type: ignore[no-untyped-def]
+    return np.float64(value)
+
+
+@cuda.jit(device=True)
+def _from_bfloat16(bits):  # type: ignore[no-untyped-def]
+    return _cuda.bits_float(np.uint32(np.uint32(bits) << np.uint32(16)))
+
+
+@cuda.jit(device=True)
+def _to_bfloat16(value):  # type: ignore[no-untyped-def]
+    bits = _cuda.float_bits(value)
+    odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
+    return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+_LOAD = {"float16": _to_float32, "bfloat16": _from_bfloat16, "float32": _same, "float64": _same}
+_STORE = {"float16": _to_float16, "bfloat16": _to_bfloat16, "float32": _same, "float64": _same}
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def _make_mean(dtype):  # type: ignore[no-untyped-def]
+    load, store, element = _LOAD[dtype], _STORE[dtype], _ELEMENT[dtype]
+
+    @cuda.jit(device=True)
+    def term(out, rows, own, r, i):  # type: ignore[no-untyped-def]
+        return load(out[i] if r == own else rows[r, i])
+
+    factor = "float64" if dtype == "float64" else "float32"
+
+    @_cuda.kernel(f"{element}[::1], {element}[:, ::1], int64, {factor}", dtype=dtype)
+    def mean_rows(out, rows, own, divisor):  # type: ignore[no-untyped-def]
+        step = _cuda.THREADS
+        for tile in range(_cuda.TILE * cuda.blockIdx.x, out.size, _cuda.TILE * cuda.gridDim.x):
+            i = tile + cuda.threadIdx.x
+            if tile + _cuda.TILE <= out.size:
+                p, q = term(out, rows, own, 0, i), term(out, rows, own, 0, i + step)
+                s, t = term(out, rows, own, 0, i + 2 * step), term(out, rows, own, 0, i + 3 * step)
+                for r in range(1, rows.shape[0]):
+                    p, q = p + term(out, rows, own, r, i), q + term(out, rows, own, r, i + step)
+                    s += term(out, rows, own, r, i + 2 * step)
+                    t += term(out, rows, own, r, i + 3 * step)
+                out[i], out[i + step] = store(p / divisor), store(q / divisor)
+                out[i + 2 * step], out[i + 3 * step] = store(s / divisor), store(t / divisor)
+            else:
+                for j in range(i, out.size, step):
+                    p = term(out, rows, own, 0, j)
+                    for r in range(1, rows.shape[0]):
+                        p += term(out, rows, own, r, j)
+                    out[j] = store(p / divisor)
+
+    return mean_rows
+
+
+@_cuda.kernel("float32[::1], float32")
+def _divide(x, divisor):  # type: ignore[no-untyped-def]
+    step = _cuda.THREADS
+    for tile in range(_cuda.TILE * cuda.blockIdx.x, x.size, _cuda.TILE * cuda.gridDim.x):
+        i = tile + cuda.threadIdx.x
+        if tile + _cuda.TILE <= x.size:
+            p, q, r, s = x[i], x[i + step], x[i + 2 * step], x[i + 3 * step]
+            x[i], x[i + step] = p / divisor, q / divisor
+            x[i + 2 * step], x[i + 3 * step] = r / divisor, s / divisor
+        else:
+            for j in range(i, x.size, step):
+                x[j] = x[j] / divisor
+
+
+def _make_convert(change, target, source):  # type: ignore[no-untyped-def]
+    @_cuda.kernel(f"{target}[::1], {source}[::1]", to=target, of=source)
+    def convert(out, x):  # type: ignore[no-untyped-def]
+        step = _cuda.THREADS
+        for tile in range(_cuda.TILE * cuda.blockIdx.x, out.size, _cuda.TILE * cuda.gridDim.x):
+            i = tile + cuda.threadIdx.x
+            if tile + _cuda.TILE <= out.size:
+                p, q, r, s = x[i], x[i + step], x[i + 2 * step], x[i + 3 * step]
+                out[i], out[i + step] = change(p), change(q)
+                out[i + 2 * step], out[i + 3 * step] = change(r), change(s)
+            else:
+                for j in range(i, out.size, step):
+                    out[j] = change(x[j])
+
+    return convert
+
+
+def _make_count(dtype):  # type: ignore[no-untyped-def]
+    @_cuda.kernel(f"{dtype}[::1], {dtype}, int64[::1]", dtype=dtype)
+    def count(x, limit, counter):  # type: ignore[no-untyped-def]
+        found = np.int64(0)
+        for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+            found += not abs(x[i]) <= limit
+        if found:
+            cuda.atomic.add(counter, 0, found)
+
+    return count
+
+
+@_cuda.kernel("uint16[::1], uint16, int64[::1]")
+def _count_16(x, exponent, counter):  # type: ignore[no-untyped-def]
+    found = np.int64(0)
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        found += (x[i] & exponent) == exponent
+    if found:
+        cuda.atomic.add(counter, 0, found)
+
+
+_MEAN = {dtype: _make_mean(dtype) for dtype in _ELEMENT}
+_COUNT = {dtype: _make_count(dtype) for dtype in ("float32", "float64")}
+_WIDEN = {
+    "float16": _make_convert(_to_float32, "float32", "float16"),
+    "bfloat16": _make_convert(_from_bfloat16, "float32", "uint16"),
+    "float64": _make_convert(_to_float32, "float32", "float64"),
+}
+_NARROW = {
+    "float16": _make_convert(_to_float16, "float16", "float32"),
+    "bfloat16": _make_convert(_to_bfloat16, "uint16", "float32"),
+    "float64": _make_convert(_to_float64, "float64", "float32"),
+}

@@ -1,0 +1,184 @@
+"""numba's CUDA simulator with what it lacks: warp operations, exact fused products, bit casts, and a fast scheduler.
+
+Import this before numba: the simulator is chosen by an environment variable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import sys
+import threading
+import warnings
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+
+import numpy as np
+from numba import cuda
+from numba.cuda import libdevice
+from numba.cuda.simulator import kernel as simulated
+from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
+
+from espresso_mpi.compressors import _cuda
+
+THREADS = 64
+
+
+def install() -> None:
+    """Complete the simulator, and make the launches small: every GPU thread is a Python thread."""
+    warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)  # unsigned arithmetic is meant to wrap
+    for name in ("ballot_sync", "shfl_xor_sync", "shfl_up_sync", "syncwarp", "fma"):
+        setattr(FakeCUDAModule, name, globals()[f"_{name}"])
+    FakeCUDAShared.array = _shared_array
+    libdevice.float_as_int = lambda x: np.float32(x).view(np.int32)
+    libdevice.int_as_float = lambda x: np.int32(x).view(np.float32)
+    simulated.swapped_cuda_module = _swapped
+    simulated.BlockManager = _Block
+    _cuda.THREADS, _cuda.TILE = THREADS, 4 * THREADS
+    _cuda.blocks.__defaults__ = (2,)  # fewer than there is work for, so that loops over tiles are run
+    _cuda.device_number = lambda: 0
+    _cuda._multiprocessors = lambda device: 1
+
+
+@contextmanager
+def _swapped(function, module):  # type: ignore[no-untyped-def]
+    """Give a kernel and the device functions that it calls the simulated ``cuda``, for the whole launch.
+
+    The simulator's own version swaps it around each call of a device function, under the feet of the other threads.
+    """
+    places = [space for space in (function.__globals__, vars(_cuda)) if space["cuda"] is cuda]
+    for space in places:
+        space["cuda"] = module
+    try:
+        yield
+    finally:
+        for space in places:
+            space["cuda"] = cuda
+
+
+# --- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+class _Worker(threading.Thread):
+    """Runs one GPU thread after another, from barrier to barrier, only while the block waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._go, self._back = threading.Lock(), threading.Lock()  # signals: held until given
+        self._go.acquire()
+        self._back.acquire()
+        self.start()
+
+    def assign(self, work, block, thread, slots) -> None:  # type: ignore[no-untyped-def]
+        self.blockIdx, self.threadIdx = (SimpleNamespace(x=at, y=0, z=0) for at in (block, thread))
+        self.thread_id, self.slots, self._work, self.done, self.error = thread, slots, work, False, None
+
+    def advance(self) -> None:
+        """Let it run to its next barrier or its end."""
+        self._go.release()
+        self._back.acquire()
+        if self.error is not None:
+            raise self.error
+
+    def syncthreads(self) -> None:
+        self._back.release()
+        self._go.acquire()
+
+    def run(self) -> None:
+        while True:
+            self._go.acquire()
+            try:
+                self._work()
+            except Exception as error:
+                self.error = error
+            self.done = True
+            self._back.release()
+
+
+_WORKERS: list[_Worker] = []
+
+
+class _Block:
+    """Stands for the simulator's BlockManager, which polls its threads and is a hundred times slower."""
+
+    def __init__(self, function, grid, threads, debug) -> None:  # type: ignore[no-untyped-def]
+        self._function, self._threads = function, threads[0]
+
+    def run(self, place, *args) -> None:  # type: ignore[no-untyped-def]
+        while len(_WORKERS) < self._threads:
+            _WORKERS.append(_Worker())
+        slots: dict[int, object] = {}
+        alive = _WORKERS[: self._threads]
+        for number, worker in enumerate(alive):
+            worker.assign(lambda: self._function(*args), place[0], number, slots)
+        while alive:
+            for worker in alive:
+                worker.advance()
+            alive = [worker for worker in alive if not worker.done]
+
+
+# --- what the simulator's `cuda` lacks --------------------------------------------------------------------------------
+
+
+def _lanes(value):  # type: ignore[no-untyped-def]
+    """What the lanes of this thread's warp hand in, and the number of this lane."""
+    thread = threading.current_thread()
+    thread.slots[thread.thread_id] = value
+    thread.syncthreads()
+    first, lane = divmod(thread.thread_id, 32)
+    values = [thread.slots[32 * first + other] for other in range(32)]
+    thread.syncthreads()
+    return values, lane
+
+
+def _ballot_sync(self, mask, predicate):  # type: ignore[no-untyped-def]
+    values, _ = _lanes(bool(predicate))
+    return np.uint32(sum(1 << lane for lane in range(32) if values[lane])).view(np.int32)
+
+
+def _shfl_xor_sync(self, mask, value, distance):  # type: ignore[no-untyped-def]
+    values, lane = _lanes(value)
+    return values[lane ^ distance]
+
+
+def _shfl_up_sync(self, mask, value, distance):  # type: ignore[no-untyped-def]
+    values, lane = _lanes(value)
+    return values[lane - distance if lane >= distance else lane]
+
+
+def _syncwarp(self):  # type: ignore[no-untyped-def]
+    _lanes(None)
+
+
+def _shared_array(self, shape, dtype):  # type: ignore[no-untyped-def]
+    """One array for each line of source that asks, as the simulator's own, which takes 0.3 ms to find that line."""
+    caller = sys._getframe(1)
+    return self._allocations.setdefault((caller.f_code, caller.f_lineno), np.empty(shape, dtype))
+
+
+_fmaf = ctypes.CDLL(ctypes.util.find_library("m")).fmaf
+_fmaf.argtypes, _fmaf.restype = 3 * [ctypes.c_float], ctypes.c_float
+
+
+def _fma(self, a, b, c):  # type: ignore[no-untyped-def]
+    return np.float32(_fmaf(a, b, c))
+
+
+def main(what: str) -> None:
+    """Print how the simulated kernels of a compressor, or of ``collectives``, differ from those of the CPU; exit 1 if."""
+    install()
+    import cuda_twins
+
+    sizes = (0, 1, 7, 31, 33, 63, 64, 65, 257, 2000)
+    compare = cuda_twins.compressor_problems
+    for n in sizes:
+        problems = list(cuda_twins.collective_problems(n) if what == "collectives" else compare(what, n))
+        if problems:
+            sys.exit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,56 @@
+"""What an import costs, and that the metadata fits the tree."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points, metadata
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = (
+        "import sys\nimport espresso_mpi\n"
+        "heavy = {'numba', 'mpi4py.MPI', 'cupy', 'torch', 'numba.cuda'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_public_names_resolve():
+    import espresso_mpi
+
+    for name in espresso_mpi.__all__:
+        assert getattr(espresso_mpi, name) is not None
+
+
+def test_the_metadata():
+    known = metadata("espresso-mpi")
+    assert known["Requires-Python"] == "<3.14,>=3.10"
+    assert set(known.get_all("Provides-Extra")) >= {
+        "openmpi",
+        "mpich",
+        "cuda12",
+        "cuda13",
+        "report",
+        "test",
+        "dev",
+        "ptx",
+    }
+
+
+def test_the_command_is_installed():
+    (command,) = entry_points(group="console_scripts", name="espresso-mpi")
+    assert command.value == "espresso_mpi.cli:main"
+
+
+@pytest.mark.parametrize("layer", ["compressors", "collectives", "planner", "bench"])
+def test_the_layers_are_shown_at_the_top(layer):
+    link = ROOT / layer
+    assert link.is_symlink()
+    assert link.readlink() == Path("espresso_mpi") / layer
+    assert (link / "__init__.py").exists()
