@@ -30,10 +30,18 @@ _MODULES = ("collectives", "compressors", "errors")
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 
 if TYPE_CHECKING:
-    from . import collectives, compressors, errors
-    from .default import default_session, sync
-    from .session import Session, Stats
-    from .types import ROUTES, Plan, Route, Strategy, TensorSpec
+    from . import collectives as collectives
+    from . import compressors as compressors
+    from . import errors as errors
+    from .default import default_session as default_session
+    from .default import sync as sync
+    from .session import Session as Session
+    from .session import Stats as Stats
+    from .types import ROUTES as ROUTES
+    from .types import Plan as Plan
+    from .types import Route as Route
+    from .types import Strategy as Strategy
+    from .types import TensorSpec as TensorSpec
 
 
 def __getattr__(name: str) -> Any:

@@ -45,7 +45,9 @@ def flatten(grads: Any) -> list[tuple[str, Any]]:
     found = list(_walk("", grads))
     twice = [name for name, count in Counter(name for name, _ in found).items() if count > 1]
     if twice:
-        raise GradientError(f"grads: two arrays are named {twice[0]!r}; a key with a dot clashes with a nested key; rename one")
+        raise GradientError(
+            f"grads: two arrays are named {twice[0]!r}; a key with a dot clashes with a nested key; rename one"
+        )
     return found
 
 
@@ -71,7 +73,7 @@ def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
 
 def _rebuilt(value: Any, gradients: Iterator[Gradient]) -> Any:
     if isinstance(value, Mapping):
-        return type(value)((key, _rebuilt(item, gradients)) for key, item in value.items())
+        return type(value)({key: _rebuilt(item, gradients) for key, item in value.items()})  # type: ignore[call-arg]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_rebuilt(item, gradients) for item in value))
     if isinstance(value, (list, tuple)):
@@ -116,11 +118,15 @@ def _from_numpy(name: str, array: np.ndarray, rebuild: Callable[[], Any] | None 
         raise GradientError(f"{name}: got a masked array, whose mask would be lost; pass array.filled(0) or array.data")
     dtype = array.dtype.name
     if dtype not in ITEMSIZE or not array.dtype.isnative:
-        raise GradientError(f"{name}: got elements of type {array.dtype}; expected one of {_SUPPORTED}; convert with astype")
+        raise GradientError(
+            f"{name}: got elements of type {array.dtype}; expected one of {_SUPPORTED}; convert with astype"
+        )
     if not array.flags.writeable:
         raise GradientError(f"{name}: got a read-only array; expected a writable one; pass a copy: numpy.array(x)")
     if not array.flags.c_contiguous:
-        raise GradientError(f"{name}: got a strided array; expected C-contiguous memory; pass numpy.ascontiguousarray(x)")
+        raise GradientError(
+            f"{name}: got a strided array; expected C-contiguous memory; pass numpy.ascontiguousarray(x)"
+        )
     flat = np.asarray(array).reshape(-1)
     flat = flat.view(np.uint16) if ITEMSIZE[dtype] == 2 else flat
     return Gradient(TensorSpec(name, tuple(array.shape), dtype), flat, rebuild)
@@ -194,6 +200,8 @@ def _from_dlpack(name: str, value: Any) -> Gradient:
         return _from_numpy(name, np.from_dlpack(value))
     cupy = sys.modules.get("cupy")
     if kind != 2 or cupy is None:
-        raise GradientError(f"{name}: got DLPack memory of device type {kind}; expected CPU (1), or CUDA (2) with CuPy imported")
+        raise GradientError(
+            f"{name}: got DLPack memory of device type {kind}; expected CPU (1), or CUDA (2) with CuPy imported"
+        )
     array = cupy.from_dlpack(value)
     return _from_cuda(name, array, array.shape, str(array.dtype))

@@ -1,4 +1,6 @@
-"""Host and GPU memory behind one small set of functions. An array is a numpy array (host) or a numba device array (GPU).
+"""Host and GPU memory behind one small set of functions.
+
+An array is a numpy array (host) or a numba device array (GPU).
 
 Nothing of CUDA is imported before a GPU array appears.
 """

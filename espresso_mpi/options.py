@@ -32,7 +32,7 @@ class Options:
 
     @classmethod
     def checked(cls, **given: Any) -> tuple[Options, str | None]:
-        """The options, and what is wrong with them: a rank with a wrong option still has to meet the others to say so."""
+        """The options, and what is wrong with them: a rank with a wrong one still has to meet the others to say so."""
         good, problems = {}, []
         for key, value in given.items():
             try:
@@ -46,7 +46,9 @@ class Options:
 
     def _conflicts(self) -> list[str]:
         if self.plan is not None and (self.compressor != "none" or self.route is not None):
-            return ["plan= already says compressor and route for every tensor; pass either plan, or compressor and route"]
+            return [
+                "plan= already says compressor and route for every tensor; pass either plan, or compressor and route"
+            ]
         if self.route is not None:
             try:
                 Strategy(self.compressor, self.route)
@@ -63,7 +65,10 @@ class Options:
         if dense:
             wanted = self.route if self.compressor == "none" else None
             return Strategy("none", wanted or Route.parse(default_route(topology, compressed=False)))
-        return Strategy(self.compressor, (self.route or Route.parse(default_route(topology, compressed=True)).on(spec.device)))
+        return Strategy(
+            self.compressor,
+            (self.route or Route.parse(default_route(topology, compressed=True)).on(spec.device)),
+        )
 
     def described(self) -> dict[str, Any]:
         """Everything that must be equal on all ranks, as JSON values."""
@@ -111,7 +116,7 @@ def _machines(value: Any) -> tuple[tuple[int, ...], ...] | None:
         raise ConfigError(f"machines={value!r}; expected lists of ranks, such as [[0, 1], [2, 3]]") from None
 
 
-def _number(name: str, kinds: tuple[type, ...], low: float, high: float, what: str) -> Callable[[Any], Any]:
+def _number(name: str, kinds: Any, low: float, high: float, what: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
             raise ConfigError(f"{name}={value!r}; expected {what}")

@@ -16,10 +16,18 @@ from . import buffers, compressors, device
 from .buffers import Gradient
 from .collectives import reduction
 from .collectives.agreement import differences, fingerprint
-from .collectives.layout import Topology
 from .collectives.executor import Clock, Job, Program
+from .collectives.layout import Topology
 from .collectives.transport import Transport, available_cores
-from .errors import ConfigError, EspressoError, GradientError, MismatchError, NonFiniteError, PlanError, StateError
+from .errors import (
+    ConfigError,
+    EspressoError,
+    GradientError,
+    MismatchError,
+    NonFiniteError,
+    PlanError,
+    StateError,
+)
 from .options import DEFAULT_TIMEOUT, Options
 from .types import Plan, Route, Strategy, TensorSpec
 
@@ -167,7 +175,8 @@ class Session:
         gradients: list[Gradient] = []
         try:
             self._clock.timed(
-                "check", lambda: gradients.extend(buffers.adopt(name, value) for name, value in buffers.flatten(grads))
+                "check",
+                lambda: gradients.extend(buffers.adopt(name, value) for name, value in buffers.flatten(grads)),
             )
             _refuse_shared_memory(gradients)
         except EspressoError as error:
@@ -188,9 +197,7 @@ class Session:
         self._clock.timed(
             "agree",
             lambda: notes.append(
-                differences(
-                    self._transport, digest, bool(problem or bad), lambda: _document(problem, gradients, bad)
-                )
+                differences(self._transport, digest, bool(problem or bad), lambda: _document(problem, gradients, bad))
             ),
         )
         if notes[0] is None:
@@ -306,7 +313,9 @@ class Session:
             chosen = self._options.strategy(spec, self._transport.topology)
         wants_gpu = any(getattr(step, "device", "cpu") == "gpu" for step in chosen.route.steps)
         if wants_gpu and spec.device == "cpu":
-            raise ConfigError(f"{spec.name}: route {str(chosen.route)!r} encodes on the GPU, but the tensor is in host memory")
+            raise ConfigError(
+                f"{spec.name}: route {str(chosen.route)!r} encodes on the GPU, but the tensor is in host memory"
+            )
         return chosen
 
     @property
@@ -319,7 +328,10 @@ class Session:
     def _agree_on_options(self, problem: str | None) -> None:
         described = self._options.described()
         notes = differences(
-            self._transport, fingerprint(described), bool(problem), lambda: {"problem": problem, "options": described}
+            self._transport,
+            fingerprint(described),
+            bool(problem),
+            lambda: {"problem": problem, "options": described},
         )
         if notes is None:
             return
@@ -354,7 +366,9 @@ class Session:
         """
         for key, mine in self._identity().items():
             if state.get(key) != mine:
-                raise StateError(f"state: {key} is {state.get(key)!r}, this session has {mine!r}; load the state of the same job")
+                raise StateError(
+                    f"state: {key} is {state.get(key)!r}, this session has {mine!r}; load the state of the same job"
+                )
         missing = {"step", "seed", "residuals"} - set(state)
         if missing:
             raise StateError(f"state: {', '.join(sorted(missing))} missing; pass what state_dict() returned")
@@ -453,7 +467,6 @@ def _options_text(options: Sequence[Mapping[str, Any]], name: Any) -> str:
     for rank, mine in enumerate(options):
         for key, value in mine.items():
             if value != options[0][key]:
-                return f"ranks disagree about {key}: {name(0)} has {options[0][key]!r}, {name(rank)} has {value!r}; pass the same"
+                first = options[0][key]
+                return f"ranks disagree about {key}: {name(0)} has {first!r}, {name(rank)} has {value!r}; pass the same"
     return "ranks disagree about the options; pass the same"
-
-

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Union, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class Collective:
         return f"{self.op}@{self.level}"
 
 
-Step = Union[Encode, Decode, Collective]
+Step = Encode | Decode | Collective
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _parse_step(text: str) -> Step:
     if verb in get_args(Op) and where in get_args(Level):
         return Collective(verb, where)  # type: ignore[arg-type]
     raise ConfigError(
-        f"route: cannot read the step {text!r}; expected encode@ or decode@ with one of {', '.join(get_args(DeviceKind))}, "
+        f"route: cannot read the step {text!r}; expected encode@ or decode@ with {' or '.join(get_args(DeviceKind))}, "
         f"or one of {', '.join(get_args(Op))} with @{', @'.join(get_args(Level))}; or the name of a route: "
         f"{', '.join(ROUTES)}"
     )
@@ -161,8 +161,10 @@ def _validate(steps: tuple[Step, ...]) -> None:
 def _apply(step: Step, packed: bool, scattered: list[str], summed: set[str]) -> str:
     """Update what is scattered and summed; return what is wrong with the step, or nothing."""
     if isinstance(step, (Encode, Decode)):
-        return "the data is compressed already" if packed and isinstance(step, Encode) else (
-            "there is nothing to decode" if not packed and isinstance(step, Decode) else ""
+        return (
+            "the data is compressed already"
+            if packed and isinstance(step, Encode)
+            else ("there is nothing to decode" if not packed and isinstance(step, Decode) else "")
         )
     if step.op in ("allreduce", "reduce_scatter") and packed:
         return "compressed data cannot be summed; decode first, or use alltoall or allgather"
@@ -190,8 +192,8 @@ class Strategy:
     def __post_init__(self) -> None:
         if self.route.compressed != (self.compressor != "none"):
             raise ConfigError(
-                f"compressor {self.compressor!r} does not go with route {str(self.route)!r}; a route that encodes needs a "
-                f"compressor and one that does not needs 'none'"
+                f"compressor {self.compressor!r} does not go with route {str(self.route)!r}; a route that encodes "
+                f"needs a compressor and one that does not needs 'none'"
             )
 
 
@@ -210,7 +212,9 @@ class Plan:
         """The strategy of a tensor."""
         found = self.strategies.get(name, self.default)
         if found is None:
-            raise PlanError(f"the plan has no strategy for tensor {name!r}; it knows {', '.join(self.strategies) or 'none'}")
+            raise PlanError(
+                f"the plan has no strategy for tensor {name!r}; it knows {', '.join(self.strategies) or 'none'}"
+            )
         return found
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..types import Route, TensorSpec
+
+_WIDTH = 150
+"""Columns of the printed table."""
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -101,7 +105,9 @@ def parse_sizes(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)?\s*", part)
         nbytes = int(float(match[1]) * _UNITS[match[2] or "B"]) // 4 * 4 if match else 0
         if nbytes < 4:
-            raise ConfigError(f"size {part!r}; expected a number with B, KiB, MiB or GiB, at least 4B, such as 16MiB")
+            raise ConfigError(
+                f"size {part!r}; expected a number with B, KiB, MiB or GiB, at least 4B, such as 16MiB"
+            )
         sizes.append(nbytes)
     return sizes
 
@@ -125,7 +131,10 @@ def parse_compressors(text: str) -> list[str]:
 def _measure(
     world: Any, nbytes: int, specs: Sequence[str], route: str | None, repeats: int, tick: Callable[[], None]
 ) -> list[Row]:
-    sources = [np.random.default_rng([rank, nbytes]).standard_normal(nbytes // 4).astype(np.float32) for rank in range(world.size)]
+    sources = [
+        np.random.default_rng([rank, nbytes]).standard_normal(nbytes // 4).astype(np.float32)
+        for rank in range(world.size)
+    ]
     contestants = [_mpi_fp32(world, sources), _mpi_fp16(world, sources)]
     contestants += [_ours(world, sources, spec, route) for spec in specs]
     wrong = [world.allreduce(c.check()) for c in contestants]
@@ -144,7 +153,9 @@ def _measure(
     return rows
 
 
-def _repetition(world: Any, contestants: Sequence[Contestant], source: np.ndarray, tick: Callable[[], None]) -> list[float]:
+def _repetition(
+    world: Any, contestants: Sequence[Contestant], source: np.ndarray, tick: Callable[[], None]
+) -> list[float]:
     """Seconds of the slowest rank, for each contestant once."""
     from mpi4py import MPI
 
@@ -178,7 +189,12 @@ def _ours(world: Any, sources: Sequence[np.ndarray], spec: str, route: str | Non
         return _wrong_bits(x, chosen, topology, sources, spec)
 
     return Contestant(
-        spec, str(chosen), lambda x: session.sync(x), check, lambda: dict(session.stats().bytes_by_level), session.close
+        spec,
+        str(chosen),
+        lambda x: session.sync(x),
+        check,
+        lambda: dict(session.stats().bytes_by_level),
+        session.close,
     )
 
 
@@ -258,8 +274,8 @@ def _progress(world: Any, total: int) -> Iterator[Callable[[], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    with Progress(console=console, disable=world.rank != 0 or not console.is_terminal, transient=True) as bar:
+    shown = world.rank == 0 and sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), disable=not shown, transient=True) as bar:
         task = bar.add_task("bench sync", total=total)
         yield lambda: bar.advance(task)
 
@@ -269,15 +285,31 @@ def _print(rows: Sequence[Row], ranks: int) -> None:
     from rich.table import Table
 
     table = Table(title=f"one array, {ranks} ranks; speed-up over MPI_Allreduce in the same run")
-    for heading in ("size", "method", "median ms", "p99 ms", "x fp32", "x fp16", "wire bytes", "between machines", "wrong", "route"):
-        table.add_column(heading, justify="left" if heading in ("method", "route") else "right", overflow="fold")
+    for heading in (
+        "size",
+        "method",
+        "median ms",
+        "p99 ms",
+        "x fp32",
+        "x fp16",
+        "wire bytes",
+        "between machines",
+        "wrong",
+        "route",
+    ):
+        table.add_column(
+            heading, justify="left" if heading in ("method", "route") else "right", overflow="fold"
+        )
     for row in rows:
-        fp32, fp16 = (_seconds(rows, row.nbytes, f"mpi-allreduce-{kind}") / row.seconds for kind in ("fp32", "fp16"))
+        fp32, fp16 = (
+            _seconds(rows, row.nbytes, f"mpi-allreduce-{kind}") / row.seconds for kind in ("fp32", "fp16")
+        )
         table.add_row(
             f"{row.nbytes / (1 << 20):g} MiB", row.method, f"{row.seconds * 1e3:.2f}", f"{row.p99 * 1e3:.2f}", f"{fp32:.2f}",
             f"{fp16:.2f}", _count(row.wire_bytes), _count(row.inter_bytes), str(row.wrong), row.route or "MPI's own",
         )  # fmt: skip
-    Console().print(table)
+    # Without colours: mpirun passes everything off as a terminal, redirected or not.
+    Console(width=_WIDTH, color_system=None).print(table)
 
 
 def _seconds(rows: Sequence[Row], nbytes: int, method: str) -> float:
@@ -291,4 +323,6 @@ def _count(value: int | None) -> str:
 def _write(path: Path, rows: Sequence[Row]) -> None:
     from ..environment import environment
 
-    path.write_text(jsonlib.dumps({"environment": environment(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    path.write_text(
+        jsonlib.dumps({"environment": environment(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    )

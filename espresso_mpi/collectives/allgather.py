@@ -24,7 +24,7 @@ class Allgather(CollectiveOp):
 
     def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
         if isinstance(states[0], Dense):
-            return [joined(states)] * len(states)  # type: ignore[list-item]
+            return [joined(states)] * len(states)
         divisor = states[0].divisor * (1.0 if scene.joins else scene.topology.divisor(scene.level))
         return [place(_wish(scene, states), divisor)] * len(states)
 

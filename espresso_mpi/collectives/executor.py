@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from .. import device
 from ..compressors import Compressor
 from ..types import DeviceKind, Route
 from . import reduction
-from .base import Action, Data, operations
+from .base import Data, operations
 from .layout import Dense
 from .schedule import DecodeStep, EncodeStep, MoveStep, ScheduleStep, bytes_sent, compile_route
 from .transport import Transport
@@ -55,25 +56,29 @@ class Program:
         n: elements; dtype: element type of the working array (float32 where the route encodes).
     """
 
-    def __init__(self, transport: Transport, route: Route, compressor: Compressor | None, n: int, dtype: str) -> None:
+    def __init__(
+        self, transport: Transport, route: Route, compressor: Compressor | None, n: int, dtype: str
+    ) -> None:
         self._transport, self._compressor, self._dtype, self._n = transport, compressor, dtype, n
         steps = compile_route(route, transport.topology, n, dtype, transport.rank, compressor)
         self.bytes_sent = bytes_sent(steps)
-        self._steps = [(step, self._bound(step)) for step in steps]
+        self._steps = [self._bound(step) for step in steps]
 
-    def _bound(self, step: ScheduleStep) -> Action | None:
-        return operations()[step.op].bind(self._transport, step.move) if isinstance(step, MoveStep) else None
+    def _bound(self, step: ScheduleStep) -> tuple[str, Callable[[_Run], None]]:
+        """The kind of a step, for the clock, and the function that does it."""
+        if isinstance(step, MoveStep):
+            action = operations()[step.op].bind(self._transport, step.move)
+            return "wire", lambda run: action(run.data)
+        assert self._compressor is not None, "a route that encodes needs a compressor"
+        if isinstance(step, EncodeStep):
+            return "encode", partial(_Run.encode, step=step, compressor=self._compressor)
+        return "decode", partial(_Run.decode, step=step, compressor=self._compressor)
 
     def run(self, x: Any, job: Job, clock: Clock) -> None:
         """Replace flat ``x`` by the mean over the ranks."""
         run = _Run(x, self._dtype, self._transport, job)
-        for step, action in self._steps:
-            if isinstance(step, EncodeStep):
-                clock.timed("encode", lambda step=step: run.encode(step, self._compressor))
-            elif isinstance(step, DecodeStep):
-                clock.timed("decode", lambda step=step: run.decode(step, self._compressor))
-            else:
-                clock.timed("wire", lambda action=action: action(run.data))
+        for kind, act in self._steps:
+            clock.timed(kind, partial(act, run))
         run.finish(Dense(0, self._n))
 
 
@@ -93,7 +98,9 @@ class _Run:
             compressor.encode(
                 data.x[part.start : part.stop],
                 data.payload[part.offset : part.offset + part.nbytes],
-                None if residual is None else residual[part.start - step.region.start : part.stop - step.region.start],
+                None
+                if residual is None
+                else residual[part.start - step.region.start : part.stop - step.region.start],
                 self._key(step.point, number),
             )
 
@@ -147,5 +154,7 @@ class _Run:
     def _key(self, point: int, part: int) -> int:
         """The seed of one encode: of (seed, tensor, step, rank, encode point, part), so no two share random bits."""
         job = self._job
-        text = struct.pack("<qqqqq", job.seed, job.step, self._transport.rank, point, part) + job.name.encode()
+        text = (
+            struct.pack("<qqqqq", job.seed, job.step, self._transport.rank, point, part) + job.name.encode()
+        )
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

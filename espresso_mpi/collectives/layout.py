@@ -59,12 +59,18 @@ class Topology:
 
         Inside a machine that is ranks / machines: where machines have unequal numbers of ranks, their weights differ.
         """
-        return {"flat": self.size, "intra": self.size / len(self.machines), "inter": len(self.machines)}[level]
+        return {"flat": self.size, "intra": self.size / len(self.machines), "inter": len(self.machines)}[
+            level
+        ]
 
     def __str__(self) -> str:
         counts = [len(ranks) for ranks in self.machines]
         even = len(set(counts)) == 1
-        return f"{len(counts)} x {counts[0]} ranks" if even else f"machines of {' + '.join(map(str, counts))} ranks"
+        return (
+            f"{len(counts)} x {counts[0]} ranks"
+            if even
+            else f"machines of {' + '.join(map(str, counts))} ranks"
+        )
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,12 @@ def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None
         dtype: name of the element type; 16-bit types come as uint16 and are summed in float32, rounded once.
     """
     if out.size == 0:
-        return
+        return None
     if device_of(out) == "gpu":
         from . import _cuda_kernels
 
-        return _cuda_kernels.mean_rows(out, rows, own, divisor, dtype)
+        _cuda_kernels.mean_rows(out, rows, own, divisor, dtype)
+        return
     exact, factor = _factor(divisor)
     span, stride = _span(rows)
     if dtype in ("float16", "bfloat16"):
@@ -53,11 +54,12 @@ def _span(rows: np.ndarray) -> tuple[np.ndarray, int]:
 def divide(x: Any, divisor: float) -> None:
     """``x /= divisor`` for flat float32."""
     if divisor == 1 or x.size == 0:
-        return
+        return None
     if device_of(x) == "gpu":
         from . import _cuda_kernels
 
-        return _cuda_kernels.divide(x, divisor)
+        _cuda_kernels.divide(x, divisor)
+        return
     exact, factor = _factor(divisor)
     _divide(x, exact, np.float32(factor))
 
@@ -71,11 +73,12 @@ def _factor(divisor: float) -> tuple[bool, float]:
 def convert(out: Any, x: Any, dtype: str) -> None:
     """Between float32 and the type ``dtype``, to nearest even: one of the two is float32, the other as in the tensor."""
     if out.size == 0:
-        return
+        return None
     if device_of(out) == "gpu":
         from . import _cuda_kernels
 
-        return _cuda_kernels.convert(out, x, dtype)
+        _cuda_kernels.convert(out, x, dtype)
+        return
     if dtype == "float64":
         _cast(out, x)
     elif out.dtype == np.float32:

@@ -33,11 +33,15 @@ def discover(comm: Any, machines: Sequence[Sequence[int]] | None = None) -> tupl
     mine = tuple(local.allgather(comm.rank))
     found = Topology(tuple(sorted(set(comm.allgather(mine)))))
     if machines is not None and found != topology:
-        raise ConfigError(f"machines={machines!r}: the ranks of a group must share memory; found {found.machines}")
+        raise ConfigError(
+            f"machines={machines!r}: the ranks of a group must share memory; found {found.machines}"
+        )
     return found, local
 
 
 def _check_partition(topology: Topology, size: int) -> None:
     ranks = sorted(rank for group in topology.machines for rank in group)
     if ranks != list(range(size)) or not all(topology.machines):
-        raise ConfigError(f"machines={topology.machines!r}; expected every rank from 0 to {size - 1} in exactly one group")
+        raise ConfigError(
+            f"machines={topology.machines!r}; expected every rank from 0 to {size - 1} in exactly one group"
+        )

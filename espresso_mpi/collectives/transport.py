@@ -11,7 +11,6 @@ import numpy as np
 
 from .. import device
 from ..errors import ConfigError, RankTimeoutError
-from .layout import Topology
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free
@@ -77,7 +76,9 @@ class Transport:
 
         comm = MPI.COMM_WORLD if comm is None else comm
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            raise ConfigError(f"comm: got {type(comm).__name__}; expected an mpi4py intracommunicator such as MPI.COMM_WORLD")
+            raise ConfigError(
+                f"comm: got {type(comm).__name__}; expected an mpi4py intracommunicator such as MPI.COMM_WORLD"
+            )
         own, request = comm.Idup()
         Waiter(timeout, crowded=True).until(request.Test, list)
         return cls(own, timeout, window_bytes, machines)
@@ -111,9 +112,10 @@ class Transport:
         gpu = any(device.device_of(a) == "gpu" for _, a in (*sends, *receives))
         if gpu:
             device.synchronize()
-            if not self.device_aware:
-                return self._exchange_staged(sends, receives)
-        self._exchange(sends, receives)
+        if gpu and not self.device_aware:
+            self._exchange_staged(sends, receives)
+        else:
+            self._exchange(sends, receives)
 
     def _exchange(self, sends: Addressed, receives: Addressed) -> None:
         incoming = [
@@ -124,7 +126,9 @@ class Transport:
         outgoing = []
         for rank, array in sends:
             self._sent["intra" if rank in self.machine else "inter"] += array.nbytes
-            outgoing += [(rank, self._comm.Isend([p, self._mpi.BYTE], rank, _TAG)) for p in self._pieces(array)]
+            outgoing += [
+                (rank, self._comm.Isend([p, self._mpi.BYTE], rank, _TAG)) for p in self._pieces(array)
+            ]
         self._wait(incoming + outgoing)
 
     def _pieces(self, array: Any) -> list[Any]:
@@ -167,11 +171,17 @@ class Transport:
         free = self._local.bcast(shared_memory_free())
         wanted = self._local.size * 2 * half_bytes
         if free < 2 * wanted:
-            _LOG.warning("shared memory: %d bytes free in /dev/shm, %d wanted; using messages inside the machine", free, wanted)
+            _LOG.warning(
+                "shared memory: %d bytes free in /dev/shm, %d wanted; using messages inside the machine",
+                free,
+                wanted,
+            )
             return None
         window = SharedWindow(self._local, half_bytes, self.waiter, self.machine)
         if self._local.allreduce(not window.contiguous):
-            _LOG.warning("shared memory: this MPI does not lay segments side by side; using messages inside the machine")
+            _LOG.warning(
+                "shared memory: this MPI does not lay segments side by side; using messages inside the machine"
+            )
             window.free()
             return None
         return window
@@ -193,5 +203,7 @@ def _device_aware() -> bool:
     """Whether device pointers go to MPI: only where the user says that this MPI takes them."""
     setting = os.environ.get("ESPRESSO_CUDA_AWARE", "0")
     if setting not in ("0", "1"):
-        raise ConfigError(f"ESPRESSO_CUDA_AWARE={setting!r}; expected 1 (device pointers to MPI) or 0 (staged by the host)")
+        raise ConfigError(
+            f"ESPRESSO_CUDA_AWARE={setting!r}; expected 1 (device pointers to MPI) or 0 (staged by the host)"
+        )
     return setting == "1"

@@ -38,11 +38,14 @@ class SharedWindow:
         segment = _PAGE + 2 * self._half
         self._win = MPI.Win.Allocate_shared(segment, 1, comm=local)
         self._win.Lock_all(MPI.MODE_NOCHECK)
-        segments = [np.frombuffer(self._win.Shared_query(r)[0], np.uint8) for r in range(local.size)]
+        segments = [np.asarray(self._win.Shared_query(r)[0]).view(np.uint8) for r in range(local.size)]
         self.contiguous = all(
-            s.size == segment and s.ctypes.data == segments[0].ctypes.data + r * segment for r, s in enumerate(segments)
+            s.size == segment and s.ctypes.data == segments[0].ctypes.data + r * segment
+            for r, s in enumerate(segments)
         )
-        base = np.lib.stride_tricks.as_strided(segments[0], (local.size, segment), (segment, 1), writeable=True)
+        base = np.lib.stride_tricks.as_strided(
+            segments[0], (local.size, segment), (segment, 1), writeable=True
+        )
         self._flags = base[:, :64].view(np.int64)[:, 0]
         self._data = base[:, _PAGE:]
         self._flags[self._me] = 0
@@ -83,7 +86,7 @@ class SharedWindow:
     def free(self) -> None:
         """Give the memory back. Collective over the machine."""
         self._win.Unlock_all()
-        self._flags = self._data = np.empty(0, np.uint8)
+        del self._flags, self._data
         self._win.Free()
 
     def _rows(self, dtype: Any, size: int) -> np.ndarray:

@@ -7,8 +7,9 @@ GPU compiler would otherwise fuse it unasked and round differently from the CPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -46,7 +47,7 @@ class Kernel:
     core want. The first argument must be an array; its size decides which build runs.
     """
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.__doc__ = function.__doc__
         self._serial = njit(**_OPTIONS)(function)
         self._parallel = njit(parallel=True, **_OPTIONS)(_twin(function))
@@ -63,7 +64,7 @@ class Kernel:
             set_num_threads(threads)
 
 
-def _twin(function: FunctionType) -> FunctionType:
+def _twin(function: Any) -> FunctionType:
     """Copy ``function`` under another name: numba's cache tells builds apart by name, not by options."""
     twin = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     twin.__qualname__ = function.__qualname__ + "_parallel"
@@ -132,7 +133,9 @@ def _at(context: Any, builder: Any, array_type: Any, array: Any, index: Any, poi
 
 
 def _splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
-    one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    one = builder.insert_element(
+        ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0)
+    )
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), _V), [0] * _V)
     return builder.shuffle_vector(one, ir.Constant(vector_type, ir.Undefined), zeros)
 
@@ -274,8 +277,8 @@ def uniform(at, high):  # type: ignore[no-untyped-def]
 
     Two rounds of multiply and xor-shift (constants of C. Wellons' ``lowbias32``); 32-bit so that it vectorises.
     """
-    h = np.uint32((at ^ (at >> np.uint32(16))) * np.uint32(0x7FEB352D))
-    h = np.uint32((h ^ (h >> np.uint32(15)) ^ high) * np.uint32(0x846CA68B))
+    h = np.uint32((at ^ (at >> np.uint32(16)) ^ high) * np.uint32(0x7FEB352D))
+    h = np.uint32((h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
     h = np.uint32(h ^ (h >> np.uint32(16)))
     return np.float32(np.int32(h >> np.uint32(8))) * np.float32(5.9604645e-08)
 

@@ -24,7 +24,7 @@ from numba.cuda import libdevice
 from ._cpu import key_words
 
 __all__ = ["FULL", "KERNELS", "LANES", "THREADS", "TILE", "Kernel", "ballot", "blocks", "clear", "counter", "device_number",
-           "key_words", "kernel", "lanes_below", "uniform", "warp_max", "warp_sum", "zero"]  # fmt: skip
+           "key_words", "kernel", "lanes_below", "uniform", "warp_max", "warp_prefix_sum", "warp_sum", "zero"]  # fmt: skip
 
 THREADS = 256
 """Threads of a block."""
@@ -77,14 +77,17 @@ def kernel(signature: str, **variant: Any) -> Callable[[Any], Kernel]:
     return decorate
 
 
-def blocks(work: int, each: int) -> int:
-    """How many blocks share ``work`` units at ``each`` a block: at most what the GPU runs at once (loops do the rest)."""
-    return max(1, min(-(-work // each), _resident_blocks(device_number())))
+def blocks(work: int, each: int, resident: int = 2048 // THREADS) -> int:
+    """How many blocks share ``work`` units at ``each`` a block: at most ``resident`` on a multiprocessor.
+
+    As many as that run at once; kernels loop over the rest, so that what they set up serves many units.
+    """
+    return max(1, min(-(-work // each), resident * _multiprocessors(device_number())))
 
 
 @lru_cache
-def _resident_blocks(device: int) -> int:
-    return 2048 // THREADS * int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+def _multiprocessors(device: int) -> int:
+    return int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
 
 
 def device_number() -> int:
@@ -116,8 +119,8 @@ def counter(index, low):  # type: ignore[no-untyped-def]
 @cuda.jit(device=True)
 def uniform(at, high):  # type: ignore[no-untyped-def]
     """As ``_cpu.uniform``, to the bit."""
-    h = np.uint32((at ^ (at >> np.uint32(16))) * np.uint32(0x7FEB352D))
-    h = np.uint32((h ^ (h >> np.uint32(15)) ^ high) * np.uint32(0x846CA68B))
+    h = np.uint32((at ^ (at >> np.uint32(16)) ^ high) * np.uint32(0x7FEB352D))
+    h = np.uint32((h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
     h = np.uint32(h ^ (h >> np.uint32(16)))
     return np.float32(np.int32(h >> np.uint32(8))) * np.float32(5.9604645e-08)
 
@@ -155,6 +158,16 @@ def warp_sum(value):  # type: ignore[no-untyped-def]
     value += cuda.shfl_xor_sync(FULL, value, 4)
     value += cuda.shfl_xor_sync(FULL, value, 2)
     return value + cuda.shfl_xor_sync(FULL, value, 1)
+
+
+@cuda.jit(device=True)
+def warp_prefix_sum(value, lane):  # type: ignore[no-untyped-def]
+    """The sum of the values of this lane and those before it."""
+    for distance in (1, 2, 4, 8, 16):
+        below = cuda.shfl_up_sync(FULL, value, distance)
+        if lane >= distance:
+            value += below
+    return value
 
 
 # --- a kernel that several methods use --------------------------------------------------------------------------------

@@ -76,7 +76,9 @@ class Compressor(ABC):
         kernels(payload, out, add)
 
     @abstractmethod
-    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, key: int) -> None: ...
+    def _encode_cpu(
+        self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, key: int
+    ) -> None: ...
 
     @abstractmethod
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, key: int) -> None: ...
@@ -94,7 +96,9 @@ class Compressor(ABC):
 
     def __str__(self) -> str:
         """The spelling that ``get`` reads back: the name and the parameters that are not the default."""
-        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        changed = [
+            (f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default
+        ]
         return self.name + (":" + ",".join(f"{key}={value}" for key, value in changed) if changed else "")
 
 
@@ -107,7 +111,9 @@ def _check_array(what: str, array: Any, dtype: Any, size: int, device: str) -> N
         )
     contiguous = array.flags["C_CONTIGUOUS"] if device == "cpu" else array.is_c_contiguous()
     if not contiguous:
-        raise PayloadError(f"{what}: got a strided array; expected contiguous memory; pass numpy.ascontiguousarray(...)")
+        raise PayloadError(
+            f"{what}: got a strided array; expected contiguous memory; pass numpy.ascontiguousarray(...)"
+        )
 
 
 def check_positive_int(owner: str, name: str, value: Any, low: int = 1, high: int = 1 << 30) -> None:

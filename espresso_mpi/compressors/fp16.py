@@ -37,10 +37,14 @@ class Fp16(Compressor):
         _decode(out, payload.view(np.uint16), add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, key: int) -> None:
-        raise NotImplementedError
+        from . import _cuda_fp16
+
+        _cuda_fp16.encode(x, residual, payload.view(np.float16))
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool) -> None:
-        raise NotImplementedError
+        from . import _cuda_fp16
+
+        _cuda_fp16.decode(payload.view(np.float16), out, add)
 
 
 @_cpu.inline

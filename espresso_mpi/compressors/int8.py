@@ -56,10 +56,14 @@ class Int8(Compressor):
         _decode(out, scales, codes, self.block, add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, key: int) -> None:
-        raise NotImplementedError
+        from . import _cuda_int8
+
+        _cuda_int8.encode(x, residual, *self._split(payload, x.size), self.block, self.rounding == "stochastic", key)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool) -> None:
-        raise NotImplementedError
+        from . import _cuda_int8
+
+        _cuda_int8.decode(*self._split(payload, out.size), out, self.block, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as (float32 scales, int8 codes) views."""

@@ -48,10 +48,16 @@ class OneBit(Compressor):
         _decode(out, words, scales, self.block, add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, key: int) -> None:
-        raise NotImplementedError
+        from . import _cuda_onebit
+
+        words, scales = self._split(payload, x.size)
+        _cuda_onebit.encode(x, residual, words.view(np.uint32), scales, self.block)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool) -> None:
-        raise NotImplementedError
+        from . import _cuda_onebit
+
+        words, scales = self._split(payload, out.size)
+        _cuda_onebit.decode(words.view(np.uint32), scales, out, self.block, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as (uint64 sign words, float32 scales) views."""

@@ -66,10 +66,14 @@ class TopK(Compressor):
         _scatter_add(out, indices, values)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, key: int) -> None:
-        raise NotImplementedError
+        from . import _cuda_topk
+
+        _cuda_topk.encode(x, residual, *self._split(payload, x.size))
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool) -> None:
-        raise NotImplementedError
+        from . import _cuda_topk
+
+        _cuda_topk.decode(*self._split(payload, out.size), out, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as (uint32 indices, float32 values) views."""

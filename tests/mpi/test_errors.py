@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 import espresso_mpi
-from espresso_mpi.errors import ConfigError, GradientError, MismatchError, NonFiniteError, PlanError, RankTimeoutError
+from espresso_mpi.errors import (
+    ConfigError,
+    GradientError,
+    MismatchError,
+    NonFiniteError,
+    PlanError,
+    RankTimeoutError,
+)
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -101,7 +108,11 @@ def test_non_finite_raises_everywhere_and_poisons_nothing(world, open_session, c
 
 def test_non_finite_can_be_skipped(world, open_session):
     session = open_session(compressor="onebit", nonfinite="skip", min_bytes=1000)
-    grads = {"big": np.ones(5000, np.float32), "small": np.ones(10, np.float32), "tiny": np.full(3, 2, np.float32)}
+    grads = {
+        "big": np.ones(5000, np.float32),
+        "small": np.ones(10, np.float32),
+        "tiny": np.full(3, 2, np.float32),
+    }
     session.sync(grads)
     if world.rank == world.size - 1:
         grads["big"][4], grads["small"][2] = np.nan, np.inf

@@ -32,7 +32,9 @@ def test_torch_gradients_of_a_model(world, open_session):
     assert all(torch.allclose(p.grad, e, rtol=1e-5) for p, e in zip(model.parameters(), expected))
 
 
-@pytest.mark.parametrize("make", ["ones(4, 5).T", "ones(8).to_sparse()", "ones(4, dtype=torch.int32)", "ones(4, device='meta')"])
+@pytest.mark.parametrize(
+    "make", ["ones(4, 5).T", "ones(8).to_sparse()", "ones(4, dtype=torch.int32)", "ones(4, device='meta')"]
+)
 def test_torch_tensors_that_cannot_be_synchronised(world, open_session, make):
     torch = pytest.importorskip("torch")
     with pytest.raises(GradientError, match="expected"):

@@ -41,7 +41,8 @@ def test_a_state_is_a_copy(world, open_session):
 
 
 @pytest.mark.parametrize(
-    "change, words", [({"version": 99}, "version"), ({"rank": 77}, "rank"), ({"machines": [[0]] * 9}, "machines")]
+    "change, words",
+    [({"version": 99}, "version"), ({"rank": 77}, "rank"), ({"machines": [[0]] * 9}, "machines")],
 )
 def test_a_state_that_does_not_fit_is_refused(world, open_session, change, words):
     session = open_session(compressor="onebit")

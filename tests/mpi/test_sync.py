@@ -19,7 +19,7 @@ COMPRESSORS = ("fp16", "int8", "int8:rounding=stochastic", "onebit", "topk:ratio
 
 
 def machine_layouts(size):
-    """One machine; machines of two ranks, the last one maybe smaller; every rank a machine of its own; a big and a small."""
+    """One machine; pairs; every rank a machine of its own; a big machine and a small one."""
     pairs = [list(range(i, min(i + 2, size))) for i in range(0, size, 2)]
     lopsided = [list(range(size - 1)), [size - 1]]
     layouts = [[list(range(size))], pairs, [[r] for r in range(size)]] + ([lopsided] if size > 2 else [])
@@ -49,14 +49,16 @@ def test_dense_is_the_mean(world, open_session, dtype, route, window_bytes):
             grad = values(world.rank, n, n, dtype)
             session.sync(grad)
             scale = np.max([np.abs(values(r, n, n, dtype)) for r in range(world.size)], axis=0).astype(np.float64)
-            assert np.all(np.abs(grad - exact_mean(world.size, n, n, dtype)) <= ulps * scale + 1e-7 * (dtype == "float16"))
+            assert np.all(
+                np.abs(grad - exact_mean(world.size, n, n, dtype)) <= ulps * scale + 1e-7 * (dtype == "float16")
+            )
             assert identical(world, grad)
 
 
 @pytest.mark.parametrize("route", COMPRESSED)
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_conservation_law(world, open_session, compressor, route):
-    """sum of mean gradients = sum of outputs + what the residuals still hold, to float32 rounding, over 100 steps."""
+    """Given = received + what the residuals still hold, to float32 rounding, over 100 steps."""
     n, steps = 1537, 100
     for machines in machine_layouts(world.size):
         session = open_session(compressor=compressor, route=route, machines=machines)
@@ -75,7 +77,7 @@ def test_conservation_law(world, open_session, compressor, route):
 
 
 def held(world, session, n, machines):
-    """The mean that the residuals of all ranks hold: first-pass ones averaged like gradients, second-pass ones as they are."""
+    """The mean that all residuals hold: first-pass ones averaged like gradients, second-pass ones as they are."""
     total = np.zeros(n)
     route_is_flat = world.size == 1 or not any("intra" in str(r) for r in session_routes(session))
     count = world.size if route_is_flat else len(machines)
@@ -108,7 +110,7 @@ def test_every_bit_is_the_sum_of_decoded_payloads(world, open_session, compresso
 
 @pytest.mark.parametrize("compressor", ["none", *COMPRESSORS])
 def test_identical_gradients_come_back(world, open_session, compressor):
-    """The same gradient on all ranks comes back up to one compression error: idempotent methods give it exactly once."""
+    """The same gradient on all ranks comes back unchanged up to compression error."""
     n = 5000
     grad = values(0, 0, n)
     expected = grad.copy()
@@ -124,7 +126,11 @@ def test_identical_gradients_come_back(world, open_session, compressor):
 @pytest.mark.parametrize("compressor", ["none", "onebit"])
 def test_containers_are_updated_in_place(world, open_session, compressor):
     session = open_session(compressor=compressor, min_bytes=512)
-    big, small, half = values(world.rank, 1, 3000), values(world.rank, 2, 5), values(world.rank, 3, 9, np.float16)
+    big, small, half = (
+        values(world.rank, 1, 3000),
+        values(world.rank, 2, 5),
+        values(world.rank, 3, 9, np.float16),
+    )
     grads = {"layer": {"w": big.reshape(30, 100), "b": small}, "rest": [half, None, (np.float32(2) * small,)]}
     assert session.sync(grads) is grads
     assert np.allclose(small, exact_mean(world.size, 2, 5), atol=1e-6)

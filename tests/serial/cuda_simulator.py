@@ -17,10 +17,13 @@ from types import SimpleNamespace
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 import numpy as np
-from numba import cuda
+from numba import cuda, typeof, types
+from numba.core.sigutils import normalize_signature
 from numba.cuda import libdevice
 from numba.cuda.simulator import kernel as simulated
+from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
+from numba.np.numpy_support import from_dtype
 
 from espresso_mpi.compressors import _cuda
 
@@ -37,10 +40,30 @@ def install() -> None:
     libdevice.int_as_float = lambda x: np.int32(x).view(np.float32)
     simulated.swapped_cuda_module = _swapped
     simulated.BlockManager = _Block
+    _cuda.Kernel.__call__ = _checked(_cuda.Kernel.__call__)
     _cuda.THREADS, _cuda.TILE = THREADS, 4 * THREADS
     _cuda.blocks.__defaults__ = (2,)  # fewer than there is work for, so that loops over tiles are run
     _cuda.device_number = lambda: 0
     _cuda._multiprocessors = lambda device: 1
+
+
+def _checked(call):  # type: ignore[no-untyped-def]
+    """A GPU reads what a kernel's signature says, whatever it is given: look here whether they agree."""
+
+    def checked(kernel, grid, threads, *args):  # type: ignore[no-untyped-def]
+        expected, _ = normalize_signature(kernel.signature)
+        got = tuple(_type_of(arg) for arg in args)
+        if got != expected:
+            raise TypeError(f"{kernel.name}: launched with {got}, but its signature is {expected}")
+        call(kernel, grid, threads, *args)
+
+    return checked
+
+
+def _type_of(arg):  # type: ignore[no-untyped-def]
+    if isinstance(arg, FakeCUDAArray):
+        return types.Array(from_dtype(arg.dtype), arg.ndim, "C" if arg.is_c_contiguous() else "A")
+    return typeof(arg)
 
 
 @contextmanager
@@ -74,7 +97,8 @@ class _Worker(threading.Thread):
 
     def assign(self, work, block, thread, slots) -> None:  # type: ignore[no-untyped-def]
         self.blockIdx, self.threadIdx = (SimpleNamespace(x=at, y=0, z=0) for at in (block, thread))
-        self.thread_id, self.slots, self._work, self.done, self.error = thread, slots, work, False, None
+        self.thread_id, self.slots, self.turn = thread, slots, 0
+        self._work, self.done, self.error = work, False, None
 
     def advance(self) -> None:
         """Let it run to its next barrier or its end."""
@@ -110,7 +134,7 @@ class _Block:
     def run(self, place, *args) -> None:  # type: ignore[no-untyped-def]
         while len(_WORKERS) < self._threads:
             _WORKERS.append(_Worker())
-        slots: dict[int, object] = {}
+        slots = ([None] * self._threads, [None] * self._threads)
         alive = _WORKERS[: self._threads]
         for number, worker in enumerate(alive):
             worker.assign(lambda: self._function(*args), place[0], number, slots)
@@ -124,14 +148,17 @@ class _Block:
 
 
 def _lanes(value):  # type: ignore[no-untyped-def]
-    """What the lanes of this thread's warp hand in, and the number of this lane."""
+    """What the lanes of this thread's warp hand in, and the number of this lane.
+
+    One barrier is enough: a lane that hands in the value after the next one has seen the others read this one.
+    """
     thread = threading.current_thread()
-    thread.slots[thread.thread_id] = value
+    thread.turn = 1 - thread.turn
+    mine = thread.slots[thread.turn]
+    mine[thread.thread_id] = value
     thread.syncthreads()
     first, lane = divmod(thread.thread_id, 32)
-    values = [thread.slots[32 * first + other] for other in range(32)]
-    thread.syncthreads()
-    return values, lane
+    return mine[32 * first : 32 * first + 32], lane
 
 
 def _ballot_sync(self, mask, predicate):  # type: ignore[no-untyped-def]

@@ -21,7 +21,7 @@ def test_names_are_the_keys_on_the_way():
 
 def test_names_that_clash_are_refused():
     a = np.ones(1, np.float32)
-    with pytest.raises(GradientError, match="a.b"):
+    with pytest.raises(GradientError, match=r"a\.b"):
         flatten({"a.b": a, "a": {"b": a}})
 
 

@@ -124,9 +124,7 @@ def test_lab_passes_everything_on(monkeypatch):
 def test_run_passes_everything_on(monkeypatch):
     seen = []
     monkeypatch.setattr(launch, "run", lambda *arguments: seen.extend(arguments) or 0)
-    assert (
-        invoke_here(monkeypatch, "run", "-n", "3", "--mpirun-options", "--verbose", "--", "x", "-n", "9") == 0
-    )
+    assert invoke_here(monkeypatch, "run", "-n", "3", "--mpirun-options", "--verbose", "--", "x", "-n", "9") == 0
     assert seen == [["x", "-n", "9"], 3, None, "--verbose"]
 
 

@@ -106,9 +106,7 @@ def test_small_shared_memory():
 
 def test_lab_problems_keep_their_cures():
     finding = only(lab_problems=["the program `tc` is missing; install the package iproute2"])
-    assert finding == doctor.Finding(
-        "the lab cannot run: the program `tc` is missing", "install the package iproute2"
-    )
+    assert finding == doctor.Finding("the lab cannot run: the program `tc` is missing", "install the package iproute2")
 
 
 @pytest.mark.parametrize(

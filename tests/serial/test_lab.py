@@ -132,9 +132,7 @@ def test_refuses_an_empty_command():
         lab.run([])
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"), [("1gbit", 1e9), ("2.5gbit", 2.5e9), ("100mbit", 1e8), ("2000kbit", 2e6)]
-)
+@pytest.mark.parametrize(("text", "rate"), [("1gbit", 1e9), ("2.5gbit", 2.5e9), ("100mbit", 1e8), ("2000kbit", 2e6)])
 def test_parses_rates(text, rate):
     assert lab.parse_rate(text) == rate
 
@@ -146,6 +144,22 @@ def test_missing_programs_are_named_with_their_package(monkeypatch):
     assert "no mpirun found" in problems
     with pytest.raises(LabUnavailable, match="iproute2"):
         lab.run(["true"])
+
+
+@pytest.mark.parametrize(("user", "cure"), [(0, "--privileged"), (1000, "kernel.unprivileged_userns_clone=1")])
+def test_forbidden_namespaces_name_the_cure(monkeypatch, user, cure):
+    refusal = ["sh", "-c", "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1", "sh"]
+    monkeypatch.setattr(lab, "_new_namespaces", lambda: refusal)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    (problem,) = lab._kernel_problems()
+    assert "Operation not permitted" in problem
+    assert cure in problem
+
+
+def test_a_missing_kernel_module_is_named(monkeypatch):
+    monkeypatch.setattr(lab, "_new_namespaces", lambda: ["sh"])
+    monkeypatch.setattr(lab, "_PROBES", (("limit a rate; load the kernel module `sch_tbf`", "false"),))
+    assert lab._kernel_problems() == ["cannot limit a rate; load the kernel module `sch_tbf`"]
 
 
 def test_an_old_open_mpi_is_refused(monkeypatch):

@@ -79,9 +79,7 @@ def test_the_time_limit():
     assert time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize(
-    ("command", "ranks", "complaint"), [(["true"], 0, "got 0"), ([], 2, "no command given")]
-)
+@pytest.mark.parametrize(("command", "ranks", "complaint"), [(["true"], 0, "got 0"), ([], 2, "no command given")])
 def test_refuses_nonsense(command, ranks, complaint):
     with pytest.raises(ConfigError, match=complaint):
         launch.run(command, ranks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from espresso_mpi.types import ROUTES, Route
 
 def topology(*counts):
     edges = [sum(counts[:i]) for i in range(len(counts) + 1)]
-    return Topology(tuple(tuple(range(a, b)) for a, b in zip(edges, edges[1:])))
+    return Topology(tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges)))
 
 
 def test_groups_of_uneven_machines():
@@ -31,7 +33,7 @@ def test_split_covers_without_overlap(n, pieces, idle):
     parts = Dense(0, n).split(pieces, pieces + idle)
     assert len(parts) == pieces + idle
     assert parts[0].start == 0 and parts[-1].stop == n
-    assert all(a.stop == b.start for a, b in zip(parts, parts[1:]))
+    assert all(a.stop == b.start for a, b in itertools.pairwise(parts))
     assert all(p.start % ALIGN == 0 or p.start == n for p in parts)
     assert all(p.size == 0 for p in parts[pieces:])
 
@@ -73,6 +75,10 @@ def test_bytes_match_the_formulas(name, expected):
 
 def test_compressed_bytes_match_the_formula():
     n, fp16 = 64 * 64, compressors.get("fp16")
-    for name, expected in [("flat-allgather", 3), ("flat-alltoall", 3 / 4 + 3 / 4), ("hierarchical-allgather", 4 * 2 / 4 + 1 / 2)]:
+    for name, expected in [
+        ("flat-allgather", 3),
+        ("flat-alltoall", 3 / 4 + 3 / 4),
+        ("hierarchical-allgather", 4 * 2 / 4 + 1 / 2),
+    ]:
         steps = compile_route(Route.parse(name), topology(2, 2), n, "float32", 2, fp16)
         assert bytes_sent(steps) == expected * 2 * n, name

@@ -1,0 +1,134 @@
+"""``bench report``: BENCHMARKS.md from the JSON results of benchmarks, with machine, versions and date."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from espresso_mpi.errors import ConfigError
+
+Result = Mapping[str, Any]
+
+_HEAD = """# Benchmarks
+
+Written by `make bench`. Ratios within one run are what counts: the methods take turns in every repetition, so that a
+noisy moment of the machine meets all of them. Absolute times are this machine's.
+"""
+
+_SYNC = """
+One float32 array of each size, on every rank. *median* and *p99* are over repetitions, of the slowest rank of each. *x fp32*
+and *x fp16* are the time of `MPI_Allreduce` on the same array, as it is and cast to float16 (casts included, summed by
+our kernel, which beats MPI's own half type), divided by the method's: below 1 the method loses. *between machines* is what
+all ranks together send over links in one synchronisation. *wrong* counts elements that differ from the reference: the
+float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods.
+"""
+
+_TRAIN = """
+A character language model on the English text in Python's `pydoc_data.topics`, plain SGD, the same weights, batches and
+learning rate for all methods. *loss* is bits a character on held-out text. *s to target*: training time until fp32's final loss
++ 2 %. A step's time is split into compute (the slowest rank's) and sync. Validation is outside the clock.
+"""
+
+
+def main(*, results: Sequence[Path], output: Path) -> None:
+    """Write ``output`` from the results of ``bench sync`` and ``bench train``.
+
+    Raises:
+        ConfigError: a file is missing or is no such result.
+    """
+    sections = [_section(path, _load(path), output) for path in results]
+    output.write_text(_HEAD + "".join(sections))
+    print(f"wrote {output}")
+
+
+def _load(path: Path) -> Result:
+    try:
+        result = json.loads(path.read_text())
+        return {"environment": result["environment"], "rows": result["rows"], **result}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not the JSON result of a benchmark ({error}); make one with bench ... --json") from None
+
+
+def _section(path: Path, result: Result, output: Path) -> str:
+    where = _where(result["environment"])
+    if "curves" in result:
+        picture = path.with_suffix(".png")
+        return f"\n## Training: {where}\n{_TRAIN}\n{_environment(result)}\n{_train(result)}{_picture(picture, output)}"
+    return f"\n## Synchronisation: {where}\n{_SYNC}\n{_environment(result)}\n{_sync(result['rows'])}"
+
+
+def _where(environment: Result) -> str:
+    lab = environment.get("lab")
+    job = environment.get("job") or {}
+    return f"emulated cluster, {lab}" if lab else f"{job.get('ranks', '?')} ranks on one machine"
+
+
+def _environment(result: Result) -> str:
+    e = result["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in e["versions"].items() if version)
+    mpi = " ".join(str(part) for part in [(e["mpi"] or {}).get("library"), (e["mpi"] or {}).get("version")] if part)
+    memory = f"{e['memory_bytes'] / 2**30:.0f} GiB"
+    return f"{e['date']}; {e['cpu']}, {e['cores']} cores, {memory}; {e['system']}; {mpi}; Python {e['python']}, {versions}.\n"
+
+
+def _table(header: Sequence[str], lines: Iterator[Sequence[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def _sync(rows: Sequence[Result]) -> str:
+    seconds = {(row["nbytes"], row["method"]): row["seconds"] for row in rows}
+
+    def line(row: Result) -> list[str]:
+        ratios = [seconds[row["nbytes"], f"mpi-allreduce-{kind}"] / row["seconds"] for kind in ("fp32", "fp16")]
+        return [
+            _size(row["nbytes"]),
+            row["method"],
+            f"{row['seconds'] * 1e3:.2f}",
+            f"{row['p99'] * 1e3:.2f}",
+            *(f"{ratio:.2f}" for ratio in ratios),
+            "" if row["inter_bytes"] is None else f"{row['inter_bytes']:,}",
+            str(row["wrong"]),
+        ]
+
+    header = ["size", "method", "median ms", "p99 ms", "x fp32", "x fp16", "bytes between machines", "wrong"]
+    return _table(header, map(line, rows))
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"
+
+
+def _train(result: Result) -> str:
+    def line(row: Result) -> list[str]:
+        bytes_ = row["bytes_per_step"]
+        return [
+            row["method"],
+            _number(row["loss"], ".4f"),
+            _number(row["loss_vs_fp32"], "+.2f"),
+            _number(row["seconds_to_target"], ".1f"),
+            f"{row['compute_seconds'] * 1e3:.1f}",
+            f"{row['sync_seconds'] * 1e3:.1f}",
+            f"{bytes_.get('intra', 0):,.0f}",
+            f"{bytes_.get('inter', 0):,.0f}",
+            "yes" if row["replicas_identical"] else "NO",
+        ]
+
+    header = ["method", "loss", "vs fp32 %", "s to target", "compute ms", "sync ms", "bytes in machine", "bytes between",
+              "identical"]  # fmt: skip
+    corpus = result["corpus"]
+    note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"
+    return _table(header, map(line, result["rows"])) + note
+
+
+def _number(value: float | None, spec: str) -> str:
+    return "" if value is None else format(value, spec)
+
+
+def _picture(picture: Path, output: Path) -> str:
+    if not picture.is_file():
+        return ""
+    link = picture.absolute().relative_to(output.absolute().parent)
+    return f"\n![Loss against seconds and bytes]({link})\n"

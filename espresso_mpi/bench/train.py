@@ -1,0 +1,245 @@
+"""`espresso-mpi bench train`: what each compression method costs in loss and saves in time and bytes.
+
+The same small language model is trained from the same weights on the same batches with every method in turn,
+over all ranks of the job. `summary.Row` says what the printed columns mean.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from espresso_mpi.errors import ConfigError, EspressoError
+
+from . import blas, summary, text
+from .model import ModelShape
+from .training import Method, Run, Settings, train
+
+METHODS = "none,fp16,int8,onebit,topk:ratio=0.01"
+TOTAL_BATCH = 512
+"""Of all ranks together, so that the optimisation is the same on any number of them."""
+
+NEED_FEEDBACK = ("onebit", "topk")
+"""Compressors, by name, that do not converge without error feedback: the ablation shows it."""
+
+
+def main(
+    *,
+    methods: str | Sequence[str] = METHODS,
+    steps: int = Settings.steps,
+    batch: int | None = None,
+    rate: float = Settings.rate,
+    hidden: int = ModelShape.hidden,
+    target_loss: float | None = None,
+    seed: int = Settings.seed,
+    ablation: bool = True,
+    eval_every: int | None = None,
+    route: str | None = None,
+    json: Path | None = None,
+    plot: Path | None = None,
+    comm: Any = None,
+) -> dict[str, Any]:
+    """Train with each method, print a table on rank 0, and write the files asked for. Collective.
+
+    Args:
+        methods: spellings of compressors, or one text with commas between them; "none" is fp32.
+        steps: training steps of each method.
+        batch: characters that each rank predicts in a step; default: 512 shared among the ranks.
+        rate: peak learning rate, the same for all methods.
+        hidden: width of the model's hidden layer; 256 makes 66 880 parameters, 1024 makes 264 256.
+        target_loss: validation loss in bits a character to reach; default: fp32's final loss plus 2 %.
+        seed: of weights, batches and stochastic compressors.
+        ablation: also run onebit and topk without error feedback.
+        eval_every: steps between validations; default: a fifteenth of all.
+        route: route of the compressed methods; default: the session's choice.
+        json, plot: files to write, the plot as PNG.
+        comm: mpi4py communicator, default ``MPI.COMM_WORLD``.
+
+    Returns:
+        What the JSON file holds, on every rank.
+
+    Raises:
+        ConfigError: an argument does not fit, or a file could not be written later on.
+        CorpusError: this Python has no training text.
+    """
+    comm = _world() if comm is None else comm
+    chosen = parse_methods(methods, ablation)
+    settings = Settings(
+        steps=steps,
+        batch=max(1, TOTAL_BATCH // comm.size) if batch is None else batch,
+        rate=rate,
+        seed=seed,
+        eval_every=max(1, steps // 15) if eval_every is None else eval_every,
+        route=route,
+        shape=ModelShape(hidden=hidden),
+    )
+    _agree(comm, lambda: _require_outputs(json, plot))
+    _limit_threads(comm)
+    corpus = text.load()
+    if comm.rank == 0:
+        print(summary.heading(corpus, settings, comm.size))
+    runs = _train_all(comm, corpus, chosen, settings)
+    result = _result(runs, corpus, settings, target_loss)
+    if comm.rank == 0:
+        summary.print_table(summary.rows(runs, target_loss), summary.target(runs, target_loss))
+        _write(result, runs, json, plot)
+    return result
+
+
+def parse_methods(methods: str | Sequence[str], ablation: bool) -> tuple[Method, ...]:
+    """The methods to run, each without feedback as well where ``ablation`` is set and it matters.
+
+    In a text, a comma before a bare ``parameter=value`` belongs to the compressor before it.
+
+    Raises:
+        ConfigError: no method, or a spelling that names no compressor.
+    """
+    spellings = _split(methods) if isinstance(methods, str) else list(methods)
+    if not spellings:
+        raise ConfigError("methods: none given; name at least one compressor, or none for fp32")
+    found = [Method(_checked(spelling)) for spelling in spellings]
+    if ablation:
+        needy = [method for method in found if method.compressor.partition(":")[0] in NEED_FEEDBACK]
+        found += [replace(method, feedback=False) for method in needy]
+    return tuple(dict.fromkeys(found))
+
+
+def _split(methods: str) -> list[str]:
+    spellings: list[str] = []
+    for part in filter(None, (part.strip() for part in methods.split(","))):
+        if spellings and "=" in part and ":" not in part:
+            spellings[-1] += f",{part}"
+        else:
+            spellings.append(part)
+    return spellings
+
+
+def _checked(spelling: str) -> str:
+    from espresso_mpi import compressors
+
+    if spelling != "none":
+        compressors.get(spelling)
+    return spelling
+
+
+def _world() -> Any:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def _agree(comm: Any, check: Callable[[], None]) -> None:
+    """Run a check on rank 0 and raise what it raises on every rank."""
+    error = None
+    if comm.rank == 0:
+        try:
+            check()
+        except EspressoError as raised:
+            error = raised
+    error = comm.bcast(error)
+    if error is not None:
+        raise error
+
+
+def _require_outputs(json: Path | None, plot: Path | None) -> None:
+    """Find out before minutes of training whether the results can be written."""
+    for name, path in (("json", json), ("plot", plot)):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise ConfigError(f"--{name} {path}: its directory does not exist; make it first")
+    if plot is not None and find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib; install it with: pip install 'espresso-mpi[report]'")
+
+
+def _limit_threads(comm: Any) -> None:
+    from mpi4py import MPI
+
+    from espresso_mpi import launch
+
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    threads = launch.threads_per_rank(local.size)
+    if not blas.limit_threads(threads) and local.size > 1 and local.rank == 0:
+        print(
+            "espresso-mpi: the threads of numpy's matrix products cannot be limited here; "
+            f"set OMP_NUM_THREADS={threads}, or start the job with: espresso-mpi run",
+            file=sys.stderr,
+        )
+    local.Free()
+
+
+def _train_all(comm: Any, corpus: text.Corpus, methods: Sequence[Method], settings: Settings) -> list[Run]:
+    runs = []
+    for method in methods:
+        with _progress(comm.rank, method.label, settings.steps) as advance:
+            runs.append(train(comm, corpus, method, settings, advance))
+        if comm.rank == 0:
+            print(summary.line(runs[-1]), file=sys.stderr, flush=True)
+    return runs
+
+
+@contextmanager
+def _progress(rank: int, label: str, steps: int) -> Iterator[Callable[[int], None]]:
+    """A bar on rank 0's terminal; elsewhere nothing moves, and the line after each run must do."""
+    if rank != 0 or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=steps)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _result(
+    runs: Sequence[Run], corpus: text.Corpus, settings: Settings, target_loss: float | None
+) -> dict[str, Any]:
+    """What the JSON file holds; numbers that are not finite become null."""
+    from espresso_mpi.environment import environment
+
+    return _finite(
+        {
+            "environment": environment(),
+            "corpus": {
+                "module": text.MODULE,
+                "sha256": corpus.sha256,
+                "characters": corpus.characters,
+                "train": len(corpus.train),
+                "validation": len(corpus.validation),
+                "alphabet": corpus.alphabet,
+            },
+            "settings": {
+                **asdict(settings),
+                "parameters": settings.shape.parameters,
+                "ranks": runs[0].ranks,
+                "target_loss": summary.target(runs, target_loss),
+            },
+            "rows": [asdict(row) for row in summary.rows(runs, target_loss)],
+            "curves": {run.method.label: [asdict(point) for point in run.curve] for run in runs},
+        }
+    )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write(result: dict[str, Any], runs: Sequence[Run], json: Path | None, plot: Path | None) -> None:
+    if json is not None:
+        Path(json).write_text(jsonlib.dumps(result, indent=1, allow_nan=False) + "\n")
+        print(f"wrote {json}")
+    if plot is not None:
+        from . import plots
+
+        plots.training(runs, Path(plot))
+        print(f"wrote {plot}")

@@ -1,0 +1,183 @@
+"""The command `espresso-mpi`.
+
+Every command imports what it needs only when it runs, so that `--help` is
+quick and loads neither numba nor MPI.
+"""
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from espresso_mpi.errors import ConfigError, EspressoError, LabUnavailable
+
+USER_ERROR, USAGE_ERROR, LAB_UNAVAILABLE = 1, 2, 3
+
+app = typer.Typer(
+    name="espresso-mpi",
+    help="Compressed gradient synchronisation over MPI: check the machine, emulate a cluster, measure.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measure synchronisation and training, and report.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+# What follows COMMAND belongs to it.
+_COMMAND_LAST = {"allow_interspersed_args": False}
+
+Command = Annotated[
+    list[str],
+    typer.Argument(metavar="-- COMMAND…", help="The program to start on every rank; `python` is this one."),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(min=0.0, metavar="SECONDS", help="Stop the job after this time, with exit status 124."),
+]
+Hosts = Annotated[int, typer.Option(metavar="H", help="Machines to emulate, 1 to 8.")]
+RanksPerHost = Annotated[int, typer.Option(metavar="R", help="Ranks on each machine.")]
+Rate = Annotated[
+    str, typer.Option(metavar="RATE", help="Speed of each machine's link: 100mbit, 1gbit, …, or unlimited.")
+]
+JsonOut = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"espresso-mpi {_installed_version()}")
+        raise typer.Exit
+
+
+def _installed_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("espresso-mpi")
+    except PackageNotFoundError:
+        return "(not installed; install it with: pip install -e .)"
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+    ] = False,
+) -> None:
+    """Compressed gradient synchronisation over MPI: check the machine, emulate a cluster, measure."""
+
+
+@app.command()
+def doctor(json: JsonOut = None) -> None:
+    """Check MPI, threads, GPUs and packages; name every problem and its cure.
+
+    Works on one process and under mpirun. Exit status 1 if something would
+    keep the library from working.
+    """
+    from espresso_mpi import doctor
+
+    raise typer.Exit(doctor.main(json))
+
+
+@app.command(context_settings=_COMMAND_LAST)
+def run(
+    command: Command,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", metavar="N", help="Ranks to start on this machine.")] = 2,
+    timeout: Timeout = None,
+    mpirun_options: Annotated[str, typer.Option(metavar="TEXT", help="More options for mpirun, in quotes.")] = "",
+) -> None:
+    """Start COMMAND under the mpirun that belongs to this installation.
+
+    [dim]espresso-mpi run -n 4 -- python -m mpi4py train.py[/dim]
+    """
+    from espresso_mpi import launch
+
+    raise typer.Exit(launch.run(command, ranks, timeout, mpirun_options))
+
+
+@app.command(context_settings=_COMMAND_LAST)
+def lab(
+    command: Command,
+    hosts: Hosts = 2,
+    ranks: RanksPerHost = 2,
+    rate: Rate = "1gbit",
+    timeout: Timeout = None,
+) -> None:
+    """Start COMMAND on an emulated cluster on this machine (Linux).
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- python -m mpi4py train.py[/dim]
+    """
+    from espresso_mpi import lab
+
+    raise typer.Exit(lab.run(command, hosts=hosts, ranks=ranks, rate=rate, timeout=timeout))
+
+
+@app.command()
+def demo() -> None:
+    """Train a small model with and without compression, on the lab if it can run (three minutes)."""
+    from espresso_mpi.bench import demo
+
+    raise typer.Exit(demo.main())
+
+
+# One pattern for all benchmarks: the command declares the options, and
+# `espresso_mpi.bench.NAME.main` takes them by the same names.
+
+
+@bench.command()
+def sync(json: JsonOut = None) -> None:
+    """Measure the synchronisation of gradients; run it under `espresso-mpi run` or `espresso-mpi lab`."""
+    from espresso_mpi.bench import sync
+
+    sync.main(json=json)
+
+
+@bench.command()
+def train(json: JsonOut = None) -> None:
+    """Train a small model with each method; run it under `espresso-mpi run` or `espresso-mpi lab`."""
+    from espresso_mpi.bench import train
+
+    train.main(json=json)
+
+
+@bench.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON results of the benchmarks.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The report to write.")] = Path("BENCHMARKS.md"),
+) -> None:
+    """Write a report from the JSON results of benchmarks."""
+    from espresso_mpi.bench import report
+
+    report.main(results=results, output=output)
+
+
+def main() -> None:
+    """The entry point: errors become one clear message, and a failing rank takes the others with it."""
+    try:
+        app()
+    except EspressoError as error:
+        sys.exit(_report(error))
+    except Exception:
+        _abort_all_ranks()
+        raise
+
+
+def _report(error: EspressoError) -> int:
+    _abort_all_ranks()
+    print(f"espresso-mpi: {error}", file=sys.stderr)
+    if isinstance(error, LabUnavailable):
+        return LAB_UNAVAILABLE
+    return USAGE_ERROR if isinstance(error, ConfigError) else USER_ERROR
+
+
+def _abort_all_ranks() -> None:
+    """Ends the whole job if this is one rank of several: the others would wait for this one for ever."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized() or module.Is_finalized() or module.COMM_WORLD.size == 1:
+        return
+    traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    module.COMM_WORLD.Abort(1)

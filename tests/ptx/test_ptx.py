@@ -1,0 +1,142 @@
+"""Every CUDA kernel compiles, for the oldest and the newest kind of GPU that is supported, to the arithmetic it is meant to do.
+
+Needs a compiler (the ``ptx`` extra) and no GPU. CUDA 12 is the last one that compiles for sm_70.
+Without one the tests are skipped, or fail if ESPRESSO_REQUIRE_PTX=1, so that ``make test-ptx`` cannot pass by skipping.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from numba import config, cuda
+
+import espresso_mpi.collectives
+import espresso_mpi.compressors
+from espresso_mpi.compressors import _cuda
+
+ARCHITECTURES = ((7, 0), (8, 0), (9, 0))
+REQUIRED = os.environ.get("ESPRESSO_REQUIRE_PTX") == "1"
+
+
+def _kernels():
+    """All kernels of the package, found as the files that begin with ``_cuda``."""
+    for package in (espresso_mpi.compressors, espresso_mpi.collectives):
+        for module in pkgutil.iter_modules(package.__path__):
+            if module.name.startswith("_cuda"):
+                importlib.import_module(f"{package.__name__}.{module.name}")
+    return _cuda.KERNELS
+
+
+KERNELS = {kernel.name: kernel for kernel in _kernels()}
+
+
+def _unavailable() -> str | None:
+    """Why nothing can be compiled here, if so."""
+    if config.ENABLE_CUDASIM:
+        return "NUMBA_ENABLE_CUDASIM is set"
+    try:
+        from numba.cuda.cudadrv import nvvm
+
+        nvvm.NVVM()
+    except Exception as error:
+        return f"no CUDA compiler; pip install 'espresso-mpi[ptx]' ({str(error).strip().splitlines()[0]})"
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiler():
+    """Skip or fail where there is no compiler; where there is no GPU, do without asking it what it is."""
+    reason = _unavailable()
+    if reason:
+        pytest.fail(reason) if REQUIRED else pytest.skip(reason)
+    from numba.cuda import api, dispatcher
+
+    device = SimpleNamespace(compute_capability=ARCHITECTURES[0])
+    patch = pytest.MonkeyPatch()
+    for module in (api, dispatcher):
+        patch.setattr(module, "get_current_device", lambda: device)
+    yield
+    patch.undo()
+
+
+@functools.cache
+def _ptx(name: str, architecture: tuple[int, int]) -> str:
+    kernel = KERNELS[name]
+    text, _ = cuda.compile_ptx(kernel.function, kernel.signature, cc=architecture)
+    return text
+
+
+def _instructions(name: str, architecture: tuple[int, int]) -> set[str]:
+    return set(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z][\w.:]*)\s", _ptx(name, architecture), re.MULTILINE))
+
+
+def test_names_are_unique():
+    assert len(KERNELS) == len(_kernels()) > 20
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles_to_the_arithmetic_it_is_meant_to_do(name, architecture):
+    text, used = _ptx(name, architecture), _instructions(name, architecture)
+    assert text.count(".visible .entry") == 1
+    assert f".target sm_{architecture[0]}{architecture[1]}" in text
+    assert {i for i in used if "ftz" in i or "approx" in i or "full" in i} == set(), "not IEEE arithmetic"
+    assert ".local" not in text, "an array in local memory, which is slow"
+    assert not any(i.startswith("call") for i in used), "a device function that was not inlined"
+    if "float64" not in KERNELS[name].signature:
+        assert {i for i in used if ".f64" in i} == set(), "a float64 slipped in"
+    if not name.startswith("_cuda_int8"):
+        assert {i for i in used if i.startswith(("fma", "mad.rn.f"))} == set(), "a product was fused with a sum"
+
+
+@pytest.mark.parametrize(
+    ("name", "explicit"),
+    [
+        ("_cuda_int8.encode[keep=False][stochastic=False]", "fma.rn.f32"),
+        ("_cuda_int8.encode[keep=True][stochastic=True]", "fma.rn.f32"),
+        ("_cuda_int8.decode[add=True]", "fma.rn.f32"),
+        ("_cuda_int8.encode[keep=False][stochastic=False]", "div.rn.f32"),
+        ("_cuda_onebit.encode[keep=True]", "div.rn.f32"),
+        ("_cuda_onebit.encode[keep=True]", "vote.sync.ballot.b32"),
+        ("_cuda_topk.count_digits[add=True]", "atom.shared.add.u32"),
+    ],
+)
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+def test_uses(name, explicit, architecture):
+    assert explicit in _instructions(name, architecture)
+
+
+def _ptxas() -> Path | None:
+    """NVIDIA's assembler, which comes with the compiler of CUDA 12's packages."""
+    try:
+        import nvidia.cuda_nvcc as nvcc
+    except ImportError:
+        return None
+    found = Path(nvcc.__path__[0]) / "bin" / "ptxas"
+    return found if found.exists() else None
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+@pytest.mark.parametrize("name", KERNELS)
+def test_assembles_without_spills(name, architecture, tmp_path):
+    """The assembler accepts the PTX, and four blocks of each kernel fit a multiprocessor's 65536 registers."""
+    ptxas = _ptxas()
+    if ptxas is None:
+        missing = "no ptxas; pip install 'espresso-mpi[ptx]'"
+        pytest.fail(missing) if REQUIRED else pytest.skip(missing)
+    source, arch = tmp_path / "kernel.ptx", f"-arch=sm_{architecture[0]}{architecture[1]}"
+    source.write_text(_ptx(name, architecture))
+    command = [ptxas, "-v", arch, source, "-o", tmp_path / "kernel.cubin"]
+    report = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert report.returncode == 0, report.stderr
+    assert set(re.findall(r"(\d+) bytes spill", report.stderr)) <= {"0"}, report.stderr
+    (registers,) = re.findall(r"Used (\d+) registers", report.stderr)
+    assert int(registers) <= 65536 // (4 * _cuda.THREADS)
