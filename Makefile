@@ -85,7 +85,7 @@ bench: $(VENV)/.demo ## measure on the emulated cluster and write BENCHMARKS.md
 	  python -m espresso_mpi bench sync --json $(OUT)/sync.json
 	@echo "== bench train in the lab ($(BENCH_LAB))"
 	$(VENV)/bin/espresso-mpi lab $(BENCH_LAB) --timeout 1800 -- \
-	  python -m espresso_mpi bench train --json $(OUT)/train.json
+	  python -m espresso_mpi bench train --json $(OUT)/train.json --plot $(OUT)/train.png
 	$(VENV)/bin/espresso-mpi bench report $(OUT)/sync.json $(OUT)/train.json --output BENCHMARKS.md
 
 clean: ## remove the environments, caches and measurements

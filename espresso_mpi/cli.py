@@ -7,7 +7,7 @@ quick and loads neither numba nor MPI.
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,6 +42,10 @@ RanksPerHost = Annotated[int, typer.Option(metavar="R", help="Ranks on each mach
 Rate = Annotated[
     str, typer.Option(metavar="RATE", help="Speed of each machine's link: 100mbit, 1gbit, …, or unlimited.")
 ]
+Compressors = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Compressors, such as none,int8,topk:ratio=0.01; none is fp32.")
+]
+Route = Annotated[str | None, typer.Option(metavar="ROUTE", help="Route of the compressed methods.")]
 JsonOut = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
 
 
@@ -122,24 +126,50 @@ def demo() -> None:
     raise typer.Exit(demo.main())
 
 
-# One pattern for all benchmarks: the command declares the options, and
-# `espresso_mpi.bench.NAME.main` takes them by the same names.
+# One pattern for all benchmarks: the command declares the options, and `main` of the module of
+# the same name takes those that were given, by the same names; the defaults stand there, once.
+
+
+def _given(**options: object) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @bench.command()
-def sync(json: JsonOut = None) -> None:
-    """Measure the synchronisation of gradients; run it under `espresso-mpi run` or `espresso-mpi lab`."""
+def sync(
+    sizes: Annotated[str | None, typer.Option(metavar="LIST", help="Sizes, such as 64KiB,1MiB.")] = None,
+    compressors: Compressors = None,
+    route: Route = None,
+    repeats: Annotated[int | None, typer.Option(min=1, metavar="N", help="Timed repetitions of each.")] = None,
+    json: JsonOut = None,
+) -> None:
+    """Time the averaging of gradients; start it with `espresso-mpi run` or `espresso-mpi lab`."""
     from espresso_mpi.bench import sync
 
-    sync.main(json=json)
+    sync.main(**_given(sizes=sizes, compressors=compressors, route=route, repeats=repeats, json=json))
 
 
 @bench.command()
-def train(json: JsonOut = None) -> None:
-    """Train a small model with each method; run it under `espresso-mpi run` or `espresso-mpi lab`."""
+def train(
+    methods: Compressors = None,
+    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Training steps of each method.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Characters a rank and step.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="X", help="Peak learning rate.")] = None,
+    target_loss: Annotated[
+        float | None, typer.Option(metavar="BITS", help="Loss to reach; default: fp32's final one plus 2 %.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of weights and batches.")] = None,
+    ablation: Annotated[bool | None, typer.Option(help="Also train without error feedback.")] = None,
+    eval_every: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps between validations.")] = None,
+    route: Route = None,
+    json: JsonOut = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the loss curves as PNG.")] = None,
+) -> None:
+    """Train a small model with each method; start it with `espresso-mpi run` or `espresso-mpi lab`."""
     from espresso_mpi.bench import train
 
-    train.main(json=json)
+    chosen = _given(methods=methods, steps=steps, batch=batch, rate=rate, target_loss=target_loss, seed=seed)
+    chosen |= _given(ablation=ablation, eval_every=eval_every, route=route, json=json, plot=plot)
+    train.main(**chosen)
 
 
 @bench.command()

@@ -93,9 +93,7 @@ class CharModel:
         logits += p["output.bias"]
         return embedded, hidden, logits
 
-    def _backward(
-        self, contexts: np.ndarray, embedded: np.ndarray, hidden: np.ndarray, d_logits: np.ndarray
-    ) -> None:
+    def _backward(self, contexts: np.ndarray, embedded: np.ndarray, hidden: np.ndarray, d_logits: np.ndarray) -> None:
         p, g = self.params, self.grads
         np.matmul(hidden.T, d_logits, out=g["output.weight"])
         np.sum(d_logits, axis=0, out=g["output.bias"])

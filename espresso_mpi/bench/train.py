@@ -197,9 +197,7 @@ def _progress(rank: int, label: str, steps: int) -> Iterator[Callable[[int], Non
         yield lambda done: bar.update(task, completed=done)
 
 
-def _result(
-    runs: Sequence[Run], corpus: text.Corpus, settings: Settings, target_loss: float | None
-) -> dict[str, Any]:
+def _result(runs: Sequence[Run], corpus: text.Corpus, settings: Settings, target_loss: float | None) -> dict[str, Any]:
     """What the JSON file holds; numbers that are not finite become null."""
     from espresso_mpi.environment import environment
 

@@ -128,9 +128,7 @@ class Replica:
         self._optimiser.step(self.model.gradient, rate)
 
 
-def train(
-    comm: Any, corpus: text.Corpus, method: Method, settings: Settings, progress: Callable[[int], None]
-) -> Run:
+def train(comm: Any, corpus: text.Corpus, method: Method, settings: Settings, progress: Callable[[int], None]) -> Run:
     """Train with ``method``. Collective; every rank returns the same Run.
 
     Raises:
@@ -139,9 +137,7 @@ def train(
     replica = Replica(settings, corpus, comm.size, comm.rank)
     _require_same_start(comm, corpus, replica.model)
     route = settings.route if method.compressor != "none" else None
-    session = Session(
-        comm, compressor=method.compressor, route=route, seed=settings.seed, feedback=method.feedback
-    )
+    session = Session(comm, compressor=method.compressor, route=route, seed=settings.seed, feedback=method.feedback)
     # Divergence is a result here, which the session reports; numpy need not warn of it.
     with session, np.errstate(over="ignore", invalid="ignore"):
         _warm_up(session, replica)

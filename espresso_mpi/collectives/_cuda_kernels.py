@@ -1,8 +1,8 @@
 """The CUDA twins of the functions of ``reduction``: the same arguments, the same bits.
 
 16-bit types come as their bits (uint16); float16 is viewed as such, bfloat16 is taken apart here. Sums and quotients
-are IEEE operations, one rounding each, in the order of the rows. Where the CPU multiplies by the reciprocal of a power of
-two, these kernels divide: that gives the same bits, and they wait for memory anyway.
+are IEEE operations, one rounding each, in the order of the rows. Where the CPU multiplies by the reciprocal of a power
+of two, these kernels divide: that gives the same bits, and they wait for memory anyway.
 """
 
 from __future__ import annotations

@@ -21,11 +21,6 @@ import numpy as np
 from numba import cuda
 from numba.cuda import libdevice
 
-from ._cpu import key_words
-
-__all__ = ["FULL", "KERNELS", "LANES", "THREADS", "TILE", "Kernel", "ballot", "blocks", "clear", "counter", "device_number",
-           "key_words", "kernel", "lanes_below", "uniform", "warp_max", "warp_prefix_sum", "warp_sum", "zero"]  # fmt: skip
-
 THREADS = 256
 """Threads of a block."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from . import _cuda
+from . import _cpu, _cuda
 
 _WARPS = _cuda.THREADS // _cuda.LANES
 _TINY = np.float32(1e-30)
@@ -22,7 +22,7 @@ def encode(x: Any, residual: Any, scales: Any, codes: Any, block: int, stochasti
     """Quantise ``x`` (+ ``residual``, unless it is None)."""
     kernel = _ENCODE[residual is not None, stochastic]
     grid = _cuda.blocks(scales.size, _WARPS)
-    low, high = _cuda.key_words(key)
+    low, high = _cpu.key_words(key)
     kernel(grid, _cuda.THREADS, x, x if residual is None else residual, scales, codes, block, low, high)
 
 

@@ -1,4 +1,4 @@
-"""Every CUDA kernel compiles, for the oldest and the newest kind of GPU that is supported, to the arithmetic it is meant to do.
+"""Every CUDA kernel compiles for old and new kinds of GPU, and to the arithmetic that is meant.
 
 Needs a compiler (the ``ptx`` extra) and no GPU. CUDA 12 is the last one that compiles for sm_70.
 Without one the tests are skipped, or fail if ESPRESSO_REQUIRE_PTX=1, so that ``make test-ptx`` cannot pass by skipping.
@@ -39,15 +39,13 @@ KERNELS = {kernel.name: kernel for kernel in _kernels()}
 
 
 def _unavailable() -> str | None:
-    """Why nothing can be compiled here, if so."""
+    """Why the kernels cannot be compiled here, if so."""
     if config.ENABLE_CUDASIM:
         return "NUMBA_ENABLE_CUDASIM is set"
     try:
-        from numba.cuda.cudadrv import nvvm
-
-        nvvm.NVVM()
+        cuda.compile_ptx(lambda x: None, "void(float32[::1])", cc=ARCHITECTURES[0])
     except Exception as error:
-        return f"no CUDA compiler; pip install 'espresso-mpi[ptx]' ({str(error).strip().splitlines()[0]})"
+        return f"no compiler for sm_70; pip install 'espresso-mpi[ptx]' ({' '.join(str(error).split())[:200]})"
     return None
 
 
@@ -127,7 +125,7 @@ def _ptxas() -> Path | None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 @pytest.mark.parametrize("name", KERNELS)
 def test_assembles_without_spills(name, architecture, tmp_path):
-    """The assembler accepts the PTX, and four blocks of each kernel fit a multiprocessor's 65536 registers."""
+    """The assembler accepts the PTX, and three blocks of each kernel fit a multiprocessor's 65536 registers."""
     ptxas = _ptxas()
     if ptxas is None:
         missing = "no ptxas; pip install 'espresso-mpi[ptx]'"
@@ -139,4 +137,4 @@ def test_assembles_without_spills(name, architecture, tmp_path):
     assert report.returncode == 0, report.stderr
     assert set(re.findall(r"(\d+) bytes spill", report.stderr)) <= {"0"}, report.stderr
     (registers,) = re.findall(r"Used (\d+) registers", report.stderr)
-    assert int(registers) <= 65536 // (4 * _cuda.THREADS)
+    assert int(registers) <= 65536 // (3 * _cuda.THREADS)

@@ -195,7 +195,7 @@ def _fma(self, a, b, c):  # type: ignore[no-untyped-def]
 
 
 def main(what: str) -> None:
-    """Print how the simulated kernels of a compressor, or of ``collectives``, differ from those of the CPU; exit 1 if."""
+    """Exit with a list of what a compressor, or ``collectives``, does differently on the simulator, if anything."""
     install()
     import cuda_twins
 

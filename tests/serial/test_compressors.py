@@ -420,7 +420,7 @@ def test_int8_stochastic_is_unbiased():
 
 @pytest.mark.parametrize("other", [KEY ^ 1, KEY ^ 1 << 40])
 def test_another_key_gives_other_noise(other):
-    """Both halves of the key count: where the fraction is f, independent roundings differ with probability 2 f (1 - f)."""
+    """Both halves of the key count: independent roundings of a fraction f differ with probability 2 f (1 - f)."""
     x = gaussian(100_000)
     first, second = (compress("int8:rounding=stochastic", x, key) for key in (KEY, other))
     assert np.mean(first != second) == pytest.approx(1 / 3, rel=0.02)

@@ -1,0 +1,122 @@
+"""Sessions on GPU arrays, against the same session on host arrays: bit for bit, on every route and device choice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import cuda
+from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError
+from espresso_mpi.types import ROUTES, Route
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+
+_TYPES = {"float32": "<f4", "float64": "<f8", "float16": "<f2"}
+
+
+class GpuArray:
+    """Host memory behind the CUDA array interface, and nothing else that numpy would recognise."""
+
+    def __init__(self, array, strides=None, readonly=False):
+        self.host, self.shape, self.dtype = array, array.shape, array.dtype
+        self.__cuda_array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "data": (array.ctypes.data, readonly),
+            "strides": strides,
+            "version": 3,
+        }
+
+
+@pytest.fixture(autouse=True)
+def foreign_memory(monkeypatch):
+    """What the simulator lacks: views of foreign memory, and the interface on its own arrays."""
+
+    def as_cuda_array(foreign):
+        interface = foreign.__cuda_array_interface__
+        flat = np.dtype(interface["typestr"])
+        size = int(np.prod(interface["shape"])) * flat.itemsize
+        memory = (np.ctypeslib.ctypes.c_uint8 * size).from_address(interface["data"][0])
+        return FakeCUDAArray(np.frombuffer(memory, flat))
+
+    monkeypatch.setattr(cuda, "as_cuda_array", as_cuda_array, raising=False)
+    monkeypatch.setattr(
+        FakeCUDAArray, "__cuda_array_interface__", property(lambda a: {"data": (a._ary.ctypes.data, False)}), raising=False
+    )
+
+
+def values(rank, step, n, dtype):
+    return np.random.default_rng([rank, step]).standard_normal(n).astype(dtype)
+
+
+def machines(world):
+    return [[r for r in range(world.size) if r % 2 == m] for m in range(min(2, world.size))]
+
+
+@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.parametrize("device_aware", ["0", "1"])
+def test_gpu_arrays_give_the_bits_of_host_arrays(world, open_session, monkeypatch, name, device_aware):
+    monkeypatch.setenv("ESPRESSO_CUDA_AWARE", device_aware)
+    compressors = ["none"] if not Route.parse(name).compressed else ["onebit", "topk:ratio=0.1", "int8", "fp16"]
+    for compressor in compressors:
+        options = {"compressor": compressor, "machines": machines(world)}
+        host = open_session(route=name, **options)
+        gpu = open_session(route=Route.parse(name).on("gpu"), **options)
+        for step in range(2):
+            expected = values(world.rank, step, 300, np.float32)
+            grad = GpuArray(expected.copy())
+            host.sync(expected)
+            gpu.sync([grad])
+            assert np.array_equal(grad.host, expected), compressor
+
+
+def test_every_step_on_the_device_that_its_route_says(world, open_session):
+    """Encode on one device and decode on the other: the same bits, and residuals that follow."""
+    texts = ["encode@gpu/allgather@flat/decode@cpu", "encode@cpu/allgather@flat/decode@gpu"]
+    texts += ["encode@cpu/alltoall@flat/decode@gpu/encode@gpu/allgather@flat/decode@cpu"]
+    for text in texts:
+        host = open_session(compressor="onebit", route=Route.parse(text).on("cpu"))
+        gpu = open_session(compressor="onebit", route=text)
+        for step in range(3):
+            expected = values(world.rank, step, 200, np.float32)
+            grad = GpuArray(expected.copy())
+            host.sync(expected)
+            gpu.sync(grad)
+            assert np.array_equal(grad.host, expected), text
+        state = gpu.state_dict()["residuals"]
+        assert all(np.array_equal(state[key], value) for key, value in host.state_dict()["residuals"].items())
+
+
+@pytest.mark.parametrize("dtype", _TYPES)
+@pytest.mark.parametrize("compressor", ["none", "onebit"])
+def test_element_types_and_fusion(world, open_session, compressor, dtype):
+    host, gpu = (open_session(compressor=compressor, min_bytes=200) for _ in range(2))
+    arrays = [values(world.rank, step, n, dtype) for step, n in enumerate((200, 9, 3))]
+    grads = [GpuArray(a.copy().reshape(1, -1)) for a in arrays]
+    host.sync(arrays)
+    gpu.sync(grads)
+    assert all(np.array_equal(g.host.reshape(-1), a) for g, a in zip(grads, arrays))
+
+
+def test_default_route_of_a_gpu_array_encodes_on_the_gpu(world, open_session):
+    session = open_session(compressor="onebit")
+    session.sync(GpuArray(np.ones(200, np.float32)))
+    routes = [str(b.strategy.route) for batch in session._batches.values() for b in batch.buckets]
+    assert world.size == 1 or all("@gpu" in route for route in routes)
+
+
+def test_errors(world, open_session):
+    session = open_session()
+    for wrong, words in [
+        (GpuArray(np.ones((4, 4), np.float32), strides=(4, 16)), "strided"),
+        (GpuArray(np.ones(4, np.float32), readonly=True), "read-only"),
+        (GpuArray(np.ones(4, np.int32)), "int32"),
+    ]:
+        with pytest.raises(GradientError, match=words):
+            session.sync(wrong)
+    bad = GpuArray(np.array([1, np.nan, np.inf], np.float32))
+    with pytest.raises(NonFiniteError, match="2 NaN"):
+        session.sync(bad)
+    with pytest.raises(ConfigError, match="host memory"):
+        open_session(compressor="onebit", route="encode@gpu/allgather@flat/decode@gpu").sync(np.ones(9, np.float32))

@@ -1,0 +1,46 @@
+"""Multi-rank tests fail on all ranks together, and never hang."""
+
+from __future__ import annotations
+
+import pytest
+from mpi4py import MPI
+
+_VERDICTS = MPI.COMM_WORLD.Dup()
+TIMEOUT = 20.0
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Gather every rank's outcome of a test: an assertion that fails on one rank fails the test on all."""
+    outcome = yield
+    error = outcome.excinfo[1] if outcome.excinfo else None
+    skipped = isinstance(error, pytest.skip.Exception)
+    mine = None if error is None or skipped else f"{type(error).__name__}: {error}"
+    verdicts = _VERDICTS.allgather((mine, skipped))
+    if mine is None:
+        others = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(verdicts) if text]
+        if others:
+            outcome.force_exception(AssertionError("failed on another rank:\n" + "\n".join(others)))
+
+
+@pytest.fixture
+def world():
+    """All ranks, in step with each other before and after the test."""
+    return MPI.COMM_WORLD
+
+
+@pytest.fixture
+def open_session():
+    """Opens sessions with a short timeout and closes them on all ranks if the test passed."""
+    from espresso_mpi import Session
+
+    opened = []
+
+    def opener(comm=None, **options):
+        session = Session(comm, **{"timeout": TIMEOUT, "min_bytes": 0, **options})
+        opened.append(session)
+        return session
+
+    yield opener
+    for session in opened:
+        session.close()
