@@ -49,6 +49,9 @@ Route = Annotated[str | None, typer.Option(metavar="ROUTE", help="Route of the c
 JsonOut = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
 
 
+DEFAULT_COMPRESSORS = "none,fp16,int8,onebit,topk:ratio=0.01"
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"espresso-mpi {_installed_version()}")
@@ -136,51 +139,68 @@ def _given(**options: object) -> dict[str, Any]:
 
 @bench.command()
 def sync(
-    sizes: Annotated[str | None, typer.Option(metavar="LIST", help="Sizes, such as 64KiB,1MiB.")] = None,
-    compressors: Compressors = None,
-    route: Route = None,
-    repeats: Annotated[int | None, typer.Option(min=1, metavar="N", help="Timed repetitions of each.")] = None,
+    sizes: Annotated[
+        str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")
+    ] = "64KiB,1MiB,16MiB",
+    compressors: Annotated[
+        str, typer.Option(metavar="LIST", help="Compressors with their parameters; none is dense.")
+    ] = DEFAULT_COMPRESSORS,
+    route: Annotated[
+        str | None,
+        typer.Option(metavar="ROUTE", help="Route of the compressed methods; default: the session's choice."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timed repetitions of each method and size.")] = 20,
     json: JsonOut = None,
 ) -> None:
-    """Time the averaging of gradients; start it with `espresso-mpi run` or `espresso-mpi lab`."""
+    """Time one array with every compressor beside MPI_Allreduce, and check every result.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- espresso-mpi bench sync --sizes 16MiB[/dim]
+    """
     from espresso_mpi.bench import sync
 
-    sync.main(**_given(sizes=sizes, compressors=compressors, route=route, repeats=repeats, json=json))
+    sync.main(sizes=sizes, compressors=compressors, route=route, repeats=repeats, json=json)
 
 
 @bench.command()
 def train(
-    methods: Compressors = None,
-    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Training steps of each method.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Characters a rank and step.")] = None,
-    rate: Annotated[float | None, typer.Option(metavar="X", help="Peak learning rate.")] = None,
+    methods: Annotated[
+        str, typer.Option(metavar="LIST", help="Compressors to train with in turn; none is fp32.")
+    ] = DEFAULT_COMPRESSORS,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps of each method.")] = 1500,
+    hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")] = 256,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of weights, batches and stochastic compressors.")] = 0,
+    ablation: Annotated[bool, typer.Option(help="Also train onebit and topk without error feedback.")] = True,
     target_loss: Annotated[
-        float | None, typer.Option(metavar="BITS", help="Loss to reach; default: fp32's final one plus 2 %.")
+        float | None, typer.Option(metavar="BITS", help="Loss to reach; default: fp32's at the end plus 2 %.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of weights and batches.")] = None,
-    ablation: Annotated[bool | None, typer.Option(help="Also train without error feedback.")] = None,
-    eval_every: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps between validations.")] = None,
-    route: Route = None,
+    route: Annotated[str | None, typer.Option(metavar="ROUTE", help="Route of the compressed methods.")] = None,
     json: JsonOut = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the loss curves as PNG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw loss against seconds and bytes to a PNG file.")
+    ] = None,
 ) -> None:
-    """Train a small model with each method; start it with `espresso-mpi run` or `espresso-mpi lab`."""
+    """Train a small language model with each method in turn: loss, time, bytes.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench train[/dim]
+    """
     from espresso_mpi.bench import train
 
-    chosen = _given(methods=methods, steps=steps, batch=batch, rate=rate, target_loss=target_loss, seed=seed)
-    chosen |= _given(ablation=ablation, eval_every=eval_every, route=route, json=json, plot=plot)
-    train.main(**chosen)
+    train.main(
+        methods=methods, steps=steps, hidden=hidden, seed=seed, ablation=ablation, target_loss=target_loss, route=route,
+        json=json, plot=plot,
+    )  # fmt: skip
 
 
 @bench.command()
 def report(
     results: Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON results of the benchmarks.")],
     output: Annotated[Path, typer.Option(metavar="FILE", help="The report to write.")] = Path("BENCHMARKS.md"),
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot of bench train to show.")] = None,
 ) -> None:
     """Write a report from the JSON results of benchmarks."""
     from espresso_mpi.bench import report
 
-    report.main(results=results, output=output)
+    report.main(results=results, output=output, picture=picture)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from espresso_mpi import lab, launch
 
 HOSTS, RANKS, RATE = 2, 2, "100mbit"
 TIME_LIMIT_S = 600.0
-COMMAND = ("python", "-m", "espresso_mpi", "bench", "train")
+COMMAND = ("python", "-m", "espresso_mpi", "bench", "train", "--steps", "800", "--no-ablation")
 
 
 def main() -> int:

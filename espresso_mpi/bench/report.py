@@ -32,13 +32,18 @@ learning rate for all methods. *loss* is bits a character on held-out text. *s t
 """
 
 
-def main(*, results: Sequence[Path], output: Path) -> None:
+def main(*, results: Sequence[Path], output: Path, picture: Path | None = None) -> None:
     """Write ``output`` from the results of ``bench sync`` and ``bench train``.
+
+    Args:
+        picture: the plot of ``bench train``, as the report is to link it.
 
     Raises:
         ConfigError: a file is missing or is no such result.
     """
-    sections = [_section(path, _load(path), output) for path in results]
+    sections = [_section(_load(path)) for path in results]
+    if picture is not None:
+        sections.append(f"\n![Loss against seconds and against bytes]({picture})\n")
     output.write_text(_HEAD + "".join(sections))
     print(f"wrote {output}")
 
@@ -51,11 +56,10 @@ def _load(path: Path) -> Result:
         raise ConfigError(f"{path}: not the JSON result of a benchmark ({error}); make one with bench ... --json") from None
 
 
-def _section(path: Path, result: Result, output: Path) -> str:
+def _section(result: Result) -> str:
     where = _where(result["environment"])
     if "curves" in result:
-        picture = path.with_suffix(".png")
-        return f"\n## Training: {where}\n{_TRAIN}\n{_environment(result)}\n{_train(result)}{_picture(picture, output)}"
+        return f"\n## Training: {where}\n{_TRAIN}\n{_environment(result)}\n{_train(result)}"
     return f"\n## Synchronisation: {where}\n{_SYNC}\n{_environment(result)}\n{_sync(result['rows'])}"
 
 
@@ -126,9 +130,3 @@ def _train(result: Result) -> str:
 def _number(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
 
-
-def _picture(picture: Path, output: Path) -> str:
-    if not picture.is_file():
-        return ""
-    link = picture.absolute().relative_to(output.absolute().parent)
-    return f"\n![Loss against seconds and bytes]({link})\n"

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..compressors import spellings
 from ..errors import ConfigError
 from ..types import Route, TensorSpec
 
@@ -74,7 +75,7 @@ def main(
 
     Args:
         sizes: comma list of sizes of the float32 array, e.g. ``64KiB,1MiB``.
-        compressors: list of spellings separated by commas (``;`` where spellings have commas of their own).
+        compressors: comma list of spellings.
         route: route of the compressed methods; default: the session's own choice.
         repeats: timed repetitions a method and size.
         json: file for the result.
@@ -82,7 +83,7 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    lengths, specs = parse_sizes(sizes), parse_compressors(compressors)
+    lengths, specs = parse_sizes(sizes), spellings(compressors)
     rows: list[Row] = []
     with _progress(world, len(lengths) * repeats) as tick:
         for nbytes in lengths:
@@ -110,19 +111,6 @@ def parse_sizes(text: str) -> list[int]:
             )
         sizes.append(nbytes)
     return sizes
-
-
-def parse_compressors(text: str) -> list[str]:
-    """Compressor spellings of a list: separated by ``;``, or by commas where none has several parameters.
-
-    Raises:
-        ConfigError: a compressor is not known.
-    """
-    from .. import compressors
-
-    items = text.split(";") if ";" in text else re.split(r",(?![^,:]*=)", text)
-    specs = [item.strip() for item in items if item.strip()]
-    return [spec if spec == "none" else str(compressors.get(spec)) for spec in specs]
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

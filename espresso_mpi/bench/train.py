@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from espresso_mpi.compressors import spellings
 from espresso_mpi.errors import ConfigError, EspressoError
 
 from . import blas, summary, text
@@ -32,7 +33,7 @@ NEED_FEEDBACK = ("onebit", "topk")
 
 def main(
     *,
-    methods: str | Sequence[str] = METHODS,
+    methods: str = METHODS,
     steps: int = Settings.steps,
     batch: int | None = None,
     rate: float = Settings.rate,
@@ -49,7 +50,7 @@ def main(
     """Train with each method, print a table on rank 0, and write the files asked for. Collective.
 
     Args:
-        methods: spellings of compressors, or one text with commas between them; "none" is fp32.
+        methods: comma list of spellings of compressors; "none" is fp32.
         steps: training steps of each method.
         batch: characters that each rank predicts in a step; default: 512 shared among the ranks.
         rate: peak learning rate, the same for all methods.
@@ -93,40 +94,17 @@ def main(
     return result
 
 
-def parse_methods(methods: str | Sequence[str], ablation: bool) -> tuple[Method, ...]:
-    """The methods to run, each without feedback as well where ``ablation`` is set and it matters.
-
-    In a text, a comma before a bare ``parameter=value`` belongs to the compressor before it.
+def parse_methods(methods: str, ablation: bool) -> tuple[Method, ...]:
+    """The methods of a comma list, each without feedback as well where ``ablation`` is set and it matters.
 
     Raises:
         ConfigError: no method, or a spelling that names no compressor.
     """
-    spellings = _split(methods) if isinstance(methods, str) else list(methods)
-    if not spellings:
-        raise ConfigError("methods: none given; name at least one compressor, or none for fp32")
-    found = [Method(_checked(spelling)) for spelling in spellings]
+    found = [Method(spelling) for spelling in spellings(methods)]
     if ablation:
         needy = [method for method in found if method.compressor.partition(":")[0] in NEED_FEEDBACK]
         found += [replace(method, feedback=False) for method in needy]
     return tuple(dict.fromkeys(found))
-
-
-def _split(methods: str) -> list[str]:
-    spellings: list[str] = []
-    for part in filter(None, (part.strip() for part in methods.split(","))):
-        if spellings and "=" in part and ":" not in part:
-            spellings[-1] += f",{part}"
-        else:
-            spellings.append(part)
-    return spellings
-
-
-def _checked(spelling: str) -> str:
-    from espresso_mpi import compressors
-
-    if spelling != "none":
-        compressors.get(spelling)
-    return spelling
 
 
 def _world() -> Any:

@@ -23,20 +23,20 @@ _ELEMENT = {"float16": "float16", "bfloat16": "uint16", "float32": "float32", "f
 def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None:
     """As ``reduction.mean_rows``."""
     factor = np.float64(divisor) if dtype == "float64" else np.float32(divisor)
-    launch(_MEAN[dtype], out.size, _as_element(out, dtype), _as_element(rows, dtype), own, factor)
+    _launch(_MEAN[dtype], out.size, _as_element(out, dtype), _as_element(rows, dtype), own, factor)
 
 
 def divide(x: Any, divisor: float) -> None:
     """As ``reduction.divide``."""
-    launch(_divide, x.size, x, np.float32(divisor))
+    _launch(_divide, x.size, x, np.float32(divisor))
 
 
 def convert(out: Any, x: Any, dtype: str) -> None:
     """As ``reduction.convert``."""
     if out.dtype == np.float32:
-        launch(_WIDEN[dtype], out.size, out, _as_element(x, dtype))
+        _launch(_WIDEN[dtype], out.size, out, _as_element(x, dtype))
     else:
-        launch(_NARROW[dtype], out.size, _as_element(out, dtype), x)
+        _launch(_NARROW[dtype], out.size, _as_element(out, dtype), x)
 
 
 def count_non_finite(x: Any, dtype: str, as_float32: bool) -> int:
@@ -44,16 +44,16 @@ def count_non_finite(x: Any, dtype: str, as_float32: bool) -> int:
     counter = _counter(_cuda.device_number())
     counter.copy_to_device(np.zeros(1, np.int64))
     if dtype in ("float16", "bfloat16"):
-        launch(_count_16, x.size, x, np.uint16(0x7F80 if dtype == "bfloat16" else 0x7C00), counter)
+        _launch(_count_16, x.size, x, np.uint16(0x7F80 if dtype == "bfloat16" else 0x7C00), counter)
     elif dtype == "float32":
-        launch(_COUNT[dtype], x.size, x, np.float32(_FLOAT32_MAX), counter)
+        _launch(_COUNT[dtype], x.size, x, np.float32(_FLOAT32_MAX), counter)
     else:
         limit = np.float64(_FLOAT32_MAX if as_float32 else np.finfo(np.float64).max)
-        launch(_COUNT[dtype], x.size, x, limit, counter)
+        _launch(_COUNT[dtype], x.size, x, limit, counter)
     return int(counter.copy_to_host()[0])
 
 
-def launch(kernel: _cuda.Kernel, size: int, *args: Any) -> None:
+def _launch(kernel: _cuda.Kernel, size: int, *args: Any) -> None:
     """Run a kernel over ``size`` elements, which its blocks take by tiles."""
     kernel(_cuda.blocks(size, _cuda.TILE), _cuda.THREADS, *args)
 

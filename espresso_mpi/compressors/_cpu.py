@@ -230,7 +230,7 @@ def _tree_sum(builder: Any, lanes: Any) -> Any:
 
 @inline
 def abs_sum(x):  # type: ignore[no-untyped-def]
-    """Sum of ``|x|``: whole groups of 64 by lanes and tree, then the rest one by one. The order is part of the format."""
+    """Sum of ``|x|``: whole groups of 64 by lanes and tree, then the rest one by one. The format fixes this order."""
     groups = x.size // 64
     total = _abs_sum_groups(x, groups)
     for i in range(64 * groups, x.size):

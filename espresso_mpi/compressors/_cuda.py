@@ -12,6 +12,7 @@ first: with fewer requests under way a GPU does not reach its memory's speed.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from types import FunctionType
@@ -28,11 +29,16 @@ TILE = 4 * THREADS
 """Elements that a block takes at a time, four in each thread."""
 
 LANES = 32
+"""Threads of a warp."""
+
 FULL = 0xFFFFFFFF
 """The mask of all lanes of a warp."""
 
 STREAM = 0
 """The stream of every launch: numba's default one, on which copies to and from its arrays run as well."""
+
+# A small tensor needs few blocks, and some kernels are one warp: numba would tell the user so at every new size.
+warnings.filterwarnings("ignore", message=r"Grid size \d+ will likely result in GPU under-utilization")
 
 KERNELS: list[Kernel] = []
 """Every kernel of the modules imported so far; a test compiles them all for several kinds of GPU."""

@@ -2,10 +2,10 @@
 
 Magnitudes order like their 31 bits. Three passes count the values of 11, 11 and 9 bits among the elements that share
 the bits found so far, and a warp picks the bin that holds the k-th largest. After the last one the k-th magnitude is
-known exactly, and how many of those equal to it belong to the choice. Each warp then owns a run of consecutive elements:
-one pass counts what it will write, and the next, which sums the counts of the warps before it, writes.
+known exactly, and how many of those equal to it belong to the choice. Each warp then owns a run of consecutive
+elements: one pass counts what it will write, and the next, which sums the counts of the warps before it, writes.
 
-No kernel waits for the host. The scratch memory (44 KB) does not depend on n and is kept for each device, so two calls
+No kernel waits for the host. The scratch memory (82 KB) does not depend on n and is kept for each device, so two calls
 on one device must follow one another: they do on one stream.
 """
 

@@ -68,6 +68,26 @@ def get(spec: str | Compressor) -> Compressor:
     return cls(**_parameters(cls, text))
 
 
+def spellings(text: str) -> list[str]:
+    """The compressors of a comma list as they are written there, ``none`` among them; a bare ``parameter=value`` belongs to the one before it.
+
+    Raises:
+        ConfigError: a spelling names no compressor, or there is none.
+    """
+    found: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if found and "=" in part and ":" not in part:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    if not found:
+        raise ConfigError("no compressor is named; expected a list such as none,fp16,topk:ratio=0.01")
+    for spelling in found:
+        if spelling != "none":
+            get(spelling)
+    return found
+
+
 def _parameters(cls: type[Compressor], text: str) -> dict[str, Any]:
     kinds = {f.name: type(f.default) for f in fields(cls)}
     values: dict[str, Any] = {}

@@ -184,10 +184,10 @@ def test_methods_are_read_and_doubled_by_the_ablation():
     ]
     assert chosen[3:] == (Method("topk:ratio=0.1", feedback=False),)
     assert [m.label for m in chosen[::3]] == ["fp32", "topk:ratio=0.1, no feedback"]
-    assert train.parse_methods(["none", "none"], ablation=False) == (Method("none"),)
+    assert train.parse_methods("none,none", ablation=False) == (Method("none"),)
 
 
-@pytest.mark.parametrize("methods", ["", [], "fp32", "topk:ratio=2"])
+@pytest.mark.parametrize("methods", ["", ",", "fp32", "topk:ratio=2"])
 def test_methods_refuse(methods):
     with pytest.raises(ConfigError):
         train.parse_methods(methods, ablation=True)

@@ -42,7 +42,10 @@ def foreign_memory(monkeypatch):
 
     monkeypatch.setattr(cuda, "as_cuda_array", as_cuda_array, raising=False)
     monkeypatch.setattr(
-        FakeCUDAArray, "__cuda_array_interface__", property(lambda a: {"data": (a._ary.ctypes.data, False)}), raising=False
+        FakeCUDAArray,
+        "__cuda_array_interface__",
+        property(lambda a: {"data": (a._ary.ctypes.data, False)}),
+        raising=False,
     )
 
 
