@@ -71,7 +71,7 @@ test-mpich: $(VENV_MPICH)/.test ## the MPI tests on MPICH
 
 test-ptx: $(VENV_PTX)/.test ## compile every GPU kernel to PTX; needs no GPU
 	@echo "== tests/ptx"
-	$(VENV_PTX)/bin/python -m pytest -q tests/ptx
+	ESPRESSO_REQUIRE_PTX=1 $(VENV_PTX)/bin/python -m pytest -q tests/ptx
 
 check: $(VENV_CHECK)/.dev ## ruff, mypy and import-linter
 	$(VENV_CHECK)/bin/ruff check .

@@ -1,7 +1,8 @@
 """The contract of a compressor: from n float32 values to a flat uint8 payload of a size known beforehand, and back.
 
 A compressor knows no transport and a collective knows no compressor: they meet at bytes. To add one, write one file in
-this folder with one class under ``@register``; the registry, the contract tests and the benchmarks find it.
+this folder with one class under ``@register``; its CUDA kernels stand beside it in ``_cuda_<name>.py``, which is imported
+when a GPU array appears. The registry, the contract tests and the benchmarks find it.
 """
 
 from __future__ import annotations
