@@ -13,6 +13,7 @@ from .errors import ConfigError, EspressoError
 from .types import ROUTES, Plan, Route, Strategy, TensorSpec
 
 DEFAULT_TIMEOUT = 300.0
+DEFAULT_SEGMENT = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Options:
     feedback: bool = True
     nonfinite: str = "raise"
     window_bytes: int = 4 << 20
+    segment_bytes: int = DEFAULT_SEGMENT
     machines: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
@@ -144,5 +146,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "feedback": _choice("feedback", True, False),
     "nonfinite": _choice("nonfinite", "raise", "skip"),
     "window_bytes": _number("window_bytes", (int,), 0, 1 << 32, "a number of bytes from 0 (no window) to 4 GiB"),
+    "segment_bytes": _number("segment_bytes", (int,), 0, 2**62, "a number of bytes, 0 for tensors in one piece"),
     "machines": _machines,
 }

@@ -28,7 +28,7 @@ from .errors import (
     PlanError,
     StateError,
 )
-from .options import DEFAULT_TIMEOUT, Options
+from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
 from .types import Plan, Route, Strategy, TensorSpec
 
 STATE_VERSION = 1
@@ -97,6 +97,8 @@ class Session:
         nonfinite: a NaN or an infinity in a gradient on any rank: ``"raise"`` NonFiniteError on all ranks, or
             ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as it was.
         window_bytes: half of a rank's share of the machine's shared memory window; 0 uses MPI messages instead.
+        segment_bytes: between machines, tensors follow their route in segments of about this size, so that one's sums
+            hide behind another's messages; 0 sends them whole. Compressors that choose (topk) do so in each segment.
         machines: groups of ranks to treat as machines, such as the sockets of one; default: as MPI finds them.
 
     Raises:
@@ -116,11 +118,13 @@ class Session:
         feedback: bool = True,
         nonfinite: str = "raise",
         window_bytes: int = 4 << 20,
+        segment_bytes: int = DEFAULT_SEGMENT,
         machines: Sequence[Sequence[int]] | None = None,
     ) -> None:
         options, problem = Options.checked(
             compressor=compressor, route=route, plan=plan, seed=seed, min_bytes=min_bytes, timeout=timeout,
-            feedback=feedback, nonfinite=nonfinite, window_bytes=window_bytes, machines=machines,
+            feedback=feedback, nonfinite=nonfinite, window_bytes=window_bytes, segment_bytes=segment_bytes,
+            machines=machines,
         )  # fmt: skip
         self._options = options
         self._transport = Transport.open(comm, options.timeout, options.window_bytes, options.machines)
@@ -271,7 +275,9 @@ class Session:
         key = (strategy.compressor, str(strategy.route), bucket.size, dtype)
         if key not in self._programs:
             compressor = None if strategy.compressor == "none" else compressors.get(strategy.compressor)
-            self._programs[key] = Program(self._transport, strategy.route, compressor, bucket.size, dtype)
+            self._programs[key] = Program(
+                self._transport, strategy.route, compressor, bucket.size, dtype, self._options.segment_bytes
+            )
         return self._programs[key]
 
     def _job(self, bucket: _Bucket) -> Job:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..collectives.layout import ALIGN, Topology
 from ..compressors import Compressor
+from ..options import DEFAULT_SEGMENT
 from ..types import Collective, Encode, Route, Step
 
 Piece = tuple[int, int, np.ndarray]
@@ -19,10 +20,18 @@ Piece = tuple[int, int, np.ndarray]
 
 
 def synchronised(
-    route: Route, topology: Topology, inputs: Sequence[np.ndarray], compressor: Compressor | None
+    route: Route,
+    topology: Topology,
+    inputs: Sequence[np.ndarray],
+    compressor: Compressor | None,
+    segment_bytes: int = DEFAULT_SEGMENT,
 ) -> list[np.ndarray]:
     """The result on every rank of averaging float32 ``inputs`` (one a rank) along a route, without feedback."""
-    return _Simulation(route, topology, inputs, compressor).run()
+    n = inputs[0].size
+    several = len(topology.machines) > 1 and segment_bytes > 0
+    pieces = _cut((0, n), max(1, round(4 * n / segment_bytes)) if several else 1)
+    results = [_Simulation(route, topology, [x[a:b] for x in inputs], compressor).run() for a, b in pieces]
+    return [np.concatenate(pieces) for pieces in zip(*results)]
 
 
 class _Simulation:

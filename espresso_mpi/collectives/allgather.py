@@ -7,7 +7,7 @@ Each member sends (p-1) times its contribution s. Cost (p-1)·α + (p-1)·s·β.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -65,14 +65,18 @@ def bind_dense(transport: Transport, move: Move, regions: Sequence[Dense]) -> Ac
     """The function that joins the members' dense regions, by the machine's shared memory where the group has it."""
     others, mine = move.others, regions[move.index]
 
-    def run(data: Data) -> None:
+    def run(data: Data) -> Iterator[None]:
         window = transport.window_for(move.group, data.x)
         if window is not None:
             window.allgather(data.x, [(r.start, r.stop) for r in regions])
+            yield
             return
-        transport.exchange(
+        pending = transport.post(
             [(move.group[j], data.x[mine.start : mine.stop]) for j in others],
             [(move.group[j], data.x[regions[j].start : regions[j].stop]) for j in others],
+            data.workspace,
         )
+        yield
+        transport.finish(pending)
 
     return run

@@ -6,7 +6,7 @@ reduce-scattered and allgathered, 2·((p-1)/p)·m bytes from each member. Cost o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ class Allreduce(CollectiveOp):
     """The region stays and becomes the sum."""
 
     name = "allreduce"
+    phases = 2
 
     def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
         return list(states)
@@ -38,9 +39,9 @@ class Allreduce(CollectiveOp):
         scatter = reduce_scatter.bind_dense(transport, move, regions)
         gather = allgather.bind_dense(transport, move, regions)
 
-        def run(data: Data) -> None:
-            scatter(data)
-            gather(data)
+        def run(data: Data) -> Iterator[None]:
+            yield from scatter(data)
+            yield from gather(data)
 
         return run
 
@@ -63,10 +64,14 @@ def _bind_direct(transport: Transport, move: Move, region: Dense) -> Action:
     others, size = move.others, len(move.group)
     divisor = move.scene.topology.divisor(move.scene.level)
 
-    def run(data: Data) -> None:
+    def run(data: Data) -> Iterator[None]:
         x = data.x[region.start : region.stop]
         rows = data.workspace.rows(data.x, size, region.size)
-        transport.exchange([(move.group[j], x) for j in others], [(move.group[j], rows[j]) for j in others])
+        sends, receives = [(move.group[j], x) for j in others], [(move.group[j], rows[j]) for j in others]
+        pending = transport.post(sends, receives, data.workspace)
+        yield
+        transport.finish(pending)
         reduction.mean_rows(x, rows, move.index, divisor, data.dtype)
+        yield
 
     return run

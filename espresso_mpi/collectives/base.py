@@ -35,7 +35,8 @@ class Data:
     payload: Any = None
 
 
-Action = Callable[[Data], None]
+Action = Callable[[Data], Iterator[None]]
+"""Carries out one collective, in turns: it yields whenever its messages are under way and other work could be done."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class CollectiveOp(ABC):
     """One collective operation."""
 
     name: ClassVar[str]
+    phases: ClassVar[int] = 1
+    """How often its action yields: always, on every rank, so that ranks interleave several tensors in the same order."""
 
     @abstractmethod
     def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
@@ -79,7 +82,7 @@ class CollectiveOp(ABC):
 
     @abstractmethod
     def bind(self, transport: Transport, move: Move) -> Action:
-        """The function that carries out ``move`` on this rank's data."""
+        """The function that carries out ``move`` on this rank's data; it yields ``phases`` times."""
 
     @abstractmethod
     def sent(self, move: Move) -> int:
@@ -153,19 +156,22 @@ def bind_payload(transport: Transport, move: Move, wishes: Sequence[Wish]) -> Ac
     incoming = list(transfers(me, wishes[me]))
     outgoing = [t for j in move.others for t in transfers(j, wishes[j]) if t.source == me]
 
-    def run(data: Data) -> None:
+    def run(data: Data) -> Iterator[None]:
         source, target = data.payload, data.workspace.other_payload(data.payload, size)
         for t in incoming:
             if t.source == me:
                 copy_bytes(target, t.target_offset, source, t.source_offset, t.nbytes)
-        transport.exchange(
+        pending = transport.post(
             [(move.group[t.target], source[t.source_offset : t.source_offset + t.nbytes]) for t in outgoing],
             [
                 (move.group[t.source], target[t.target_offset : t.target_offset + t.nbytes])
                 for t in incoming
                 if t.source != me
             ],
+            data.workspace,
         )
+        yield
+        transport.finish(pending)
         data.payload = target
 
     return run

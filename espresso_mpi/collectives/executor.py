@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,12 +14,13 @@ import numpy as np
 
 from .. import device
 from ..compressors import Compressor
-from ..types import DeviceKind, Route
+from ..types import ITEMSIZE, DeviceKind, Route
 from . import reduction
 from .base import Data, operations
 from .layout import Dense
-from .schedule import DecodeStep, EncodeStep, MoveStep, ScheduleStep, bytes_sent, compile_route
+from .schedule import DecodeStep, EncodeStep, IdleStep, MoveStep, ScheduleStep, bytes_sent, compile_route, segments
 from .transport import Transport
+from .workspace import Workspace
 
 Residuals = MutableMapping[str, Any]
 
@@ -48,63 +49,123 @@ class Job:
     step: int
 
 
+Turns = Iterator[None]
+
+
 class Program:
     """A route made ready for tensors of one size: every message size known, every function bound.
 
     Args:
         route, compressor: the strategy; compressor None for dense routes.
         n: elements; dtype: element type of the working array (float32 where the route encodes).
+        segment_bytes: about how much of the tensor is under way at a time; 0 is all of it.
     """
 
     def __init__(
-        self, transport: Transport, route: Route, compressor: Compressor | None, n: int, dtype: str
+        self,
+        transport: Transport,
+        route: Route,
+        compressor: Compressor | None,
+        n: int,
+        dtype: str,
+        segment_bytes: int = 0,
     ) -> None:
-        self._transport, self._compressor, self._dtype, self._n = transport, compressor, dtype, n
-        steps = compile_route(route, transport.topology, n, dtype, transport.rank, compressor)
-        self.bytes_sent = bytes_sent(steps)
-        self._steps = [self._bound(step) for step in steps]
+        self._transport, self._compressor, self._dtype = transport, compressor, dtype
+        self._regions = segments(n, ITEMSIZE[dtype], transport.topology, segment_bytes)
+        compiled = [
+            compile_route(route, transport.topology, region, dtype, transport.rank, compressor)
+            for region in self._regions
+        ]
+        self.bytes_sent = sum(map(bytes_sent, compiled))
+        self._segments = [[self._bound(step) for step in steps] for steps in compiled]
+        # A segment is under way for as many turns as its steps yield, and the next one starts at every turn.
+        self._depth = 1 + sum(operations()[s.op].phases for s in compiled[0] if isinstance(s, (MoveStep, IdleStep)))
 
-    def _bound(self, step: ScheduleStep) -> tuple[str, Callable[[_Run], None]]:
-        """The kind of a step, for the clock, and the function that does it."""
+    def _bound(self, step: ScheduleStep) -> Callable[[_Segment], Turns]:
+        """The function that does a step."""
+        if isinstance(step, IdleStep):
+            return partial(_idle, phases=operations()[step.op].phases)
         if isinstance(step, MoveStep):
             action = operations()[step.op].bind(self._transport, step.move)
-            return "wire", lambda run: action(run.data)
+            return lambda segment: action(segment.data)
         assert self._compressor is not None, "a route that encodes needs a compressor"
         if isinstance(step, EncodeStep):
-            return "encode", partial(_Run.encode, step=step, compressor=self._compressor)
-        return "decode", partial(_Run.decode, step=step, compressor=self._compressor)
+            return partial(_Segment.encode, step=step, compressor=self._compressor)
+        return partial(_Segment.decode, step=step, compressor=self._compressor)
 
     def run(self, x: Any, job: Job, clock: Clock) -> None:
         """Replace flat ``x`` by the mean over the ranks."""
-        run = _Run(x, self._dtype, self._transport, job)
-        for kind, act in self._steps:
-            clock.timed(kind, partial(act, run))
-        run.finish(Dense(0, self._n))
+        start, before = time.perf_counter(), sum(clock.seconds[kind] for kind in ("encode", "decode"))
+        try:
+            interleave(self._turns(x, job, clock, number) for number in range(len(self._regions)))
+        except BaseException:
+            self._transport.outlive(x)
+            raise
+        coding = sum(clock.seconds[kind] for kind in ("encode", "decode")) - before
+        clock.seconds["wire"] += time.perf_counter() - start - coding
+
+    def _turns(self, x: Any, job: Job, clock: Clock, number: int) -> Turns:
+        workspace = self._transport.segment_workspace(number % self._depth)
+        segment = _Segment(x, self._dtype, self._transport.rank, workspace, job, clock)
+        for act in self._segments[number]:
+            yield from act(segment)
+        segment.finish(self._regions[number])
 
 
-class _Run:
-    """One tensor on its way, on whichever device its current step wants it."""
+def interleave(segments: Iterable[Turns]) -> None:
+    """Run segments in turns: at every turn one more starts, then each that is under way goes on, the youngest first.
 
-    def __init__(self, x: Any, dtype: str, transport: Transport, job: Job) -> None:
-        self._home, self._transport, self._job = x, transport, job
-        self.data = Data(x, dtype, transport.workspace)
+    The youngest first, so that its messages are queued before an older one waits. The order is the same on all ranks.
+    """
+    waiting, under_way = iter(segments), list[Turns]()
+    while True:
+        started = next(waiting, None)
+        if started is not None:
+            under_way.insert(0, started)
+        if not under_way:
+            return
+        under_way = [segment for segment in under_way if next(segment, _ENDED) is not _ENDED]
 
-    def encode(self, step: EncodeStep, compressor: Compressor) -> None:
+
+_ENDED = object()
+
+
+def _idle(segment: _Segment, phases: int) -> Turns:
+    for _ in range(phases):
+        yield
+
+
+class _Segment:
+    """A piece of one tensor on its way, on whichever device its current step wants it."""
+
+    def __init__(self, x: Any, dtype: str, rank: int, workspace: Workspace, job: Job, clock: Clock) -> None:
+        self._home, self._rank, self._job, self._clock = x, rank, job, clock
+        self.data = Data(x, dtype, workspace)
+
+    def encode(self, step: EncodeStep, compressor: Compressor) -> Turns:
+        self._clock.timed("encode", partial(self._encode, step, compressor))
+        return iter(())
+
+    def decode(self, step: DecodeStep, compressor: Compressor) -> Turns:
+        self._clock.timed("decode", partial(self._decode, step, compressor))
+        return iter(())
+
+    def _encode(self, step: EncodeStep, compressor: Compressor) -> None:
         self._move_to(step.device, step.region)
         data, packed = self.data, step.packed
         data.payload = data.workspace.payload(packed.nbytes, device.device_of(data.x))
         residual = self._residual(step)
-        for number, part in enumerate(part for copy in packed.copies for part in copy):
+        for part in (part for copy in packed.copies for part in copy):
             compressor.encode(
                 data.x[part.start : part.stop],
                 data.payload[part.offset : part.offset + part.nbytes],
                 None
                 if residual is None
                 else residual[part.start - step.region.start : part.stop - step.region.start],
-                self._key(step.point, number),
+                self._key(step.point, part.start),
             )
 
-    def decode(self, step: DecodeStep, compressor: Compressor) -> None:
+    def _decode(self, step: DecodeStep, compressor: Compressor) -> None:
         self._move_to(step.device, Dense(0, 0))
         data, packed = self.data, step.packed
         self._payload_to(device.device_of(data.x), packed.nbytes)
@@ -151,10 +212,8 @@ class _Run:
             kept[key] = moved
         return kept[key]
 
-    def _key(self, point: int, part: int) -> int:
-        """The seed of one encode: of (seed, tensor, step, rank, encode point, part), so no two share random bits."""
+    def _key(self, point: int, start: int) -> int:
+        """The seed of one encode: of (seed, tensor, step, rank, encode point, first element), so none share random bits."""
         job = self._job
-        text = (
-            struct.pack("<qqqqq", job.seed, job.step, self._transport.rank, point, part) + job.name.encode()
-        )
+        text = struct.pack("<qqqqq", job.seed, job.step, self._rank, point, start) + job.name.encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -5,7 +5,7 @@ Each member sends (p-1)/p of its region. Cost (p-1)·α + ((p-1)/p)·m·β. The 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -47,16 +47,20 @@ def bind_dense(transport: Transport, move: Move, regions: Sequence[Dense]) -> Ac
     others, mine, size = move.others, regions[move.index], len(move.group)
     divisor = move.scene.topology.divisor(move.scene.level)
 
-    def run(data: Data) -> None:
+    def run(data: Data) -> Iterator[None]:
         window = transport.window_for(move.group, data.x)
         if window is not None:
             window.reduce_scatter(data.x, data.dtype, [(r.start, r.stop) for r in regions], divisor)
+            yield
             return
         rows = data.workspace.rows(data.x, size, mine.size)
-        transport.exchange(
+        pending = transport.post(
             [(move.group[j], data.x[regions[j].start : regions[j].stop]) for j in others],
             [(move.group[j], rows[j]) for j in others],
+            data.workspace,
         )
+        yield
+        transport.finish(pending)
         reduction.mean_rows(data.x[mine.start : mine.stop], rows, move.index, divisor, data.dtype)
 
     return run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Union
 
 from ..compressors import Compressor
 from ..types import Collective, Decode, DeviceKind, Encode, Level, Route
@@ -39,19 +38,37 @@ class MoveStep:
     move: Move
 
 
-ScheduleStep = Union[EncodeStep, DecodeStep, MoveStep]
+@dataclass(frozen=True)
+class IdleStep:
+    """A collective that this rank has no part in: it lets the same number of turns pass as those that have."""
+
+    op: str
+
+
+ScheduleStep = EncodeStep | DecodeStep | MoveStep | IdleStep
+
+
+def segments(n: int, itemsize: int, topology: Topology, segment_bytes: int) -> list[Dense]:
+    """The pieces of a tensor that follow each other along the route, so that one's sums hide behind another's messages.
+
+    Inside one machine there is nothing to hide behind, so the tensor stays whole; 0 bytes keep it whole as well.
+    """
+    several = len(topology.machines) > 1 and segment_bytes
+    count = max(1, round(n * itemsize / segment_bytes)) if several else 1
+    return Dense(0, n).split(count, count)
 
 
 def compile_route(
-    route: Route, topology: Topology, n: int, dtype: str, rank: int, compressor: Compressor | None = None
+    route: Route, topology: Topology, whole: Dense, dtype: str, rank: int, compressor: Compressor | None = None
 ) -> tuple[ScheduleStep, ...]:
-    """What ``rank`` does so that the mean of n elements travels along ``route``.
+    """What ``rank`` does so that the mean of a region travels along ``route``.
 
     Args:
+        whole: the elements to average.
         dtype: element type of the working tensor; compressors work on float32.
         compressor: needed if the route encodes.
     """
-    states: list[State] = [Dense(0, n)] * topology.size
+    states: list[State] = [whole] * topology.size
     steps: list[ScheduleStep] = []
     open_scatters: list[Level] = []
     points = 0
@@ -88,12 +105,16 @@ def _collective(
     joins = step.op == "allgather" and step.level in open_scatters
     scene = Scene(topology, step.level, joins)
     after = list(states)
+    takes_part = False
     for group in topology.groups(step.level):
         before = [states[r] for r in group]
         for member, state in zip(group, op.advance(scene, before)):
             after[member] = state
         if rank in group:
+            takes_part = True
             steps.append(MoveStep(step.op, Move(scene, group, group.index(rank), tuple(before), dtype)))
+    if not takes_part:
+        steps.append(IdleStep(step.op))
     if joins:
         open_scatters.remove(step.level)
     elif step.op in ("reduce_scatter", "alltoall"):

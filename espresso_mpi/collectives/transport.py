@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,14 @@ _LOG = logging.getLogger("espresso_mpi")
 
 Addressed = Sequence[tuple[int, Any]]
 """(world rank, flat contiguous array) pairs."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An exchange under way: (rank, request) of its messages, and (target, source) copies to make once they are there."""
+
+    requests: list[tuple[int, Any]]
+    copies: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 class Transport:
@@ -56,9 +65,9 @@ class Transport:
         crowded = crowded or bool(os.environ.get("ESPRESSO_LAB"))
         self.waiter = Waiter(timeout, crowded, self.describe)
         self.workspace = Workspace()
+        self._segment_workspaces: list[Workspace] = []
         self.device_aware = _device_aware()
         self._sent = {"intra": 0, "inter": 0}
-        # Requests given up after a timeout: MPI may still write to their buffers, which must outlive them.
         self._abandoned: list[Any] = []
         self._window = self._open_window(window_bytes)
 
@@ -98,38 +107,67 @@ class Transport:
         shared = self._window.bytes_sent if self._window else 0
         return {"intra": self._sent["intra"] + shared, "inter": self._sent["inter"]}
 
+    def segment_workspace(self, slot: int) -> Workspace:
+        """Scratch memory for a segment under way: several are at the same time, each with its own."""
+        while len(self._segment_workspaces) <= slot:
+            self._segment_workspaces.append(Workspace())
+        return self._segment_workspaces[slot]
+
     def window_for(self, group: Sequence[int], x: Any) -> SharedWindow | None:
         """The shared window, if the group is this machine's ranks and the data is on the host."""
         usable = self._window is not None and device.device_of(x) == "cpu" and tuple(group) == self.machine
         return self._window if usable else None
 
     def exchange(self, sends: Addressed, receives: Addressed) -> None:
-        """Send and receive all, at once, and wait for all. Both ends must list their messages in the same order.
+        """Send and receive all, at once, and wait for all; see ``post``."""
+        self.finish(self.post(sends, receives, self.workspace))
 
-        Raises:
-            RankTimeoutError: a rank did not send within the timeout.
+    def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
+        """Start to send and receive. Both ends must list their messages, and post their exchanges, in the same order.
+
+        Args:
+            workspace: where staging memory comes from, untouched by others until ``finish``.
         """
         gpu = any(device.device_of(a) == "gpu" for _, a in (*sends, *receives))
         if gpu:
             device.synchronize()
-        if gpu and not self.device_aware:
-            self._exchange_staged(sends, receives)
-        else:
-            self._exchange(sends, receives)
+        if not gpu or self.device_aware:
+            return Pending(self._start(sends, receives))
+        return self._post_staged(sends, receives, workspace)
 
-    def _exchange(self, sends: Addressed, receives: Addressed) -> None:
-        incoming = [
+    def finish(self, pending: Pending) -> None:
+        """Wait until everything is sent and received.
+
+        Raises:
+            RankTimeoutError: a rank did not send or receive within the timeout.
+        """
+        requests = [request for _, request in pending.requests]
+        try:
+            self.waiter.until(
+                lambda: self._mpi.Request.Testall(requests),
+                lambda: [rank for rank, request in pending.requests if request and not request.Test()],
+            )
+        except RankTimeoutError:
+            self.outlive(requests)
+            raise
+        for target, source in pending.copies:
+            device.copy(target, source)
+
+    def outlive(self, memory: Any) -> None:
+        """Keep memory alive after a failure: messages given up may still be written to it."""
+        self._abandoned.append(memory)
+
+    def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
+        """(rank, request) of every message."""
+        started = [
             (rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, _TAG))
             for rank, array in receives
             for piece in self._pieces(array)
         ]
-        outgoing = []
         for rank, array in sends:
             self._sent["intra" if rank in self.machine else "inter"] += array.nbytes
-            outgoing += [
-                (rank, self._comm.Isend([p, self._mpi.BYTE], rank, _TAG)) for p in self._pieces(array)
-            ]
-        self._wait(incoming + outgoing)
+            started += [(rank, self._comm.Isend([piece, self._mpi.BYTE], rank, _TAG)) for piece in self._pieces(array)]
+        return started
 
     def _pieces(self, array: Any) -> list[Any]:
         """The bytes of an array in messages of legal size."""
@@ -138,31 +176,17 @@ class Transport:
         flat = array.view(np.uint8)
         return [flat[i : i + self._message_max] for i in range(0, flat.size, self._message_max)]
 
-    def _wait(self, pending: list[tuple[int, Any]]) -> None:
-        requests = [request for _, request in pending]
-        try:
-            self.waiter.until(
-                lambda: self._mpi.Request.Testall(requests),
-                lambda: [rank for rank, request in pending if request and not request.Test()],
-            )
-        except RankTimeoutError:
-            self._abandoned += requests
-            raise
-
-    def _exchange_staged(self, sends: Addressed, receives: Addressed) -> None:
+    def _post_staged(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
         """Pass through page-locked host memory."""
-        room = sum(-(-a.nbytes // 64) * 64 for _, a in (*sends, *receives))
-        staging, offset, host = self.workspace.take("staging", room, "cpu"), 0, []
-        for _, array in (*sends, *receives):
-            host.append(staging[offset : offset + array.nbytes].view(array.dtype))
-            offset += -(-array.nbytes // 64) * 64
-        for (_, array), copy in zip(sends, host):
+        arrays = [array for _, array in (*sends, *receives)]
+        offsets = np.cumsum([0, *(-(-array.nbytes // 64) * 64 for array in arrays)])
+        staging = workspace.take("staging", int(offsets[-1]), "cpu")
+        host = [staging[at : at + array.nbytes].view(array.dtype) for at, array in zip(offsets, arrays)]
+        for array, copy in zip(arrays[: len(sends)], host):
             device.copy(copy, array)
-        ranks = [rank for rank, _ in (*sends, *receives)]
-        addressed = list(zip(ranks, host))
-        self._exchange(addressed[: len(sends)], addressed[len(sends) :])
-        for (_, array), copy in zip(receives, host[len(sends) :]):
-            device.copy(array, copy)
+        addressed = [(rank, copy) for (rank, _), copy in zip((*sends, *receives), host)]
+        started = self._start(addressed[: len(sends)], addressed[len(sends) :])
+        return Pending(started, list(zip(arrays[len(sends) :], host[len(sends) :])))
 
     def _open_window(self, half_bytes: int) -> SharedWindow | None:
         """The machine's window, if wanted, useful and possible on all of its ranks."""

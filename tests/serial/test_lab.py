@@ -157,7 +157,7 @@ def test_forbidden_namespaces_name_the_cure(monkeypatch, user, cure):
 
 
 def test_a_missing_kernel_module_is_named(monkeypatch):
-    monkeypatch.setattr(lab, "_new_namespaces", lambda: ["sh"])
+    monkeypatch.setattr(lab, "_new_namespaces", lambda: ["env"])
     monkeypatch.setattr(lab, "_PROBES", (("limit a rate; load the kernel module `sch_tbf`", "false"),))
     assert lab._kernel_problems() == ["cannot limit a rate; load the kernel module `sch_tbf`"]
 

@@ -44,7 +44,7 @@ def test_every_route_ends_whole_on_every_rank(counts, name, n):
     route, machines = Route.parse(name), topology(*counts)
     compressor = compressors.get("onebit") if route.compressed else None
     for rank in range(machines.size):
-        steps = compile_route(route, machines, n, "float32", rank, compressor)
+        steps = compile_route(route, machines, Dense(0, n), "float32", rank, compressor)
         last = steps[-1]
         if n == 0:
             continue
@@ -69,7 +69,7 @@ def test_every_route_ends_whole_on_every_rank(counts, name, n):
 )
 def test_bytes_match_the_formulas(name, expected):
     n = 64 * 64
-    steps = compile_route(Route.parse(name), topology(2, 2), n, "float32", 1)
+    steps = compile_route(Route.parse(name), topology(2, 2), Dense(0, n), "float32", 1)
     assert bytes_sent(steps) == expected * 4 * n
 
 
@@ -80,5 +80,5 @@ def test_compressed_bytes_match_the_formula():
         ("flat-alltoall", 3 / 4 + 3 / 4),
         ("hierarchical-allgather", 4 * 2 / 4 + 1 / 2),
     ]:
-        steps = compile_route(Route.parse(name), topology(2, 2), n, "float32", 2, fp16)
+        steps = compile_route(Route.parse(name), topology(2, 2), Dense(0, n), "float32", 2, fp16)
         assert bytes_sent(steps) == expected * 2 * n, name
