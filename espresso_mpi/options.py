@@ -9,11 +9,12 @@ from typing import Any
 
 from . import compressors
 from .collectives.layout import Topology
+from .collectives.transport import MESSAGE_BYTES, MESSAGE_MAX, Settings
 from .errors import ConfigError, EspressoError
 from .types import ROUTES, Plan, Route, Strategy, TensorSpec
 
 DEFAULT_TIMEOUT = 300.0
-DEFAULT_SEGMENT = 4 << 20
+DEFAULT_SEGMENT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Options:
     feedback: bool = True
     nonfinite: str = "raise"
     window_bytes: int = 4 << 20
+    message_bytes: int = MESSAGE_BYTES
     segment_bytes: int = DEFAULT_SEGMENT
     machines: tuple[tuple[int, ...], ...] | None = None
 
@@ -57,6 +59,10 @@ class Options:
             except ConfigError as error:
                 return [str(error)]
         return []
+
+    def transport(self) -> Settings:
+        """The part that the transport needs."""
+        return Settings(self.timeout, self.window_bytes, self.message_bytes, self.machines)
 
     def strategy(self, spec: TensorSpec, topology: Topology) -> Strategy:
         """How a tensor travels where there is no plan.
@@ -146,6 +152,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "feedback": _choice("feedback", True, False),
     "nonfinite": _choice("nonfinite", "raise", "skip"),
     "window_bytes": _number("window_bytes", (int,), 0, 1 << 32, "a number of bytes from 0 (no window) to 4 GiB"),
+    "message_bytes": _number("message_bytes", (int,), 1, MESSAGE_MAX, f"a number of bytes from 1 to {MESSAGE_MAX}"),
     "segment_bytes": _number("segment_bytes", (int,), 0, 2**62, "a number of bytes, 0 for tensors in one piece"),
     "machines": _machines,
 }

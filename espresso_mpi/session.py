@@ -18,7 +18,7 @@ from .collectives import reduction
 from .collectives.agreement import differences, fingerprint
 from .collectives.executor import Clock, Job, Program
 from .collectives.layout import Topology
-from .collectives.transport import Transport, available_cores
+from .collectives.transport import MESSAGE_BYTES, Transport, available_cores
 from .errors import (
     ConfigError,
     EspressoError,
@@ -97,8 +97,10 @@ class Session:
         nonfinite: a NaN or an infinity in a gradient on any rank: ``"raise"`` NonFiniteError on all ranks, or
             ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as it was.
         window_bytes: half of a rank's share of the machine's shared memory window; 0 uses MPI messages instead.
-        segment_bytes: between machines, tensors follow their route in segments of about this size, so that one's sums
-            hide behind another's messages; 0 sends them whole. Compressors that choose (topk) do so in each segment.
+        message_bytes: longest message between machines; longer ones are cut.
+        segment_bytes: a tensor with more bytes than this between machines is cut into segments that follow each other
+            along the route, so that one's sums hide behind another's messages; 0 leaves it whole. Compressors that
+            choose (topk) choose in each segment.
         machines: groups of ranks to treat as machines, such as the sockets of one; default: as MPI finds them.
 
     Raises:
@@ -118,16 +120,18 @@ class Session:
         feedback: bool = True,
         nonfinite: str = "raise",
         window_bytes: int = 4 << 20,
+        message_bytes: int = MESSAGE_BYTES,
         segment_bytes: int = DEFAULT_SEGMENT,
         machines: Sequence[Sequence[int]] | None = None,
     ) -> None:
         options, problem = Options.checked(
             compressor=compressor, route=route, plan=plan, seed=seed, min_bytes=min_bytes, timeout=timeout,
-            feedback=feedback, nonfinite=nonfinite, window_bytes=window_bytes, segment_bytes=segment_bytes,
+            feedback=feedback, nonfinite=nonfinite, window_bytes=window_bytes, message_bytes=message_bytes,
+            segment_bytes=segment_bytes,
             machines=machines,
         )  # fmt: skip
         self._options = options
-        self._transport = Transport.open(comm, options.timeout, options.window_bytes, options.machines)
+        self._transport = Transport.open(comm, options.transport())
         self._usable, self._why_not = True, ""
         self._step = 0
         self._residuals: dict[str, Any] = {}

@@ -58,7 +58,7 @@ class Program:
     Args:
         route, compressor: the strategy; compressor None for dense routes.
         n: elements; dtype: element type of the working array (float32 where the route encodes).
-        segment_bytes: about how much of the tensor is under way at a time; 0 is all of it.
+        segment_bytes: about how many bytes between machines a segment has; 0 keeps the tensor whole.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Program:
         segment_bytes: int = 0,
     ) -> None:
         self._transport, self._compressor, self._dtype = transport, compressor, dtype
-        self._regions = segments(n, ITEMSIZE[dtype], transport.topology, segment_bytes)
+        nbytes = n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n)
+        self._regions = segments(n, nbytes, transport.topology, segment_bytes)
         compiled = [
             compile_route(route, transport.topology, region, dtype, transport.rank, compressor)
             for region in self._regions

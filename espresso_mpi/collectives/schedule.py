@@ -48,13 +48,18 @@ class IdleStep:
 ScheduleStep = EncodeStep | DecodeStep | MoveStep | IdleStep
 
 
-def segments(n: int, itemsize: int, topology: Topology, segment_bytes: int) -> list[Dense]:
+def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> list[Dense]:
     """The pieces of a tensor that follow each other along the route, so that one's sums hide behind another's messages.
 
-    Inside one machine there is nothing to hide behind, so the tensor stays whole; 0 bytes keep it whole as well.
+    Inside one machine there is nothing to hide behind, so the tensor stays whole; so it does with 0 bytes.
+
+    Args:
+        n: elements of the tensor.
+        nbytes: bytes that they are between machines: the payload's, or of the tensor itself where it stays dense.
+        segment_bytes: about how many of these a segment should have.
     """
     several = len(topology.machines) > 1 and segment_bytes
-    count = max(1, round(n * itemsize / segment_bytes)) if several else 1
+    count = max(1, round(nbytes / segment_bytes)) if several else 1
     return Dense(0, n).split(count, count)
 
 

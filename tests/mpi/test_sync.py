@@ -44,7 +44,9 @@ def identical(world, array):
 def test_dense_is_the_mean(world, open_session, dtype, route, window_bytes, segment_bytes):
     ulps = {"float32": 2.0**-22, "float64": 2.0**-51, "float16": 2.0**-9}[dtype]
     for machines in machine_layouts(world.size):
-        session = open_session(route=route, machines=machines, window_bytes=window_bytes, segment_bytes=segment_bytes)
+        session = open_session(
+            route=route, machines=machines, window_bytes=window_bytes, segment_bytes=segment_bytes, message_bytes=999
+        )
         for n in (0, 1, 7, 65, 4099):
             grad = values(world.rank, n, n, dtype)
             session.sync(grad)
@@ -61,7 +63,7 @@ def test_conservation_law(world, open_session, compressor, route):
     """Given = received + what the residuals still hold, to float32 rounding, over 100 steps."""
     n, steps = 1537, 100
     for machines in machine_layouts(world.size):
-        session = open_session(compressor=compressor, route=route, machines=machines, segment_bytes=2048)
+        session = open_session(compressor=compressor, route=route, machines=machines, segment_bytes=300)
         given, got, largest = np.zeros(n), np.zeros(n), 0.0
         for step in range(steps):
             grad = values(world.rank, step, n)
@@ -98,14 +100,14 @@ def session_routes(session):
 def test_every_bit_is_the_sum_of_decoded_payloads(world, open_session, compressor, route):
     """Against a simulation of all ranks in one process, bit for bit."""
     for machines in machine_layouts(world.size):
-        options = {"machines": machines, "segment_bytes": 4096}
+        options = {"machines": machines, "segment_bytes": 1000}
         session = open_session(compressor=compressor, route=route, feedback=False, **options)
         for n in (1, 65, 4099):
             grad = values(world.rank, 0, n)
             session.sync(grad)
             inputs = [values(r, 0, n) for r in range(world.size)]
             if world.size > 1:
-                expected = synchronised(Route.parse(route), session.topology, inputs, get(compressor), 4096)
+                expected = synchronised(Route.parse(route), session.topology, inputs, get(compressor), 1000)
                 assert np.array_equal(grad, expected[world.rank]), (machines, n)
 
 
