@@ -56,6 +56,8 @@ define mpi_tests
 	  $(1)/bin/espresso-mpi run -n $$n --timeout $(MPI_TIMEOUT) -- \
 	    python -m mpi4py -m pytest --with-mpi -q tests/mpi; \
 	done
+	@echo "== tests/standin: GPU sessions in numba's simulator, on 2 ranks ($(1))"
+	@$(1)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- python -m mpi4py -m pytest --with-mpi -q tests/standin
 endef
 
 demo: $(VENV)/.demo ## train a small model with compressed gradients on an emulated cluster (3 minutes)
@@ -84,10 +86,14 @@ bench: $(VENV)/.demo ## measure on the emulated cluster and write BENCHMARKS.md
 	@echo "== bench sync in the lab ($(BENCH_LAB))"
 	$(VENV)/bin/espresso-mpi lab $(BENCH_LAB) --timeout 1800 -- \
 	  python -m espresso_mpi bench sync --json $(OUT)/sync.json
-	@echo "== bench train in the lab ($(BENCH_LAB))"
-	$(VENV)/bin/espresso-mpi lab $(BENCH_LAB) --timeout 1800 -- \
-	  python -m espresso_mpi bench train --json $(OUT)/train.json --plot $(OUT)/train.png
-	$(VENV)/bin/espresso-mpi bench report $(OUT)/sync.json $(OUT)/train.json --output BENCHMARKS.md
+	@echo "== bench sync on one machine"
+	$(VENV)/bin/espresso-mpi run -n 2 --timeout 1800 -- \
+	  python -m espresso_mpi bench sync --json $(OUT)/sync-local.json
+	@echo "== bench train in the lab ($(TRAIN_LAB))"
+	$(VENV)/bin/espresso-mpi lab $(TRAIN_LAB) --timeout 1800 -- \
+	  python -m espresso_mpi bench train --json $(OUT)/train.json --plot docs/train.png
+	$(VENV)/bin/espresso-mpi bench report --output BENCHMARKS.md --picture docs/train.png \
+	  $(OUT)/sync.json $(OUT)/sync-local.json $(OUT)/train.json
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) build $(OUT) *.egg-info \

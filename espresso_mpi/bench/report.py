@@ -22,7 +22,8 @@ One float32 array of each size, on every rank. *median* and *p99* are over repet
 and *x fp16* are the time of `MPI_Allreduce` on the same array, as it is and cast to float16 (casts included, summed by
 our kernel, which beats MPI's own half type), divided by the method's: below 1 the method loses. *between machines* is what
 all ranks together send over links in one synchronisation. *wrong* counts elements that differ from the reference: the
-float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods.
+float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods. On the emulated cluster a link
+that has paused lets the first 2 ms of data (250 kB at 1 Gbit) pass at full speed, so sizes below that show latency only.
 """
 
 _TRAIN = """
