@@ -19,6 +19,12 @@ def device_of(array: Any) -> DeviceKind:
     return "cpu" if isinstance(array, np.ndarray) else "gpu"
 
 
+def address(array: Any) -> int:
+    """Where an array begins in its memory."""
+    interface = array.__array_interface__ if isinstance(array, np.ndarray) else array.__cuda_array_interface__
+    return interface["data"][0]
+
+
 def empty(size: int, dtype: Any, device: DeviceKind) -> Any:
     """A flat uninitialised array."""
     if device == "cpu":

@@ -30,6 +30,7 @@ from .errors import (
 )
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
 from .types import Plan, Route, Strategy, TensorSpec
+import itertools
 
 STATE_VERSION = 1
 _LOG = logging.getLogger("espresso_mpi")
@@ -174,6 +175,7 @@ class Session:
         except BaseException as error:
             self._usable, self._why_not = False, f"it failed in {self._transport.waiter.what}: {error}"
             raise
+        _wait_for_gpu(gradients)
         self._step += 1
         self._seconds += time.perf_counter() - start
         return buffers.rebuild(grads, gradients)
@@ -187,8 +189,11 @@ class Session:
                 lambda: gradients.extend(buffers.adopt(name, value) for name, value in buffers.flatten(grads)),
             )
             _refuse_shared_memory(gradients)
+            _wait_for_gpu(gradients)
         except EspressoError as error:
             return gradients, error
+        except Exception as error:  # a foreign array may raise anything; the other ranks must hear of it
+            return gradients, GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
         return gradients, None
 
     def _agree(self, gradients: list[Gradient], problem: EspressoError | None) -> tuple[_Batch, frozenset[int]]:
@@ -387,9 +392,14 @@ class Session:
         self._residuals = {key: np.array(value, np.float32) for key, value in state["residuals"].items()}
 
     def close(self) -> None:
-        """Free communicator and shared memory; every rank must call it. A session that failed is only dropped."""
+        """Free communicator and shared memory; every rank must call it. A session that failed is only dropped.
+
+        Raises:
+            RankTimeoutError: a rank did not come.
+        """
         if self._usable:
             self._usable, self._why_not = False, "it was closed"
+            self._transport.waiter.what = "Session.close"
             self._transport.close()
 
     def __enter__(self) -> Session:
@@ -414,15 +424,19 @@ def _limit_threads(local_ranks: int) -> None:
 
 
 def _refuse_shared_memory(gradients: Sequence[Gradient]) -> None:
-    """The same memory under two names would be averaged, and its residual added, twice."""
-    seen: dict[int, str] = {}
-    for gradient in gradients:
-        if gradient.array.size == 0:
-            continue
-        interface = getattr(gradient.array, "__array_interface__", None) or gradient.array.__cuda_array_interface__
-        first = seen.setdefault(interface["data"][0], gradient.spec.name)
-        if first != gradient.spec.name:
-            raise GradientError(f"{first} and {gradient.spec.name} are the same memory; pass it once")
+    """Memory under two names would be averaged, and its residual added, twice."""
+    spans = sorted(
+        (device.address(g.array), g.spec.nbytes, g.spec.name) for g in gradients if g.array.size and g.rebuild is None
+    )
+    for (start, nbytes, first), (following, _, second) in itertools.pairwise(spans):
+        if following < start + nbytes:
+            raise GradientError(f"{first} and {second} share memory; pass it once, or pass copies")
+
+
+def _wait_for_gpu(gradients: Sequence[Gradient]) -> None:
+    """Between the caller's streams and ours: whoever wrote, or will read, on any stream finds finished data."""
+    if any(device.device_of(gradient.array) == "gpu" for gradient in gradients):
+        device.synchronize()
 
 
 # --- texts for disagreements: made from the same documents on every rank, so they are the same everywhere -------------

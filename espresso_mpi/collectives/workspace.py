@@ -41,19 +41,9 @@ class Workspace:
         """The payload buffer that ``current`` does not use, on the same device."""
         where = device.device_of(current)
         first = self._buffers.get(("payload-0", where))
-        name = "payload-1" if first is not None and _same_memory(first, current) else "payload-0"
+        name = "payload-1" if first is not None and device.address(first) == device.address(current) else "payload-0"
         return self.take(name, nbytes, where)
 
     def rows(self, like: Any, count: int, size: int) -> Any:
         """``count`` rows of ``size`` elements with the type and device of ``like``."""
         return self.array("rows", count * size, like.dtype, device.device_of(like)).reshape(count, size)
-
-
-def _same_memory(a: Any, b: Any) -> bool:
-    return _address(a) == _address(b)
-
-
-def _address(array: Any) -> int:
-    if isinstance(array, np.ndarray):
-        return array.__array_interface__["data"][0]
-    return array.__cuda_array_interface__["data"][0]

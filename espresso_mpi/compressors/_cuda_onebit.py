@@ -21,6 +21,8 @@ _WARPS = _cuda.THREADS // _cuda.LANES
 # multiprocessor than these push one another's data out of the caches before the second time.
 _RESIDENT_KEEPING = 3
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 def encode(x: Any, residual: Any, words: Any, scales: Any, block: int) -> None:
     """Write the signs and scales of ``x`` (+ ``residual``, unless it is None); ``words`` as uint32, two a group."""
@@ -103,7 +105,7 @@ def _make_encode(keep):  # type: ignore[no-untyped-def]
                 total = group(x, residual, words, start, whole)
             if stop > whole:
                 total = rest(x, residual, words, whole, stop, total)
-            scale = total / np.float32(stop - start)
+            scale = min(total, np.float32(_LARGEST)) / np.float32(stop - start)
             if cuda.laneid == 0:
                 scales[b] = scale
             if keep:

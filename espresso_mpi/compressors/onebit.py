@@ -18,6 +18,8 @@ from . import _cpu
 from .base import Compressor, check_positive_int
 from .registry import register
 
+_LARGEST = np.finfo(np.float32).max
+
 
 @register
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
         if kept.size:
             _cpu.add_into(kept, values)
             values = kept
-        scale = _cpu.abs_sum(values) / np.float32(stop - start)
+        # A sum beyond float32 would make the scale, and with it the residual, infinite for ever.
+        scale = min(_cpu.abs_sum(values), _LARGEST) / np.float32(stop - start)
         scales[b] = scale
         _pack(values, signs)
         if kept.size:

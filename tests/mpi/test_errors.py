@@ -86,7 +86,31 @@ def test_wrong_arrays_are_refused_everywhere(world, open_session, wrong, words):
 def test_the_same_memory_twice_is_refused(world, open_session):
     x = np.ones(10, np.float32)
     text = same_error(world, GradientError, lambda: open_session().sync({"a": x, "b": x.reshape(2, 5)}))
-    assert "same memory" in text
+    assert "share memory" in text
+    text = same_error(world, GradientError, lambda: open_session().sync({"a": x[:6], "b": x[5:]}))
+    assert "share memory" in text
+
+
+class Explodes:
+    def __dlpack__(self, **options):
+        raise RuntimeError("boom")
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+def test_an_array_that_raises_is_an_error_everywhere(world, open_session):
+    grads = last_rank_differs(world, np.ones(3, np.float32), Explodes())
+    assert "boom" in same_error(world, GradientError, lambda: open_session().sync(grads))
+
+
+@several
+def test_a_rank_that_does_not_close_is_named(world):
+    session = espresso_mpi.Session(timeout=1.0)
+    if world.rank != world.size - 1:
+        with pytest.raises(RankTimeoutError, match=rf"rank {world.size - 1} .*close"):
+            session.close()
+    world.Barrier()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

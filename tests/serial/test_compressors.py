@@ -496,3 +496,14 @@ def test_a_name_is_taken_once():
 
     with pytest.raises(ConfigError, match="registered twice"):
         register(Another)
+
+
+def test_onebit_of_huge_values_keeps_a_finite_residual():
+    """A block's sum overflows float32 although every value is finite."""
+    x = np.full(4096, 3e38, np.float32)
+    compressor = get("onebit")
+    payload, residual = np.empty(compressor.nbytes(x.size), np.uint8), np.zeros_like(x)
+    compressor.encode(x, payload, residual)
+    out = np.empty_like(x)
+    compressor.decode(payload, out)
+    assert np.isfinite(residual).all() and np.isfinite(out).all()
