@@ -6,9 +6,10 @@ numpy, CuPy, torch (CPU and CUDA), JAX, and anything with DLPack or the CUDA arr
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,9 @@ def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
 
 def _rebuilt(value: Any, gradients: Iterator[Gradient]) -> Any:
     if isinstance(value, Mapping):
-        return type(value)({key: _rebuilt(item, gradients) for key, item in value.items()})  # type: ignore[call-arg]
+        new = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+        new.update({key: _rebuilt(item, gradients) for key, item in value.items()})
+        return new
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_rebuilt(item, gradients) for item in value))
     if isinstance(value, (list, tuple)):

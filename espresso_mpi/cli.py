@@ -7,7 +7,7 @@ quick and loads neither numba nor MPI.
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -42,10 +42,6 @@ RanksPerHost = Annotated[int, typer.Option(metavar="R", help="Ranks on each mach
 Rate = Annotated[
     str, typer.Option(metavar="RATE", help="Speed of each machine's link: 100mbit, 1gbit, …, or unlimited.")
 ]
-Compressors = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Compressors, such as none,int8,topk:ratio=0.01; none is fp32.")
-]
-Route = Annotated[str | None, typer.Option(metavar="ROUTE", help="Route of the compressed methods.")]
 JsonOut = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
 
 
@@ -129,14 +125,6 @@ def demo() -> None:
     raise typer.Exit(demo.main())
 
 
-# One pattern for all benchmarks: the command declares the options, and `main` of the module of
-# the same name takes those that were given, by the same names; the defaults stand there, once.
-
-
-def _given(**options: object) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
 @bench.command()
 def sync(
     sizes: Annotated[
@@ -210,24 +198,24 @@ def main() -> None:
     except EspressoError as error:
         sys.exit(_report(error))
     except Exception:
-        _abort_all_ranks()
-        raise
+        traceback.print_exc()
+        _abort_all_ranks(USER_ERROR)
+        sys.exit(USER_ERROR)
 
 
 def _report(error: EspressoError) -> int:
-    _abort_all_ranks()
     print(f"espresso-mpi: {error}", file=sys.stderr)
-    if isinstance(error, LabUnavailable):
-        return LAB_UNAVAILABLE
-    return USAGE_ERROR if isinstance(error, ConfigError) else USER_ERROR
+    code = USAGE_ERROR if isinstance(error, ConfigError) else USER_ERROR
+    code = LAB_UNAVAILABLE if isinstance(error, LabUnavailable) else code
+    _abort_all_ranks(code)
+    return code
 
 
-def _abort_all_ranks() -> None:
+def _abort_all_ranks(code: int) -> None:
     """Ends the whole job if this is one rank of several: the others would wait for this one for ever."""
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized() or module.COMM_WORLD.size == 1:
         return
-    traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    module.COMM_WORLD.Abort(1)
+    module.COMM_WORLD.Abort(code)

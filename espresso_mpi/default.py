@@ -13,11 +13,13 @@ _SESSION: Session | None = None
 def default_session(**options: Any) -> Session:
     """The process's own session over ``MPI.COMM_WORLD``, opened by the first call, which may pass ``Session`` options.
 
+    A session that was closed or has failed is replaced by a new one, without its residuals.
+
     Raises:
         ConfigError: options are passed after it was opened.
     """
     global _SESSION
-    if _SESSION is None:
+    if _SESSION is None or not _SESSION.usable:
         _SESSION = Session(**options)
     elif options:
         raise ConfigError("the default session is open already; pass its options in the first call, or open a Session")

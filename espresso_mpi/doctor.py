@@ -150,7 +150,7 @@ def _check_thread_level(facts: Mapping[str, Any]) -> Iterator[Finding]:
     level = facts["mpi"] and facts["mpi"]["thread_level"]
     if level not in (None, "MULTIPLE"):
         yield Finding(
-            f"MPI runs with thread level {level}, and the communication thread needs MULTIPLE",
+            f"MPI runs with thread level {level}; two threads may not synchronise at the same time",
             "leave mpi4py.rc.thread_level at its default, 'multiple', or rebuild the library with threads",
         )
 
@@ -167,7 +167,7 @@ def _check_threads(facts: Mapping[str, Any]) -> Iterator[Finding]:
         cure = openmp if "omp" not in layers else "unset NUMBA_THREADING_LAYER, or set it to omp"
         yield Finding(
             "numba computes on its threading layer workqueue, which ends the process as soon as two threads "
-            "of Python call kernels, as overlapping communication does",
+            "of Python call kernels",
             cure,
         )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import compressors
 from .collectives.layout import Topology
-from .collectives.transport import MESSAGE_BYTES, MESSAGE_MAX, Settings
+from .collectives.transport import MESSAGE_BYTES, MESSAGE_MAX, Settings, device_aware
 from .errors import ConfigError, EspressoError
 from .types import ROUTES, Plan, Route, Strategy, TensorSpec
 
@@ -33,11 +35,17 @@ class Options:
     message_bytes: int = MESSAGE_BYTES
     segment_bytes: int = DEFAULT_SEGMENT
     machines: tuple[tuple[int, ...], ...] | None = None
+    device_aware: bool = False
 
     @classmethod
     def checked(cls, **given: Any) -> tuple[Options, str | None]:
         """The options, and what is wrong with them: a rank with a wrong one still has to meet the others to say so."""
-        good, problems = {}, []
+        good: dict[str, Any] = {}
+        problems: list[str] = []
+        try:
+            good["device_aware"] = device_aware()
+        except ConfigError as error:
+            problems.append(str(error))
         for key, value in given.items():
             try:
                 good[key] = _CHECKS[key](value)
@@ -62,7 +70,7 @@ class Options:
 
     def transport(self) -> Settings:
         """The part that the transport needs."""
-        return Settings(self.timeout, self.window_bytes, self.message_bytes, self.machines)
+        return Settings(self.timeout, self.window_bytes, self.message_bytes, self.machines, self.device_aware)
 
     def strategy(self, spec: TensorSpec, topology: Topology) -> Strategy:
         """How a tensor travels where there is no plan.
@@ -119,16 +127,17 @@ def _machines(value: Any) -> tuple[tuple[int, ...], ...] | None:
     if value is None:
         return None
     try:
-        return tuple(tuple(int(rank) for rank in group) for group in value)
+        return tuple(tuple(operator.index(rank) for rank in group) for group in value)
     except (TypeError, ValueError):
         raise ConfigError(f"machines={value!r}; expected lists of ranks, such as [[0, 1], [2, 3]]") from None
 
 
-def _number(name: str, kinds: Any, low: float, high: float, what: str) -> Callable[[Any], Any]:
+def _number(name: str, whole: bool, low: float, high: float, what: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+        kind: Any = numbers.Integral if whole else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
             raise ConfigError(f"{name}={value!r}; expected {what}")
-        return value
+        return int(value) if whole else float(value)
 
     return check
 
@@ -146,13 +155,13 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "compressor": _compressor,
     "route": _route,
     "plan": _plan,
-    "seed": _number("seed", (int,), -(2**63), 2**63 - 1, "a whole number of 64 bits"),
-    "min_bytes": _number("min_bytes", (int,), 0, 2**62, "a number of bytes, 0 or more"),
-    "timeout": _number("timeout", (int, float), 1e-3, 1e9, "seconds above 0"),
+    "seed": _number("seed", True, -(2**63), 2**63 - 1, "a whole number of 64 bits"),
+    "min_bytes": _number("min_bytes", True, 0, 2**62, "a number of bytes, 0 or more"),
+    "timeout": _number("timeout", False, 1e-3, 1e9, "seconds above 0"),
     "feedback": _choice("feedback", True, False),
     "nonfinite": _choice("nonfinite", "raise", "skip"),
-    "window_bytes": _number("window_bytes", (int,), 0, 1 << 32, "a number of bytes from 0 (no window) to 4 GiB"),
-    "message_bytes": _number("message_bytes", (int,), 1, MESSAGE_MAX, f"a number of bytes from 1 to {MESSAGE_MAX}"),
-    "segment_bytes": _number("segment_bytes", (int,), 0, 2**62, "a number of bytes, 0 for tensors in one piece"),
+    "window_bytes": _number("window_bytes", True, 0, 1 << 32, "a number of bytes from 0 (no window) to 4 GiB"),
+    "message_bytes": _number("message_bytes", True, 1, MESSAGE_MAX, f"a number of bytes from 1 to {MESSAGE_MAX}"),
+    "segment_bytes": _number("segment_bytes", True, 0, 2**62, "a number of bytes, 0 for tensors in one piece"),
     "machines": _machines,
 }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import logging
+import struct
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +21,8 @@ from .collectives import reduction
 from .collectives.agreement import differences, fingerprint
 from .collectives.executor import Clock, Job, Program
 from .collectives.layout import Topology
-from .collectives.transport import MESSAGE_BYTES, Transport, available_cores
+from .collectives.schedule import check_route
+from .collectives.transport import MESSAGE_BYTES, Transport
 from .errors import (
     ConfigError,
     EspressoError,
@@ -28,9 +32,9 @@ from .errors import (
     PlanError,
     StateError,
 )
+from .launch import threads_per_rank
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
 from .types import Plan, Route, Strategy, TensorSpec
-import itertools
 
 STATE_VERSION = 1
 _LOG = logging.getLogger("espresso_mpi")
@@ -132,7 +136,8 @@ class Session:
             machines=machines,
         )  # fmt: skip
         self._options = options
-        self._transport = Transport.open(comm, options.transport())
+        note = {"problem": problem, "options": options.described()}
+        self._transport = Transport.open(comm, options.transport(), _agree_on_options, note)
         self._usable, self._why_not = True, ""
         self._step = 0
         self._residuals: dict[str, Any] = {}
@@ -142,7 +147,6 @@ class Session:
         self._clock.seconds.update(check=0.0, agree=0.0)
         self._skipped: Counter[str] = Counter()
         self._seconds = 0.0
-        self._agree_on_options(problem)
         _limit_threads(len(self._transport.machine))
 
     # --- synchronising ------------------------------------------------------------------------------------------------
@@ -153,7 +157,8 @@ class Session:
         Args:
             grads: one array, or lists, tuples and dicts of them, nested as you like; None entries are allowed where all
                 ranks have them. numpy, CuPy, torch, or anything with DLPack or the CUDA array interface; float32,
-                float16, bfloat16, float64; contiguous and writable.
+                float16, bfloat16, float64; contiguous and writable. A tensor's residual is found by its name, the keys
+                on the way to it, so one name must stand for one tensor in every call.
 
         Returns:
             ``grads`` itself, updated in place; with immutable arrays (JAX) the same containers with new arrays.
@@ -164,32 +169,38 @@ class Session:
         """
         self._require_usable()
         start = time.perf_counter()
-        gradients, problem = self._adopt(grads)
+        self._transport.waiter.what = f"sync number {self._step + 1}"
         try:
-            self._transport.waiter.what = f"sync number {self._step + 1}"
+            gradients, problem = self._adopt(grads)
             batch, skip = self._agree(gradients, problem)
+        except (GradientError, MismatchError, NonFiniteError, PlanError, ConfigError):
+            raise  # on all ranks, before any data moved: the session can go on
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        try:
             for bucket in batch.buckets:
                 self._run(bucket, gradients, skip)
-        except (GradientError, MismatchError, NonFiniteError, PlanError, ConfigError):
-            raise
         except BaseException as error:
-            self._usable, self._why_not = False, f"it failed in {self._transport.waiter.what}: {error}"
+            self._give_up(error)
             raise
         _wait_for_gpu(gradients)
         self._step += 1
         self._seconds += time.perf_counter() - start
         return buffers.rebuild(grads, gradients)
 
+    def _give_up(self, error: BaseException) -> None:
+        """Ranks may be out of step from here on."""
+        self._usable, self._why_not = False, f"it failed in {self._transport.waiter.what}: {error!r}"
+
     def _adopt(self, grads: Any) -> tuple[list[Gradient], EspressoError | None]:
         """Flat arrays over the caller's memory; an error is kept until all ranks know of it."""
         gradients: list[Gradient] = []
         try:
-            self._clock.timed(
-                "check",
-                lambda: gradients.extend(buffers.adopt(name, value) for name, value in buffers.flatten(grads)),
-            )
-            _refuse_shared_memory(gradients)
-            _wait_for_gpu(gradients)
+            with self._clock.timing("check"):
+                gradients += [buffers.adopt(name, value) for name, value in buffers.flatten(grads)]
+                _refuse_shared_memory(gradients)
+                _wait_for_gpu(gradients)
         except EspressoError as error:
             return gradients, error
         except Exception as error:  # a foreign array may raise anything; the other ranks must hear of it
@@ -198,25 +209,40 @@ class Session:
 
     def _agree(self, gradients: list[Gradient], problem: EspressoError | None) -> tuple[_Batch, frozenset[int]]:
         """Compare tensors, options and finiteness with the other ranks before any data moves."""
-        batch, bad = None, {}
+        batch: _Batch | None = None
+        bad: dict[str, int] = {}
         if problem is None:
             try:
                 batch = self._batch(tuple(g.spec for g in gradients))
-                self._clock.timed("check", lambda: bad.update(self._non_finite(gradients, batch)))
+                with self._clock.timing("check"):
+                    bad = self._non_finite(gradients, batch)
             except EspressoError as error:
                 problem = error
-        digest = batch.digest if batch else b""
-        notes: list[Any] = []
-        self._clock.timed(
-            "agree",
-            lambda: notes.append(
-                differences(self._transport, digest, bool(problem or bad), lambda: _document(problem, gradients, bad))
-            ),
-        )
-        if notes[0] is None:
+        digest = self._digest(batch)
+        with self._clock.timing("agree"):
+            documents = differences(
+                self._transport, digest, bool(problem or bad), lambda: self._document(problem, gradients, bad)
+            )
+        if documents is None:
             assert batch is not None
             return batch, frozenset()
-        return self._resolve(notes[0], batch)
+        return self._resolve(documents, batch)
+
+    def _digest(self, batch: _Batch | None) -> bytes:
+        """What must be equal on all ranks at this step: the tensors, and where training stands."""
+        place = struct.pack("<qq", self._step, self._options.seed)
+        return hashlib.sha256((batch.digest if batch else b"") + place).digest()
+
+    def _document(
+        self, problem: EspressoError | None, gradients: Sequence[Gradient], bad: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """What this rank tells the others where the digests differ."""
+        return {
+            "problem": None if problem is None else [type(problem).__name__, str(problem)],
+            "place": [self._step, self._options.seed],
+            "tensors": [[g.spec.name, str(g.spec), g.spec.device] for g in gradients],
+            "bad": dict(bad),
+        }
 
     def _resolve(self, documents: list[Any], batch: _Batch | None) -> tuple[_Batch, frozenset[int]]:
         """Turn what the ranks said into one error on all of them, or into tensors to skip on all of them."""
@@ -224,12 +250,14 @@ class Session:
         _raise_problems(documents, name)
         _raise_mismatch(documents, name)
         if self._options.nonfinite == "raise":
-            raise NonFiniteError(_non_finite_text(documents, name))
+            cure = "; lower the loss scale or the learning rate, or pass nonfinite='skip'"
+            raise NonFiniteError(_non_finite_text(documents, name) + cure)
         assert batch is not None
         skip = {int(index) for document in documents for index in document["bad"]}
         for index in skip:
             self._skipped[batch.specs[index].name] += 1
-        _LOG.warning("sync %d: skipped: %s", self._step + 1, _non_finite_text(documents, name))
+        if self._transport.rank == 0:
+            _LOG.warning("sync %d: skipped: %s", self._step + 1, _non_finite_text(documents, name))
         return batch, frozenset(skip)
 
     def _non_finite(self, gradients: list[Gradient], batch: _Batch) -> dict[str, int]:
@@ -326,6 +354,9 @@ class Session:
             chosen = self._options.plan.strategy(spec.name)
         else:
             chosen = self._options.strategy(spec, self._transport.topology)
+        check_route(chosen.route, self._transport.topology)
+        if chosen.compressor != "none":
+            compressors.get(chosen.compressor)
         wants_gpu = any(getattr(step, "device", "cpu") == "gpu" for step in chosen.route.steps)
         if wants_gpu and spec.device == "cpu":
             raise ConfigError(
@@ -339,23 +370,6 @@ class Session:
         return self._transport.topology
 
     # --- opening, state, closing --------------------------------------------------------------------------------------
-
-    def _agree_on_options(self, problem: str | None) -> None:
-        described = self._options.described()
-        notes = differences(
-            self._transport,
-            fingerprint(described),
-            bool(problem),
-            lambda: {"problem": problem, "options": described},
-        )
-        if notes is None:
-            return
-        self._transport.close()
-        name = self._transport.describe
-        said = [f"{name(rank)}: {note['problem']}" for rank, note in enumerate(notes) if note["problem"]]
-        if said:
-            raise ConfigError("; ".join(said))
-        raise MismatchError(_options_text([note["options"] for note in notes], name))
 
     def stats(self) -> Stats:
         """Times, bytes and skipped steps so far, of this rank."""
@@ -371,25 +385,62 @@ class Session:
 
     def _identity(self) -> dict[str, Any]:
         machines = [list(ranks) for ranks in self._transport.topology.machines]
-        return {"version": STATE_VERSION, "rank": self._transport.rank, "machines": machines}
+        described = self._options.described()
+        options = {key: described[key] for key in ("compressor", "route", "plan", "segment_bytes", "feedback")}
+        return {"version": STATE_VERSION, "rank": self._transport.rank, "machines": machines, "options": options}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict()`` of the same rank of a job with the same ranks and machines.
+        """Go on from ``state_dict()`` of the same rank of a job with the same ranks, machines, compressor and route.
+
+        Collective: every rank loads its own.
 
         Raises:
-            StateError: the state is of another version, rank or set of machines, or misses an entry.
+            StateError: on every rank, if any rank's state is of another version, rank, set of machines or strategy,
+                or is damaged; MismatchError: the states are of different steps.
         """
+        self._require_usable()
+        self._transport.waiter.what = "load_state_dict"
+        problem, step, seed = None, 0, 0
+        residuals: dict[str, Any] = {}
+        try:
+            step, seed, residuals = self._read_state(state)
+        except StateError as error:
+            problem = [type(error).__name__, str(error)]
+        documents = differences(
+            self._transport,
+            fingerprint([step, seed]),
+            problem is not None,
+            lambda: {"problem": problem, "place": [step, seed], "tensors": [], "bad": {}},
+        )
+        if documents is not None:
+            _raise_problems(documents, self._transport.describe)
+            _raise_mismatch(documents, self._transport.describe)
+        self._step, self._residuals = step, residuals
+        self._options = dataclasses.replace(self._options, seed=seed)
+
+    def _read_state(self, state: Any) -> tuple[int, int, dict[str, Any]]:
+        """(step, seed, residuals) of a state that fits this session."""
+        if not isinstance(state, Mapping):
+            raise StateError(f"state: got {type(state).__name__}; expected what state_dict() returned")
         for key, mine in self._identity().items():
             if state.get(key) != mine:
                 raise StateError(
                     f"state: {key} is {state.get(key)!r}, this session has {mine!r}; load the state of the same job"
                 )
-        missing = {"step", "seed", "residuals"} - set(state)
-        if missing:
-            raise StateError(f"state: {', '.join(sorted(missing))} missing; pass what state_dict() returned")
-        self._step = int(state["step"])
-        self._options = dataclasses.replace(self._options, seed=int(state["seed"]))
-        self._residuals = {key: np.array(value, np.float32) for key, value in state["residuals"].items()}
+        step, seed, residuals = state.get("step"), state.get("seed"), state.get("residuals")
+        if not isinstance(step, int) or not isinstance(seed, int) or not isinstance(residuals, Mapping):
+            raise StateError("state: step, seed or residuals are missing or damaged; pass what state_dict() returned")
+        return step, seed, {key: _checked_residual(key, value) for key, value in residuals.items()}
+
+    @property
+    def usable(self) -> bool:
+        """Whether ``sync`` may be called: not closed, and no failure that leaves ranks out of step."""
+        return self._usable
+
+    def __repr__(self) -> str:
+        o = self._options
+        how = "a plan" if o.plan else f"compressor {o.compressor!r}, route {str(o.route) if o.route else 'by topology'}"
+        return f"<Session of {self.topology}: {how}; step {self._step}{'' if self._usable else '; not usable'}>"
 
     def close(self) -> None:
         """Free communicator and shared memory; every rank must call it. A session that failed is only dropped.
@@ -416,11 +467,20 @@ class Session:
             raise EspressoError(f"this session cannot be used any more: {self._why_not}; open a new one")
 
 
+def _checked_residual(key: str, value: Any) -> np.ndarray:
+    """A copy of a residual, if it fits its key."""
+    region = key.rpartition("|")[2].split(":")
+    residual = np.array(value, np.float32)
+    if len(region) != 2 or residual.shape != (int(region[1]) - int(region[0]),) or not np.isfinite(residual).all():
+        raise StateError(f"state: residual {key!r} has shape {residual.shape}, or is not finite; the state is damaged")
+    return residual
+
+
 def _limit_threads(local_ranks: int) -> None:
     """Share the machine's cores among its ranks."""
     from .compressors import _cpu
 
-    _cpu.limit_threads(max(1, available_cores() // local_ranks))
+    _cpu.limit_threads(threads_per_rank(local_ranks))
 
 
 def _refuse_shared_memory(gradients: Sequence[Gradient]) -> None:
@@ -442,24 +502,32 @@ def _wait_for_gpu(gradients: Sequence[Gradient]) -> None:
 # --- texts for disagreements: made from the same documents on every rank, so they are the same everywhere -------------
 
 
-def _document(problem: EspressoError | None, gradients: Sequence[Gradient], bad: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "problem": None if problem is None else [type(problem).__name__, str(problem)],
-        "tensors": [[g.spec.name, str(g.spec), g.spec.device] for g in gradients],
-        "bad": dict(bad),
-    }
-
-
 def _raise_problems(documents: Sequence[Any], name: Any) -> None:
-    said = [(rank, *document["problem"]) for rank, document in enumerate(documents) if document["problem"]]
+    said = [(rank, document["problem"]) for rank, document in enumerate(documents) if document["problem"]]
     if said:
-        kinds = {cls.__name__: cls for cls in (GradientError, PlanError, ConfigError)}
-        raise kinds.get(said[0][1], GradientError)("; ".join(f"{name(rank)}: {text}" for rank, _, text in said))
+        kinds = {cls.__name__: cls for cls in (GradientError, PlanError, ConfigError, StateError)}
+        kind, _ = said[0][1]
+        raise kinds[kind](_grouped([(rank, text) for rank, (_, text) in said], len(documents), name))
+
+
+def _grouped(said: Sequence[tuple[int, str]], size: int, name: Any) -> str:
+    """One clause for each different text, with the ranks that say it."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in said:
+        ranks.setdefault(text, []).append(rank)
+    return "; ".join(
+        f"{'all ranks' if len(who) == size > 1 else ', '.join(map(name, who))}: {text}" for text, who in ranks.items()
+    )
 
 
 def _raise_mismatch(documents: Sequence[Any], name: Any) -> None:
-    first = documents[0]["tensors"]
+    first, place = documents[0]["tensors"], documents[0]["place"]
     for rank, document in enumerate(documents):
+        if document["place"] != place:
+            raise MismatchError(
+                f"ranks are at different places: {name(0)} at step {place[0]} with seed {place[1]}, {name(rank)} at "
+                f"step {document['place'][0]} with seed {document['place'][1]}; load the states of one checkpoint"
+            )
         mine = document["tensors"]
         if mine == first:
             continue
@@ -484,7 +552,21 @@ def _non_finite_text(documents: Sequence[Any], name: Any) -> str:
         for rank, document in enumerate(documents)
         for index, count in document["bad"].items()
     ]
-    return "; ".join(parts) + "; lower the loss scale or the learning rate, or pass nonfinite='skip'"
+    return "; ".join(parts)
+
+
+def _agree_on_options(notes: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Given (host, note) of every rank: raise what is wrong with any rank's options, or how they differ."""
+
+    def name(rank: int) -> str:
+        return f"rank {rank} ({notes[rank][0]})"
+
+    said = [(rank, note["problem"]) for rank, (_, note) in enumerate(notes) if note["problem"]]
+    if said:
+        raise ConfigError(_grouped(said, len(notes), name))
+    options = [note["options"] for _, note in notes]
+    if any(mine != options[0] for mine in options):
+        raise MismatchError(_options_text(options, name))
 
 
 def _options_text(options: Sequence[Mapping[str, Any]], name: Any) -> str:

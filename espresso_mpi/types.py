@@ -184,12 +184,14 @@ def _apply(step: Step, packed: bool, scattered: list[str], summed: set[str]) -> 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one tensor is synchronised: a compressor's spelling (``none`` for dense) and a route."""
+    """How one tensor is synchronised: a compressor's spelling (``none`` for dense) and a route, or its spelling."""
 
     compressor: str
     route: Route
 
     def __post_init__(self) -> None:
+        if isinstance(self.route, str):
+            object.__setattr__(self, "route", Route.parse(self.route))
         if self.route.compressed != (self.compressor != "none"):
             raise ConfigError(
                 f"compressor {self.compressor!r} does not go with route {str(self.route)!r}; a route that encodes "

@@ -30,7 +30,7 @@ def synchronised(
     n = inputs[0].size
     several = len(topology.machines) > 1 and segment_bytes > 0
     nbytes = compressor.nbytes(n) if compressor else 4 * n
-    pieces = _cut((0, n), max(1, round(nbytes / segment_bytes)) if several else 1)
+    pieces = _cut((0, n), max(1, min(round(nbytes / segment_bytes), -(-n // ALIGN))) if several else 1)
     results = [_Simulation(route, topology, [x[a:b] for x in inputs], compressor).run() for a, b in pieces]
     return [np.concatenate(pieces) for pieces in zip(*results)]
 

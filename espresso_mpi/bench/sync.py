@@ -83,6 +83,8 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    if json is not None and not json.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json}: its directory does not exist; make it first")
     lengths, specs = parse_sizes(sizes), spellings(compressors)
     rows: list[Row] = []
     with _progress(world, len(lengths) * repeats) as tick:
@@ -295,7 +297,7 @@ def _print(rows: Sequence[Row], ranks: int) -> None:
             _seconds(rows, row.nbytes, f"mpi-allreduce-{kind}") / row.seconds for kind in ("fp32", "fp16")
         )
         table.add_row(
-            f"{row.nbytes / (1 << 20):g} MiB", row.method, f"{row.seconds * 1e3:.2f}", f"{row.p99 * 1e3:.2f}", f"{fp32:.2f}",
+            f"{row.nbytes / (1 << 20):g} MiB" if row.nbytes >= 1 << 20 else f"{row.nbytes / (1 << 10):g} KiB", row.method, f"{row.seconds * 1e3:.2f}", f"{row.p99 * 1e3:.2f}", f"{fp32:.2f}",
             f"{fp16:.2f}", _count(row.wire_bytes), _count(row.inter_bytes), str(row.wrong), row.route or "MPI's own",
         )  # fmt: skip
     # Without colours: mpirun passes everything off as a terminal, redirected or not.

@@ -77,7 +77,7 @@ def _same(value):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True)
 def _to_float16(value):  # type: ignore[no-untyped-def]
-    return np.float16(value)
+    return np.float16(min(max(value, np.float32(-65504.0)), np.float32(65504.0)))
 
 
 @cuda.jit(device=True)

@@ -6,6 +6,7 @@ import hashlib
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from ..types import ITEMSIZE, DeviceKind, Route
 from . import reduction
 from .base import Data, operations
 from .layout import Dense
-from .schedule import DecodeStep, EncodeStep, IdleStep, MoveStep, ScheduleStep, bytes_sent, compile_route, segments
+from .schedule import DecodeStep, EncodeStep, IdleStep, MoveStep, ScheduleStep, compile_route, segments
 from .transport import Transport
 from .workspace import Workspace
 
@@ -31,10 +32,11 @@ class Clock:
 
     seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "wire": 0.0, "decode": 0.0})
 
-    def timed(self, kind: str, action: Callable[[], None]) -> None:
-        """Run and account."""
+    @contextmanager
+    def timing(self, kind: str) -> Iterator[None]:
+        """Account the time of a with-block."""
         start = time.perf_counter()
-        action()
+        yield
         self.seconds[kind] += time.perf_counter() - start
 
 
@@ -77,7 +79,6 @@ class Program:
             compile_route(route, transport.topology, region, dtype, transport.rank, compressor)
             for region in self._regions
         ]
-        self.bytes_sent = sum(map(bytes_sent, compiled))
         self._segments = [[self._bound(step) for step in steps] for steps in compiled]
         # A segment is under way for as many turns as its steps yield, and the next one starts at every turn.
         self._depth = 1 + sum(operations()[s.op].phases for s in compiled[0] if isinstance(s, (MoveStep, IdleStep)))
@@ -144,11 +145,13 @@ class _Segment:
         self.data = Data(x, dtype, workspace)
 
     def encode(self, step: EncodeStep, compressor: Compressor) -> Turns:
-        self._clock.timed("encode", partial(self._encode, step, compressor))
+        with self._clock.timing("encode"):
+            self._encode(step, compressor)
         return iter(())
 
     def decode(self, step: DecodeStep, compressor: Compressor) -> Turns:
-        self._clock.timed("decode", partial(self._decode, step, compressor))
+        with self._clock.timing("decode"):
+            self._decode(step, compressor)
         return iter(())
 
     def _encode(self, step: EncodeStep, compressor: Compressor) -> None:
@@ -201,9 +204,9 @@ class _Segment:
 
     def _residual(self, step: EncodeStep) -> Any:
         kept, region = self._job.residuals, step.region
-        if kept is None:
+        if kept is None or region.size == 0:
             return None
-        key = f"{self._job.name}|{step.point}|{region.start}:{region.stop}"
+        key = f"{self._job.name}|{self._home.size}|{step.point}|{region.start}:{region.stop}"
         where = device.device_of(self.data.x)
         if key not in kept:
             kept[key] = device.zeros(region.size, np.float32, where)

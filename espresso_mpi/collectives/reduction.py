@@ -79,7 +79,10 @@ def _factor(divisor: float) -> tuple[bool, float]:
 
 
 def convert(out: Any, x: Any, dtype: str) -> None:
-    """Between float32 and the type ``dtype``, to nearest even: one of the two is float32, the other as in the tensor."""
+    """Between float32 and the type ``dtype``, to nearest even: one of the two is float32, the other as in the tensor.
+
+    What float16 cannot hold becomes its largest value, 65504, not infinity.
+    """
     if out.size == 0:
         return None
     if device_of(out) == "gpu":
@@ -123,7 +126,7 @@ def _round(value, bfloat):  # type: ignore[no-untyped-def]
         bits = np.uint32(_cpu.float_bits(value))
         odd = (bits >> np.uint32(16)) & np.uint32(1)
         return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-    return _cpu.to_half(value)
+    return _cpu.to_half(min(max(value, np.float32(-65504.0)), np.float32(65504.0)))
 
 
 @_cpu.inline

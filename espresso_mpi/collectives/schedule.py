@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..compressors import Compressor
+from ..errors import ConfigError
 from ..types import Collective, Decode, DeviceKind, Encode, Level, Route
 from .base import Move, Scene, operations
-from .layout import Copy, Dense, Packed, Part, State, Topology
+from .layout import ALIGN, Copy, Dense, Packed, Part, State, Topology
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,30 @@ def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> lis
         segment_bytes: about how many of these a segment should have.
     """
     several = len(topology.machines) > 1 and segment_bytes
-    count = max(1, round(nbytes / segment_bytes)) if several else 1
-    return Dense(0, n).split(count, count)
+    count = max(1, min(round(nbytes / segment_bytes), -(-n // ALIGN))) if several else 1
+    pieces = Dense(0, n).split(count, count)
+    return [piece for piece in pieces if piece.size] or pieces[:1]
+
+
+def check_route(route: Route, topology: Topology) -> None:
+    """Refuse a route that this topology cannot run.
+
+    Between machines only as many ranks of each take part as the smallest machine has. What the others hold must have
+    been handed to those before, by a scatter inside the machine.
+
+    Raises:
+        ConfigError: machines have unequal numbers of ranks and the route crosses them with nothing scattered inside.
+    """
+    uneven = any(len(ranks) != topology.lanes for ranks in topology.machines)
+    scattered = False
+    for step in route.steps:
+        if isinstance(step, Collective) and step.level == "intra":
+            scattered = step.op in ("reduce_scatter", "alltoall")
+        elif isinstance(step, Collective) and step.level == "inter" and uneven and not scattered:
+            raise ConfigError(
+                f"route {str(route)!r} goes between machines with nothing scattered inside them, which {topology} cannot "
+                f"do; begin with reduce_scatter@intra, or use a flat route"
+            )
 
 
 def compile_route(

@@ -22,26 +22,28 @@ def discover(comm: Any, machines: Sequence[Sequence[int]] | None = None) -> tupl
     """
     from mpi4py import MPI
 
+    if machines is not None:
+        _check_partition(machines, comm.size)
     shared = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     if machines is None:
         local = shared
     else:
         topology = Topology(tuple(sorted(tuple(sorted(group)) for group in machines)))
-        _check_partition(topology, comm.size)
         local = shared.Split(topology.machine_of[comm.rank], comm.rank)
         shared.Free()
     mine = tuple(local.allgather(comm.rank))
     found = Topology(tuple(sorted(set(comm.allgather(mine)))))
     if machines is not None and found != topology:
+        local.Free()
         raise ConfigError(
             f"machines={machines!r}: the ranks of a group must share memory; found {found.machines}"
         )
     return found, local
 
 
-def _check_partition(topology: Topology, size: int) -> None:
-    ranks = sorted(rank for group in topology.machines for rank in group)
-    if ranks != list(range(size)) or not all(topology.machines):
+def _check_partition(machines: Sequence[Sequence[int]], size: int) -> None:
+    ranks = sorted(rank for group in machines for rank in group)
+    if ranks != list(range(size)) or not all(machines):
         raise ConfigError(
-            f"machines={topology.machines!r}; expected every rank from 0 to {size - 1} in exactly one group"
+            f"machines={machines!r}; expected every rank from 0 to {size - 1} in exactly one group"
         )

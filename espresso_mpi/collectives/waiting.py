@@ -51,7 +51,7 @@ class Waiter:
             time.sleep(_NAP)
 
     def _timeout(self, late: Sequence[int]) -> RankTimeoutError:
-        names = ", ".join(self._describe(rank) for rank in sorted(set(late))) or "a rank"
+        names = ", ".join(self._describe(rank) for rank in sorted(set(late))) or "a rank (not known which)"
         return RankTimeoutError(
             f"waited {self.timeout:g} s for {names} in {self.what}; every rank must call it, in the same order; "
             f"see what that rank is doing, or raise timeout= if it is only slow"

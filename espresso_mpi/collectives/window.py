@@ -48,7 +48,7 @@ class SharedWindow:
         )
         self._flags = base[:, :64].view(np.int64)[:, 0]
         self._data = base[:, _PAGE:]
-        self._flags[self._me] = 0
+        segments[self._me][:64] = 0  # not through the view above: the segments might lie elsewhere
         self._turn = 0
         self.bytes_sent = 0
         local.Barrier()

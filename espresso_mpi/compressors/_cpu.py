@@ -8,6 +8,9 @@ GPU compiler would otherwise fuse it unasked and round differently from the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+import logging
+import threading
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -32,12 +35,32 @@ def limit_threads(count: int) -> None:
     _threads = count
 
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+_OPTIONS = {"nogil": True, "error_model": "numpy"}
+
+
+_PARALLEL = threading.Lock()
+"""One parallel region at a time: numba's fallback layer, workqueue, ends the process if two Python threads meet there."""
+
+
+def _compile(function: Callable[..., Any], **options: Any) -> Any:
+    """A numba function, cached on disk where there is a place for it."""
+    try:
+        return njit(cache=True, **_OPTIONS, **options)(function)
+    except RuntimeError as error:  # numba finds no directory that it may write to
+        _warn_uncached(str(error))
+        return njit(**_OPTIONS, **options)(function)
+
+
+@lru_cache(maxsize=1)
+def _warn_uncached(reason: str) -> None:
+    logging.getLogger("espresso_mpi").warning(
+        "kernels are compiled anew in every process (%s); set NUMBA_CACHE_DIR to a directory that can be written", reason
+    )
 
 
 def inline(function: Callable[..., Any]) -> Any:
     """Compile a helper that kernels call for one block of data."""
-    return njit(**_OPTIONS)(function)
+    return _compile(function)
 
 
 class Kernel:
@@ -49,19 +72,20 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__doc__ = function.__doc__
-        self._serial = njit(**_OPTIONS)(function)
-        self._parallel = njit(parallel=True, **_OPTIONS)(_twin(function))
+        self._serial = _compile(function)
+        self._parallel = _compile(_twin(function), parallel=True)
 
     def __call__(self, first: np.ndarray, *rest: Any) -> Any:
         threads = get_num_threads()
         wanted = min(threads, _threads or threads)
         if wanted == 1 or first.size < PARALLEL_MIN:
             return self._serial(first, *rest)
-        set_num_threads(wanted)
-        try:
-            return self._parallel(first, *rest)
-        finally:
-            set_num_threads(threads)
+        with _PARALLEL:
+            set_num_threads(wanted)
+            try:
+                return self._parallel(first, *rest)
+            finally:
+                set_num_threads(threads)
 
 
 def _twin(function: Any) -> FunctionType:

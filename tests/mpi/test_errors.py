@@ -154,7 +154,17 @@ def test_float64_beyond_float32_is_refused_for_compressors(world, open_session):
 
 
 @several
-@pytest.mark.parametrize("option, mine, other", [("compressor", "onebit", "fp16"), ("seed", 1, 2), ("min_bytes", 0, 9)])
+@pytest.mark.parametrize(
+    "option, mine, other",
+    [
+        ("compressor", "onebit", "fp16"),
+        ("seed", 1, 2),
+        ("min_bytes", 0, 9),
+        ("window_bytes", 0, 1 << 20),
+        ("segment_bytes", 0, 1 << 20),
+        ("machines", None, [[0]]),
+    ],
+)
 def test_different_options_are_an_error_everywhere(world, option, mine, other):
     value = last_rank_differs(world, mine, other)
     text = same_error(world, MismatchError, lambda: espresso_mpi.Session(**{option: value}, timeout=20))
@@ -174,12 +184,53 @@ def test_different_options_are_an_error_everywhere(world, option, mine, other):
         ({"timeout": 0}, "timeout"),
         ({"nonfinite": "ignore"}, "ignore"),
         ({"plan": {}}, "Plan"),
+        ({"machines": "xx"}, "machines"),
+        ({"window_bytes": -1}, "window_bytes"),
     ],
 )
 def test_a_wrong_option_on_one_rank_is_an_error_everywhere(world, options, words):
     given = last_rank_differs(world, {}, options)
     text = same_error(world, ConfigError, lambda: espresso_mpi.Session(**{"timeout": 20, **given}))
-    assert words in text and f"rank {world.size - 1}" in text
+    assert words in text and (f"rank {world.size - 1}" in text or world.size == 1)
+
+
+def test_a_plan_with_a_wrong_compressor_is_refused_before_data_moves(world, open_session):
+    wrong = espresso_mpi.Strategy("onbit", "flat-allgather")
+    session = open_session(plan=espresso_mpi.Plan({"b": wrong}, espresso_mpi.Strategy("none", "flat")))
+    grads = {"a": np.full(9, world.rank, np.float32), "b": np.ones(9, np.float32)}
+    assert "onbit" in same_error(world, ConfigError, lambda: session.sync(grads))
+    assert np.all(grads["a"] == world.rank)
+
+
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 3", reason="needs uneven machines")
+@pytest.mark.parametrize(
+    "route",
+    [
+        "allreduce@intra/allreduce@inter",
+        "allreduce@inter/allreduce@intra",
+        "reduce_scatter@inter/allreduce@intra/allgather@inter",
+    ],
+)
+def test_routes_that_lose_ranks_of_uneven_machines_are_refused(world, open_session, route):
+    uneven = open_session(route=route, machines=[list(range(world.size - 1)), [world.size - 1]])
+    assert "reduce_scatter@intra" in same_error(world, ConfigError, lambda: uneven.sync(np.ones(999, np.float32)))
+    if world.size == 4:
+        grad = np.full(999, world.rank, np.float32)
+        open_session(route=route, machines=[[0, 1], [2, 3]]).sync(grad)
+        assert np.allclose(grad, 1.5)
+
+
+@several
+def test_the_default_session(world):
+    grad = np.full(5, world.rank, np.float32)
+    assert espresso_mpi.sync(grad) is grad
+    assert np.allclose(grad, (world.size - 1) / 2)
+    with pytest.raises(ConfigError, match="open already"):
+        espresso_mpi.default_session(seed=3)
+    espresso_mpi.default_session().close()
+    assert espresso_mpi.default_session(seed=3).usable
+    espresso_mpi.sync([grad])
+    espresso_mpi.default_session().close()
 
 
 def test_a_plan_must_know_the_tensor(world, open_session):

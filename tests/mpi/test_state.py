@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from espresso_mpi.errors import StateError
+from espresso_mpi.errors import MismatchError, StateError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -42,10 +42,31 @@ def test_a_state_is_a_copy(world, open_session):
 
 @pytest.mark.parametrize(
     "change, words",
-    [({"version": 99}, "version"), ({"rank": 77}, "rank"), ({"machines": [[0]] * 9}, "machines")],
+    [
+        ({"version": 99}, "version"),
+        ({"rank": 77}, "rank"),
+        ({"machines": [[0]] * 9}, "machines"),
+        ({"options": {"compressor": "topk"}}, "options"),
+        ({"step": "x"}, "step"),
+        ({"residuals": {"0|9|0:9": np.zeros(8)}}, "damaged"),
+        ({"residuals": {"0|2|0:2": np.array([1, np.nan])}}, "damaged"),
+    ],
 )
 def test_a_state_that_does_not_fit_is_refused(world, open_session, change, words):
     session = open_session(compressor="onebit")
     steps(session, world.rank, 0, 1)
+    state = session.state_dict()
+    if world.rank == world.size - 1:
+        state.update(change)
     with pytest.raises(StateError, match=words):
-        session.load_state_dict({**session.state_dict(), **change})
+        session.load_state_dict(state)
+    steps(session, world.rank, 1, 2)
+
+
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
+def test_states_of_different_steps_are_refused(world, open_session):
+    session = open_session(compressor="onebit")
+    steps(session, world.rank, 0, 1)
+    state = {**session.state_dict(), "step": world.rank}
+    with pytest.raises(MismatchError, match="step 1"):
+        session.load_state_dict(state)

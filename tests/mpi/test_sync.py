@@ -85,7 +85,7 @@ def held(world, session, n, machines):
     count = world.size if route_is_flat else len(machines)
     for residuals in world.allgather(session.state_dict()["residuals"]):
         for key, value in residuals.items():
-            _, point, region = key.rsplit("|", 2)
+            point, region = key.rsplit("|", 2)[1:]
             start, stop = map(int, region.split(":"))
             total[start:stop] += value.astype(np.float64) / (count if point == "0" else 1)
     return total
