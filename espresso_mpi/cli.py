@@ -198,24 +198,24 @@ def main() -> None:
     except EspressoError as error:
         sys.exit(_report(error))
     except Exception:
-        traceback.print_exc()
-        _abort_all_ranks(USER_ERROR)
-        sys.exit(USER_ERROR)
+        _abort_all_ranks(USER_ERROR, traceback.format_exc())
+        raise
 
 
 def _report(error: EspressoError) -> int:
     print(f"espresso-mpi: {error}", file=sys.stderr)
     code = USAGE_ERROR if isinstance(error, ConfigError) else USER_ERROR
     code = LAB_UNAVAILABLE if isinstance(error, LabUnavailable) else code
-    _abort_all_ranks(code)
+    _abort_all_ranks(code, "")
     return code
 
 
-def _abort_all_ranks(code: int) -> None:
+def _abort_all_ranks(code: int, last_words: str) -> None:
     """Ends the whole job if this is one rank of several: the others would wait for this one for ever."""
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized() or module.COMM_WORLD.size == 1:
         return
+    print(last_words, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     module.COMM_WORLD.Abort(code)

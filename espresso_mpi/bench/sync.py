@@ -86,6 +86,8 @@ def main(
     if json is not None and not json.absolute().parent.is_dir():
         raise ConfigError(f"--json {json}: its directory does not exist; make it first")
     lengths, specs = parse_sizes(sizes), spellings(compressors)
+    if world.size == 1:
+        print("bench sync: one rank has nobody to send to; start several: espresso-mpi run -n 4 -- espresso-mpi bench sync")
     rows: list[Row] = []
     with _progress(world, len(lengths) * repeats) as tick:
         for nbytes in lengths:
