@@ -18,6 +18,8 @@ noisy moment of the machine meets all of them. Absolute times are this machine's
 """
 
 _SYNC = """
+## What the columns mean
+
 One float32 array of each size, on every rank. *median* and *p99* are over repetitions, of the slowest rank of each. *x fp32*
 and *x fp16* are the time of `MPI_Allreduce` on the same array, as it is and cast to float16 (casts included, summed by
 our kernel, which beats MPI's own half type), divided by the method's: below 1 the method loses. *between machines* is what
@@ -45,7 +47,7 @@ def main(*, results: Sequence[Path], output: Path, picture: Path | None = None) 
     sections = [_section(_load(path)) for path in results]
     if picture is not None:
         sections.append(f"\n![Loss against seconds and against bytes]({picture})\n")
-    output.write_text(_HEAD + "".join(sections))
+    output.write_text(_HEAD + _SYNC + "".join(sections))
     print(f"wrote {output}")
 
 
@@ -61,7 +63,7 @@ def _section(result: Result) -> str:
     where = _where(result["environment"])
     if "curves" in result:
         return f"\n## Training: {where}\n{_TRAIN}\n{_environment(result)}\n{_train(result)}"
-    return f"\n## Synchronisation: {where}\n{_SYNC}\n{_environment(result)}\n{_sync(result['rows'])}"
+    return f"\n## Synchronisation: {where}\n\n{_environment(result)}\n{_sync(result['rows'])}"
 
 
 def _where(environment: Result) -> str:
