@@ -1,0 +1,74 @@
+"""Sums, conversions and the search for NaN, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from espresso_mpi.collectives import reduction
+
+SIZES = (1, 7, 2047, 2048, 4096, 4097, 12289, 100003)
+
+
+def as_memory(x):
+    return x.view(np.uint16) if x.itemsize == 2 else x
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("n", SIZES)
+def test_every_non_finite_value_is_found_wherever_it_stands(n, dtype):
+    x = np.random.default_rng(n).standard_normal(n).astype(dtype)
+    assert reduction.count_non_finite(as_memory(x), dtype, False) == 0
+    for position in sorted({0, n - 1, n // 2, n // 3, min(n - 1, 4096)}):
+        for bad in (np.nan, np.inf, -np.inf):
+            y = x.copy()
+            y[position] = bad
+            assert reduction.count_non_finite(as_memory(y), dtype, False) == 1
+
+
+def test_float64_that_float32_cannot_hold():
+    largest = float(np.finfo(np.float32).max)
+    x = np.array([largest, -largest, largest * (1 + 2.0**-26), 2.0**128 - 2.0**103, 1e300])
+    with np.errstate(over="ignore"):
+        expected = np.count_nonzero(~np.isfinite(x.astype(np.float32)))
+    assert reduction.count_non_finite(x, "float64", True) == expected == 2
+    assert reduction.count_non_finite(x, "float64", False) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("divisor", [1, 2, 3, 1.5])
+def test_mean_rows_sums_in_rank_order(dtype, count, divisor):
+    n, wide = 5000, np.float64 if dtype == "float64" else np.float32
+    for own in range(count):
+        rows = np.random.default_rng(own).standard_normal((count, n)).astype(dtype)
+        total = rows[0].astype(wide)
+        for row in rows[1:]:
+            total = total + row.astype(wide)
+        out = rows[own].copy()
+        rows[own] = np.nan  # must not be read
+        reduction.mean_rows(as_memory(out), as_memory(rows), own, divisor, dtype)
+        assert np.array_equal(out, (total / wide(divisor)).astype(dtype))
+
+
+def test_rows_may_lie_apart():
+    window = np.zeros((3, 1000), np.float32)
+    window[:, :10] = np.arange(30).reshape(3, 10)
+    out = window[1, :10].copy()
+    reduction.mean_rows(out, window[:, :10], 1, 3.0, "float32")
+    assert np.array_equal(out, np.arange(30).reshape(3, 10).mean(axis=0, dtype=np.float32))
+
+
+def test_float16_saturates_and_bfloat16_rounds_to_even():
+    x = np.array([1e6, -1e6, 65504, 65520, 1.0009765625, 0.1], np.float32)
+    out = np.empty(6, np.uint16)
+    reduction.convert(out, x, "float16")
+    assert np.array_equal(out.view(np.float16), np.clip(x, -65504, 65504).astype(np.float16))
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.random.default_rng(0).standard_normal(9999).astype(np.float32)
+    out = np.empty(9999, np.uint16)
+    reduction.convert(out, x, "bfloat16")
+    assert np.array_equal(out, x.astype(ml_dtypes.bfloat16).view(np.uint16))
+    back = np.empty(9999, np.float32)
+    reduction.convert(back, out, "bfloat16")
+    assert np.array_equal(back, x.astype(ml_dtypes.bfloat16).astype(np.float32))
