@@ -59,9 +59,7 @@ class _Simulation:
 
     def encode(self, later: Sequence[Step]) -> None:
         decode = next(i for i, step in enumerate(later) if not isinstance(step, Collective))
-        cuts = [
-            self.pieces(s.level) for s in later[:decode] if isinstance(s, Collective) and s.op == "alltoall"
-        ]
+        cuts = [self.pieces(s.level) for s in later[:decode] if isinstance(s, Collective) and s.op == "alltoall"]
         for rank, x in enumerate(self.dense):
             pieces = [self.bounds[rank]]
             for count in cuts:
@@ -102,9 +100,7 @@ class _Simulation:
             count = self.pieces(step.level)
             for j, rank in enumerate(group):
                 self.copies[rank] = [
-                    copy[j * (len(copy) // count) : (j + 1) * (len(copy) // count)]
-                    for h in held
-                    for copy in h
+                    copy[j * (len(copy) // count) : (j + 1) * (len(copy) // count)] for h in held for copy in h
                 ]
         elif step.level in self.scattered:
             joined = [[p for h in held if c < len(h) for p in h[c]] for c in range(max(map(len, held)))]

@@ -20,18 +20,19 @@ noisy moment of the machine meets all of them. Absolute times are this machine's
 _SYNC = """
 ## What the columns mean
 
-One float32 array of each size, on every rank. *median* and *p99* are over repetitions, of the slowest rank of each. *x fp32*
-and *x fp16* are the time of `MPI_Allreduce` on the same array, as it is and cast to float16 (casts included, summed by
-our kernel, which beats MPI's own half type), divided by the method's: below 1 the method loses. *between machines* is what
-all ranks together send over links in one synchronisation. *wrong* counts elements that differ from the reference: the
-float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods. On the emulated cluster a link
-that has paused lets the first 2 ms of data (250 kB at 1 Gbit) pass at full speed, so sizes below that show latency only.
+One float32 array of each size, on every rank. *median* and *p99* are over repetitions, of the slowest rank of each.
+*x fp32* and *x fp16* are the time of `MPI_Allreduce` on the same array, as it is and cast to float16 (casts included,
+summed by our kernel, which beats MPI's own half type), divided by the method's: below 1 the method loses. *between
+machines* is what all ranks together send over links in one synchronisation. *wrong* counts elements that differ from
+the reference: the float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods. On the
+emulated cluster a link that has paused lets the first 2 ms of data (250 kB at 1 Gbit) pass at full speed, so sizes
+below that show latency only.
 """
 
 _TRAIN = """
 A character language model on the English text in Python's `pydoc_data.topics`, plain SGD, the same weights, batches and
-learning rate for all methods. *loss* is bits a character on held-out text. *s to target*: training time until fp32's final loss
-+ 2 %. A step's time is split into compute (the slowest rank's) and sync. Validation is outside the clock.
+learning rate for all methods. *loss* is bits a character on held-out text. *s to target*: training time until fp32's
+final loss + 2 %. A step's time is split into compute (the slowest rank's) and sync. Validation is outside the clock.
 """
 
 
@@ -56,7 +57,9 @@ def _load(path: Path) -> Result:
         result = json.loads(path.read_text())
         return {"environment": result["environment"], "rows": result["rows"], **result}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not the JSON result of a benchmark ({error}); make one with bench ... --json") from None
+        raise ConfigError(
+            f"{path}: not the JSON result of a benchmark ({error}); make one with bench ... --json"
+        ) from None
 
 
 def _section(result: Result) -> str:
@@ -77,7 +80,8 @@ def _environment(result: Result) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in e["versions"].items() if version)
     mpi = " ".join(str(part) for part in [(e["mpi"] or {}).get("library"), (e["mpi"] or {}).get("version")] if part)
     memory = f"{e['memory_bytes'] / 2**30:.0f} GiB"
-    return f"{e['date']}; {e['cpu']}, {e['cores']} cores, {memory}; {e['system']}; {mpi}; Python {e['python']}, {versions}.\n"
+    machine = f"{e['cpu']}, {e['cores']} cores, {memory}; {e['system']}"
+    return f"{e['date']}; {machine}; {mpi}; Python {e['python']}, {versions}.\n"
 
 
 def _table(header: Sequence[str], lines: Iterator[Sequence[str]]) -> str:
@@ -91,7 +95,7 @@ def _sync(rows: Sequence[Result]) -> str:
     def line(row: Result) -> list[str]:
         ratios = [seconds[row["nbytes"], f"mpi-allreduce-{kind}"] / row["seconds"] for kind in ("fp32", "fp16")]
         return [
-            _size(row["nbytes"]),
+            size_text(row["nbytes"]),
             row["method"],
             f"{row['seconds'] * 1e3:.2f}",
             f"{row['p99'] * 1e3:.2f}",
@@ -104,7 +108,8 @@ def _sync(rows: Sequence[Result]) -> str:
     return _table(header, map(line, rows))
 
 
-def _size(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
+    """A size as people write it."""
     return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"
 
 
@@ -123,8 +128,8 @@ def _train(result: Result) -> str:
             "yes" if row["replicas_identical"] else "NO",
         ]
 
-    header = ["method", "loss", "vs fp32 %", "s to target", "compute ms", "sync ms", "bytes in machine", "bytes between",
-              "identical"]  # fmt: skip
+    header = ["method", "loss", "vs fp32 %", "s to target", "compute ms", "sync ms", "bytes in machine",
+              "bytes between", "identical"]  # fmt: skip
     corpus = result["corpus"]
     note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"
     return _table(header, map(line, result["rows"])) + note
@@ -132,4 +137,3 @@ def _train(result: Result) -> str:
 
 def _number(value: float | None, spec: str) -> str:
     return "" if value is None else format(value, spec)
-

@@ -21,6 +21,7 @@ import numpy as np
 from ..compressors import spellings
 from ..errors import ConfigError
 from ..types import Route, TensorSpec
+from .report import size_text
 
 _WIDTH = 150
 """Columns of the printed table."""
@@ -87,7 +88,7 @@ def main(
         raise ConfigError(f"--json {json}: its directory does not exist; make it first")
     lengths, specs = parse_sizes(sizes), spellings(compressors)
     if world.size == 1:
-        print("bench sync: one rank has nobody to send to; start several: espresso-mpi run -n 4 -- espresso-mpi bench sync")
+        print("bench sync: one rank has nobody to send to; start several with espresso-mpi run -n 4")
     rows: list[Row] = []
     with _progress(world, len(lengths) * repeats) as tick:
         for nbytes in lengths:
@@ -110,9 +111,7 @@ def parse_sizes(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)?\s*", part)
         nbytes = int(float(match[1]) * _UNITS[match[2] or "B"]) // 4 * 4 if match else 0
         if nbytes < 4:
-            raise ConfigError(
-                f"size {part!r}; expected a number with B, KiB, MiB or GiB, at least 4B, such as 16MiB"
-            )
+            raise ConfigError(f"size {part!r}; expected a number with B, KiB, MiB or GiB, at least 4B, such as 16MiB")
         sizes.append(nbytes)
     return sizes
 
@@ -291,15 +290,11 @@ def _print(rows: Sequence[Row], ranks: int) -> None:
         "wrong",
         "route",
     ):
-        table.add_column(
-            heading, justify="left" if heading in ("method", "route") else "right", overflow="fold"
-        )
+        table.add_column(heading, justify="left" if heading in ("method", "route") else "right", overflow="fold")
     for row in rows:
-        fp32, fp16 = (
-            _seconds(rows, row.nbytes, f"mpi-allreduce-{kind}") / row.seconds for kind in ("fp32", "fp16")
-        )
+        fp32, fp16 = (_seconds(rows, row.nbytes, f"mpi-allreduce-{kind}") / row.seconds for kind in ("fp32", "fp16"))
         table.add_row(
-            f"{row.nbytes / (1 << 20):g} MiB" if row.nbytes >= 1 << 20 else f"{row.nbytes / (1 << 10):g} KiB", row.method, f"{row.seconds * 1e3:.2f}", f"{row.p99 * 1e3:.2f}", f"{fp32:.2f}",
+            size_text(row.nbytes), row.method, f"{row.seconds * 1e3:.2f}", f"{row.p99 * 1e3:.2f}", f"{fp32:.2f}",
             f"{fp16:.2f}", _count(row.wire_bytes), _count(row.inter_bytes), str(row.wrong), row.route or "MPI's own",
         )  # fmt: skip
     # Without colours: mpirun passes everything off as a terminal, redirected or not.

@@ -33,9 +33,7 @@ def differences(
         return None
     text = text or json.dumps(document()).encode()
     sizes = _everyones(transport, np.array([len(text)], np.int64).view(np.uint8))
-    texts = _everyones(
-        transport, np.frombuffer(text, np.uint8).copy(), [int(s.view(np.int64)[0]) for s in sizes]
-    )
+    texts = _everyones(transport, np.frombuffer(text, np.uint8).copy(), [int(s.view(np.int64)[0]) for s in sizes])
     return [json.loads(t.tobytes()) for t in texts]
 
 

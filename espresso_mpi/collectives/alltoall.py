@@ -46,8 +46,6 @@ def _wishes(scene: Scene, states: Sequence[State]) -> list[Wish]:
             assert isinstance(state, Packed)
             for copy in state.copies:
                 each = len(copy) // pieces
-                wish.append(
-                    [(source, part) for part in copy[j * each : (j + 1) * each]] if j < pieces else []
-                )
+                wish.append([(source, part) for part in copy[j * each : (j + 1) * each]] if j < pieces else [])
         wishes.append(wish)
     return wishes

@@ -74,7 +74,7 @@ class CollectiveOp(ABC):
 
     name: ClassVar[str]
     phases: ClassVar[int] = 1
-    """How often its action yields: always, on every rank, so that ranks interleave several tensors in the same order."""
+    """How often its action yields: always, on every rank, so that all ranks interleave tensors in the same order."""
 
     @abstractmethod
     def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:

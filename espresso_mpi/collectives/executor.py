@@ -163,9 +163,7 @@ class _Segment:
             compressor.encode(
                 data.x[part.start : part.stop],
                 data.payload[part.offset : part.offset + part.nbytes],
-                None
-                if residual is None
-                else residual[part.start - step.region.start : part.stop - step.region.start],
+                None if residual is None else residual[part.start - step.region.start : part.stop - step.region.start],
                 self._key(step.point, part.start),
             )
 
@@ -217,7 +215,7 @@ class _Segment:
         return kept[key]
 
     def _key(self, point: int, start: int) -> int:
-        """The seed of one encode: of (seed, tensor, step, rank, encode point, first element), so none share random bits."""
+        """The seed of one encode, of (seed, tensor, step, rank, point, first element): none share random bits."""
         job = self._job
         text = struct.pack("<qqqqq", job.seed, job.step, self._rank, point, start) + job.name.encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -7,9 +7,9 @@ every message beforehand.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Union
 
 from ..types import Level
 
@@ -59,18 +59,12 @@ class Topology:
 
         Inside a machine that is ranks / machines: where machines have unequal numbers of ranks, their weights differ.
         """
-        return {"flat": self.size, "intra": self.size / len(self.machines), "inter": len(self.machines)}[
-            level
-        ]
+        return {"flat": self.size, "intra": self.size / len(self.machines), "inter": len(self.machines)}[level]
 
     def __str__(self) -> str:
         counts = [len(ranks) for ranks in self.machines]
         even = len(set(counts)) == 1
-        return (
-            f"{len(counts)} x {counts[0]} ranks"
-            if even
-            else f"machines of {' + '.join(map(str, counts))} ranks"
-        )
+        return f"{len(counts)} x {counts[0]} ranks" if even else f"machines of {' + '.join(map(str, counts))} ranks"
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ class Dense:
         step = -(-step // ALIGN) * ALIGN
         edges = [min(self.stop, self.start + i * step) for i in range(pieces + 1)]
         edges += [self.stop] * (count - pieces)
-        return [Dense(a, b) for a, b in zip(edges, edges[1:])]
+        return [Dense(a, b) for a, b in itertools.pairwise(edges)]
 
 
 @dataclass(frozen=True)
@@ -145,4 +139,4 @@ class Packed:
         return Packed(tuple(copies), self.divisor)
 
 
-State = Union[Dense, Packed]
+State = Dense | Packed

@@ -35,7 +35,7 @@ def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None
         dtype: name of the element type; 16-bit types come as uint16 and are summed in float32, rounded once.
     """
     if out.size == 0:
-        return None
+        return
     if device_of(out) == "gpu":
         from . import _cuda_kernels
 
@@ -62,7 +62,7 @@ def _span(rows: np.ndarray) -> tuple[np.ndarray, int]:
 def divide(x: Any, divisor: float) -> None:
     """``x /= divisor`` for flat float32."""
     if divisor == 1 or x.size == 0:
-        return None
+        return
     if device_of(x) == "gpu":
         from . import _cuda_kernels
 
@@ -73,7 +73,7 @@ def divide(x: Any, divisor: float) -> None:
 
 
 def _factor(divisor: float) -> tuple[bool, float]:
-    """(True, reciprocal) where multiplying rounds as dividing does, which is for powers of two; else (False, divisor)."""
+    """(True, reciprocal) for powers of two, where multiplying rounds as dividing does; else (False, divisor)."""
     exact = float(np.frexp(divisor)[0]) == 0.5
     return exact, 1 / divisor if exact else divisor
 
@@ -84,7 +84,7 @@ def convert(out: Any, x: Any, dtype: str) -> None:
     What float16 cannot hold becomes its largest value, 65504, not infinity.
     """
     if out.size == 0:
-        return None
+        return
     if device_of(out) == "gpu":
         from . import _cuda_kernels
 

@@ -81,8 +81,8 @@ def check_route(route: Route, topology: Topology) -> None:
             scattered = step.op in ("reduce_scatter", "alltoall")
         elif isinstance(step, Collective) and step.level == "inter" and uneven and not scattered:
             raise ConfigError(
-                f"route {str(route)!r} goes between machines with nothing scattered inside them, which {topology} cannot "
-                f"do; begin with reduce_scatter@intra, or use a flat route"
+                f"route {str(route)!r} goes between machines with nothing scattered inside them, which {topology} "
+                f"cannot do; begin with reduce_scatter@intra, or use a flat route"
             )
 
 

@@ -12,7 +12,7 @@ from .layout import Topology
 def discover(comm: Any, machines: Sequence[Sequence[int]] | None = None) -> tuple[Topology, Any]:
     """The topology of an mpi4py communicator, and the communicator of this machine's ranks. Collective.
 
-    Machines are those of ``MPI_COMM_TYPE_SHARED``, ordered by their lowest rank; they may have unequal numbers of ranks.
+    Machines are those of ``MPI_COMM_TYPE_SHARED``, ordered by their lowest rank; their numbers of ranks may differ.
 
     Args:
         machines: groups of ranks to treat as machines instead, such as the sockets of one; the same on every rank.
@@ -35,15 +35,11 @@ def discover(comm: Any, machines: Sequence[Sequence[int]] | None = None) -> tupl
     found = Topology(tuple(sorted(set(comm.allgather(mine)))))
     if machines is not None and found != topology:
         local.Free()
-        raise ConfigError(
-            f"machines={machines!r}: the ranks of a group must share memory; found {found.machines}"
-        )
+        raise ConfigError(f"machines={machines!r}: the ranks of a group must share memory; found {found.machines}")
     return found, local
 
 
 def _check_partition(machines: Sequence[Sequence[int]], size: int) -> None:
     ranks = sorted(rank for group in machines for rank in group)
     if ranks != list(range(size)) or not all(machines):
-        raise ConfigError(
-            f"machines={machines!r}; expected every rank from 0 to {size - 1} in exactly one group"
-        )
+        raise ConfigError(f"machines={machines!r}; expected every rank from 0 to {size - 1} in exactly one group")

@@ -25,7 +25,7 @@ MESSAGE_MAX = 1 << 30
 MESSAGE_BYTES = 60 << 10
 """Default of the longest message between machines. Open MPI sends up to 64 KiB over TCP at once and asks the receiver
 first beyond; when both ends then send long messages at the same time, the directions of a link take turns. Measured on
-a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 ms in one piece, wire 134."""
+a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
 
 _TAG = 0x5E55
 _LOG = logging.getLogger("espresso_mpi")
@@ -39,7 +39,7 @@ Addressed = Sequence[tuple[int, Any]]
 
 @dataclass(frozen=True)
 class Pending:
-    """An exchange under way: (rank, request) of its messages, and (target, source) copies to make once they are there."""
+    """An exchange under way: (rank, request) of its messages, and (target, source) copies to make at the end."""
 
     requests: list[tuple[int, Any]]
     copies: list[tuple[Any, Any]] = field(default_factory=list)
@@ -198,7 +198,9 @@ class Transport:
         ]
         for rank, array in sends:
             self._sent["intra" if rank in self._near else "inter"] += array.nbytes
-            started += [(rank, self._comm.Isend([piece, self._mpi.BYTE], rank, _TAG)) for piece in self._pieces(rank, array)]
+            started += [
+                (rank, self._comm.Isend([piece, self._mpi.BYTE], rank, _TAG)) for piece in self._pieces(rank, array)
+            ]
         return started
 
     def _pieces(self, rank: int, array: Any) -> list[Any]:

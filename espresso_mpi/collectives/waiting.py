@@ -25,9 +25,7 @@ class Waiter:
         describe: the text for a rank in messages.
     """
 
-    def __init__(
-        self, timeout: float, crowded: bool, describe: Callable[[int], str] = "rank {}".format
-    ) -> None:
+    def __init__(self, timeout: float, crowded: bool, describe: Callable[[int], str] = "rank {}".format) -> None:
         self.timeout = timeout
         self._spins = 0 if crowded else _SPINS
         self._describe = describe

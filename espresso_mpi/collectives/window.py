@@ -40,12 +40,9 @@ class SharedWindow:
         self._win.Lock_all(MPI.MODE_NOCHECK)
         segments = [np.asarray(self._win.Shared_query(r)[0]).view(np.uint8) for r in range(local.size)]
         self.contiguous = all(
-            s.size == segment and s.ctypes.data == segments[0].ctypes.data + r * segment
-            for r, s in enumerate(segments)
+            s.size == segment and s.ctypes.data == segments[0].ctypes.data + r * segment for r, s in enumerate(segments)
         )
-        base = np.lib.stride_tricks.as_strided(
-            segments[0], (local.size, segment), (segment, 1), writeable=True
-        )
+        base = np.lib.stride_tricks.as_strided(segments[0], (local.size, segment), (segment, 1), writeable=True)
         self._flags = base[:, :64].view(np.int64)[:, 0]
         self._data = base[:, _PAGE:]
         segments[self._me][:64] = 0  # not through the view above: the segments might lie elsewhere

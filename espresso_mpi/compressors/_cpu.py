@@ -7,9 +7,9 @@ GPU compiler would otherwise fuse it unasked and round differently from the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import logging
 import threading
+from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -39,7 +39,7 @@ _OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
 _PARALLEL = threading.Lock()
-"""One parallel region at a time: numba's fallback layer, workqueue, ends the process if two Python threads meet there."""
+"""One parallel region at a time: numba's fallback layer, workqueue, ends the process if two threads meet there."""
 
 
 def _compile(function: Callable[..., Any], **options: Any) -> Any:
@@ -54,7 +54,8 @@ def _compile(function: Callable[..., Any], **options: Any) -> Any:
 @lru_cache(maxsize=1)
 def _warn_uncached(reason: str) -> None:
     logging.getLogger("espresso_mpi").warning(
-        "kernels are compiled anew in every process (%s); set NUMBA_CACHE_DIR to a directory that can be written", reason
+        "kernels are compiled anew in every process (%s); set NUMBA_CACHE_DIR to a directory that can be written",
+        reason,
     )
 
 
@@ -157,9 +158,7 @@ def _at(context: Any, builder: Any, array_type: Any, array: Any, index: Any, poi
 
 
 def _splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
-    one = builder.insert_element(
-        ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0)
-    )
+    one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), _V), [0] * _V)
     return builder.shuffle_vector(one, ir.Constant(vector_type, ir.Undefined), zeros)
 

@@ -1,8 +1,8 @@
 """The contract of a compressor: from n float32 values to a flat uint8 payload of a size known beforehand, and back.
 
 A compressor knows no transport and a collective knows no compressor: they meet at bytes. To add one, write one file in
-this folder with one class under ``@register``; its CUDA kernels stand beside it in ``_cuda_<name>.py``, which is imported
-when a GPU array appears. The registry, the contract tests and the benchmarks find it.
+this folder with one class under ``@register``; its CUDA kernels stand beside it in ``_cuda_<name>.py``, which is
+imported when a GPU array appears. The registry, the contract tests and the benchmarks find it.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ class Compressor(ABC):
         kernels(payload, out, add)
 
     @abstractmethod
-    def _encode_cpu(
-        self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, key: int
-    ) -> None: ...
+    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, key: int) -> None: ...
 
     @abstractmethod
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, key: int) -> None: ...
@@ -97,9 +95,7 @@ class Compressor(ABC):
 
     def __str__(self) -> str:
         """The spelling that ``get`` reads back: the name and the parameters that are not the default."""
-        changed = [
-            (f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default
-        ]
+        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
         return self.name + (":" + ",".join(f"{key}={value}" for key, value in changed) if changed else "")
 
 
@@ -107,8 +103,8 @@ def _check_array(what: str, array: Any, dtype: Any, size: int, device: str) -> N
     got = (np.dtype(array.dtype), array.ndim, array.size, device_of(array))
     if got != (np.dtype(dtype), 1, size, device):
         raise PayloadError(
-            f"{what}: got {got[0]} with {got[1]} dimension(s), {got[2]} elements on {got[3]}; expected {np.dtype(dtype)} "
-            f"with 1 dimension, {size} elements on {device}; pass a flat array of that size"
+            f"{what}: got {got[0]} with {got[1]} dimension(s), {got[2]} elements on {got[3]}; expected "
+            f"{np.dtype(dtype)} with 1 dimension, {size} elements on {device}; pass a flat array of that size"
         )
     contiguous = array.flags["C_CONTIGUOUS"] if device == "cpu" else array.is_c_contiguous()
     if not contiguous:

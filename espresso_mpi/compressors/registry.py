@@ -29,9 +29,7 @@ def register(cls: C) -> C:
     """
     known = _CLASSES.setdefault(cls.name, cls)
     if known.__qualname__ != cls.__qualname__ or known.__module__ != cls.__module__:
-        raise ConfigError(
-            f"compressor {cls.name!r} is registered twice: by {known.__module__} and {cls.__module__}"
-        )
+        raise ConfigError(f"compressor {cls.name!r} is registered twice: by {known.__module__} and {cls.__module__}")
     _CLASSES[cls.name] = cls
     return cls
 
@@ -58,9 +56,7 @@ def get(spec: str | Compressor) -> Compressor:
     if isinstance(spec, Compressor):
         return spec
     if not isinstance(spec, str):
-        raise ConfigError(
-            f"compressor: got {type(spec).__name__}; expected a spelling such as 'topk:ratio=0.01'"
-        )
+        raise ConfigError(f"compressor: got {type(spec).__name__}; expected a spelling such as 'topk:ratio=0.01'")
     name, _, text = spec.strip().partition(":")
     if name not in names():
         raise ConfigError(f"compressor {name!r} is not known; known are none, {', '.join(names())}")
@@ -69,7 +65,9 @@ def get(spec: str | Compressor) -> Compressor:
 
 
 def spellings(text: str) -> list[str]:
-    """The compressors of a comma list as they are written there, ``none`` among them; a bare ``parameter=value`` belongs to the one before it.
+    """The compressors of a comma list as they are written there, ``none`` among them.
+
+    A bare ``parameter=value`` belongs to the compressor before it.
 
     Raises:
         ConfigError: a spelling names no compressor, or there is none.
