@@ -6,6 +6,7 @@ PYTHON ?= python3
 RANKS ?= 2 3 4
 MPI_TIMEOUT ?= 600
 BENCH_LAB ?= --hosts 2 --ranks 2 --rate 1gbit
+BENCH_THREADS ?= 1
 TRAIN_LAB ?= --hosts 2 --ranks 2 --rate 100mbit
 OUT ?= out
 
@@ -18,10 +19,10 @@ export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-mpich test-ptx check bench clean
+.PHONY: help demo test test-mpich test-ptx check bench bench-compressors clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # $(call install,DIRECTORY,EXTRAS): makes the environment and installs this package into it.
 define install
@@ -81,6 +82,10 @@ check: $(VENV_CHECK)/.dev ## ruff, mypy and import-linter
 	$(VENV_CHECK)/bin/mypy
 	$(VENV_CHECK)/bin/lint-imports
 
+bench-compressors: $(VENV)/.demo ## every compressor against the speed of memory, and its error; no MPI
+	@mkdir -p $(OUT)
+	$(VENV)/bin/espresso-mpi bench compressors --threads $(BENCH_THREADS) --json $(OUT)/compressors.json
+
 bench: $(VENV)/.demo ## measure on the emulated cluster and write BENCHMARKS.md
 	@mkdir -p $(OUT)
 	@echo "== bench sync in the lab ($(BENCH_LAB))"
@@ -92,8 +97,9 @@ bench: $(VENV)/.demo ## measure on the emulated cluster and write BENCHMARKS.md
 	@echo "== bench train in the lab ($(TRAIN_LAB))"
 	$(VENV)/bin/espresso-mpi lab $(TRAIN_LAB) --timeout 1800 -- \
 	  python -m espresso_mpi bench train --json $(OUT)/train.json --plot docs/train.png
+	$(MAKE) bench-compressors
 	$(VENV)/bin/espresso-mpi bench report --output BENCHMARKS.md --picture docs/train.png \
-	  $(OUT)/sync.json $(OUT)/sync-local.json $(OUT)/train.json
+	  $(OUT)/sync.json $(OUT)/sync-local.json $(OUT)/train.json $(OUT)/compressors.json
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) build $(OUT) *.egg-info \

@@ -19,13 +19,14 @@ _HOMES = {
     "Stats": "session",
     "sync": "default",
     "default_session": "default",
+    "Feedback": "feedback",
     "Plan": "types",
     "Route": "types",
     "ROUTES": "types",
     "Strategy": "types",
     "TensorSpec": "types",
 }
-_MODULES = ("collectives", "compressors", "errors")
+_MODULES = ("collectives", "compressors", "errors", "optim")
 
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from . import collectives as collectives
     from . import compressors as compressors
     from . import errors as errors
+    from . import optim as optim
     from .default import default_session as default_session
     from .default import sync as sync
+    from .feedback import Feedback as Feedback
     from .session import Session as Session
     from .session import Stats as Stats
     from .types import ROUTES as ROUTES

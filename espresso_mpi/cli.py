@@ -150,6 +150,30 @@ def sync(
 
 
 @bench.command()
+def compressors(
+    sizes: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Sizes of the float32 array; default: 16MiB, on a GPU 400000000B."),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = "cpu",
+    methods: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Compressors with their parameters, or all of them."),
+    ] = "all",
+    threads: Annotated[str, typer.Option(metavar="LIST", help="Numbers of CPU threads to measure with.")] = "1",
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timed repetitions of each method.")] = 15,
+    json: JsonOut = None,
+) -> None:
+    """Time encode and decode of every method against the speed of memory; one process, no MPI.
+
+    [dim]espresso-mpi bench compressors --methods int8,onebit --threads 1,2[/dim]
+    """
+    from espresso_mpi.bench import compressors
+
+    compressors.main(sizes=sizes, device=device, methods=methods, threads=threads, repeats=repeats, json=json)
+
+
+@bench.command()
 def train(
     methods: Annotated[
         str, typer.Option(metavar="LIST", help="Compressors to train with in turn; none is fp32.")
@@ -157,7 +181,7 @@ def train(
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps of each method.")] = 1500,
     hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")] = 256,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of weights, batches and stochastic compressors.")] = 0,
-    ablation: Annotated[bool, typer.Option(help="Also train onebit and topk without error feedback.")] = True,
+    ablation: Annotated[bool, typer.Option(help="Also train methods that lose much without error feedback.")] = True,
     target_loss: Annotated[
         float | None, typer.Option(metavar="BITS", help="Loss to reach; default: fp32's at the end plus 2 %.")
     ] = None,

@@ -13,10 +13,14 @@ from . import compressors
 from .collectives.layout import Topology
 from .collectives.transport import MESSAGE_BYTES, MESSAGE_MAX, Settings, device_aware
 from .errors import ConfigError, EspressoError
+from .feedback import AUTO, Feedback
 from .types import ROUTES, Plan, Route, Strategy, TensorSpec
 
 DEFAULT_TIMEOUT = 300.0
 DEFAULT_SEGMENT = 1 << 20
+
+_MANY = 1 << 20
+"""Elements of a tensor that stands for all when options are checked; each tensor is checked with its own size."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Options:
     seed: int = 0
     min_bytes: int = 16384
     timeout: float = DEFAULT_TIMEOUT
-    feedback: bool = True
+    feedback: Feedback = AUTO
     nonfinite: str = "raise"
     window_bytes: int = 4 << 20
     message_bytes: int = MESSAGE_BYTES
@@ -61,11 +65,13 @@ class Options:
             return [
                 "plan= already says compressor and route for every tensor; pass either plan, or compressor and route"
             ]
-        if self.route is not None:
-            try:
+        try:
+            if self.route is not None:
                 Strategy(self.compressor, self.route)
-            except ConfigError as error:
-                return [str(error)]
+            if self.compressor != "none":
+                self.feedback.resolved(compressors.get(self.compressor), _MANY)
+        except ConfigError as error:
+            return [str(error)]
         return []
 
     def transport(self) -> Settings:
@@ -81,25 +87,27 @@ class Options:
         if dense:
             wanted = self.route if self.compressor == "none" else None
             return Strategy("none", wanted or Route.parse(default_route(topology, compressed=False)))
-        return Strategy(
-            self.compressor,
-            (self.route or Route.parse(default_route(topology, compressed=True)).on(spec.device)),
-        )
+        summed = compressors.get(self.compressor).common
+        route = self.route or Route.parse(default_route(topology, compressed=True, summed=summed)).on(spec.device)
+        return Strategy(self.compressor, route)
 
     def described(self) -> dict[str, Any]:
         """Everything that must be equal on all ranks, as JSON values."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         route, plan = self.route, self.plan
-        return {**values, "route": str(route) if route else None, "plan": plan.digest if plan else None}
+        texts = {"route": str(route) if route else None, "feedback": str(self.feedback)}
+        return {**values, **texts, "plan": plan.digest if plan else None}
 
 
-def default_route(topology: Topology, compressed: bool) -> str:
+def default_route(topology: Topology, compressed: bool, summed: bool = False) -> str:
     """Hierarchical where several machines have several ranks each, else flat.
 
     Compressed, the divisible route with the payload carried on through the machine: each rank then decodes once, which
-    costs less than moving the decoded tensor.
+    costs less than moving the decoded tensor. ``summed``: the payloads themselves are summed.
     """
     hierarchical = len(topology.machines) > 1 and topology.size > len(topology.machines)
+    if summed:
+        return "hierarchical-linear" if hierarchical else "flat-linear"
     if compressed:
         return "hierarchical-alltoall-packed" if hierarchical else "flat-alltoall"
     return "hierarchical" if hierarchical else "flat"
@@ -158,7 +166,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "seed": _number("seed", True, -(2**63), 2**63 - 1, "a whole number of 64 bits"),
     "min_bytes": _number("min_bytes", True, 0, 2**62, "a number of bytes, 0 or more"),
     "timeout": _number("timeout", False, 1e-3, 1e9, "seconds above 0"),
-    "feedback": _choice("feedback", True, False),
+    "feedback": Feedback.of,
     "nonfinite": _choice("nonfinite", "raise", "skip"),
     "window_bytes": _number("window_bytes", True, 0, 1 << 32, "a number of bytes from 0 (no window) to 4 GiB"),
     "message_bytes": _number("message_bytes", True, 1, MESSAGE_MAX, f"a number of bytes from 1 to {MESSAGE_MAX}"),

@@ -23,6 +23,7 @@ from .collectives.executor import Clock, Job, Program
 from .collectives.layout import Topology
 from .collectives.schedule import check_route
 from .collectives.transport import MESSAGE_BYTES, Transport
+from .compressors import Compressor
 from .errors import (
     ConfigError,
     EspressoError,
@@ -32,11 +33,12 @@ from .errors import (
     PlanError,
     StateError,
 )
+from .feedback import NO_FEEDBACK, Feedback
 from .launch import threads_per_rank
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
 from .types import Plan, Route, Strategy, TensorSpec
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 _LOG = logging.getLogger("espresso_mpi")
 
 
@@ -46,7 +48,8 @@ class Stats:
 
     ``seconds`` is the time inside ``sync``; ``seconds_by`` splits it: check (adopting arrays, looking for NaN), agree,
     encode, wire (collectives with their sums and waits), decode. ``bytes_by_level`` counts bytes sent to other ranks
-    inside the machine and between machines; ``skipped`` the steps that a tensor sat out because it was not finite.
+    inside the machine and between machines; ``skipped`` the steps that a tensor sat out because it was not finite;
+    ``saturated`` counts integers of summed payloads (thc) that reached the end of their range on this rank.
     """
 
     steps: int
@@ -54,6 +57,7 @@ class Stats:
     seconds_by: Mapping[str, float]
     bytes_by_level: Mapping[str, int]
     skipped: Mapping[str, int]
+    saturated: int = 0
 
     @property
     def wire_bytes(self) -> int:
@@ -63,11 +67,16 @@ class Stats:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Tensors that travel together: one, or several small dense ones of the same type side by side."""
+    """Tensors that travel together: one, or several small dense ones of the same type side by side.
+
+    ``compressor`` is that of the strategy, made for the tensor's shape; its schedules are not settled yet.
+    """
 
     members: tuple[int, ...]
     strategy: Strategy
     specs: tuple[TensorSpec, ...]
+    compressor: Compressor | None = None
+    feedback: Feedback = NO_FEEDBACK
 
     @property
     def name(self) -> str:
@@ -98,7 +107,9 @@ class Session:
         seed: of stochastic compressors; the same on every rank.
         min_bytes: tensors below this many bytes stay dense and travel together.
         timeout: seconds after which a rank that does not come is reported.
-        feedback: keep what compression loses and add it in the next step (error feedback, decay 1).
+        feedback: what becomes of what compression loses, a ``Feedback`` or its spelling: ``"auto"`` (add it in the next
+            step, where the compressor allows it), ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``,
+            ``"ef21:momentum=0.1"`` or ``"none"``.
         nonfinite: a NaN or an infinity in a gradient on any rank: ``"raise"`` NonFiniteError on all ranks, or
             ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as it was.
         window_bytes: half of a rank's share of the machine's shared memory window; 0 uses MPI messages instead.
@@ -122,7 +133,7 @@ class Session:
         seed: int = 0,
         min_bytes: int = 16384,
         timeout: float = DEFAULT_TIMEOUT,
-        feedback: bool = True,
+        feedback: Feedback | str | bool = "auto",
         nonfinite: str = "raise",
         window_bytes: int = 4 << 20,
         message_bytes: int = MESSAGE_BYTES,
@@ -140,9 +151,9 @@ class Session:
         self._transport = Transport.open(comm, options.transport(), _agree_on_options, note)
         self._usable, self._why_not = True, ""
         self._step = 0
-        self._residuals: dict[str, Any] = {}
+        self._memory: dict[str, Any] = {}
         self._batches: dict[tuple[TensorSpec, ...], _Batch] = {}
-        self._programs: dict[tuple[str, str, int, str], Program] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}
         self._clock = Clock()
         self._clock.seconds.update(check=0.0, agree=0.0)
         self._skipped: Counter[str] = Counter()
@@ -309,16 +320,17 @@ class Session:
 
     def _program(self, bucket: _Bucket, dtype: str) -> Program:
         strategy = bucket.strategy
-        key = (strategy.compressor, str(strategy.route), bucket.size, dtype)
+        compressor = bucket.compressor and bucket.compressor.at(self._step)
+        key = (compressor, strategy.route, bucket.size, dtype)
         if key not in self._programs:
-            compressor = None if strategy.compressor == "none" else compressors.get(strategy.compressor)
+            final = None if bucket.compressor is None else bucket.compressor.at(None).nbytes(bucket.size)
             self._programs[key] = Program(
-                self._transport, strategy.route, compressor, bucket.size, dtype, self._options.segment_bytes
+                self._transport, strategy.route, compressor, bucket.size, dtype, self._options.segment_bytes, final
             )
         return self._programs[key]
 
     def _job(self, bucket: _Bucket) -> Job:
-        return Job(bucket.name, self._residuals if self._options.feedback else None, self._options.seed, self._step)
+        return Job(bucket.name, self._memory, bucket.feedback, self._options.seed, self._step)
 
     # --- which tensor travels how -------------------------------------------------------------------------------------
 
@@ -338,8 +350,12 @@ class Session:
             strategy = self.strategy(spec)
             if strategy.compressor == "none" and spec.nbytes < self._options.min_bytes:
                 small.setdefault((spec.dtype, spec.device, strategy), []).append(index)
-            else:
+            elif strategy.compressor == "none":
                 buckets.append(_Bucket((index,), strategy, (spec,)))
+            else:
+                compressor = compressors.get(strategy.compressor).shaped(spec.shape)
+                feedback = self._options.feedback.resolved(compressor, spec.size)
+                buckets.append(_Bucket((index,), strategy, (spec,), compressor, feedback))
         for (_, _, strategy), members in small.items():
             buckets.append(_Bucket(tuple(members), strategy, tuple(specs[i] for i in members)))
         return buckets
@@ -348,15 +364,15 @@ class Session:
         """How this session synchronises a tensor.
 
         Raises:
-            PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on.
+            PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on, or sums
+                payloads that cannot be summed.
         """
         if self._options.plan is not None:
             chosen = self._options.plan.strategy(spec.name)
         else:
             chosen = self._options.strategy(spec, self._transport.topology)
-        check_route(chosen.route, self._transport.topology)
-        if chosen.compressor != "none":
-            compressors.get(chosen.compressor)
+        compressor = None if chosen.compressor == "none" else compressors.get(chosen.compressor)
+        check_route(chosen.route, self._transport.topology, compressor)
         wants_gpu = any(getattr(step, "device", "cpu") == "gpu" for step in chosen.route.steps)
         if wants_gpu and spec.device == "cpu":
             raise ConfigError(
@@ -373,15 +389,22 @@ class Session:
 
     def stats(self) -> Stats:
         """Times, bytes and skipped steps so far, of this rank."""
-        return Stats(self._step, self._seconds, dict(self._clock.seconds), self._transport.sent, dict(self._skipped))
+        clock = self._clock
+        return Stats(
+            self._step, self._seconds, dict(clock.seconds), self._transport.sent, dict(self._skipped), clock.saturated
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """What training needs to go on exactly: step counter, seed and this rank's residuals (numpy copies)."""
-        residuals = {}
-        for key, value in self._residuals.items():
-            residuals[key] = np.empty(value.size, np.float32)
-            device.copy(residuals[key], value)
-        return {**self._identity(), "step": self._step, "seed": self._options.seed, "residuals": residuals}
+        """What training needs to go on exactly: step counter, seed, and what is kept on this rank (numpy copies).
+
+        ``memory`` holds residuals and what methods keep of their own, by
+        ``tensor|elements|encode point|region|what``.
+        """
+        memory = {}
+        for key, value in self._memory.items():
+            memory[key] = np.empty(value.size, np.float32)
+            device.copy(memory[key], value)
+        return {**self._identity(), "step": self._step, "seed": self._options.seed, "memory": memory}
 
     def _identity(self) -> dict[str, Any]:
         machines = [list(ranks) for ranks in self._transport.topology.machines]
@@ -401,9 +424,9 @@ class Session:
         self._require_usable()
         self._transport.waiter.what = "load_state_dict"
         problem, step, seed = None, 0, 0
-        residuals: dict[str, Any] = {}
+        memory: dict[str, Any] = {}
         try:
-            step, seed, residuals = self._read_state(state)
+            step, seed, memory = self._read_state(state)
         except StateError as error:
             problem = [type(error).__name__, str(error)]
         documents = differences(
@@ -415,11 +438,11 @@ class Session:
         if documents is not None:
             _raise_problems(documents, self._transport.describe)
             _raise_mismatch(documents, self._transport.describe)
-        self._step, self._residuals = step, residuals
+        self._step, self._memory = step, memory
         self._options = dataclasses.replace(self._options, seed=seed)
 
     def _read_state(self, state: Any) -> tuple[int, int, dict[str, Any]]:
-        """(step, seed, residuals) of a state that fits this session."""
+        """(step, seed, memory) of a state that fits this session."""
         if not isinstance(state, Mapping):
             raise StateError(f"state: got {type(state).__name__}; expected what state_dict() returned")
         for key, mine in self._identity().items():
@@ -427,10 +450,10 @@ class Session:
                 raise StateError(
                     f"state: {key} is {state.get(key)!r}, this session has {mine!r}; load the state of the same job"
                 )
-        step, seed, residuals = state.get("step"), state.get("seed"), state.get("residuals")
-        if not isinstance(step, int) or not isinstance(seed, int) or not isinstance(residuals, Mapping):
-            raise StateError("state: step, seed or residuals are missing or damaged; pass what state_dict() returned")
-        return step, seed, {key: _checked_residual(key, value) for key, value in residuals.items()}
+        step, seed, memory = state.get("step"), state.get("seed"), state.get("memory")
+        if not isinstance(step, int) or not isinstance(seed, int) or not isinstance(memory, Mapping):
+            raise StateError("state: step, seed or memory are missing or damaged; pass what state_dict() returned")
+        return step, seed, {key: _checked_memory(key, value) for key, value in memory.items()}
 
     @property
     def usable(self) -> bool:
@@ -467,13 +490,15 @@ class Session:
             raise EspressoError(f"this session cannot be used any more: {self._why_not}; open a new one")
 
 
-def _checked_residual(key: str, value: Any) -> np.ndarray:
-    """A copy of a residual, if it fits its key."""
-    region = key.rpartition("|")[2].split(":")
-    residual = np.array(value, np.float32)
-    if len(region) != 2 or residual.shape != (int(region[1]) - int(region[0]),) or not np.isfinite(residual).all():
-        raise StateError(f"state: residual {key!r} has shape {residual.shape}, or is not finite; the state is damaged")
-    return residual
+def _checked_memory(key: str, value: Any) -> np.ndarray:
+    """A copy of what was kept, if it fits its key: residuals have their region's size."""
+    *_, region, what = key.rsplit("|", 4) if key.count("|") >= 4 else ("", "")
+    start, _, stop = region.partition(":")
+    kept = np.array(value, np.float32)
+    sized = start.isdigit() and stop.isdigit() and (what != "residual" or kept.shape == (int(stop) - int(start),))
+    if not sized or kept.ndim != 1 or not np.isfinite(kept).all():
+        raise StateError(f"state: {key!r} has shape {kept.shape}, or is not finite; the state is damaged")
+    return kept
 
 
 def _limit_threads(local_ranks: int) -> None:

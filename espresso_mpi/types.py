@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 import numpy as np
 
@@ -105,6 +105,15 @@ class Route:
         return any(isinstance(step, Encode) for step in self.steps)
 
     @property
+    def sums_payloads(self) -> bool:
+        """Whether compressed data is summed on the way, which only linear compressors allow."""
+        return any(self._packed_at(i) and s.op == "allreduce" for i, s in enumerate(self.steps) if _moves(s))
+
+    def _packed_at(self, position: int) -> bool:
+        coded = [step for step in self.steps[:position] if not _moves(step)]
+        return bool(coded) and isinstance(coded[-1], Encode)
+
+    @property
     def levels(self) -> frozenset[str]:
         """The levels on which data moves."""
         return frozenset(step.level for step in self.steps if isinstance(step, Collective))
@@ -127,8 +136,11 @@ ROUTES: dict[str, str] = {
     "/decode@cpu/allgather@intra",
     "hierarchical-alltoall-packed": "reduce_scatter@intra/encode@cpu/alltoall@inter/decode@cpu/encode@cpu"
     "/allgather@inter/allgather@intra/decode@cpu",
+    "flat-linear": "encode@cpu/allreduce@flat/decode@cpu",
+    "hierarchical-linear": "reduce_scatter@intra/encode@cpu/allreduce@inter/decode@cpu/allgather@intra",
 }
-"""Names for the usual routes. "packed" carries the payload on through the machine and decodes at the very end."""
+"""Names for the usual routes. "packed" carries the payload on through the machine and decodes at the very end; "linear"
+sums the payloads themselves, as linear compressors allow."""
 
 
 def _parse_step(text: str) -> Step:
@@ -144,13 +156,20 @@ def _parse_step(text: str) -> Step:
     )
 
 
+def _moves(step: Step) -> TypeGuard[Collective]:
+    return isinstance(step, Collective)
+
+
 def _validate(steps: tuple[Step, ...]) -> None:
     """Walk the steps and refuse an order in which they cannot be run to a mean on every rank."""
-    packed, scattered, summed = False, list[str](), set[str]()
+    packed, dealt_out, scattered, summed = False, False, list[str](), set[str]()
     for number, step in enumerate(steps):
         problem = _apply(step, packed, scattered, summed)
+        if packed and dealt_out and isinstance(step, Collective) and step.op == "allreduce":
+            problem = "payloads that were dealt out or gathered cannot be summed; decode first"
         if problem:
             raise ConfigError(f"route {'/'.join(map(str, steps))!r}: step {number + 1}, {step}: {problem}")
+        dealt_out = packed and (dealt_out or (isinstance(step, Collective) and step.op in ("alltoall", "allgather")))
         packed = isinstance(step, Encode) or (packed and not isinstance(step, Decode))
     problem = "ends with compressed data" if packed else "ends with the tensor in pieces" if scattered else ""
     if problem or summed not in ({"flat"}, {"intra", "inter"}):
@@ -166,8 +185,8 @@ def _apply(step: Step, packed: bool, scattered: list[str], summed: set[str]) -> 
             if packed and isinstance(step, Encode)
             else ("there is nothing to decode" if not packed and isinstance(step, Decode) else "")
         )
-    if step.op in ("allreduce", "reduce_scatter") and packed:
-        return "compressed data cannot be summed; decode first, or use alltoall or allgather"
+    if step.op == "reduce_scatter" and packed:
+        return "compressed data cannot be scattered by a sum; decode first, or use allreduce, alltoall or allgather"
     if step.op == "alltoall" and not packed:
         return "moves compressed data; encode first, or use reduce_scatter"
     if step.op == "allgather" and step.level in scattered:

@@ -6,14 +6,17 @@ Written apart from the schedules that the executor runs, so that a mistake there
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from ..collectives.executor import ALL_RANKS, encode_key
 from ..collectives.layout import ALIGN, Topology
-from ..compressors import Compressor
+from ..compressors import Compressor, Context
 from ..options import DEFAULT_SEGMENT
-from ..types import Collective, Encode, Route, Step
+from ..types import Collective, Encode, Level, Route, Step
 
 Piece = tuple[int, int, np.ndarray]
 """Elements [start, stop) and their payload."""
@@ -25,25 +28,52 @@ def synchronised(
     inputs: Sequence[np.ndarray],
     compressor: Compressor | None,
     segment_bytes: int = DEFAULT_SEGMENT,
+    name: str = "grads",
+    seed: int = 0,
 ) -> list[np.ndarray]:
-    """The result on every rank of averaging float32 ``inputs`` (one a rank) along a route, without feedback."""
+    """The result on every rank of averaging float32 ``inputs`` (one a rank) along a route, without feedback.
+
+    It is that of a session's first step with a tensor of this name; ``compressor`` is made for its shape.
+    """
     n = inputs[0].size
-    several = len(topology.machines) > 1 and segment_bytes > 0
+    several = len(topology.machines) > 1 and segment_bytes > 0 and not (compressor and compressor.whole)
     nbytes = compressor.nbytes(n) if compressor else 4 * n
     pieces = _cut((0, n), max(1, min(round(nbytes / segment_bytes), -(-n // ALIGN))) if several else 1)
-    results = [_Simulation(route, topology, [x[a:b] for x in inputs], compressor).run() for a, b in pieces]
+    results = [
+        _Simulation(route, topology, [x[a:b] for x in inputs], compressor, _Keys(seed, name, a)).run()
+        for a, b in pieces
+    ]
     return [np.concatenate(pieces) for pieces in zip(*results)]
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """Keys of encodes in a segment that begins at element ``start`` of the tensor."""
+
+    seed: int
+    name: str
+    start: int
+
+    def context(self, rank: int, point: int, first: int) -> Context:
+        own, shared = (encode_key(self.seed, 0, who, point, self.start + first, self.name) for who in (rank, ALL_RANKS))
+        return Context(own, shared)
 
 
 class _Simulation:
     def __init__(
-        self, route: Route, topology: Topology, inputs: Sequence[np.ndarray], compressor: Compressor | None
+        self,
+        route: Route,
+        topology: Topology,
+        inputs: Sequence[np.ndarray],
+        compressor: Compressor | None,
+        keys: _Keys,
     ) -> None:
         self.route, self.topology, self.compressor = route, topology, compressor
         self.dense = [x.copy() for x in inputs]
         self.bounds = [(0, x.size) for x in inputs]
         self.copies: list[list[list[Piece]]] = [[] for _ in inputs]
         self.divisor, self.scattered, self.packed = 1.0, list[str](), False
+        self.keys, self.points = keys, 0
 
     def run(self) -> list[np.ndarray]:
         for position, step in enumerate(self.route.steps):
@@ -59,18 +89,43 @@ class _Simulation:
 
     def encode(self, later: Sequence[Step]) -> None:
         decode = next(i for i, step in enumerate(later) if not isinstance(step, Collective))
-        cuts = [self.pieces(s.level) for s in later[:decode] if isinstance(s, Collective) and s.op == "alltoall"]
+        moves = [s for s in later[:decode] if isinstance(s, Collective)]
+        cuts = [self.pieces(s.level) for s in moves if s.op == "alltoall"]
+        summaries = self.summaries([s.level for s in moves if s.op == "allreduce"])
         for rank, x in enumerate(self.dense):
             pieces = [self.bounds[rank]]
             for count in cuts:
                 pieces = [piece for whole in pieces for piece in _cut(whole, count)]
-            self.copies[rank] = [[(a, b, self.payload(x[a:b])) for a, b in pieces]]
-        self.packed, self.divisor = True, 1.0
+            self.copies[rank] = [[(a, b, self.payload(rank, a, x[a:b], summaries[rank])) for a, b in pieces]]
+        self.packed, self.divisor, self.points = True, 1.0, self.points + 1
 
-    def payload(self, x: np.ndarray) -> np.ndarray:
+    def summaries(self, levels: Sequence[Level]) -> list[np.ndarray | None]:
+        """What the ranks agree on before they encode, if payloads are to be summed: reduced level by level."""
+        assert self.compressor is not None
+        found: list[np.ndarray | None] = [None] * len(self.dense)
+        for rank, (a, b) in enumerate(self.bounds):
+            wanted = self.compressor.summary(b - a) if levels and b > a else None
+            if wanted is not None:
+                found[rank] = np.empty(wanted.size, np.float32)
+                context = self.keys.context(rank, self.points, a)
+                self.compressor.summarise(self.dense[rank][a:b], found[rank], None, context)
+        for level in levels:
+            for group in self.topology.groups(level):
+                of_group = [s for s in (found[rank] for rank in group) if s is not None]
+                for rank in group:
+                    a, b = self.bounds[rank]
+                    wanted = self.compressor.summary(b - a) if b > a else None
+                    if wanted is not None:
+                        found[rank] = functools.reduce(np.add if wanted.operator == "sum" else np.maximum, of_group)
+        return found
+
+    def payload(self, rank: int, first: int, x: np.ndarray, summary: np.ndarray | None) -> np.ndarray:
         assert self.compressor is not None
         payload = np.empty(self.compressor.nbytes(x.size), np.uint8)
-        self.compressor.encode(x, payload)
+        context = self.keys.context(rank, self.points, first)
+        context.summary = summary
+        compressor = self.compressor if self.points == 0 else self.compressor.again()
+        compressor.encode(x, payload, None, context)
         return payload
 
     def decode(self) -> None:
@@ -83,6 +138,7 @@ class _Simulation:
             pieces = copies[0] if copies else []
             a, b = (pieces[0][0], pieces[-1][1]) if pieces else (0, 0)
             self.dense[rank][a:b] /= np.float32(self.divisor)
+            self.compressor.conclude(self.dense[rank][a:b])
             self.bounds[rank] = (a, b)
         self.packed = False
 
@@ -96,7 +152,9 @@ class _Simulation:
 
     def move_payloads(self, step: Collective, group: Sequence[int]) -> None:
         held = [self.copies[rank] for rank in group]
-        if step.op == "alltoall":
+        if step.op == "allreduce":
+            self.sum_payloads(group)
+        elif step.op == "alltoall":
             count = self.pieces(step.level)
             for j, rank in enumerate(group):
                 self.copies[rank] = [
@@ -109,6 +167,17 @@ class _Simulation:
         else:
             for rank in group:
                 self.copies[rank] = [copy for h in held for copy in h]
+
+    def sum_payloads(self, group: Sequence[int]) -> None:
+        """Payloads of one part each; what follows the header is added up."""
+        assert self.compressor is not None and self.compressor.element is not None
+        pieces = [self.copies[rank][0] for rank in group]
+        for position, (a, b, first) in enumerate(pieces[0]):
+            header = self.compressor.header(b - a)
+            bodies = [held[position][2][header:] for held in pieces]
+            total = np.concatenate([first[:header], _total(bodies, self.compressor.element)])
+            for rank in group:
+                self.copies[rank] = [[(a, b, total)]]
 
     def join(self, group: Sequence[int]) -> None:
         whole = [self.bounds[rank] for rank in group if self.bounds[rank][1] > self.bounds[rank][0]]
@@ -153,3 +222,24 @@ def _cut(region: tuple[int, int], count: int) -> list[tuple[int, int]]:
     a, b = region
     each = (-(-(b - a) // count) + ALIGN - 1) // ALIGN * ALIGN
     return [(min(b, a + i * each), min(b, a + (i + 1) * each)) for i in range(count)]
+
+
+def _total(bodies: Sequence[np.ndarray], element: str) -> np.ndarray:
+    """The sum of payload bodies, as bytes: integers saturate, 16-bit floats are summed in float32."""
+    if element.startswith("int"):
+        limits = np.iinfo(element)
+        wide = np.sum([body.view(element).astype(np.int64) for body in bodies], axis=0)
+        return np.clip(wide, limits.min, limits.max).astype(element).view(np.uint8)
+    total = functools.reduce(np.add, [_as_float32(body, element) for body in bodies])
+    if element == "float16":
+        return np.clip(total, -65504, 65504).astype(np.float16).view(np.uint8)
+    if element == "bfloat16":
+        bits = total.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
+    return total.view(np.uint8)
+
+
+def _as_float32(body: np.ndarray, element: str) -> np.ndarray:
+    if element == "bfloat16":
+        return (body.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return body.view(element).astype(np.float32)

@@ -29,6 +29,14 @@ emulated cluster a link that has paused lets the first 2 ms of data (250 kB at 1
 below that show latency only.
 """
 
+_COMPRESSORS = """
+`make bench-compressors`. GB/s are of float32 input. *of bound*: the least time that the method's memory traffic could
+take, at the bandwidth of the plain copy in the first row, divided by the time it took; above 1 where the traffic is
+kinder to the caches than a copy's. Encode includes the residual, three of the four bytes that it moves, except in the
+rows that say so: those methods refuse error feedback. *vNMSE* is ‖x − C(x)‖²/‖x‖² on normal values, *expected* what
+analysis says of it. *call* is the time to encode one element.
+"""
+
 _TRAIN = """
 A character language model on the English text in Python's `pydoc_data.topics`, plain SGD, the same weights, batches and
 learning rate for all methods. *loss* is bits a character on held-out text. *s to target*: training time until fp32's
@@ -37,7 +45,7 @@ final loss + 2 %. A step's time is split into compute (the slowest rank's) and s
 
 
 def main(*, results: Sequence[Path], output: Path, picture: Path | None = None) -> None:
-    """Write ``output`` from the results of ``bench sync`` and ``bench train``.
+    """Write ``output`` from the results of the benchmarks.
 
     Args:
         picture: the plot of ``bench train``, as the report is to link it.
@@ -64,6 +72,8 @@ def _load(path: Path) -> Result:
 
 def _section(result: Result) -> str:
     where = _where(result["environment"])
+    if any("encode_bound_fraction" in row for row in result["rows"]):
+        return f"\n## Compressors\n{_COMPRESSORS}\n{_environment(result)}\n{_compressors(result['rows'])}"
     if "curves" in result:
         return f"\n## Training: {where}\n{_TRAIN}\n{_environment(result)}\n{_train(result)}"
     return f"\n## Synchronisation: {where}\n\n{_environment(result)}\n{_sync(result['rows'])}"
@@ -111,6 +121,13 @@ def _sync(rows: Sequence[Result]) -> str:
 def size_text(nbytes: int) -> str:
     """A size as people write it."""
     return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"
+
+
+def _compressors(rows: Sequence[Result]) -> str:
+    from .compressors import Row, table
+
+    header, lines = table([Row(**row) for row in rows])
+    return _table(header, iter(lines))
 
 
 def _train(result: Result) -> str:

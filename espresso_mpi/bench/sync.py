@@ -6,27 +6,18 @@ as long as its slowest rank took. Every method's first result is checked element
 
 from __future__ import annotations
 
-import json as jsonlib
-import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..compressors import spellings
-from ..errors import ConfigError
 from ..types import Route, TensorSpec
+from .output import check_writable, parse_sizes, progress, show, write_rows
 from .report import size_text
-
-_WIDTH = 150
-"""Columns of the printed table."""
-
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 @dataclass(frozen=True)
@@ -84,36 +75,19 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    if json is not None and not json.absolute().parent.is_dir():
-        raise ConfigError(f"--json {json}: its directory does not exist; make it first")
+    check_writable(json)
     lengths, specs = parse_sizes(sizes), spellings(compressors)
     if world.size == 1:
         print("bench sync: one rank has nobody to send to; start several with espresso-mpi run -n 4")
     rows: list[Row] = []
-    with _progress(world, len(lengths) * repeats) as tick:
+    with progress("bench sync", len(lengths) * repeats, world.rank == 0) as tick:
         for nbytes in lengths:
             rows += _measure(world, nbytes, specs, route, repeats, tick)
     if world.rank == 0:
         _print(rows, world.size)
         if json is not None:
-            _write(json, rows)
+            write_rows(json, rows)
     return rows
-
-
-def parse_sizes(text: str) -> list[int]:
-    """Bytes of each size in a comma list, rounded down to whole float32 values.
-
-    Raises:
-        ConfigError: a size cannot be read or holds no value.
-    """
-    sizes = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)?\s*", part)
-        nbytes = int(float(match[1]) * _UNITS[match[2] or "B"]) // 4 * 4 if match else 0
-        if nbytes < 4:
-            raise ConfigError(f"size {part!r}; expected a number with B, KiB, MiB or GiB, at least 4B, such as 16MiB")
-        sizes.append(nbytes)
-    return sizes
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -205,7 +179,8 @@ def _wrong_bits(x: np.ndarray, route: Route, topology: Any, sources: Sequence[np
     from .. import compressors
     from .reference import synchronised
 
-    expected = synchronised(route, topology, sources, compressors.get(spec))[0]
+    compressor = compressors.get(spec).shaped(x.shape).at(0)
+    expected = synchronised(route, topology, sources, compressor)[0]
     return int(np.count_nonzero(x.view(np.uint32) != expected.view(np.uint32)))
 
 
@@ -261,44 +236,19 @@ def _add_halves(source: Any, target: Any, datatype: Any) -> None:
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _progress(world: Any, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on rank 0's terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    shown = world.rank == 0 and sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), disable=not shown, transient=True) as bar:
-        task = bar.add_task("bench sync", total=total)
-        yield lambda: bar.advance(task)
-
-
 def _print(rows: Sequence[Row], ranks: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    header = ["size", "method", "median ms", "p99 ms", "x fp32", "x fp16", "wire bytes", "between machines", "wrong",
+              "route"]  # fmt: skip
+    title = f"one array, {ranks} ranks; speed-up over MPI_Allreduce in the same run"
+    show(title, header, [_line(row, rows) for row in rows], left=("method", "route"))
 
-    table = Table(title=f"one array, {ranks} ranks; speed-up over MPI_Allreduce in the same run")
-    for heading in (
-        "size",
-        "method",
-        "median ms",
-        "p99 ms",
-        "x fp32",
-        "x fp16",
-        "wire bytes",
-        "between machines",
-        "wrong",
-        "route",
-    ):
-        table.add_column(heading, justify="left" if heading in ("method", "route") else "right", overflow="fold")
-    for row in rows:
-        fp32, fp16 = (_seconds(rows, row.nbytes, f"mpi-allreduce-{kind}") / row.seconds for kind in ("fp32", "fp16"))
-        table.add_row(
-            size_text(row.nbytes), row.method, f"{row.seconds * 1e3:.2f}", f"{row.p99 * 1e3:.2f}", f"{fp32:.2f}",
-            f"{fp16:.2f}", _count(row.wire_bytes), _count(row.inter_bytes), str(row.wrong), row.route or "MPI's own",
-        )  # fmt: skip
-    # Without colours: mpirun passes everything off as a terminal, redirected or not.
-    Console(width=_WIDTH, color_system=None).print(table)
+
+def _line(row: Row, rows: Sequence[Row]) -> list[str]:
+    fp32, fp16 = (_seconds(rows, row.nbytes, f"mpi-allreduce-{kind}") / row.seconds for kind in ("fp32", "fp16"))
+    return [
+        size_text(row.nbytes), row.method, f"{row.seconds * 1e3:.2f}", f"{row.p99 * 1e3:.2f}", f"{fp32:.2f}",
+        f"{fp16:.2f}", _count(row.wire_bytes), _count(row.inter_bytes), str(row.wrong), row.route or "MPI's own",
+    ]  # fmt: skip
 
 
 def _seconds(rows: Sequence[Row], nbytes: int, method: str) -> float:
@@ -307,11 +257,3 @@ def _seconds(rows: Sequence[Row], nbytes: int, method: str) -> float:
 
 def _count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
-
-
-def _write(path: Path, rows: Sequence[Row]) -> None:
-    from ..environment import environment
-
-    path.write_text(
-        jsonlib.dumps({"environment": environment(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
-    )

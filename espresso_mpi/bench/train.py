@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from espresso_mpi.compressors import spellings
+from espresso_mpi.compressors import get, spellings
 from espresso_mpi.errors import ConfigError, EspressoError
+from espresso_mpi.feedback import Feedback
 
 from . import blas, summary, text
 from .model import ModelShape
@@ -27,8 +28,8 @@ METHODS = "none,fp16,int8,onebit,topk:ratio=0.01"
 TOTAL_BATCH = 512
 """Of all ranks together, so that the optimisation is the same on any number of them."""
 
-NEED_FEEDBACK = ("onebit", "topk")
-"""Compressors, by name, that do not converge without error feedback: the ablation shows it."""
+MUCH = 0.1
+"""Mean square error, relative to the gradient, from which on the ablation shows what feedback is good for."""
 
 
 def main(
@@ -57,7 +58,7 @@ def main(
         hidden: width of the model's hidden layer; 256 makes 66 880 parameters, 1024 makes 264 256.
         target_loss: validation loss in bits a character to reach; default: fp32's final loss plus 2 %.
         seed: of weights, batches and stochastic compressors.
-        ablation: also run onebit and topk without error feedback.
+        ablation: also run methods that lose much without error feedback.
         eval_every: steps between validations; default: a fifteenth of all.
         route: route of the compressed methods; default: the session's choice.
         json, plot: files to write, the plot as PNG.
@@ -102,9 +103,16 @@ def parse_methods(methods: str, ablation: bool) -> tuple[Method, ...]:
     """
     found = [Method(spelling) for spelling in spellings(methods)]
     if ablation:
-        needy = [method for method in found if method.compressor.partition(":")[0] in NEED_FEEDBACK]
+        needy = [method for method in found if method.compressor != "none" and _loses_much(method.compressor)]
         found += [replace(method, feedback=False) for method in needy]
     return tuple(dict.fromkeys(found))
+
+
+def _loses_much(spelling: str) -> bool:
+    """Whether feedback is on by default for a compressor, and has much to feed back."""
+    compressor, n = get(spelling).at(None), 1 << 20
+    error = compressor.gaussian_error(n)
+    return Feedback().resolved(compressor, n).kind != "none" and (error is None or error > MUCH)
 
 
 def _world() -> Any:

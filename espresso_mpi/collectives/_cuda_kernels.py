@@ -26,6 +26,25 @@ def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None
     _launch(_MEAN[dtype], out.size, _as_element(out, dtype), _as_element(rows, dtype), own, factor)
 
 
+def max_rows(out: Any, rows: Any, own: int) -> None:
+    """As ``reduction.reduce_rows`` with the maximum."""
+    _launch(_max, out.size, out, rows, own)
+
+
+def add_integers(out: Any, rows: Any, own: int) -> int:
+    """As ``reduction.reduce_rows`` of integers; waits for the GPU."""
+    counter = _counter(_cuda.device_number())
+    counter.copy_to_device(np.zeros(1, np.int64))
+    limits = np.iinfo(out.dtype)
+    _launch(_ADD[str(out.dtype)], out.size, out, rows, own, np.int64(limits.min), np.int64(limits.max), counter)
+    return int(counter.copy_to_host()[0])
+
+
+def blend(out: Any, a: float, b: float, x: Any) -> None:
+    """As ``reduction.blend``."""
+    _launch(_blend, out.size, out, np.float32(a), np.float32(b), x)
+
+
 def divide(x: Any, divisor: float) -> None:
     """As ``reduction.divide``."""
     _launch(_divide, x.size, x, np.float32(divisor))
@@ -206,3 +225,36 @@ _NARROW = {
     "bfloat16": _make_convert(_to_bfloat16, "uint16", "float32"),
     "float64": _make_convert(_to_float64, "float64", "float32"),
 }
+
+
+@_cuda.kernel("float32[::1], float32[:, ::1], int64")
+def _max(out, rows, own):  # type: ignore[no-untyped-def]
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        top = out[i]
+        for r in range(rows.shape[0]):
+            if r != own:
+                top = max(top, rows[r, i])
+        out[i] = top
+
+
+@_cuda.kernel("float32[::1], float32, float32, float32[::1]")
+def _blend(out, a, b, x):  # type: ignore[no-untyped-def]
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        out[i] = cuda.fma(b, x[i], a * out[i])
+
+
+def _make_add(element):  # type: ignore[no-untyped-def]
+    @_cuda.kernel(f"{element}[::1], {element}[:, ::1], int64, int64, int64, int64[::1]", element=element)
+    def add(out, rows, own, low, high, outside):  # type: ignore[no-untyped-def]
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            total = np.int64(0)
+            for r in range(rows.shape[0]):
+                total += np.int64(out[i] if r == own else rows[r, i])
+            if total < low or total > high:
+                cuda.atomic.add(outside, 0, 1)
+            out[i] = min(max(total, low), high)
+
+    return add
+
+
+_ADD = {element: _make_add(element) for element in ("int8", "int16", "int32")}

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..types import ITEMSIZE, Level
-from .layout import Dense, Packed, Part, State, Topology
+from ..types import Level
+from .layout import PAYLOAD_ITEMSIZE, Dense, Packed, Part, State, Topology
+from .reduction import Rule
 
 if TYPE_CHECKING:
+    from ..workspace import Workspace
     from .transport import Transport
-    from .workspace import Workspace
 
 
 @dataclass
@@ -33,6 +34,9 @@ class Data:
     dtype: str
     workspace: Workspace
     payload: Any = None
+    summary: Any = None
+    saturated: int = 0
+    """Integers of summed payloads that reached the end of their range."""
 
 
 Action = Callable[[Data], Iterator[None]]
@@ -58,6 +62,13 @@ class Move:
     index: int
     before: tuple[State, ...]
     dtype: str
+    rule: Rule | None = None
+    """How arrays are reduced; None: to the mean over the level."""
+
+    @property
+    def reduce(self) -> Rule:
+        """How arrays are reduced, with the divisor of the level where nothing else was said."""
+        return self.rule or Rule("sum", self.scene.topology.divisor(self.scene.level))
 
     @property
     def others(self) -> list[int]:
@@ -66,7 +77,7 @@ class Move:
 
     def bytes_of(self, region: Dense) -> int:
         """Bytes of a dense region of the tensor."""
-        return region.size * ITEMSIZE[self.dtype]
+        return region.size * PAYLOAD_ITEMSIZE[self.dtype]
 
 
 class CollectiveOp(ABC):

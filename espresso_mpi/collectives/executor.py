@@ -14,16 +14,26 @@ from typing import Any
 import numpy as np
 
 from .. import device
-from ..compressors import Compressor
+from ..compressors import Compressor, Context
+from ..feedback import Feedback
 from ..types import ITEMSIZE, DeviceKind, Route
+from ..workspace import Workspace
 from . import reduction
-from .base import Data, operations
+from .base import Action, Data, operations
 from .layout import Dense
-from .schedule import DecodeStep, EncodeStep, IdleStep, MoveStep, ScheduleStep, compile_route, segments
+from .schedule import (
+    DecodeStep,
+    EncodeStep,
+    IdleStep,
+    MoveStep,
+    ScheduleStep,
+    SummaryStep,
+    compile_route,
+    segments,
+)
 from .transport import Transport
-from .workspace import Workspace
 
-Residuals = MutableMapping[str, Any]
+Memory = MutableMapping[str, Any]
 
 
 @dataclass
@@ -31,6 +41,8 @@ class Clock:
     """Seconds that this rank spent, by kind of step."""
 
     seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "wire": 0.0, "decode": 0.0})
+    saturated: int = 0
+    """Integers of summed payloads that reached the end of their range."""
 
     @contextmanager
     def timing(self, kind: str) -> Iterator[None]:
@@ -42,13 +54,51 @@ class Clock:
 
 @dataclass(frozen=True)
 class Job:
-    """What makes one run of a program differ from the next: names for residuals, seeds for randomness."""
+    """What makes one run of a program differ from the next: names for what is kept, seeds for randomness."""
 
     name: str
-    residuals: Residuals | None
-    """Where residuals are kept by key; None compresses without feedback."""
+    memory: Memory
+    """What is kept from step to step, by key: residuals and what methods keep of their own."""
+    feedback: Feedback
     seed: int
     step: int
+
+
+@dataclass
+class Kept(MutableMapping[str, Any]):
+    """The part of a memory whose keys begin with a prefix."""
+
+    memory: Memory
+    prefix: str
+
+    def __getitem__(self, name: str) -> Any:
+        return self.memory[self.prefix + name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.memory[self.prefix + name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.memory[self.prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (key[len(self.prefix) :] for key in self.memory if key.startswith(self.prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+ALL_RANKS = -1
+
+
+def encode_key(seed: int, step: int, rank: int, point: int, start: int, name: str) -> int:
+    """The 64-bit key of the encode of a part: two encodes that differ in anything share no random bits.
+
+    Args:
+        rank: ALL_RANKS for what all ranks have in common.
+        point: number of the encode along the route; start: first element of the part.
+    """
+    text = struct.pack("<qqqqq", seed, step, rank, point, start) + name.encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 Turns = Iterator[None]
@@ -61,6 +111,8 @@ class Program:
         route, compressor: the strategy; compressor None for dense routes.
         n: elements; dtype: element type of the working array (float32 where the route encodes).
         segment_bytes: about how many bytes between machines a segment has; 0 keeps the tensor whole.
+        payload_bytes: those that segments are counted by; default: the compressor's. What is kept from step to step
+            is kept by segment, so a compressor whose payload changes with the step needs one number for all steps.
     """
 
     def __init__(
@@ -71,10 +123,12 @@ class Program:
         n: int,
         dtype: str,
         segment_bytes: int = 0,
+        payload_bytes: int | None = None,
     ) -> None:
         self._transport, self._compressor, self._dtype = transport, compressor, dtype
-        nbytes = n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n)
-        self._regions = segments(n, nbytes, transport.topology, segment_bytes)
+        nbytes = payload_bytes or (n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n))
+        whole = compressor is not None and compressor.whole
+        self._regions = segments(n, nbytes, transport.topology, 0 if whole else segment_bytes)
         compiled = [
             compile_route(route, transport.topology, region, dtype, transport.rank, compressor)
             for region in self._regions
@@ -89,10 +143,15 @@ class Program:
             return partial(_idle, phases=operations()[step.op].phases)
         if isinstance(step, MoveStep):
             action = operations()[step.op].bind(self._transport, step.move)
+            if step.of_summary:
+                return lambda segment: segment.on_summary(action)
             return lambda segment: action(segment.data)
         assert self._compressor is not None, "a route that encodes needs a compressor"
+        if isinstance(step, SummaryStep):
+            return partial(_Segment.summarise, step=step, compressor=self._compressor)
         if isinstance(step, EncodeStep):
-            return partial(_Segment.encode, step=step, compressor=self._compressor)
+            compressor = self._compressor if step.point == 0 else self._compressor.again()
+            return partial(_Segment.encode, step=step, compressor=compressor)
         return partial(_Segment.decode, step=step, compressor=self._compressor)
 
     def run(self, x: Any, job: Job, clock: Clock) -> None:
@@ -144,6 +203,16 @@ class _Segment:
         self._home, self._rank, self._job, self._clock = x, rank, job, clock
         self.data = Data(x, dtype, workspace)
 
+    def summarise(self, step: SummaryStep, compressor: Compressor) -> Turns:
+        with self._clock.timing("encode"):
+            self._summarise(step, compressor)
+        return iter(())
+
+    def on_summary(self, action: Action) -> Turns:
+        """Carry out a collective on the summary."""
+        summary = Data(self.data.summary, "float32", self.data.workspace)
+        yield from action(summary)
+
     def encode(self, step: EncodeStep, compressor: Compressor) -> Turns:
         with self._clock.timing("encode"):
             self._encode(step, compressor)
@@ -154,32 +223,102 @@ class _Segment:
             self._decode(step, compressor)
         return iter(())
 
+    def _summarise(self, step: SummaryStep, compressor: Compressor) -> None:
+        """The first half of an encode."""
+        self._move_to(step.device, step.region)
+        data, region = self.data, step.region
+        wanted = compressor.summary(region.size) if region.size else None
+        size = wanted.size if wanted else 0
+        data.summary = data.workspace.array("summary", size, np.float32, device.device_of(data.x))
+        if size:
+            x = data.x[region.start : region.stop]
+            residual = self._prepare(step.point, region, x)
+            compressor.summarise(x, data.summary, residual, self._context(step.point, region.start, region.stop))
+
     def _encode(self, step: EncodeStep, compressor: Compressor) -> None:
         self._move_to(step.device, step.region)
-        data, packed = self.data, step.packed
+        data, packed, region = self.data, step.packed, step.region
         data.payload = data.workspace.payload(packed.nbytes, device.device_of(data.x))
-        residual = self._residual(step)
+        if region.size == 0:
+            return
+        x = data.x[region.start : region.stop]
+        residual = self._residual(step.point, region) if step.agreed else self._prepare(step.point, region, x)
         for part in (part for copy in packed.copies for part in copy):
+            inside = slice(part.start - region.start, part.stop - region.start)
             compressor.encode(
-                data.x[part.start : part.stop],
+                x[inside],
                 data.payload[part.offset : part.offset + part.nbytes],
-                None if residual is None else residual[part.start - step.region.start : part.stop - step.region.start],
-                self._key(step.point, part.start),
+                None if residual is None else residual[inside],
+                self._context(step.point, part.start, part.stop, step),
             )
+        if residual is not None and self._job.feedback.kind == "ef21":
+            reduction.blend(residual, 1.0, -1.0, x)  # what is kept is -h, and h is now x less what was left
 
     def _decode(self, step: DecodeStep, compressor: Compressor) -> None:
         self._move_to(step.device, Dense(0, 0))
-        data, packed = self.data, step.packed
+        data, packed, region = self.data, step.packed, step.region
         self._payload_to(device.device_of(data.x), packed.nbytes)
         for number, copy in enumerate(packed.copies):
             decode = compressor.decode_add if number else compressor.decode
             for part in copy:
-                decode(data.payload[part.offset : part.offset + part.nbytes], data.x[part.start : part.stop])
-        reduction.divide(data.x[step.region.start : step.region.stop], packed.divisor)
+                payload = data.payload[part.offset : part.offset + part.nbytes]
+                context = self._context(step.point, part.start, part.stop)
+                if step.summed:
+                    compressor.learn(payload, part.stop - part.start, context)
+                decode(payload, data.x[part.start : part.stop], context)
+        if region.size == 0:
+            return
+        x = data.x[region.start : region.stop]
+        reduction.divide(x, packed.divisor)
+        compressor.conclude(x)
+        if self._job.feedback.kind == "ef21":
+            mean = self._kept(f"{step.point}-decoded", region, "mean")
+            reduction.blend(mean, 1.0, 1.0, x)
+            device.copy(x, mean)
+
+    # --- what is kept from step to step ---
+
+    def _prepare(self, point: int, region: Dense, x: Any) -> Any:
+        """The residual of an encode point as the compressor is to add it to ``x``; None without feedback."""
+        residual, feedback = self._residual(point, region), self._job.feedback
+        if feedback.decay != 1:
+            reduction.blend(residual, feedback.decay, 0.0, residual)
+        if feedback.momentum != 1 and point == 0:
+            average = self._kept(str(point), region, "average")
+            reduction.blend(average, 1 - feedback.momentum, feedback.momentum, x)
+            device.copy(x, average)  # x is written anew at the next decode
+        return residual
+
+    def _residual(self, point: int, region: Dense) -> Any:
+        return None if self._job.feedback.kind == "none" else self._kept(str(point), region, "residual")
+
+    def _kept(self, point: str, region: Dense, name: str) -> Any:
+        kept = Kept(self._job.memory, self._place(point, region.start, region.stop))
+        return Context(state=kept).kept(name, region.size, self.data.x)
+
+    def _place(self, point: str, start: int, stop: int) -> str:
+        """What keys of the memory begin with: tensor, its size, encode point and region."""
+        return f"{self._job.name}|{self._home.size}|{point}|{start}:{stop}|"
+
+    def _context(self, point: int, start: int, stop: int, step: EncodeStep | None = None) -> Context:
+        job = self._job
+        return Context(
+            key=self._key(point, start, self._rank),
+            shared=self._key(point, start, ALL_RANKS),
+            step=job.step,
+            ranks=step.ranks if step else 1,
+            workspace=self.data.workspace,
+            state=Kept(job.memory, self._place(str(point), start, stop)),
+            summary=self.data.summary if step and step.agreed else None,
+        )
+
+    def _key(self, point: int, start: int, rank: int) -> int:
+        return encode_key(self._job.seed, self._job.step, rank, point, start, self._job.name)
 
     def finish(self, region: Dense) -> None:
         """Bring the result to where the tensor came from."""
         self._move_to(device.device_of(self._home), region)
+        self._clock.saturated += self.data.saturated
 
     def _move_to(self, where: DeviceKind, region: Dense) -> None:
         """Go on with the tensor on another device, taking the current region along."""
@@ -199,23 +338,3 @@ class _Segment:
             target = data.workspace.payload(nbytes, where)
             device.copy(target, data.payload[:nbytes])
             data.payload = target
-
-    def _residual(self, step: EncodeStep) -> Any:
-        kept, region = self._job.residuals, step.region
-        if kept is None or region.size == 0:
-            return None
-        key = f"{self._job.name}|{self._home.size}|{step.point}|{region.start}:{region.stop}"
-        where = device.device_of(self.data.x)
-        if key not in kept:
-            kept[key] = device.zeros(region.size, np.float32, where)
-        elif device.device_of(kept[key]) != where:
-            moved = device.empty(region.size, np.float32, where)
-            device.copy(moved, kept[key])
-            kept[key] = moved
-        return kept[key]
-
-    def _key(self, point: int, start: int) -> int:
-        """The seed of one encode, of (seed, tensor, step, rank, point, first element): none share random bits."""
-        job = self._job
-        text = struct.pack("<qqqqq", job.seed, job.step, self._rank, point, start) + job.name.encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

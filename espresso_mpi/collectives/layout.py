@@ -8,16 +8,17 @@ every message beforehand.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..types import Level
+from ..types import ITEMSIZE, Level
+from ..workspace import PAYLOAD_ALIGN
+
+PAYLOAD_ITEMSIZE = {**ITEMSIZE, "int8": 1, "int16": 2, "int32": 4}
+"""Bytes of the element types that arrays and payloads may have when they are summed."""
 
 ALIGN = 64
 """Regions begin at multiples of this many elements, so that vector loads and sign words stay whole."""
-
-PAYLOAD_ALIGN = 16
-"""Payloads begin at multiples of this many bytes, so that kernels may view them as wider types."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,17 @@ class Dense:
 
 @dataclass(frozen=True)
 class Part:
-    """The payload of elements [start, stop), at ``offset`` in a buffer."""
+    """The payload of elements [start, stop), at ``offset`` in a buffer.
+
+    ``element`` is the type of its elements after ``header`` bytes, if payloads can be summed; else None.
+    """
 
     start: int
     stop: int
     offset: int
     nbytes: int
+    header: int = 0
+    element: str | None = None
 
     @property
     def room(self) -> int:
@@ -133,7 +139,7 @@ class Packed:
         for copy in self.copies:
             placed = []
             for part in copy:
-                placed.append(Part(part.start, part.stop, offset, part.nbytes))
+                placed.append(replace(part, offset=offset))
                 offset += part.room
             copies.append(tuple(placed))
         return Packed(tuple(copies), self.divisor)

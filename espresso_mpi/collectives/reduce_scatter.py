@@ -45,12 +45,13 @@ def _regions(move: Move) -> list[Dense]:
 def bind_dense(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
     """The function that sums each member's region at that member, by shared memory where the group has it."""
     others, mine, size = move.others, regions[move.index], len(move.group)
-    divisor = move.scene.topology.divisor(move.scene.level)
+    rule = move.reduce
 
     def run(data: Data) -> Iterator[None]:
         window = transport.window_for(move.group, data.x)
         if window is not None:
-            window.reduce_scatter(data.x, data.dtype, [(r.start, r.stop) for r in regions], divisor)
+            bounds = [(r.start, r.stop) for r in regions]
+            data.saturated += window.reduce_scatter(data.x, data.dtype, bounds, rule)
             yield
             return
         rows = data.workspace.rows(data.x, size, mine.size)
@@ -61,6 +62,6 @@ def bind_dense(transport: Transport, move: Move, regions: Sequence[Dense]) -> Ac
         )
         yield
         transport.finish(pending)
-        reduction.mean_rows(data.x[mine.start : mine.stop], rows, move.index, divisor, data.dtype)
+        data.saturated += reduction.reduce_rows(data.x[mine.start : mine.stop], rows, move.index, rule, data.dtype)
 
     return run

@@ -6,7 +6,8 @@ rank that sums the same rows gets the same bits. 16-bit types are handled as the
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numba import prange
@@ -24,6 +25,69 @@ _OVERFLOWS = {
     "float64 as float32": int(np.float64(2.0**128 - 2.0**103).view(np.uint64)),
 }
 """Magnitudes from these bits on are infinite or NaN, or become so; magnitudes order like their bits."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the ranks' arrays become one: their sum, divided, or (float32 only) their elementwise maximum."""
+
+    operator: Literal["sum", "max"]
+    divisor: float = 1.0
+
+
+def stored(dtype: str) -> Any:
+    """The numpy type that arrays of an element type have: 16-bit floats are handled as their bits."""
+    return np.dtype("uint16" if dtype in ("float16", "bfloat16") else dtype)
+
+
+def reduce_rows(out: Any, rows: Any, own: int, rule: Rule, dtype: str) -> int:
+    """Reduce ``rows``, with ``out`` in place of row ``own``, into ``out``; arguments as for ``mean_rows``.
+
+    Returns:
+        How many integers would have left their range and were set to its end; 0 for floating point.
+    """
+    if out.size == 0:
+        return 0
+    if rule.operator == "max":
+        _max_rows(out, rows, own)
+        return 0
+    if np.dtype(stored(dtype)).kind == "i":
+        return _add_integers(out, rows, own)
+    mean_rows(out, rows, own, rule.divisor, dtype)
+    return 0
+
+
+def _max_rows(out: Any, rows: Any, own: int) -> None:
+    if device_of(out) == "gpu":
+        from . import _cuda_kernels
+
+        _cuda_kernels.max_rows(out, rows, own)
+        return
+    for r in range(rows.shape[0]):
+        if r != own:
+            np.maximum(out, rows[r], out=out)  # summaries are small
+
+
+def _add_integers(out: Any, rows: Any, own: int) -> int:
+    if device_of(out) == "gpu":
+        from . import _cuda_kernels
+
+        return int(_cuda_kernels.add_integers(out, rows, own))
+    limits = np.iinfo(out.dtype)
+    span, stride = _span(rows)
+    return int(_sum_integers(out, span, stride, rows.shape[0], own, limits.min, limits.max))
+
+
+def blend(out: Any, a: float, b: float, x: Any) -> None:
+    """``out = fma(b, x, a·out)`` for flat float32 arrays on one device."""
+    if out.size == 0:
+        return
+    if device_of(out) == "gpu":
+        from . import _cuda_kernels
+
+        _cuda_kernels.blend(out, a, b, x)
+        return
+    _blend(out, x, np.float32(a), np.float32(b))
 
 
 def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None:
@@ -190,6 +254,47 @@ def _sum_rows_16(out, span, stride, count, own, exact, factor, bfloat):  # type:
             _accumulate_16(total, row, r == 0, bfloat)
         _finish(total, total, exact, factor)
         _narrow_block(out[start:stop], total, bfloat)
+
+
+@_cpu.inline
+def _accumulate_integers(total, row):  # type: ignore[no-untyped-def]
+    for i in range(row.size):
+        total[i] += np.int64(row[i])
+
+
+@_cpu.inline
+def _saturate(out, total, low, high):  # type: ignore[no-untyped-def]
+    outside = 0
+    for i in range(out.size):
+        outside += total[i] < low or total[i] > high
+        out[i] = min(max(total[i], low), high)
+    return outside
+
+
+@_cpu.Kernel
+def _sum_integers(out, span, stride, count, own, low, high):  # type: ignore[no-untyped-def]
+    outside = 0
+    for b in prange((out.size + _BLOCK - 1) // _BLOCK):
+        start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
+        total = np.zeros(stop - start, np.int64)
+        for r in range(count):
+            row = out[start:stop] if r == own else span[r * stride + start : r * stride + stop]
+            _accumulate_integers(total, row)
+        outside += _saturate(out[start:stop], total, low, high)
+    return outside
+
+
+@_cpu.inline
+def _blend_block(out, x, a, b):  # type: ignore[no-untyped-def]
+    for i in range(out.size):
+        out[i] = _cpu.fma(b, x[i], a * out[i])
+
+
+@_cpu.Kernel
+def _blend(out, x, a, b):  # type: ignore[no-untyped-def]
+    for block in prange((x.size + _BLOCK - 1) // _BLOCK):
+        start, stop = block * _BLOCK, min(x.size, (block + 1) * _BLOCK)
+        _blend_block(out[start:stop], x[start:stop], a, b)
 
 
 @_cpu.Kernel

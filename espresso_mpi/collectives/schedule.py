@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,34 +11,56 @@ from ..compressors import Compressor
 from ..errors import ConfigError
 from ..types import Collective, Decode, DeviceKind, Encode, Level, Route
 from .base import Move, Scene, operations
-from .layout import ALIGN, Copy, Dense, Packed, Part, State, Topology
+from .layout import ALIGN, Dense, Packed, Part, State, Topology
+from .reduction import Rule
+
+
+@dataclass(frozen=True)
+class SummaryStep:
+    """Work out what the ranks must agree on before they encode a region."""
+
+    device: DeviceKind
+    region: Dense
+    point: int
 
 
 @dataclass(frozen=True)
 class EncodeStep:
-    """Compress a dense region into parts. ``point`` numbers the encodes of a route: each has its own residual."""
+    """Compress a dense region into parts. ``point`` numbers the encodes of a route: each has its own residual.
+
+    ``agreed``: a summary was agreed on. ``ranks``: how many payloads are averaged at the next decode.
+    """
 
     device: DeviceKind
     region: Dense
     packed: Packed
     point: int
+    agreed: bool = False
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """Sum all copies of a region, weighted, into the dense tensor."""
+    """Sum all copies of a region, weighted, into the dense tensor.
+
+    ``point`` is that of the encode before; ``summed`` says whether the payloads were summed on the way, and are
+    of the region that this rank has encoded.
+    """
 
     device: DeviceKind
     region: Dense
     packed: Packed
+    point: int
+    summed: bool = False
 
 
 @dataclass(frozen=True)
 class MoveStep:
-    """One collective of this rank."""
+    """One collective of this rank, on the tensor, or on the summary of the encode to come."""
 
     op: str
     move: Move
+    of_summary: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +70,7 @@ class IdleStep:
     op: str
 
 
-ScheduleStep = EncodeStep | DecodeStep | MoveStep | IdleStep
+ScheduleStep = SummaryStep | EncodeStep | DecodeStep | MoveStep | IdleStep
 
 
 def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> list[Dense]:
@@ -65,15 +89,21 @@ def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> lis
     return [piece for piece in pieces if piece.size] or pieces[:1]
 
 
-def check_route(route: Route, topology: Topology) -> None:
-    """Refuse a route that this topology cannot run.
+def check_route(route: Route, topology: Topology, compressor: Compressor | None = None) -> None:
+    """Refuse a route that this topology cannot run, or this compressor cannot go along.
 
     Between machines only as many ranks of each take part as the smallest machine has. What the others hold must have
     been handed to those before, by a scatter inside the machine.
 
     Raises:
-        ConfigError: machines have unequal numbers of ranks and the route crosses them with nothing scattered inside.
+        ConfigError: machines have unequal numbers of ranks and the route crosses them with nothing scattered inside;
+            the route sums payloads and the compressor is not linear.
     """
+    if compressor is not None and route.sums_payloads and not compressor.linear:
+        raise ConfigError(
+            f"route {str(route)!r} sums payloads, but those of {str(compressor)!r} cannot be summed; decode before the "
+            f"allreduce, or use a linear compressor such as randomk"
+        )
     uneven = any(len(ranks) != topology.lanes for ranks in topology.machines)
     scattered = False
     for step in route.steps:
@@ -103,17 +133,26 @@ def compile_route(
     for position, step in enumerate(route.steps):
         if isinstance(step, Encode):
             assert compressor is not None
-            cuts = _cuts(route.steps[position + 1 :], topology)
-            packed = [_pack(state, cuts, compressor) for state in states]
+            moves = _until_decode(route.steps[position + 1 :])
+            packed = [_pack(state, moves, topology, compressor) for state in states]
             region = states[rank]
             assert isinstance(region, Dense)
-            steps.append(EncodeStep(step.device, region, packed[rank], points))
+            sums = [move for move in moves if move.op == "allreduce"]
+            agreed = bool(sums) and compressor.summary(whole.size) is not None
+            if agreed:
+                steps.append(SummaryStep(step.device, region, points))
+                for move in sums:
+                    _agree(move, topology, states, compressor, rank, steps)
+            steps.append(
+                EncodeStep(step.device, region, packed[rank], points, agreed, _averaged(moves, topology, open_scatters))
+            )
             states, points = list(packed), points + 1
         elif isinstance(step, Decode):
             mine = states[rank]
             assert isinstance(mine, Packed)
             states = [s.region for s in states if isinstance(s, Packed)]
-            steps.append(DecodeStep(step.device, mine.region, mine))
+            summed = isinstance(last := route.steps[position - 1], Collective) and last.op == "allreduce"
+            steps.append(DecodeStep(step.device, mine.region, mine, points - 1, summed))
         else:
             states = _collective(step, topology, states, dtype, rank, open_scatters, steps)
     return tuple(steps)
@@ -150,25 +189,54 @@ def _collective(
     return after
 
 
-def _cuts(later: Sequence[object], topology: Topology) -> list[int]:
-    """Into how many pieces each alltoall before the next decode will cut the payload."""
-    cuts = []
-    for step in later:
-        if isinstance(step, Decode):
-            break
-        if isinstance(step, Collective) and step.op == "alltoall":
-            cuts.append(topology.pieces(step.level))
-    return cuts
+def _agree(
+    step: Collective,
+    topology: Topology,
+    states: Sequence[State],
+    compressor: Compressor,
+    rank: int,
+    steps: list[ScheduleStep],
+) -> None:
+    """Note this rank's part in reducing the summary over the ranks whose payloads will be summed."""
+    for group in topology.groups(step.level):
+        if rank in group:
+            region = states[rank]
+            assert isinstance(region, Dense)
+            summary = compressor.summary(region.size) if region.size else None
+            size, rule = (summary.size, Rule(summary.operator)) if summary else (0, Rule("sum"))
+            before = (Dense(0, size),) * len(group)
+            scene = Scene(topology, step.level, False)
+            move = Move(scene, group, group.index(rank), before, "float32", rule)
+            steps.append(MoveStep(step.op, move, of_summary=True))
+            return
+    steps.append(IdleStep(step.op))
 
 
-def _pack(state: State, cuts: Sequence[int], compressor: Compressor) -> Packed:
+def _until_decode(later: Sequence[object]) -> list[Collective]:
+    """The collectives before the next decode."""
+    coded = itertools.takewhile(lambda step: isinstance(step, Collective), later)
+    return [step for step in coded if isinstance(step, Collective)]
+
+
+def _averaged(moves: Sequence[Collective], topology: Topology, open_scatters: Sequence[Level]) -> int:
+    """How many payloads come together along the moves, on average over uneven machines."""
+    levels = {move.level for move in moves if move.level not in open_scatters}
+    return max(1, round(math.prod(topology.divisor(level) for level in levels)))
+
+
+def _pack(state: State, moves: Sequence[Collective], topology: Topology, compressor: Compressor) -> Packed:
     """One copy of the region, cut so that the alltoalls to come can deal out whole parts."""
     assert isinstance(state, Dense)
     regions = [state] if state.size else []
-    for pieces in cuts:
+    for pieces in (topology.pieces(move.level) for move in moves if move.op == "alltoall"):
         regions = [piece for region in regions for piece in region.split(pieces, pieces)]
-    copy: Copy = tuple(Part(r.start, r.stop, 0, compressor.nbytes(r.size)) for r in regions)
-    return Packed((copy,)).placed()
+    return Packed((tuple(_part(region, compressor) for region in regions),)).placed()
+
+
+def _part(region: Dense, compressor: Compressor) -> Part:
+    n = region.size
+    header = compressor.header(n) if compressor.linear else 0
+    return Part(region.start, region.stop, 0, compressor.nbytes(n), header, compressor.element)
 
 
 def bytes_sent(steps: Sequence[ScheduleStep]) -> int:

@@ -13,11 +13,11 @@ import numpy as np
 from .. import device
 from ..errors import ConfigError, EspressoError
 from ..launch import cores
+from ..workspace import Workspace
 from .layout import ALIGN
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free
-from .workspace import Workspace
 
 MESSAGE_MAX = 1 << 30
 """Longest message in bytes: 2**31 fails on Open MPI 5.0, and a count of bytes must fit an int everywhere."""

@@ -50,9 +50,9 @@ class SharedWindow:
         self.bytes_sent = 0
         local.Barrier()
 
-    def reduce_scatter(self, x: np.ndarray, dtype: str, regions: Bounds, divisor: float) -> None:
-        """``x[region j] = sum over the ranks / divisor`` at rank j; the rest of x stays."""
-        me, count = self._me, len(regions)
+    def reduce_scatter(self, x: np.ndarray, dtype: str, regions: Bounds, rule: reduction.Rule) -> int:
+        """``x[region j] = reduced over the ranks`` at rank j; the rest stays. Returns how many integers saturated."""
+        me, count, saturated = self._me, len(regions), 0
         others = [j for j in range(count) if j != me]
         room = self._half // count // x.itemsize // 64 * 64
         for first in range(0, _longest(regions), room):
@@ -63,7 +63,9 @@ class SharedWindow:
                 self.bytes_sent += (b - a) * x.itemsize
             self._barrier()
             a, b = _chunk(regions[me], first, room)
-            reduction.mean_rows(x[a:b], rows[:, me * room : me * room + b - a], me, divisor, dtype)
+            own = rows[:, me * room : me * room + b - a]
+            saturated += reduction.reduce_rows(x[a:b], own, me, rule, dtype)
+        return saturated
 
     def allgather(self, x: np.ndarray, regions: Bounds) -> None:
         """Every rank's region of x at every rank."""

@@ -20,6 +20,8 @@ from numba import get_num_threads, njit, set_num_threads, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .base import LIMIT
+
 EMPTY = np.empty(0, np.float32)
 """Stands for "no residual" in a kernel's arguments: numba wants one type for both cases."""
 
@@ -307,6 +309,21 @@ def uniform(at, high):  # type: ignore[no-untyped-def]
 
 
 @inline
+def tame(value):  # type: ignore[no-untyped-def]
+    """The value that compressors carry for any float32: at most LIMIT in magnitude, 0 for NaN. Vectorises."""
+    small = np.float32(LIMIT) if value > np.float32(LIMIT) else value
+    small = np.float32(-LIMIT) if small < np.float32(-LIMIT) else small
+    return small if value == value else np.float32(0.0)
+
+
+@inline
+def tame_sum(kept, x):  # type: ignore[no-untyped-def]
+    """``kept = tame(kept + x)`` for one block."""
+    for i in range(x.size):
+        kept[i] = tame(kept[i] + x[i])
+
+
+@inline
 def add_into(residual, x):  # type: ignore[no-untyped-def]
     """``residual += x`` for one block: the residual then holds what is to be encoded."""
     for i in range(x.size):
@@ -316,3 +333,91 @@ def add_into(residual, x):  # type: ignore[no-untyped-def]
 def key_words(key: int) -> tuple[np.uint32, np.uint32]:
     """The two 32-bit halves of a 64-bit key: ``counter`` takes the low one and ``uniform`` the high one."""
     return np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
+
+
+# --- sign masks with two values ---------------------------------------------------------------------------------------
+
+
+@intrinsic
+def ones(typingctx, mask):  # type: ignore[no-untyped-def]
+    """Number of one bits of a uint64."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), codegen
+
+
+def _chosen(builder: Any, mask: Any, plus: Any, minus: Any) -> Any:
+    """64 times ``plus`` or ``minus``, the latter where the mask has a one."""
+    bits = builder.bitcast(mask, ir.VectorType(ir.IntType(1), _V))
+    return builder.select(bits, _splat(builder, minus, _VECTOR), _splat(builder, plus, _VECTOR))
+
+
+@intrinsic
+def store_chosen(typingctx, out, index, mask, plus, minus):  # type: ignore[no-untyped-def]
+    """``out[index + i] = minus if mask bit i else plus`` for 64 elements."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        pointer = _at(context, builder, sig.args[0], args[0], args[1], _VECTOR)
+        builder.store(_chosen(builder, *args[2:]), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.none(out, types.intp, types.uint64, types.float32, types.float32), codegen
+
+
+@intrinsic
+def add_chosen(typingctx, out, index, mask, plus, minus):  # type: ignore[no-untyped-def]
+    """``out[index + i] += minus if mask bit i else plus`` for 64 elements."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        pointer = _at(context, builder, sig.args[0], args[0], args[1], _VECTOR)
+        total = builder.fadd(builder.load(pointer, align=4), _chosen(builder, *args[2:]))
+        builder.store(total, pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.none(out, types.intp, types.uint64, types.float32, types.float32), codegen
+
+
+@intrinsic
+def _split_sum_groups(typingctx, x, groups):  # type: ignore[no-untyped-def]
+    """As ``_abs_sum_groups``, apart for the values that are not negative (NaN among them) and for the negative ones."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        zero = ir.Constant(_VECTOR, [0.0] * _V)
+        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(2)]
+        with cgutils.for_range(builder, args[1]) as loop:
+            index = builder.mul(loop.index, ir.Constant(loop.index.type, _V))
+            values = builder.load(_at(context, builder, sig.args[0], args[0], index, _VECTOR), align=4)
+            negative = builder.fcmp_ordered("<", values, zero)
+            parts = (
+                builder.select(negative, zero, values),
+                builder.select(negative, builder.fneg(values), zero),
+            )
+            for total, part in zip(sums, parts):
+                builder.store(builder.fadd(builder.load(total), part), total)
+        return context.make_tuple(builder, sig.return_type, [_tree_sum(builder, builder.load(t)) for t in sums])
+
+    return types.UniTuple(types.float32, 2)(x, types.intp), codegen
+
+
+@inline
+def split_sums(x):  # type: ignore[no-untyped-def]
+    """The sum of the values that are not negative and that of the others' magnitudes, in the order of ``abs_sum``."""
+    groups = x.size // 64
+    plus, minus = _split_sum_groups(x, groups)
+    for i in range(64 * groups, x.size):
+        if x[i] < 0:
+            minus -= x[i]
+        else:
+            plus += x[i]
+    return plus, minus
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """As ``inline``, and always a part of its caller.
+
+    LLVM calls a helper that is large or used twice instead: 10 to 40 ns for arrays as arguments, which shows where
+    blocks are small.
+    """
+    return _compile(function, forceinline=True)

@@ -22,6 +22,8 @@ import numpy as np
 from numba import cuda
 from numba.cuda import libdevice
 
+from .base import LIMIT
+
 THREADS = 256
 """Threads of a block."""
 
@@ -124,6 +126,14 @@ def uniform(at, high):  # type: ignore[no-untyped-def]
     h = np.uint32((h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
     h = np.uint32(h ^ (h >> np.uint32(16)))
     return np.float32(np.int32(h >> np.uint32(8))) * np.float32(5.9604645e-08)
+
+
+@cuda.jit(device=True)
+def tame(value):  # type: ignore[no-untyped-def]
+    """As ``_cpu.tame``."""
+    small = np.float32(LIMIT) if value > np.float32(LIMIT) else value
+    small = np.float32(-LIMIT) if small < np.float32(-LIMIT) else small
+    return small if value == value else np.float32(0.0)
 
 
 # --- warps ------------------------------------------------------------------------------------------------------------

@@ -1,100 +1,70 @@
 """``onebit``: scaled sign (EF-SignSGD, Karimireddy et al., 2019), one scale a block; 1 + 32/block bits an element.
 
 Each element becomes ``mean|x| · sign(x)`` with the mean over its block and sign(0) = +. A contraction with
-``δ = ‖x‖₁²/(d‖x‖²)``: for Gaussian values the squared error relative to ``‖x‖²`` is 1 - 2/π = 0.3634. It converges
-only with error feedback.
+``δ = ‖x‖₁²/(d‖x‖²)``, at least 1/block: for Gaussian values the squared error relative to ``‖x‖²`` is 1 - 2/π =
+0.3634. It converges only with error feedback. Where the magnitudes of a block sum to more than float32 holds, its scale
+is smaller than their mean.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import prange
 
-from ..errors import ConfigError
-from . import _cpu
-from .base import Compressor, check_positive_int
+from . import _cpu, _signs
+from .base import LIMIT
+from .context import Context
 from .registry import register
-
-_LARGEST = np.finfo(np.float32).max
 
 
 @register
 @dataclass(frozen=True)
-class OneBit(Compressor):
+class OneBit(_signs.Blocked):
     """Scaled sign. Payload: ceil(n/64) uint64 of sign bits (1 = negative), then ceil(n/block) float32 scales.
 
     Args:
         block: elements that share a scale; a multiple of 64.
     """
 
-    block: int = 2048
     name = "onebit"
-
-    def __post_init__(self) -> None:
-        check_positive_int("onebit", "block", self.block, low=64)
-        if self.block % 64:
-            raise ConfigError(f"onebit: block={self.block}; expected a multiple of 64")
+    examples: ClassVar[Sequence[str]] = ("onebit:block=64", "onebit:block=192")
 
     def nbytes(self, n: int) -> int:
-        return 8 * -(-n // 64) + 4 * -(-n // self.block)
+        return _signs.word_bytes(n) + 4 * self.blocks(n)
 
-    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, key: int) -> None:
+    def gaussian_error(self, n: int) -> float | None:
+        """Exact: a block of d elements loses (d - 1)(1 - 2/π)."""
+        return (1 - 2 / math.pi) * (1 - self.blocks(n) / max(n, 1))
+
+    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         words, scales = self._split(payload, x.size)
         _encode(x, _cpu.EMPTY if residual is None else residual, words, scales, self.block)
 
-    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool) -> None:
+    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         words, scales = self._split(payload, out.size)
-        _decode(out, words, scales, self.block, add)
+        _signs.decode(out, words, scales, _signs.NONE, self.block, add)
 
-    def _encode_cuda(self, x: Any, payload: Any, residual: Any, key: int) -> None:
-        from . import _cuda_onebit
+    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        from . import _cuda_signs
 
         words, scales = self._split(payload, x.size)
-        _cuda_onebit.encode(x, residual, words.view(np.uint32), scales, self.block)
+        _cuda_signs.encode(x, residual, words, scales, None, self.block)
 
-    def _decode_cuda(self, payload: Any, out: Any, add: bool) -> None:
-        from . import _cuda_onebit
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        from . import _cuda_signs
 
         words, scales = self._split(payload, out.size)
-        _cuda_onebit.decode(words.view(np.uint32), scales, out, self.block, add)
+        _cuda_signs.decode(words, scales, None, out, self.block, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as (uint64 sign words, float32 scales) views."""
-        head = 8 * -(-n // 64)
+        head = _signs.word_bytes(n)
         return payload[:head].view(np.uint64), payload[head:].view(np.float32)
-
-
-@_cpu.inline
-def _pack(values, words):  # type: ignore[no-untyped-def]
-    whole = values.size // 64
-    for w in range(whole):
-        words[w] = _cpu.negative_mask(values, 64 * w)
-    if whole < words.size:
-        last = np.uint64(0)
-        for i in range(64 * whole, values.size):
-            last |= np.uint64(values[i] < 0) << np.uint64(i - 64 * whole)
-        words[whole] = last
-
-
-@_cpu.inline
-def _unpack_add(out, words, scale):  # type: ignore[no-untyped-def]
-    whole = out.size // 64
-    for w in range(whole):
-        _cpu.add_signed(out, 64 * w, words[w], scale)
-    for i in range(64 * whole, out.size):
-        out[i] += -scale if (words[whole] >> np.uint64(i - 64 * whole)) & np.uint64(1) else scale
-
-
-@_cpu.inline
-def _unpack(out, words, scale):  # type: ignore[no-untyped-def]
-    whole = out.size // 64
-    for w in range(whole):
-        _cpu.store_signed(out, 64 * w, words[w], scale)
-    for i in range(64 * whole, out.size):
-        out[i] = -scale if (words[whole] >> np.uint64(i - 64 * whole)) & np.uint64(1) else scale
 
 
 @_cpu.Kernel
@@ -106,20 +76,12 @@ def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
         if kept.size:
             _cpu.add_into(kept, values)
             values = kept
-        # A sum beyond float32 would make the scale, and with it the residual, infinite for ever.
-        scale = min(_cpu.abs_sum(values), _LARGEST) / np.float32(stop - start)
+        total = _cpu.abs_sum(values)
+        if not total <= np.float32(LIMIT):  # only then can there be a value beyond LIMIT, or a NaN
+            values = _signs.tamed(values, kept.size > 0)
+            total = min(_cpu.abs_sum(values), _signs.LARGEST)
+        scale = total / np.float32(stop - start)
         scales[b] = scale
-        _pack(values, signs)
+        _signs.pack(values, signs)
         if kept.size:
-            _unpack_add(kept, signs, -scale)
-
-
-@_cpu.Kernel
-def _decode(out, words, scales, block, add):  # type: ignore[no-untyped-def]
-    for b in prange(scales.size):
-        start, stop = b * block, min(out.size, (b + 1) * block)
-        signs = words[start // 64 : (stop + 63) // 64]
-        if add:
-            _unpack_add(out[start:stop], signs, scales[b])
-        else:
-            _unpack(out[start:stop], signs, scales[b])
+            _signs.add(kept, signs, -scale, scale)

@@ -1,6 +1,7 @@
 """Finds compressors by name: every file of this folder without a leading underscore may register one.
 
-A spelling is ``name`` or ``name:parameter=value,parameter=value``; ``str(compressor)`` gives it back.
+A spelling is ``name`` or ``name:parameter=value,parameter=value``; ``str(compressor)`` gives it back. A number may be a
+schedule: ``topk:ratio=0.25~0.01@400`` begins at 25 % and arrives at 1 % after 400 steps.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigError
 from .base import Compressor
+from .schedule import Schedule
 
 _CLASSES: dict[str, type[Compressor]] = {}
-_NOT_METHODS = {"base", "registry"}
 
 C = TypeVar("C", bound=type[Compressor])
 
@@ -34,10 +35,15 @@ def register(cls: C) -> C:
     return cls
 
 
+def unregister(name: str) -> None:
+    """Forget the compressor of that name: for tests that register one on the fly."""
+    _CLASSES.pop(name, None)
+
+
 @lru_cache(maxsize=1)
 def _load_all() -> None:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if not module.name.startswith("_") and module.name not in _NOT_METHODS:
+        if not module.name.startswith("_"):
             import_module(f"{__package__}.{module.name}")
 
 
@@ -104,6 +110,9 @@ def _convert(owner: str, key: str, value: str, kind: type) -> Any:
             raise ConfigError(f"compressor {owner!r}: {key}={value!r}; expected true or false")
         return value.lower() == "true"
     try:
-        return kind(value)
+        scheduled = Schedule.parse(value, kind) if kind in (int, float) else None
+        return kind(value) if scheduled is None else scheduled
     except ValueError:
-        raise ConfigError(f"compressor {owner!r}: {key}={value!r}; expected {kind.__name__}") from None
+        raise ConfigError(
+            f"compressor {owner!r}: {key}={value!r}; expected {kind.__name__}, or a schedule such as 0.25~0.01@400"
+        ) from None

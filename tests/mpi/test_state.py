@@ -35,9 +35,9 @@ def test_a_state_is_a_copy(world, open_session):
     session = open_session(compressor="onebit")
     steps(session, world.rank, 0, 2)
     state = session.state_dict()
-    kept = {key: value.copy() for key, value in state["residuals"].items()}
+    kept = {key: value.copy() for key, value in state["memory"].items()}
     steps(session, world.rank, 2, 4)
-    assert all(np.array_equal(kept[key], state["residuals"][key]) for key in kept)
+    assert all(np.array_equal(kept[key], state["memory"][key]) for key in kept)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,9 @@ def test_a_state_is_a_copy(world, open_session):
         ({"machines": [[0]] * 9}, "machines"),
         ({"options": {"compressor": "topk"}}, "options"),
         ({"step": "x"}, "step"),
-        ({"residuals": {"0|9|0:9": np.zeros(8)}}, "damaged"),
-        ({"residuals": {"0|2|0:2": np.array([1, np.nan])}}, "damaged"),
+        ({"memory": {"w|9|0|0:9|residual": np.zeros(8)}}, "damaged"),
+        ({"memory": {"w|2|0|0:2|residual": np.array([1, np.nan])}}, "damaged"),
+        ({"memory": {"w": np.zeros(2)}}, "damaged"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(world, open_session, change, words):

@@ -14,7 +14,8 @@ from espresso_mpi.types import ROUTES, Route
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
 DENSE = ("flat", "hierarchical")
-COMPRESSED = tuple(name for name in ROUTES if name not in DENSE)
+LINEAR = ("flat-linear", "hierarchical-linear")
+COMPRESSED = tuple(name for name in ROUTES if name not in DENSE + LINEAR)
 COMPRESSORS = ("fp16", "int8", "int8:rounding=stochastic", "onebit", "topk:ratio=0.1")
 
 
@@ -83,9 +84,11 @@ def held(world, session, n, machines):
     total = np.zeros(n)
     route_is_flat = world.size == 1 or not any("intra" in str(r) for r in session_routes(session))
     count = world.size if route_is_flat else len(machines)
-    for residuals in world.allgather(session.state_dict()["residuals"]):
-        for key, value in residuals.items():
-            point, region = key.rsplit("|", 2)[1:]
+    for memory in world.allgather(session.state_dict()["memory"]):
+        for key, value in memory.items():
+            point, region, what = key.rsplit("|", 3)[1:]
+            if what != "residual":
+                continue
             start, stop = map(int, region.split(":"))
             total[start:stop] += value.astype(np.float64) / (count if point == "0" else 1)
     return total
@@ -169,4 +172,4 @@ def test_sub_communicators_do_not_mix(world, open_session):
 def test_without_feedback_nothing_is_kept(world, open_session):
     session = open_session(compressor="onebit", feedback=False)
     session.sync(values(world.rank, 0, 1000))
-    assert session.state_dict()["residuals"] == {}
+    assert session.state_dict()["memory"] == {}

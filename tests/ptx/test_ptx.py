@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from numba import config, cuda
+from numba.cuda.cudadrv import nvvm
 
 import espresso_mpi.collectives
 import espresso_mpi.compressors
@@ -66,10 +67,19 @@ def compiler():
 
 
 @functools.cache
-def _ptx(name: str, architecture: tuple[int, int]) -> str:
+def _ptx(name: str, architecture: tuple[int, int], fuse: bool = True) -> str:
+    """``fuse``: whether the compiler may turn a product and a sum into one operation, as it does by default."""
     kernel = KERNELS[name]
-    text, _ = cuda.compile_ptx(kernel.function, kernel.signature, cc=architecture)
+    with pytest.MonkeyPatch.context() as patch:
+        if not fuse:
+            compile_ir = nvvm.compile_ir
+            patch.setattr(nvvm, "compile_ir", lambda text, **options: compile_ir(text, **{**options, "fma": False}))
+        text, _ = cuda.compile_ptx(kernel.function, kernel.signature, cc=architecture)
     return text
+
+
+def _fused(name: str, architecture: tuple[int, int], fuse: bool = True) -> int:
+    return len(re.findall(r"\b(?:fma|mad\.rn\.f)", _ptx(name, architecture, fuse)))
 
 
 def _instructions(name: str, architecture: tuple[int, int]) -> set[str]:
@@ -91,8 +101,20 @@ def test_compiles_to_the_arithmetic_it_is_meant_to_do(name, architecture):
     assert not any(i.startswith("call") for i in used), "a device function that was not inlined"
     if "float64" not in KERNELS[name].signature:
         assert {i for i in used if ".f64" in i} == set(), "a float64 slipped in"
-    if not name.startswith("_cuda_int8"):
-        assert {i for i in used if i.startswith(("fma", "mad.rn.f"))} == set(), "a product was fused with a sum"
+    if _fused(name, architecture):
+        meant = _fused(name, architecture, fuse=False)
+        assert _fused(name, architecture) == meant, "a product was fused with a sum that the source does not fuse"
+
+
+def test_a_sum_that_is_fused_unasked_would_be_found():
+    def kernel(x):
+        x[0] = x[1] * x[2] + x[3]
+
+    KERNELS["fused"] = SimpleNamespace(function=kernel, signature="void(float32[::1])")
+    try:
+        assert (_fused("fused", (9, 0)), _fused("fused", (9, 0), fuse=False)) == (1, 0)
+    finally:
+        del KERNELS["fused"]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +124,8 @@ def test_compiles_to_the_arithmetic_it_is_meant_to_do(name, architecture):
         ("_cuda_int8.encode[keep=True][stochastic=True]", "fma.rn.f32"),
         ("_cuda_int8.decode[add=True]", "fma.rn.f32"),
         ("_cuda_int8.encode[keep=False][stochastic=False]", "div.rn.f32"),
-        ("_cuda_onebit.encode[keep=True]", "div.rn.f32"),
-        ("_cuda_onebit.encode[keep=True]", "vote.sync.ballot.b32"),
+        ("_cuda_signs.encode[keep=True][two=False]", "div.rn.f32"),
+        ("_cuda_signs.encode[keep=True][two=False]", "vote.sync.ballot.b32"),
         ("_cuda_topk.count_digits[add=True]", "atom.shared.add.u32"),
     ],
 )

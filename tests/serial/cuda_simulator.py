@@ -72,7 +72,8 @@ def _swapped(function, module):  # type: ignore[no-untyped-def]
 
     The simulator's own version swaps it around each call of a device function, under the feet of the other threads.
     """
-    places = [space for space in (function.__globals__, vars(_cuda)) if space["cuda"] is cuda]
+    ours = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("espresso_mpi.")]
+    places = [space for space in (function.__globals__, *ours) if space.get("cuda") is cuda]
     for space in places:
         space["cuda"] = module
     try:
@@ -195,16 +196,22 @@ def _fma(self, a, b, c):  # type: ignore[no-untyped-def]
 
 
 def main(what: str) -> None:
-    """Exit with a list of what a compressor, or ``collectives``, does differently on the simulator, if anything."""
+    """Exit with a list of what the simulated GPU does differently, if anything.
+
+    Args:
+        what: a compressor's spelling; its name alone stands for its examples as well; or ``collectives``.
+    """
     install()
     import cuda_twins
+    import law_tools
 
-    sizes = (0, 1, 7, 31, 33, 63, 64, 65, 257, 2000)
-    compare = cuda_twins.compressor_problems
-    for n in sizes:
-        problems = list(cuda_twins.collective_problems(n) if what == "collectives" else compare(what, n))
-        if problems:
-            sys.exit("\n".join(problems))
+    if what == "collectives":
+        problems = [problem for n in (0, 1, 33, 65, 257, 1000) for problem in cuda_twins.collective_problems(n)]
+    else:
+        spellings = [what] if ":" in what else law_tools.spellings_of(what)
+        problems = [problem for spelling in spellings for problem in cuda_twins.compressor_problems(spelling)]
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":

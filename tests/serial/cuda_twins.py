@@ -1,65 +1,157 @@
-"""Compares what CUDA kernels write with what the CPU kernels write, bit for bit; on a GPU or on the simulator."""
+"""Compares what CUDA kernels write with what the CPU kernels write, bit for bit; on a GPU or on the simulator.
+
+A compressor whose two sides cannot agree to the bit says so: ``cuda_tolerance``, a class variable, is the difference
+allowed, relative to the largest magnitude in the array. Its payloads are then compared by what they decode to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
+import law_tools
 import numpy as np
 from numba import cuda
 
 from espresso_mpi.collectives import reduction
-from espresso_mpi.compressors import get
+from espresso_mpi.compressors import Compressor, Context, get
+from espresso_mpi.errors import PayloadError
 
-KEY = 0x0123_4567_89AB_CDEF
-SPECS = (
-    "fp16",
-    "int8",
-    "int8:block=100",
-    "int8:rounding=stochastic",
-    "onebit:block=64",
-    "onebit",
-    "topk:ratio=0.05",
-    "topk:ratio=1.0",
+KINDS = ("steps", "constant", "zero", "one-hot", "denormal", "large", "many scales", "huge", "NaN and Inf")
+FEW = (
+    (0, "gaussian"),
+    (1, "gaussian"),
+    (1, "NaN and Inf"),
+    (33, "many scales"),
+    (64, "constant"),
+    (65, "steps"),
+    (65, "zero"),
+    (65, "one-hot"),
+    (65, "denormal"),
+    (65, "huge"),
+    (65, "NaN and Inf"),
+    (257, "large"),
+    (600, "gaussian"),
 )
+"""Sizes and inputs for the simulator, which needs 10 ms and more for a launch."""
 
 
-def inputs(n: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Named float32 arrays of n elements."""
-    gaussian = np.random.default_rng(n).standard_normal(n).astype(np.float32)
-    one_hot = np.zeros(n, np.float32)
-    one_hot[n // 2 : n // 2 + 1] = -3
-    yield "gaussian", gaussian
-    yield "constant", np.full(n, -1.5, np.float32)
-    yield "zero", np.zeros(n, np.float32)
-    yield "one-hot", one_hot
-    yield "denormal", gaussian * np.float32(1e-40)
-    yield "huge", np.tanh(gaussian) * np.float32(1e38)
+# --- compressors ------------------------------------------------------------------------------------------------------
 
 
-def compressor_problems(spec: str, n: int) -> Iterator[str]:
-    """What differs between the CPU and the GPU for one compressor at one size."""
-    for name, x in inputs(n):
-        yield from _encode_problems(f"{spec}, n = {n}, {name}", spec, x, x[::-1] * np.float32(0.3))
-        if name in ("gaussian", "constant"):
-            yield from _encode_problems(f"{spec}, n = {n}, {name}, no residual", spec, x, None)
+def compressor_problems(spelling: str, cases: Iterable[tuple[int, str]] = FEW) -> Iterator[str]:
+    """What differs between the CPU and the GPU for one compressor, on inputs of some sizes and kinds."""
+    twins = _Twins(get(spelling).at(None))
+    for n, kind in cases:
+        x, residual = (
+            law_tools.INPUTS["gaussian" if kind == "steps" else kind](n),
+            law_tools.gaussian(n, 1) * np.float32(0.3),
+        )
+        found = [*twins.steps(x, residual, count=2 if kind == "steps" else 1)]
+        if kind == "steps":
+            found += [*twins.steps(x, None, count=1), *twins.damaged(n)]
+        for problem in found:
+            yield f"{spelling}, n = {n}, {kind}: {problem}"
 
 
-def _encode_problems(what: str, spec: str, x: np.ndarray, residual: np.ndarray | None) -> Iterator[str]:
-    compressor = get(spec)
-    payload = np.full(compressor.nbytes(x.size), 0xA5, np.uint8)
-    on_gpu = cuda.to_device(payload)
-    residual_gpu = None if residual is None else cuda.to_device(residual)
-    compressor.encode(x, payload, residual, KEY)
-    compressor.encode(cuda.to_device(x), on_gpu, residual_gpu, KEY)
-    yield from _problem(f"{what}: payload", payload, on_gpu)
-    if residual is not None:
-        yield from _problem(f"{what}: residual", residual, residual_gpu)
-    for method in ("decode", "decode_add"):
-        out = x.copy()
-        out_gpu = cuda.to_device(x)
-        getattr(compressor, method)(payload, out)
-        getattr(compressor, method)(on_gpu, out_gpu)
-        yield from _problem(f"{what}: {method}", out, out_gpu)
+class _Twins:
+    """One compressor on both devices."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        self._c = compressor
+        self._tolerance: float = getattr(type(compressor), "cuda_tolerance", 0.0)
+
+    def steps(self, x: np.ndarray, residual: np.ndarray | None, count: int) -> Iterator[str]:
+        """A few training steps, with what is kept between them."""
+        host, device = (Context(law_tools.KEY, law_tools.SHARED, ranks=3) for _ in range(2))
+        on_gpu = None if residual is None else cuda.to_device(residual)
+        for step in range(count):
+            host, device = (
+                replace(each, shared=each.shared + step, step=step, summary=None) for each in (host, device)
+            )
+            for problem in self._step(x, residual, on_gpu, host, device):
+                yield f"{problem}, in step {step}" + ("" if residual is not None else ", without residual")
+            x = x[::-1].copy()
+
+    def _step(self, x: np.ndarray, residual: Any, on_gpu: Any, host: Context, device: Context) -> Iterator[str]:
+        c, x_gpu = self._c, cuda.to_device(x)
+        wanted = c.summary(x.size) if x.size else None
+        if wanted is not None:
+            host.summary, summary = (np.full(wanted.size, 7, np.float32) for _ in range(2))
+            device.summary = cuda.to_device(summary)
+            c.summarise(x, host.summary, residual, host)
+            c.summarise(x_gpu, device.summary, on_gpu, device)
+            yield from self._differ("summary", host.summary, device.summary)
+            host.summary *= np.float32(1.5)  # as other ranks might have contributed
+            device.summary = cuda.to_device(host.summary)
+        payload = np.full(c.nbytes(x.size), 0xA5, np.uint8)
+        payload_gpu = cuda.to_device(payload)
+        c.encode(x, payload, residual, host)
+        c.encode(x_gpu, payload_gpu, on_gpu, device)
+        yield from self._payloads_differ(payload, payload_gpu, x.size, host)
+        if residual is not None:
+            yield from self._differ("residual", residual, on_gpu)
+        yield from self._decodes(payload, x, host)
+        c.learn(payload, x.size, host)
+        c.learn(cuda.to_device(payload), x.size, device)
+        yield from self._states_differ(host, device)
+
+    def _decodes(self, payload: np.ndarray, before: np.ndarray, context: Context) -> Iterator[str]:
+        """``decode``, ``decode_add`` and ``conclude`` of the same bytes."""
+        before = np.nan_to_num(before, posinf=1, neginf=-1)
+        for method in ("decode", "decode_add"):
+            out, out_gpu = before.copy(), cuda.to_device(before)
+            contexts = [Context(0, context.shared, context.step, context.ranks) for _ in range(2)]
+            said = [
+                _said(getattr(self._c, method), *call)
+                for call in ((payload, out, contexts[0]), (cuda.to_device(payload), out_gpu, contexts[1]))
+            ]
+            if said[0] != said[1]:
+                yield f"{method}: the CPU says {said[0]}, the GPU {said[1]}"
+            if not any(said):
+                yield from self._differ(method, out, out_gpu)
+        self._c.conclude(out)
+        self._c.conclude(out_gpu)
+        yield from self._differ("conclude", out, out_gpu)
+
+    def damaged(self, n: int) -> Iterator[str]:
+        """Payloads that no encoder wrote."""
+        rng = np.random.default_rng(n)
+        size = self._c.nbytes(n)
+        special = rng.choice(law_tools.SPECIAL_WORDS, -(-size // 4)).view(np.uint8)[:size]
+        for what, payload in {"random": rng.integers(0, 256, size, np.uint8), "special": special.copy()}.items():
+            for problem in self._decodes(payload, law_tools.gaussian(n), Context(shared=law_tools.SHARED)):
+                yield f"a damaged payload, {what}: {problem}"
+
+    def _payloads_differ(self, expected: np.ndarray, got: Any, n: int, context: Context) -> Iterator[str]:
+        if not self._tolerance:
+            yield from _differ("payload", expected, got)
+            return
+        seen = [law_tools.decode(self._c, payload, n, context) for payload in (expected, got.copy_to_host())]
+        yield from self._differ("what the payload decodes to", *seen)
+
+    def _states_differ(self, host: Context, device: Context) -> Iterator[str]:
+        if set(host.state) != set(device.state):
+            yield f"state: the CPU keeps {sorted(host.state)}, the GPU {sorted(device.state)}"
+            return
+        for name, array in host.state.items():
+            yield from self._differ(f"state {name}", array, device.state[name])
+
+    def _differ(self, what: str, expected: np.ndarray, got: Any) -> Iterator[str]:
+        return _differ(what, expected, got, self._tolerance)
+
+
+def _said(method: Any, *args: Any) -> str:
+    """The type of the error that a call raises, if it does."""
+    try:
+        method(*args)
+    except PayloadError as error:
+        return type(error).__name__
+    return ""
+
+
+# --- collectives ------------------------------------------------------------------------------------------------------
 
 
 def collective_problems(n: int) -> Iterator[str]:
@@ -70,7 +162,7 @@ def collective_problems(n: int) -> Iterator[str]:
             out, out_gpu = rows[own].copy(), cuda.to_device(rows[own])
             reduction.mean_rows(out, rows, own, divisor, dtype)
             reduction.mean_rows(out_gpu, cuda.to_device(rows), own, divisor, dtype)
-            yield from _problem(f"mean_rows, {dtype}, n = {n}, own = {own}", out, out_gpu)
+            yield from _differ(f"mean_rows, {dtype}, n = {n}, own = {own}", out, out_gpu)
         yield from _convert_problems(rows[0], dtype)
         yield from _count_problems(rows[0], dtype)
     for divisor in (4.0, 3.0):
@@ -78,7 +170,7 @@ def collective_problems(n: int) -> Iterator[str]:
         x_gpu = cuda.to_device(x)
         reduction.divide(x, divisor)
         reduction.divide(x_gpu, divisor)
-        yield from _problem(f"divide by {divisor}, n = {n}", x, x_gpu)
+        yield from _differ(f"divide by {divisor}, n = {n}", x, x_gpu)
 
 
 def _convert_problems(x: np.ndarray, dtype: str) -> Iterator[str]:
@@ -88,13 +180,13 @@ def _convert_problems(x: np.ndarray, dtype: str) -> Iterator[str]:
     wide_gpu = cuda.to_device(wide)
     reduction.convert(wide, x, dtype)
     reduction.convert(wide_gpu, cuda.to_device(x), dtype)
-    yield from _problem(f"convert from {dtype}, n = {x.size}", wide, wide_gpu)
+    yield from _differ(f"convert from {dtype}, n = {x.size}", wide, wide_gpu)
     values = np.random.default_rng(x.size).standard_normal(x.size).astype(np.float32)
     narrow = np.zeros_like(x)
     narrow_gpu = cuda.to_device(narrow)
     reduction.convert(narrow, values, dtype)
     reduction.convert(narrow_gpu, cuda.to_device(values), dtype)
-    yield from _problem(f"convert to {dtype}, n = {x.size}", narrow, narrow_gpu)
+    yield from _differ(f"convert to {dtype}, n = {x.size}", narrow, narrow_gpu)
 
 
 def _count_problems(x: np.ndarray, dtype: str) -> Iterator[str]:
@@ -120,10 +212,13 @@ def _as_dtype(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype(dtype).view(np.uint16) if dtype == "float16" else values.astype(dtype)
 
 
-def _problem(what: str, expected: np.ndarray, on_gpu: object) -> Iterator[str]:
-    """One line if the bytes differ."""
-    got = on_gpu.copy_to_host()  # type: ignore[attr-defined]
-    same = expected.view(np.uint8) == got.view(np.uint8)
-    if not same.all():
-        at = np.flatnonzero(~same)[0] // expected.itemsize
-        yield f"{what}: {np.count_nonzero(~same)} bytes differ, first at [{at}]: {got[at]!r}, not {expected[at]!r}"
+def _differ(what: str, expected: np.ndarray, on_gpu: Any, tolerance: float = 0.0) -> Iterator[str]:
+    """One line if the bytes differ, or with a tolerance the values, relative to the largest."""
+    got = on_gpu if isinstance(on_gpu, np.ndarray) else on_gpu.copy_to_host()
+    if tolerance and expected.size:
+        differs = ~(np.abs(got.astype(np.float64) - expected) <= tolerance * np.abs(expected).max())
+    else:
+        differs = (expected.view(np.uint8) != got.view(np.uint8)).reshape(expected.size, expected.itemsize).any(axis=1)
+    if differs.any():
+        at = int(np.argmax(differs))
+        yield f"{what}: {np.count_nonzero(differs)} elements differ, first at [{at}]: {got[at]!r}, not {expected[at]!r}"

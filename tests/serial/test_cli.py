@@ -20,6 +20,7 @@ COMMANDS = [
     ["demo"],
     ["bench"],
     ["bench", "sync"],
+    ["bench", "compressors"],
     ["bench", "train"],
     ["bench", "report"],
 ]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from espresso_mpi.compressors import Compressor, get, names, register
+from espresso_mpi.compressors import Compressor, Context, get, names, register
 from espresso_mpi.compressors._cpu import PARALLEL_MIN
 from espresso_mpi.errors import ConfigError, PayloadError
 
@@ -60,7 +60,7 @@ INPUTS = {
 def encode(spec, x, residual=None, key=KEY):
     compressor = get(spec)
     payload = np.empty(compressor.nbytes(x.size), np.uint8)
-    compressor.encode(x, payload, residual, key)
+    compressor.encode(x, payload, residual, Context(key))
     return payload
 
 
@@ -255,7 +255,7 @@ def test_writes_all_of_its_arrays_and_nothing_else(spec, n):
     payloads = [Guarded(compressor.nbytes(n), np.uint8, fill) for fill in (0x00, 0xFF)]
     for payload in payloads:
         residual.array[...] = gaussian(n, 1)
-        compressor.encode(x.array, payload.array, residual.array, KEY)
+        compressor.encode(x.array, payload.array, residual.array, Context(KEY))
     out = Guarded(n, np.float32, 0xA5)
     compressor.decode(payloads[0].array, out.array)
     assert np.isfinite(out.array).all()

@@ -8,23 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from espresso_mpi.compressors import Compressor, get, names
+
 SIMULATOR = Path(__file__).with_name("cuda_simulator.py")
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "fp16",
-        "int8",
-        "int8:block=100",
-        "int8:rounding=stochastic",
-        "onebit",
-        "onebit:block=64",
-        "topk:ratio=0.05",
-        "collectives",
-    ],
-)
+@pytest.mark.parametrize("what", [*names(), "collectives"])
 def test_same_bytes_as_the_cpu(what):
     """In a process of its own: the simulator has to be chosen before numba is imported."""
     run = subprocess.run([sys.executable, str(SIMULATOR), what], capture_output=True, text=True, timeout=110)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_method_has_gpu_kernels(name):
+    """The base class can go through host memory; that is for methods that users register."""
+    cls = type(get(name))
+    wanted = ["_encode_cuda", "_decode_cuda"]
+    if cls._summarise_cpu is not Compressor._summarise_cpu:
+        wanted.append("_summarise_cuda")
+    missing = [method for method in wanted if getattr(cls, method) is getattr(Compressor, method)]
+    assert not missing, f"{name} does not override {' and '.join(missing)}"

@@ -57,12 +57,19 @@ def machines(world):
     return [[r for r in range(world.size) if r % 2 == m] for m in range(min(2, world.size))]
 
 
+def methods(route):
+    if not route.compressed:
+        return ["none"]
+    if route.sums_payloads:
+        return ["fp16", "randomk:ratio=0.1", "topk_chunked:ratio=0.2,chunk=16", "thc:block=64"]
+    return ["onebit", "topk:ratio=0.1", "int8", "fp16"]
+
+
 @pytest.mark.parametrize("name", ROUTES)
 @pytest.mark.parametrize("device_aware", ["0", "1"])
 def test_gpu_arrays_give_the_bits_of_host_arrays(world, open_session, monkeypatch, name, device_aware):
     monkeypatch.setenv("ESPRESSO_CUDA_AWARE", device_aware)
-    compressors = ["none"] if not Route.parse(name).compressed else ["onebit", "topk:ratio=0.1", "int8", "fp16"]
-    for compressor in compressors:
+    for compressor in methods(Route.parse(name)):
         options = {"compressor": compressor, "machines": machines(world)}
         host = open_session(route=name, **options)
         gpu = open_session(route=Route.parse(name).on("gpu"), **options)
@@ -70,8 +77,19 @@ def test_gpu_arrays_give_the_bits_of_host_arrays(world, open_session, monkeypatc
             expected = values(world.rank, step, 300, np.float32)
             grad = GpuArray(expected.copy())
             host.sync(expected)
-            gpu.sync([grad])
+            gpu.sync(grad)
             assert np.array_equal(grad.host, expected), compressor
+
+
+@pytest.mark.parametrize("feedback", ["plain:decay=0.5", "ef21", "ef21:momentum=0.25"])
+def test_every_kind_of_feedback(world, open_session, feedback):
+    host, gpu = (open_session(compressor="topk:ratio=0.1", feedback=feedback) for _ in range(2))
+    for step in range(3):
+        expected = values(world.rank, step, 200, np.float32)
+        grad = GpuArray(expected.copy())
+        host.sync(expected)
+        gpu.sync(grad)
+        assert np.array_equal(grad.host, expected)
 
 
 def test_every_step_on_the_device_that_its_route_says(world, open_session):
@@ -87,8 +105,8 @@ def test_every_step_on_the_device_that_its_route_says(world, open_session):
             host.sync(expected)
             gpu.sync(grad)
             assert np.array_equal(grad.host, expected), text
-        state = gpu.state_dict()["residuals"]
-        assert all(np.array_equal(state[key], value) for key, value in host.state_dict()["residuals"].items())
+        state = gpu.state_dict()["memory"]
+        assert all(np.array_equal(state[key], value) for key, value in host.state_dict()["memory"].items())
 
 
 @pytest.mark.parametrize("dtype", _TYPES)

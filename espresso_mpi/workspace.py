@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import device
-from ..types import DeviceKind
-from .layout import PAYLOAD_ALIGN
+from . import device
+from .types import DeviceKind
+
+PAYLOAD_ALIGN = 16
+"""Payloads begin at multiples of this many bytes, so that kernels may view them as wider types."""
 
 _PINNED = {"staging", "mirror"}
 """Host buffers that a GPU copies from and to; page-locked, or the copies run at half the speed."""

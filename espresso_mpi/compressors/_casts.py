@@ -1,0 +1,192 @@
+"""The casts: one 16-bit float an element, rounded to nearest even or, to bfloat16, stochastically.
+
+Payload: n little-endian elements, 2·n bytes. They may be summed over the ranks; what then is infinite is decoded as the
+largest finite value, and NaN, which only a damaged payload holds, as 0.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numba import prange
+
+from . import _cpu
+from .base import Compressor
+from .context import Context
+
+HALF, BRAIN, STOCHASTIC = 0, 1, 2
+LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127}
+_CHUNK = 8192
+
+
+class Cast(Compressor):
+    """What the casts have in common."""
+
+    to: ClassVar[str]
+
+    def nbytes(self, n: int) -> int:
+        return 2 * n
+
+    @property
+    def element(self) -> str:
+        return self.to
+
+    @property
+    @abstractmethod
+    def rule(self) -> int:
+        """HALF, BRAIN or STOCHASTIC."""
+
+    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        kept = _cpu.EMPTY if residual is None else residual
+        _encode(x, kept, payload.view(np.uint16), self.rule, *_cpu.key_words(context.key))
+
+    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
+        _decode(out, payload.view(np.uint16), self.rule == HALF, np.float32(LARGEST[self.to]), add)
+
+    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        from . import _cuda_casts
+
+        _cuda_casts.encode(x, residual, payload, self.rule, *_cpu.key_words(context.key))
+
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        from . import _cuda_casts
+
+        _cuda_casts.decode(payload, out, self.rule == HALF, add)
+
+
+def rounding_error(mantissa: int, lowest: int) -> float:
+    """``E(x - C(x))² / Ex²`` for normal x rounded to nearest: errors of variance unit²/12 in each binade.
+
+    Args:
+        mantissa: bits after the leading one; lowest: exponent of the smallest normal number.
+    """
+    return sum(_chance(e) * 4.0 ** (e - mantissa) / 12 for e in range(max(lowest, -40), 4))
+
+
+def _chance(e: int) -> float:
+    """The probability that the magnitude of a normal value lies in [2**e, 2**(e+1))."""
+    return math.erf(2.0 ** (e + 1) / math.sqrt(2)) - math.erf(2.0**e / math.sqrt(2))
+
+
+# --- one element ------------------------------------------------------------------------------------------------------
+
+
+@_cpu.inlined
+def _within(value, largest):  # type: ignore[no-untyped-def]
+    value = largest if value > largest else value
+    return -largest if value < -largest else value
+
+
+@_cpu.inlined
+def _half(value):  # type: ignore[no-untyped-def]
+    return _cpu.to_half(_within(value, np.float32(65504.0)))
+
+
+@_cpu.inlined
+def _brain(value):  # type: ignore[no-untyped-def]
+    """The bits of the nearest bfloat16, ties to even; the carry into the exponent is the right one."""
+    bits = _cpu.float_bits(value)
+    odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
+    return np.uint16(np.uint32(bits + np.uint32(np.uint32(0x7FFF) + odd)) >> np.uint32(16))
+
+
+@_cpu.inlined
+def _brain_stochastic(value, at, high):  # type: ignore[no-untyped-def]
+    """The bits of the bfloat16 below or above, so that the mean is right: 16 random bits are added and cut off."""
+    noise = np.uint32(np.int32(_cpu.uniform(at, high) * np.float32(65536.0)))
+    return np.uint16(np.uint32(_cpu.float_bits(value) + noise) >> np.uint32(16))
+
+
+@_cpu.inlined
+def _from_brain(code):  # type: ignore[no-untyped-def]
+    return _cpu.bits_float(np.uint32(np.uint32(code) << np.uint32(16)))
+
+
+@_cpu.inlined
+def _finite(value, largest):  # type: ignore[no-untyped-def]
+    value = _within(value, largest)
+    return value if value == value else np.float32(0.0)
+
+
+# --- the kernels ------------------------------------------------------------------------------------------------------
+
+
+@_cpu.inlined
+def _cast(x, codes, rule, at, high):  # type: ignore[no-untyped-def]
+    if rule == HALF:
+        for i in range(x.size):
+            codes[i] = _half(_cpu.tame(x[i]))
+    elif rule == BRAIN:
+        for i in range(x.size):
+            codes[i] = _brain(_cpu.tame(x[i]))
+    else:
+        for i in range(x.size):
+            codes[i] = _brain_stochastic(_cpu.tame(x[i]), at, high)
+            at = np.uint32(at + _cpu.STEP)
+
+
+@_cpu.inlined
+def _cast_keep(x, kept, codes, rule, at, high):  # type: ignore[no-untyped-def]
+    if rule == HALF:
+        for i in range(x.size):
+            value = _cpu.tame(x[i] + kept[i])
+            code = _half(value)
+            codes[i] = code
+            kept[i] = value - _cpu.from_half(code)
+    elif rule == BRAIN:
+        for i in range(x.size):
+            value = _cpu.tame(x[i] + kept[i])
+            code = _brain(value)
+            codes[i] = code
+            kept[i] = value - _from_brain(code)
+    else:
+        for i in range(x.size):
+            value = _cpu.tame(x[i] + kept[i])
+            code = _brain_stochastic(value, at, high)
+            codes[i] = code
+            kept[i] = value - _from_brain(code)
+            at = np.uint32(at + _cpu.STEP)
+
+
+@_cpu.Kernel
+def _encode(x, residual, codes, rule, low, high):  # type: ignore[no-untyped-def]
+    keep = residual.size > 0
+    for chunk in prange((x.size + _CHUNK - 1) // _CHUNK):
+        a, b = chunk * _CHUNK, min(x.size, (chunk + 1) * _CHUNK)
+        if keep:
+            _cast_keep(x[a:b], residual[a:b], codes[a:b], rule, _cpu.counter(a, low), high)
+        else:
+            _cast(x[a:b], codes[a:b], rule, _cpu.counter(a, low), high)
+
+
+@_cpu.inlined
+def _widen(out, codes, half, largest):  # type: ignore[no-untyped-def]
+    if half:
+        for i in range(out.size):
+            out[i] = _finite(_cpu.from_half(codes[i]), largest)
+    else:
+        for i in range(out.size):
+            out[i] = _finite(_from_brain(codes[i]), largest)
+
+
+@_cpu.inlined
+def _widen_add(out, codes, half, largest):  # type: ignore[no-untyped-def]
+    if half:
+        for i in range(out.size):
+            out[i] += _finite(_cpu.from_half(codes[i]), largest)
+    else:
+        for i in range(out.size):
+            out[i] += _finite(_from_brain(codes[i]), largest)
+
+
+@_cpu.Kernel
+def _decode(out, codes, half, largest, add):  # type: ignore[no-untyped-def]
+    for chunk in prange((out.size + _CHUNK - 1) // _CHUNK):
+        a, b = chunk * _CHUNK, min(out.size, (chunk + 1) * _CHUNK)
+        if add:
+            _widen_add(out[a:b], codes[a:b], half, largest)
+        else:
+            _widen(out[a:b], codes[a:b], half, largest)

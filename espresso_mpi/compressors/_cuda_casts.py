@@ -1,0 +1,109 @@
+"""CUDA kernels of the casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from . import _cuda
+from ._casts import BRAIN, HALF, LARGEST, STOCHASTIC
+
+_HALF = np.float32(LARGEST["float16"])
+_BRAIN = np.float32(LARGEST["bfloat16"])
+
+
+def encode(x: Any, residual: Any, payload: Any, rule: int, low: Any, high: Any) -> None:
+    """Round ``x`` (+ ``residual``, unless it is None) into ``payload``."""
+    kernel, kept = _ENCODE[residual is not None, rule], x if residual is None else residual
+    codes = payload.view(np.float16 if rule == HALF else np.uint16)
+    kernel(_cuda.blocks(x.size, _cuda.TILE), _cuda.THREADS, x, kept, codes, low, high)
+
+
+def decode(payload: Any, out: Any, half: bool, add: bool) -> None:
+    """Widen ``payload`` into ``out``, or onto it."""
+    codes = payload.view(np.float16 if half else np.uint16)
+    _DECODE[add, half](_cuda.blocks(out.size, _cuda.TILE), _cuda.THREADS, out, codes)
+
+
+@cuda.jit(device=True)
+def _from_brain(code):  # type: ignore[no-untyped-def]
+    return _cuda.bits_float(np.uint32(np.uint32(code) << np.uint32(16)))
+
+
+def _make_encode(keep, rule):  # type: ignore[no-untyped-def]
+    @cuda.jit(device=True)
+    def value(x, residual, i):  # type: ignore[no-untyped-def]
+        return _cuda.tame(x[i] + residual[i] if keep else x[i])
+
+    @cuda.jit(device=True)
+    def half(p, i, low, high):  # type: ignore[no-untyped-def]
+        return np.float16(min(max(p, -_HALF), _HALF))
+
+    @cuda.jit(device=True)
+    def brain(p, i, low, high):  # type: ignore[no-untyped-def]
+        bits = _cuda.float_bits(p)
+        if rule == STOCHASTIC:
+            noise = np.uint32(np.int32(_cuda.uniform(_cuda.counter(i, low), high) * np.float32(65536.0)))
+        else:
+            noise = np.uint32(np.uint32(0x7FFF) + np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1)))
+        return np.uint16(np.uint32(bits + noise) >> np.uint32(16))
+
+    @cuda.jit(device=True)
+    def put(codes, residual, i, p, low, high):  # type: ignore[no-untyped-def]
+        code = cast(p, i, low, high)
+        codes[i] = code
+        if keep:
+            residual[i] = p - widen(code)
+
+    cast, widen = (half, np.float32) if rule == HALF else (brain, _from_brain)
+    element = "float16" if rule == HALF else "uint16"
+
+    @_cuda.kernel(f"float32[::1], float32[::1], {element}[::1], uint32, uint32", keep=keep, rule=_NAMES[rule])
+    def encode(x, residual, codes, low, high):  # type: ignore[no-untyped-def]
+        step = _cuda.THREADS
+        for tile in range(_cuda.TILE * cuda.blockIdx.x, x.size, _cuda.TILE * cuda.gridDim.x):
+            i = tile + cuda.threadIdx.x
+            if tile + _cuda.TILE <= x.size:
+                p, q = value(x, residual, i), value(x, residual, i + step)
+                r, s = value(x, residual, i + 2 * step), value(x, residual, i + 3 * step)
+                put(codes, residual, i, p, low, high)
+                put(codes, residual, i + step, q, low, high)
+                put(codes, residual, i + 2 * step, r, low, high)
+                put(codes, residual, i + 3 * step, s, low, high)
+            else:
+                for j in range(i, x.size, step):
+                    put(codes, residual, j, value(x, residual, j), low, high)
+
+    return encode
+
+
+def _make_decode(add, half):  # type: ignore[no-untyped-def]
+    widen, largest = (np.float32, _HALF) if half else (_from_brain, _BRAIN)
+
+    @cuda.jit(device=True)
+    def value(out, codes, i):  # type: ignore[no-untyped-def]
+        wide = widen(codes[i])
+        finite = min(max(wide, -largest), largest) if wide == wide else np.float32(0)
+        return out[i] + finite if add else finite
+
+    @_cuda.kernel(f"float32[::1], {'float16' if half else 'uint16'}[::1]", add=add, half=half)
+    def decode(out, codes):  # type: ignore[no-untyped-def]
+        step = _cuda.THREADS
+        for tile in range(_cuda.TILE * cuda.blockIdx.x, out.size, _cuda.TILE * cuda.gridDim.x):
+            i = tile + cuda.threadIdx.x
+            if tile + _cuda.TILE <= out.size:
+                p, q = value(out, codes, i), value(out, codes, i + step)
+                r, s = value(out, codes, i + 2 * step), value(out, codes, i + 3 * step)
+                out[i], out[i + step], out[i + 2 * step], out[i + 3 * step] = p, q, r, s
+            else:
+                for j in range(i, out.size, step):
+                    out[j] = value(out, codes, j)
+
+    return decode
+
+
+_NAMES = {HALF: "half", BRAIN: "brain", STOCHASTIC: "stochastic"}
+_ENCODE = {(keep, rule): _make_encode(keep, rule) for keep in (False, True) for rule in _NAMES}
+_DECODE = {(add, half): _make_decode(add, half) for add in (False, True) for half in (False, True)}

@@ -1,0 +1,103 @@
+"""``acpsgd``: low rank with one reduction a step (Zhang et al., 2023): the two factors of ``powersgd`` by turns.
+
+In even steps Q, what the ranks learned in the step before, made orthonormal, and ``P = M Q`` is summed; in odd steps
+P is given and ``Q = Mᵀ P`` is summed. Over two steps that is one step of the power iteration, and each step is as
+cheap as a step of gradient summation can be: no rank waits for another before it encodes, and r·rows or r·cols float32
+values travel instead of rows·cols.
+
+The given factor is the same on all ranks only if they learned the same: they must begin together and miss no step.
+Without anything learned it is random, of independent entries of either sign, and the expected error is exactly
+``1 - rank/cols`` of ``‖x‖²`` in even steps and ``1 - rank/rows`` in odd ones, for any x. For a given factor nothing is
+guaranteed but that the error is no larger than x, so it converges only with error feedback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _lowrank
+from ._lowrank import LowRank
+from .context import Context
+from .registry import register
+
+_START = 4
+"""Float32 values before the given factor: the first is 0 if that is Q, 1 if it is P; zeros follow."""
+
+
+@register
+@dataclass(frozen=True)
+class ACPSGD(LowRank):
+    """Low rank, one reduction. Payload: 16 bytes that say which factor is given, that factor, then the other one.
+
+    Each factor begins a room for rank·max(rows, cols) float32 that zeros fill, as they fill the header up to a multiple
+    of 16 bytes. The header ends after the given factor's room; the other factor is summed.
+
+    Args:
+        rank: vectors in each factor, up to 256.
+        cols: values in a row of the matrix. With 0, or where the factors would be no smaller than the values, the
+            matrix is nearly square whatever the tensor's shape.
+    """
+
+    name = "acpsgd"
+    examples = ("acpsgd:rank=1", "acpsgd:rank=6,cols=50")
+
+    def header(self, n: int) -> int:
+        return 4 * (_START + -(-self._room(n) // 4) * 4) if n else 0
+
+    def nbytes(self, n: int) -> int:
+        return self.header(n) + 4 * self._room(n)
+
+    def contraction(self, n: int) -> float:
+        m = self.matrix(n)
+        return _lowrank.share(m.rank, max(m.rows, m.cols))
+
+    def gaussian_error(self, n: int) -> float | None:
+        m = self.matrix(n)
+        return 1 - m.rank / m.cols  # in step 0
+
+    def learn(self, payload: Any, n: int, context: Context) -> None:
+        m, other = self.matrix(n), _OTHER[_given(context)]
+        factor = self._split(payload, n)[2][: m.size(other)]
+        _lowrank.keep(factor, context.kept(other, factor.size, factor))
+
+    def _encode_cpu(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        m, given = self.matrix(x.size), _given(context)
+        size, body = m.size(_OTHER[given]), self._split(payload, x.size)[2]
+        start = context.kept(given, m.size(given), x)
+        factor = _lowrank.orthonormal(given, start, m, m.length(given), True, context)
+        head = payload[: self.header(x.size)].view(np.float32)
+        _lowrank.write_header(factor[: m.size(given)], head, _START, float(given == "p"))
+        project = _lowrank.project_columns if given == "p" else _lowrank.project_rows
+        project(x, residual, factor, m, body[:size], _lowrank.ADD, True, context)
+        _lowrank.clear(body[size:])
+
+    def _decode_cpu(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        first, given, other = self._split(payload, out.size)
+        p, q = (given, other) if first[0] != 0 else (other, given)
+        _lowrank.outer(p, q, self.matrix(out.size), out, add)
+
+    _encode_cuda = _encode_cpu
+
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        from . import _cuda_lowrank
+
+        _cuda_lowrank.outer_by_turns(*self._split(payload, out.size), self.matrix(out.size), out, add)
+
+    def _room(self, n: int) -> int:
+        m = self.matrix(n)
+        return m.rank * max(m.rows, m.cols)
+
+    def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
+        """The payload's parts as float32 views: which factor is given, that one and the other, with what follows."""
+        values, head = payload.view(np.float32), self.header(n) // 4
+        return values[:_START], values[_START:head], values[head:]
+
+
+_OTHER = {"p": "q", "q": "p"}
+
+
+def _given(context: Context) -> str:
+    return "p" if context.step % 2 else "q"

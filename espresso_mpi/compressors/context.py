@@ -1,0 +1,63 @@
+"""What a compressor is given besides its arrays: keys, scratch memory, memory of its own, the agreed summary."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import device
+from ..workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A float32 array of ``size`` elements that the ranks reduce with ``operator`` before they encode."""
+
+    size: int
+    operator: Literal["sum", "max"]
+
+
+@dataclass
+class Context:
+    """The circumstances of one encode or decode. Everything has a default, for a call by hand.
+
+    Attributes:
+        key: 64-bit seed of this rank, tensor and step: for stochastic rounding.
+        shared: 64-bit seed that is the same on all ranks: for positions and rotations that they have in common.
+        step: training step, counted from 0.
+        ranks: how many payloads will be averaged.
+        workspace: scratch memory that outlives the call; its content does not.
+        state: what the method keeps from step to step for this tensor on this rank, saved with checkpoints: float32
+            arrays by name. Use ``kept``.
+        summary: the agreed summary, float32; None if the ranks do not agree on one (then encode makes its own).
+    """
+
+    key: int = 0
+    shared: int = 0
+    step: int = 0
+    ranks: int = 1
+    workspace: Workspace = field(default_factory=Workspace)
+    state: MutableMapping[str, Any] = field(default_factory=dict)
+    summary: Any = None
+
+    def scratch(self, name: str, size: int, dtype: Any, like: Any) -> Any:
+        """A flat array of ``size`` elements on the device of ``like``, with any content; one of each name at a time."""
+        return self.workspace.array(f"compressor-{name}", size, dtype, device.device_of(like))
+
+    def kept(self, name: str, size: int, like: Any) -> Any:
+        """A float32 array that keeps its content from step to step, on the device of ``like``.
+
+        Zeros at first, and again when its size changes.
+        """
+        where = device.device_of(like)
+        array = self.state.get(name)
+        if array is None or array.size != size:
+            array = self.state[name] = device.zeros(size, np.float32, where)
+        elif device.device_of(array) != where:
+            moved = device.empty(size, np.float32, where)
+            device.copy(moved, array)
+            array = self.state[name] = moved
+        return array

@@ -1,0 +1,98 @@
+"""``onebit_sgd``: one-bit SGD (Seide et al., 2014), two values a block; 1 + 64/block bits an element.
+
+Elements that are not negative become the mean of these in their block, negative ones the mean of those. That is the
+orthogonal projection on the vectors with one value for each group, so compressing twice is compressing once. For
+Gaussian values the squared error relative to ``‖x‖²`` is 1 - 2/π = 0.3634 as with ``onebit``; it is lower where the
+values of one sign are fewer or larger than those of the other. It converges only with error feedback.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numba import prange
+
+from . import _cpu, _signs
+from .base import LIMIT
+from .context import Context
+from .registry import register
+
+
+@register
+@dataclass(frozen=True)
+class OneBitSGD(_signs.Blocked):
+    """Mean of each sign. Payload: ceil(n/64) uint64 of sign bits (1 = negative), then ceil(n/block) float32 means of
+    the elements that are not negative, then as many of the negative ones. The mean of no elements is 0.
+
+    Args:
+        block: elements that share the two means; a multiple of 64.
+    """
+
+    name = "onebit_sgd"
+    examples: ClassVar[Sequence[str]] = ("onebit_sgd:block=64", "onebit_sgd:block=192")
+
+    def nbytes(self, n: int) -> int:
+        return _signs.word_bytes(n) + 8 * self.blocks(n)
+
+    def gaussian_error(self, n: int) -> float | None:
+        """Exact: a group of k > 0 elements loses (k - 1)(1 - 2/π), and a block has 2 - 2^(1 - d) groups on average."""
+        full, rest = divmod(n, self.block)
+        groups = full * (2 - 2.0 ** (1 - self.block)) + (2 - 2.0 ** (1 - rest) if rest else 0)
+        return (1 - 2 / math.pi) * (1 - groups / max(n, 1))
+
+    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        words, means, lows = self._split(payload, x.size)
+        _encode(x, _cpu.EMPTY if residual is None else residual, words, means, lows, self.block)
+
+    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
+        words, means, lows = self._split(payload, out.size)
+        _signs.decode(out, words, means, lows, self.block, add)
+
+    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        from . import _cuda_signs
+
+        _cuda_signs.encode(x, residual, *self._split(payload, x.size), self.block)
+
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        from . import _cuda_signs
+
+        _cuda_signs.decode(*self._split(payload, out.size), out, self.block, add)
+
+    def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
+        """The payload's parts as (uint64 sign words, float32 means, float32 means of the negative) views."""
+        head, blocks = _signs.word_bytes(n), self.blocks(n)
+        means = payload[head:].view(np.float32)
+        return payload[:head].view(np.uint64), means[:blocks], means[blocks:]
+
+
+@_cpu.inline
+def _mean(total, count):  # type: ignore[no-untyped-def]
+    """The mean of ``count`` magnitudes with this sum; 0 of none."""
+    return min(total, _signs.LARGEST) / np.float32(count) if count else np.float32(0.0)
+
+
+@_cpu.Kernel
+def _encode(x, residual, words, means, lows, block):  # type: ignore[no-untyped-def]
+    for b in prange(means.size):
+        start, stop = b * block, min(x.size, (b + 1) * block)
+        signs = words[start // 64 : (stop + 63) // 64]
+        values, kept = x[start:stop], residual[start:stop]
+        if kept.size:
+            _cpu.add_into(kept, values)
+            values = kept
+        plus, minus = _cpu.split_sums(values)
+        if not (plus <= np.float32(LIMIT) and minus <= np.float32(LIMIT)):  # else no value is beyond LIMIT, or NaN
+            values = _signs.tamed(values, kept.size > 0)
+            plus, minus = _cpu.split_sums(values)
+        _signs.pack(values, signs)
+        negative = 0
+        for w in range(signs.size):
+            negative += _cpu.ones(signs[w])
+        plus, minus = _mean(plus, stop - start - negative), _mean(minus, negative)
+        means[b], lows[b] = plus, -minus
+        if kept.size:
+            _signs.add(kept, signs, -plus, minus)

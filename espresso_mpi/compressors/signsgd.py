@@ -1,0 +1,69 @@
+"""``signsgd``: the sign alone, decided by majority vote (Bernstein et al., 2018); 1 bit an element.
+
+Each element becomes +1 or -1, with sign(0) = +, and the result of a synchronisation is the sign of the ranks' mean: the
+step's length is the learning rate's affair. No contraction: no error feedback, and no convergence in general (it fails
+for noise that is skewed or differs between the ranks). For unit normal values the squared error relative to ``‖x‖²`` is
+2 - 2 √(2/π) = 0.4042. Use ``onebit`` unless the vote itself is wanted, for its bound on what one rank can do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from . import _cpu, _signs
+from .base import Compressor
+from .context import Context
+from .registry import register
+
+
+@register
+@dataclass(frozen=True)
+class SignSGD(Compressor):
+    """Signs without a scale. Payload: ceil(n/64) uint64 of sign bits (1 = negative)."""
+
+    name = "signsgd"
+    homogeneous = False
+
+    def nbytes(self, n: int) -> int:
+        return _signs.word_bytes(n)
+
+    def gaussian_error(self, n: int) -> float | None:
+        return 2 - 2 * math.sqrt(2 / math.pi)
+
+    def conclude(self, out: Any) -> None:
+        _signs.conclude(out)
+
+    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        _encode(x, _cpu.EMPTY if residual is None else residual, payload.view(np.uint64))
+
+    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
+        _signs.decode(out, payload.view(np.uint64), _signs.NONE, _signs.NONE, _signs.CHUNK, add)
+
+    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        from . import _cuda_signs
+
+        _cuda_signs.encode_signs(x, residual, None, payload.view(np.uint64), 0.0)
+
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        from . import _cuda_signs
+
+        _cuda_signs.decode(payload.view(np.uint64), None, None, out, _signs.CHUNK, add)
+
+
+@_cpu.Kernel
+def _encode(x, residual, words):  # type: ignore[no-untyped-def]
+    for c in prange((x.size + _signs.CHUNK - 1) // _signs.CHUNK):
+        start, stop = c * _signs.CHUNK, min(x.size, (c + 1) * _signs.CHUNK)
+        signs = words[start // 64 : (stop + 63) // 64]
+        values, kept = x[start:stop], residual[start:stop]
+        if kept.size:
+            _cpu.tame_sum(kept, values)
+            _signs.pack(kept, signs)
+            _signs.add(kept, signs, np.float32(-1.0), np.float32(1.0))
+        else:
+            _signs.pack(values, signs)

@@ -1,0 +1,90 @@
+"""``signum``: the sign of the momentum, decided by majority vote (Bernstein et al., 2018); 1 bit an element.
+
+``m ← β m + x``, then as ``signsgd`` with m in the place of x. (The paper's ``m ← β m + (1 - β) x`` is 1 - β times this
+m and has the same signs.) Momentum makes the signs steadier than those of single gradients; like ``signsgd`` it is no
+contraction, so there is no error feedback, and no convergence in general.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numba import prange
+
+from . import _cpu, _signs
+from .base import check_number
+from .context import Context
+from .registry import register
+from .signsgd import SignSGD
+
+_MOMENTUM = "momentum"
+
+
+@register
+@dataclass(frozen=True)
+class Signum(SignSGD):
+    """Signs of the momentum. Payload: ceil(n/64) uint64 of sign bits (1 = negative).
+
+    The momentum is kept in the context from step to step, and in checkpoints. A residual is added to the momentum
+    before its sign is taken, and never enters it.
+
+    Args:
+        beta: how much of the momentum the next step keeps.
+    """
+
+    beta: float = 0.9
+    name = "signum"
+    examples: ClassVar[Sequence[str]] = ("signum:beta=0.5",)
+
+    def __post_init__(self) -> None:
+        check_number("signum", "beta", self.beta, 0, 0.9999)
+
+    def encode_traffic(self, n: int) -> int:
+        return super().encode_traffic(n) + 8 * n  # the momentum is read and written
+
+    def again(self) -> SignSGD:
+        return SignSGD()
+
+    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        momentum = context.kept(_MOMENTUM, x.size, x)
+        kept = _cpu.EMPTY if residual is None else residual
+        _encode(x, kept, momentum, payload.view(np.uint64), np.float32(self.beta))
+
+    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        from . import _cuda_signs
+
+        momentum = context.kept(_MOMENTUM, x.size, x)
+        _cuda_signs.encode_signs(x, residual, momentum, payload.view(np.uint64), self.beta)
+
+
+@_cpu.inline
+def _advance(momentum, x, beta):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        momentum[i] = _cpu.tame(_cpu.fma(momentum[i], beta, x[i]))
+
+
+@_cpu.inline
+def _advance_both(momentum, kept, x, beta):  # type: ignore[no-untyped-def]
+    """As ``_advance``, and ``kept += momentum``, which is added before it is tamed: as ``x`` would be without it."""
+    for i in range(x.size):
+        moved = _cpu.fma(momentum[i], beta, x[i])
+        momentum[i] = _cpu.tame(moved)
+        kept[i] = _cpu.tame(kept[i] + moved)
+
+
+@_cpu.Kernel
+def _encode(x, residual, momentum, words, beta):  # type: ignore[no-untyped-def]
+    for c in prange((x.size + _signs.CHUNK - 1) // _signs.CHUNK):
+        start, stop = c * _signs.CHUNK, min(x.size, (c + 1) * _signs.CHUNK)
+        signs = words[start // 64 : (stop + 63) // 64]
+        values, moved, kept = x[start:stop], momentum[start:stop], residual[start:stop]
+        if kept.size:
+            _advance_both(moved, kept, values, beta)
+            _signs.pack(kept, signs)
+            _signs.add(kept, signs, np.float32(-1.0), np.float32(1.0))
+        else:
+            _advance(moved, values, beta)
+            _signs.pack(moved, signs)

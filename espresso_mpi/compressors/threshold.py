@@ -1,0 +1,92 @@
+"""``threshold``: the elements with ``|x| ≥ value``, ratio·n of them at most; 64·ratio bits an element.
+
+If more reach the value, the k = ratio·n largest go (equal ones in order of index) and the rest stays in the residual.
+If none does, the single largest goes: so ``δ = 1/n`` is guaranteed, without which error feedback would not be allowed.
+What is left is bounded by ``‖e‖² < n·value²`` as long as the capacity suffices, however large x is: an absolute
+compressor, which with error feedback converges as fast as any that sends as much (Sahu et al., 2021). As the bound does
+not move with x, neither does the method: C(2ʲx) is not 2ʲC(x).
+
+For Gaussian values the squared error relative to ``‖x‖²`` is ``1 - 2(tφ(t) + Φ̄(t))`` with t the value, or the magnitude
+that a share ``ratio`` reaches if that is larger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from . import _sparse
+from .base import LIMIT, Compressor, check_number
+from .context import Context
+from .registry import register
+
+_TINIEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+@register
+@dataclass(frozen=True)
+class Threshold(Compressor):
+    """What reaches a value. Payload: 8 + 8·k bytes.
+
+    A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
+
+    Args:
+        value: the magnitude to reach, above 0; rounded to float32.
+        ratio: share of the elements that are sent at most, in (0, 1].
+    """
+
+    value: float = 0.01
+    ratio: float = 0.01
+    name = "threshold"
+    examples = ("threshold:value=2.0,ratio=0.1", "threshold:value=0.5,ratio=1.0")
+    sparse = True
+    homogeneous = False
+
+    def __post_init__(self) -> None:
+        check_number("threshold", "value", self.value, _TINIEST, LIMIT)
+        check_number("threshold", "ratio", self.ratio, 0, 1, above=True)
+
+    def count(self, n: int) -> int:
+        """How many of n elements are sent at most."""
+        return _sparse.count(n, self.ratio)
+
+    def nbytes(self, n: int) -> int:
+        return 8 + 8 * self.count(n) if n else 0
+
+    def contraction(self, n: int) -> float:
+        return 1 / n if n else 1.0
+
+    def gaussian_error(self, n: int) -> float | None:
+        if not n:
+            return None
+        reach = 2 * NormalDist().cdf(-self.value)
+        return _sparse.gaussian_error(min(max(reach, 1 / n), self.count(n) / n))
+
+    def decode_traffic(self, n: int) -> int:
+        return _sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
+
+    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        rule, rank = self._rule(x.size), _sparse.aim_above(x.size, self.count(x.size))
+        _sparse.encode_counted(x, residual, None, rule, self._key(), rank, payload, context)
+
+    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
+        _sparse.decode_counted(payload, out, add)
+
+    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        from . import _cuda_sparse
+
+        _cuda_sparse.encode(x, residual, None, self._rule(x.size), self._key(), 0, payload, context)
+
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        from . import _cuda_sparse
+
+        _cuda_sparse.decode(payload, out, add)
+
+    def _rule(self, n: int) -> _sparse.Rule:
+        return _sparse.Rule(most=self.count(n), least=1, few=1)
+
+    def _key(self) -> int:
+        return int(np.float32(self.value).view(np.uint32))

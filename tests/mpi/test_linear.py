@@ -1,0 +1,154 @@
+"""Payloads of linear compressors, summed on their way: agreed summaries, headers, saturation, what methods learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from test_sync import exact_mean, identical, machine_layouts, values
+
+from espresso_mpi.bench.reference import synchronised
+from espresso_mpi.compressors import Compressor, Summary, get, register, unregister
+from espresso_mpi.errors import ConfigError
+from espresso_mpi.types import Route
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+ROUTES = ("flat-linear", "hierarchical-linear")
+
+
+@dataclass(frozen=True)
+class Agreed(Compressor):
+    """Integers with a scale that all ranks agree on: the least that a linear compressor with a summary can be."""
+
+    top: int = 1000
+    name = "test-agreed"
+    common = True
+    element = "int16"
+
+    def nbytes(self, n):
+        return 16 + 2 * n
+
+    def header(self, n):
+        return 16
+
+    def contraction(self, n):
+        return 0.5
+
+    def summary(self, n):
+        return Summary(1, "max")
+
+    def _summarise_cpu(self, x, summary, residual, context):
+        if residual is not None:
+            residual += x
+        summary[0] = np.abs(x if residual is None else residual).max()
+
+    def _encode_cpu(self, x, payload, residual, context):
+        scale = context.summary[0] / np.float32(self.top)
+        codes = np.rint((x if residual is None else residual) / scale)
+        payload[:16] = 0
+        payload[:16].view(np.float32)[0] = scale
+        payload[16:].view(np.int16)[...] = codes
+        context.kept("times", 1, x)[0] += 1
+        if residual is not None:
+            residual -= codes.astype(np.float32) * scale
+
+    def learn(self, payload, n, context):
+        context.kept("learned", n, np.empty(0, np.float32))[...] = payload[16:].view(np.int16)
+
+    def _decode_cpu(self, payload, out, add, context):
+        decoded = payload[16:].view(np.int16) * payload[:16].view(np.float32)[0]
+        out[...] = out + decoded if add else decoded
+
+
+@pytest.fixture
+def agreed():
+    register(Agreed)
+    yield "test-agreed"
+    unregister("test-agreed")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_summary_is_agreed_on_before_encoding(world, open_session, agreed, route):
+    """Only with one scale on all ranks is the sum of the integers the integer of the sum."""
+    n = 1537
+    for machines in machine_layouts(world.size):
+        session = open_session(compressor=agreed, route=route, machines=machines, feedback="none", segment_bytes=700)
+        grad = values(world.rank, 0, n) * np.float32(world.rank + 1)
+        session.sync(grad)
+        expected = np.mean([values(r, 0, n).astype(np.float64) * (r + 1) for r in range(world.size)], 0)
+        assert identical(world, grad)
+        assert np.abs(grad - expected).max() <= 0.51 * world.size * 5 / 1000
+        if world.size > 1:
+            inputs = [values(r, 0, n) * np.float32(r + 1) for r in range(world.size)]
+            simulated = synchronised(Route.parse(route), session.topology, inputs, get(agreed), 700)
+            assert np.array_equal(grad, simulated[world.rank])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_conservation_law(world, open_session, agreed, route):
+    n, steps = 1537, 30
+    for machines in machine_layouts(world.size):
+        session = open_session(compressor=agreed, route=route, machines=machines, segment_bytes=700)
+        given, got = np.zeros(n), np.zeros(n)
+        for step in range(steps):
+            grad = values(world.rank, step, n)
+            given += exact_mean(world.size, step, n)
+            session.sync(grad)
+            got += grad
+        held = np.zeros(n)
+        count = len(machines) if "intra" in str(Route.parse(route)) and world.size > 1 else world.size
+        for memory in world.allgather(session.state_dict()["memory"]):
+            for key, value in memory.items():
+                region, what = key.rsplit("|", 2)[1:]
+                if what == "residual":
+                    start, stop = map(int, region.split(":"))
+                    held[start:stop] += value.astype(np.float64) / count
+        assert np.abs(given - got - held).max() <= steps * 2.0**-21
+        if world.size > 1:
+            assert np.abs(held).max() > 1e-6
+
+
+def test_what_a_method_keeps_is_part_of_the_state(world, open_session, agreed):
+    """Its own memory counts encodes; what it learns is the payload summed over the ranks."""
+    n = 640
+    if world.size == 1:
+        pytest.skip("one rank compresses nothing")
+    session = open_session(compressor=agreed, route="flat-linear")
+    for step in range(3):
+        session.sync(values(world.rank, step, n))
+    memory = {key.rsplit("|", 1)[1]: value for key, value in session.state_dict()["memory"].items()}
+    assert memory["times"].tolist() == [3]
+    assert identical(world, memory["learned"])
+    assert np.abs(memory["learned"]).max() > 0
+    other = open_session(compressor=agreed, route="flat-linear")
+    other.load_state_dict(session.state_dict())
+    grad, same = values(world.rank, 3, n), values(world.rank, 3, n)
+    session.sync(grad)
+    other.sync(same)
+    assert np.array_equal(grad, same)
+
+
+def test_saturation_is_counted(world, open_session, agreed):
+    """Two ranks at the end of the range: their sum leaves it."""
+    grad = np.full(100, 2.0, np.float32)
+    session = open_session(compressor=f"{agreed}:top=30000", route="flat-linear", feedback="none")
+    session.sync(grad)
+    counted = sum(world.allgather(session.stats().saturated))
+    assert (counted > 0) == (world.size > 1)
+    if world.size > 1:
+        assert np.allclose(grad, 2 * 32767 / 30000 / world.size, rtol=1e-6)
+
+
+def test_only_linear_compressors_may_be_summed(world, open_session):
+    session = open_session(compressor="onebit", route="flat-linear")
+    if world.size == 1:
+        return
+    with pytest.raises(ConfigError, match="cannot be summed"):
+        session.sync(np.ones(1000, np.float32))
+
+
+@pytest.mark.parametrize("text", ["encode@cpu/alltoall@intra/allreduce@inter/allgather@intra/decode@cpu"])
+def test_payloads_that_were_dealt_out_are_not_summed(text):
+    with pytest.raises(ConfigError, match="dealt out"):
+        Route.parse(text)

@@ -1,0 +1,118 @@
+"""Every registered method in real sessions: the laws of a synchronisation hold whatever the method."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_sync import exact_mean, held, identical, machine_layouts, values
+
+from espresso_mpi import Feedback, TensorSpec
+from espresso_mpi.bench.reference import synchronised
+from espresso_mpi.compressors import get, names
+from espresso_mpi.types import Route
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+
+SHAPE = (29, 53)
+N = SHAPE[0] * SHAPE[1]
+MOMENTUM = {"dgc", "signum"}
+"""Methods that send an average of past gradients: what they have not sent is more than the residual."""
+
+GATHER, DEAL_OUT = "flat-allgather", "hierarchical-alltoall-packed"
+
+
+def routes(method):
+    linear = ("flat-linear", "hierarchical-linear") if get(method).linear else ()
+    return (GATHER, DEAL_OUT, *linear)
+
+
+def gradient(rank, step):
+    return values(rank, step, N).reshape(SHAPE)
+
+
+@pytest.mark.parametrize("method", names())
+def test_every_bit_is_what_the_route_says(world, open_session, method):
+    """Against a simulation of all ranks in one process, bit for bit."""
+    if world.size == 1:
+        return
+    for machines in machine_layouts(world.size):
+        for route in routes(method):
+            session = open_session(
+                compressor=method, route=route, machines=machines, feedback="none", segment_bytes=1000, seed=5
+            )
+            grad = gradient(world.rank, 0)
+            session.sync(grad)
+            inputs = [values(r, 0, N) for r in range(world.size)]
+            compressor = get(method).shaped(SHAPE).at(0)
+            expected = synchronised(Route.parse(route), session.topology, inputs, compressor, 1000, seed=5)
+            assert np.array_equal(grad.reshape(-1), expected[world.rank]), (machines, route)
+            assert identical(world, grad)
+
+
+@pytest.mark.parametrize("method", [name for name in names() if name not in MOMENTUM])
+def test_conservation_law(world, open_session, method):
+    """Given = received + what the residuals still hold, wherever a method may feed back what it loses."""
+    if world.size == 1 or Feedback().resolved(get(method), N).kind == "none":
+        return
+    steps = 12
+    for machines in machine_layouts(world.size):
+        for route in (None, GATHER):
+            session = open_session(compressor=method, route=route, machines=machines, segment_bytes=1000)
+            given, got, largest = np.zeros(N), np.zeros(N), 1.0
+            for step in range(steps):
+                grad = gradient(world.rank, step)
+                given += exact_mean(world.size, step, N)
+                session.sync(grad)
+                got += grad.reshape(-1)
+                largest = max(largest, float(np.abs(grad).max()))
+            missing = given - got - held(world, session, N, machines)
+            assert np.abs(missing).max() <= steps * 2.0**-20 * largest, (machines, route)
+            assert identical(world, grad)
+
+
+@pytest.mark.parametrize("method", names())
+def test_a_restored_session_goes_on_bit_for_bit(world, open_session, method):
+    """Whatever a method keeps is part of the state."""
+    one, other = (open_session(compressor=method, seed=seed) for seed in (3, 4))
+    for step in range(3):
+        one.sync(gradient(world.rank, step))
+    other.load_state_dict(one.state_dict())
+    for step in range(3, 5):
+        grad, same = gradient(world.rank, step), gradient(world.rank, step)
+        one.sync(grad)
+        other.sync(same)
+        assert np.array_equal(grad, same)
+        assert np.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("method", [name for name in names() if get(name).common])
+def test_payloads_with_something_in_common_are_summed_by_default(world, open_session, method):
+    if world.size == 1:
+        return
+    session = open_session(compressor=method)
+    assert session.strategy(TensorSpec("w", SHAPE, "float32")).route.sums_payloads
+
+
+@pytest.mark.parametrize("method", ["powersgd", "acpsgd"])
+def test_a_low_rank_gradient_arrives_after_a_few_steps(world, open_session, method):
+    """A matrix of rank 2 in its own shape: the factors learned from the sums span it."""
+    generator = np.random.default_rng(0)
+    factors = [generator.standard_normal((29, 2)) @ generator.standard_normal((2, 53)) for _ in range(1)]
+    expected = np.mean([factors[0] * (r + 1) for r in range(world.size)], 0)
+    session = open_session(compressor=f"{method}:rank=3", feedback="none")
+    for _ in range(4):
+        grad = (factors[0] * (world.rank + 1)).astype(np.float32)
+        session.sync(grad)
+    assert np.abs(grad - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_majority_vote(world, open_session):
+    """Every rank ends with the sign that most ranks have; between equally many the positive one."""
+    if world.size == 1:
+        return
+    signs = np.sign(np.stack([values(r, 0, N) for r in range(world.size)]))
+    expected = np.where(signs.sum(0) >= 0, 1.0, -1.0)
+    for route in (GATHER, "flat-alltoall"):
+        grad = values(world.rank, 0, N)
+        open_session(compressor="signsgd", route=route).sync(grad)
+        assert np.array_equal(grad, expected)
