@@ -6,7 +6,7 @@ PYTHON ?= python3
 RANKS ?= 2 3 4
 MPI_TIMEOUT ?= 600
 BENCH_LAB ?= --hosts 2 --ranks 2 --rate 1gbit
-BENCH_THREADS ?= 1
+BENCH_THREADS ?= 1,2
 TRAIN_LAB ?= --hosts 2 --ranks 2 --rate 100mbit
 OUT ?= out
 

@@ -158,7 +158,9 @@ def compressors(
     device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = "cpu",
     methods: Annotated[
         str,
-        typer.Option(metavar="LIST", help="Compressors with their parameters, or all of them."),
+        typer.Option(
+            metavar="LIST", help="Compressors with their parameters; all; or variants: all, and more of each."
+        ),
     ] = "all",
     threads: Annotated[str, typer.Option(metavar="LIST", help="Numbers of CPU threads to measure with.")] = "1",
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timed repetitions of each method.")] = 15,

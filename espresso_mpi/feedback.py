@@ -18,7 +18,8 @@ class Feedback:
         kind: ``none``: what is lost is lost. ``plain`` (Seide et al., 2014; Stich et al., 2018; Karimireddy et al.,
             2019): it is added to the next gradient. ``ef21`` (Richtárik et al., 2021): every rank compresses how its
             gradient differs from what the others hold of it, and all add the mean of these differences to what they
-            hold. ``auto``: plain where the compressor is a contraction, else none.
+            hold, which takes a gradient's memory once more for each encode and each decode of the route. ``auto``:
+            plain where the compressor is a contraction, else none.
         decay: of ``plain``: the share of the residual that is kept; below 1 something is lost for good.
         momentum: of ``ef21``: weight η of the new gradient in the average ``v ← (1 - η)v + ηg`` that is compressed in
             its place (EF21-SGDM, Fatkhullin et al., 2023); 1 is plain EF21.
@@ -77,7 +78,7 @@ class Feedback:
         Raises:
             ConfigError: the residual would grow without bound: the compressor is no contraction.
         """
-        contracts = all(compressor.at(step).contraction(max(n, 1)) > 0 for step in (0, None))
+        contracts = all(stage.contraction(max(n, 1)) > 0 for stage in compressor.stages())
         if self.kind == "auto":
             return Feedback("plain" if contracts else "none")
         if self.kind != "none" and not contracts:
@@ -85,10 +86,15 @@ class Feedback:
                 f"feedback={str(self)!r} with compressor {str(compressor)!r}: its error can exceed the gradient "
                 f"itself, so what is fed back would grow without bound; {_cure(compressor)}"
             )
+        if self.kind == "ef21" and compressor.again() != compressor:
+            raise ConfigError(
+                f"feedback={str(self)!r} with compressor {str(compressor)!r}: it has a momentum of its own, which "
+                f"would run away with the differences that ef21 compresses; use feedback='plain' or another compressor"
+            )
         return self
 
     def __str__(self) -> str:
-        changed = [f"{k}={v:g}" for k, v in (("decay", self.decay), ("momentum", self.momentum)) if v != 1]
+        changed = [f"{k}={v!r}" for k, v in (("decay", self.decay), ("momentum", self.momentum)) if v != 1]
         return self.kind + (":" + ",".join(changed) if changed else "")
 
 

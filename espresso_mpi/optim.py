@@ -15,6 +15,7 @@ A plain reference: whole-array arithmetic in the arrays' own library, no kernels
 from __future__ import annotations
 
 import math
+import numbers
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ import numpy as np
 
 from . import buffers
 from .errors import ConfigError, GradientError, NonFiniteError, StateError
+
+_LEAST_EPS, _MOST = 1e-30, 1e30
+
+
+def _lies(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and low <= float(value) <= high
 
 
 class Clan:
@@ -61,12 +68,12 @@ class Clan:
         weight_decay: float = 0.01,
     ) -> None:
         self.lr = lr
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(f"Clan: betas={betas}; expected two numbers from 0 to below 1")
-        if not 0 < eps < math.inf:
-            raise ConfigError(f"Clan: eps={eps}; expected a number above 0")
-        if not 0 <= weight_decay < math.inf:
-            raise ConfigError(f"Clan: weight_decay={weight_decay}; expected 0 or a number above it")
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(_lies(b, 0, 1) and b < 1 for b in betas):
+            raise ConfigError(f"Clan: betas={betas!r}; expected two numbers from 0 to below 1")
+        if not _lies(eps, _LEAST_EPS, 1):
+            raise ConfigError(f"Clan: eps={eps!r}; expected a number from {_LEAST_EPS:g} (float32 knows no less) to 1")
+        if not _lies(weight_decay, 0, _MOST):
+            raise ConfigError(f"Clan: weight_decay={weight_decay!r}; expected a number from 0 to {_MOST:g}")
         self._betas, self._eps, self._decay = betas, eps, weight_decay
         self._params = params
         self._moments = {t.name: _Moments(0, t.library.zeros(t), t.library.zeros(t)) for t in _tensors(params)}
@@ -78,8 +85,8 @@ class Clan:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"Clan: lr={value}; expected 0 or a number above it")
+        if not _lies(value, 0, _MOST):
+            raise ConfigError(f"Clan: lr={value!r}; expected a number from 0 to {_MOST:g}")
         self._lr = float(value)
 
     def step(self, grads: Any) -> Any:
@@ -140,6 +147,8 @@ class Clan:
             StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.
         """
         tensors = _tensors(self._params)
+        if not isinstance(state, Mapping):
+            raise StateError(f"Clan: the state is a {type(state).__name__}; pass what state_dict() returned")
         if set(state) != {t.name for t in tensors}:
             raise StateError(f"Clan: the state {_difference(set(state), tensors)}; load the state of this model")
         loaded = {t.name: _checked(t, state[t.name]) for t in tensors}
@@ -261,9 +270,9 @@ def _checked(tensor: _Tensor, entry: Mapping[str, Any]) -> tuple[int, np.ndarray
     size = tensor.adopted.array.size
     try:
         steps, m, v = int(entry["steps"]), *(np.asarray(entry[key], np.float32) for key in ("m", "v"))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StateError(f"{tensor.name}: cannot read its state ({error!r}); load what state_dict returned") from None
-    if steps < 0 or m.shape != (size,) or v.shape != (size,) or not (np.isfinite(m).all() and (v >= 0).all()):
+    if steps < 0 or m.shape != (size,) or v.shape != (size,) or not (np.isfinite([m, v]).all() and (v >= 0).all()):
         raise StateError(
             f"{tensor.name}: got moments of shape {m.shape} and {v.shape} after {steps} steps; expected finite ones of "
             f"shape ({size},); load the state of this model"

@@ -55,6 +55,8 @@ class Options:
                 good[key] = _CHECKS[key](value)
             except EspressoError as error:
                 problems.append(str(error))
+            except Exception as error:  # a method of the user's own may raise anything; the other ranks must hear of it
+                problems.append(f"{key}={value!r}: {type(error).__name__}: {error}")
         options = cls(**good)
         if not problems:
             problems = options._conflicts()
@@ -72,6 +74,8 @@ class Options:
                 self.feedback.resolved(compressors.get(self.compressor), _MANY)
         except ConfigError as error:
             return [str(error)]
+        except Exception as error:  # as in ``checked``
+            return [f"compressor={self.compressor!r}: {type(error).__name__}: {error}"]
         return []
 
     def transport(self) -> Settings:
@@ -81,15 +85,19 @@ class Options:
     def strategy(self, spec: TensorSpec, topology: Topology) -> Strategy:
         """How a tensor travels where there is no plan.
 
-        A single rank has nobody to send to, so nothing is compressed.
+        A single rank has nobody to send to, so nothing is compressed, unless the method does more than that.
         """
-        dense = self.compressor == "none" or spec.nbytes < self.min_bytes or topology.size == 1
-        if dense:
+        if self.compressor == "none" or (self._may_stay_dense and (spec.nbytes < self.min_bytes or topology.size == 1)):
             wanted = self.route if self.compressor == "none" else None
             return Strategy("none", wanted or Route.parse(default_route(topology, compressed=False)))
         summed = compressors.get(self.compressor).common
         route = self.route or Route.parse(default_route(topology, compressed=True, summed=summed)).on(spec.device)
         return Strategy(self.compressor, route)
+
+    @property
+    def _may_stay_dense(self) -> bool:
+        """Whether the plain mean is what the compressed way stands for as well."""
+        return compressors.get(self.compressor).averages and self.feedback.momentum == 1
 
     def described(self) -> dict[str, Any]:
         """Everything that must be equal on all ranks, as JSON values."""

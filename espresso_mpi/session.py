@@ -8,10 +8,11 @@ import itertools
 import logging
 import struct
 import time
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from . import buffers, compressors, device
 from .buffers import Gradient
 from .collectives import reduction
 from .collectives.agreement import differences, fingerprint
-from .collectives.executor import Clock, Job, Program
+from .collectives.executor import OWN, Clock, Job, Program
 from .collectives.layout import Topology
 from .collectives.schedule import check_route
 from .collectives.transport import MESSAGE_BYTES, Transport
@@ -153,7 +154,7 @@ class Session:
         self._step = 0
         self._memory: dict[str, Any] = {}
         self._batches: dict[tuple[TensorSpec, ...], _Batch] = {}
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._programs: dict[tuple[Any, ...], tuple[Compressor | None, Program]] = {}
         self._clock = Clock()
         self._clock.seconds.update(check=0.0, agree=0.0)
         self._skipped: Counter[str] = Counter()
@@ -229,6 +230,8 @@ class Session:
                     bad = self._non_finite(gradients, batch)
             except EspressoError as error:
                 problem = error
+            except Exception as error:  # a compressor of the user's own may raise anything; the others must hear of it
+                problem = ConfigError(f"{type(error).__name__}: {error}")
         digest = self._digest(batch)
         with self._clock.timing("agree"):
             documents = differences(
@@ -321,13 +324,15 @@ class Session:
     def _program(self, bucket: _Bucket, dtype: str) -> Program:
         strategy = bucket.strategy
         compressor = bucket.compressor and bucket.compressor.at(self._step)
-        key = (compressor, strategy.route, bucket.size, dtype)
-        if key not in self._programs:
+        key = (bucket.compressor, strategy.route, bucket.size, dtype)
+        settled, program = self._programs.get(key, (None, None))
+        if program is None or settled != compressor:
             final = None if bucket.compressor is None else bucket.compressor.at(None).nbytes(bucket.size)
-            self._programs[key] = Program(
+            program = Program(
                 self._transport, strategy.route, compressor, bucket.size, dtype, self._options.segment_bytes, final
             )
-        return self._programs[key]
+            self._programs[key] = compressor, program  # only that of the present stage of a schedule
+        return program
 
     def _job(self, bucket: _Bucket) -> Job:
         return Job(bucket.name, self._memory, bucket.feedback, self._options.seed, self._step)
@@ -404,12 +409,15 @@ class Session:
         for key, value in self._memory.items():
             memory[key] = np.empty(value.size, np.float32)
             device.copy(memory[key], value)
-        return {**self._identity(), "step": self._step, "seed": self._options.seed, "memory": memory}
+        place = {"step": self._step, "seed": self._options.seed}
+        return {**self._identity(), **place, "memory": memory, "checksum": _checksum(memory)}
 
     def _identity(self) -> dict[str, Any]:
         machines = [list(ranks) for ranks in self._transport.topology.machines]
         described = self._options.described()
-        options = {key: described[key] for key in ("compressor", "route", "plan", "segment_bytes", "feedback")}
+        options = {
+            key: described[key] for key in ("compressor", "route", "plan", "min_bytes", "segment_bytes", "feedback")
+        }
         return {"version": STATE_VERSION, "rank": self._transport.rank, "machines": machines, "options": options}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -429,12 +437,18 @@ class Session:
             step, seed, memory = self._read_state(state)
         except StateError as error:
             problem = [type(error).__name__, str(error)]
-        documents = differences(
-            self._transport,
-            fingerprint([step, seed]),
-            problem is not None,
-            lambda: {"problem": problem, "place": [step, seed], "tensors": [], "bad": {}},
-        )
+        except Exception as error:  # whatever was passed for a state; the other ranks must hear of it
+            problem = ["StateError", f"state: cannot be read: {type(error).__name__}: {error}"]
+        try:
+            documents = differences(
+                self._transport,
+                fingerprint([step, seed]),
+                problem is not None,
+                lambda: {"problem": problem, "place": [step, seed], "tensors": [], "bad": {}},
+            )
+        except BaseException as error:
+            self._give_up(error)
+            raise
         if documents is not None:
             _raise_problems(documents, self._transport.describe)
             _raise_mismatch(documents, self._transport.describe)
@@ -451,9 +465,12 @@ class Session:
                     f"state: {key} is {state.get(key)!r}, this session has {mine!r}; load the state of the same job"
                 )
         step, seed, memory = state.get("step"), state.get("seed"), state.get("memory")
-        if not isinstance(step, int) or not isinstance(seed, int) or not isinstance(memory, Mapping):
+        if not _in_64_bits(step) or step < 0 or not _in_64_bits(seed) or not isinstance(memory, Mapping):
             raise StateError("state: step, seed or memory are missing or damaged; pass what state_dict() returned")
-        return step, seed, {key: _checked_memory(key, value) for key, value in memory.items()}
+        checked = {key: _checked_memory(key, value) for key, value in memory.items()}
+        if _checksum(checked) != state.get("checksum"):
+            raise StateError("state: the memory is not what was saved: something in it is missing, added or damaged")
+        return step, seed, checked
 
     @property
     def usable(self) -> bool:
@@ -490,12 +507,27 @@ class Session:
             raise EspressoError(f"this session cannot be used any more: {self._why_not}; open a new one")
 
 
+def _in_64_bits(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63 - 1
+
+
+def _checksum(memory: Mapping[str, np.ndarray]) -> int:
+    """Of names and values: what one rank has lost would make its replica another one, silently."""
+    total = 0
+    for key in sorted(memory):
+        total = zlib.crc32(memory[key].tobytes(), zlib.crc32(key.encode(), total))
+    return total
+
+
 def _checked_memory(key: str, value: Any) -> np.ndarray:
-    """A copy of what was kept, if it fits its key: residuals have their region's size."""
+    """A copy of what was kept, if it fits its key."""
+    if not isinstance(key, str):
+        raise StateError(f"state: memory has the key {key!r}; expected text; the state is damaged")
     *_, region, what = key.rsplit("|", 4) if key.count("|") >= 4 else ("", "")
     start, _, stop = region.partition(":")
     kept = np.array(value, np.float32)
-    sized = start.isdigit() and stop.isdigit() and (what != "residual" or kept.shape == (int(stop) - int(start),))
+    ours = not what.startswith(OWN)  # residuals and means are as large as their region, methods' own arrays are not
+    sized = start.isdigit() and stop.isdigit() and (not ours or kept.size == int(stop) - int(start))
     if not sized or kept.ndim != 1 or not np.isfinite(kept).all():
         raise StateError(f"state: {key!r} has shape {kept.shape}, or is not finite; the state is damaged")
     return kept

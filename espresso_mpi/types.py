@@ -203,12 +203,14 @@ def _apply(step: Step, packed: bool, scattered: list[str], summed: set[str]) -> 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one tensor is synchronised: a compressor's spelling (``none`` for dense) and a route, or its spelling."""
+    """How one tensor is synchronised: a compressor or its spelling (``none`` for dense), a route or its spelling."""
 
     compressor: str
     route: Route
 
     def __post_init__(self) -> None:
+        if not isinstance(self.compressor, str):
+            object.__setattr__(self, "compressor", str(self.compressor))
         if isinstance(self.route, str):
             object.__setattr__(self, "route", Route.parse(self.route))
         if self.route.compressed != (self.compressor != "none"):

@@ -84,7 +84,8 @@ def main(
     Args:
         sizes: comma list of sizes of the float32 array; default 16MiB on the CPU, 400 MB on a GPU.
         device: ``cpu`` or ``cuda``.
-        methods: comma list of spellings, or ``all`` for every method with its examples.
+        methods: comma list of spellings; ``all`` for every method with its defaults, ``variants`` for those and the
+            examples that each method names.
         threads: comma list of numbers of CPU threads to measure with.
         repeats: timed repetitions.
         json: file for the result.
@@ -114,9 +115,11 @@ def main(
 def _specs(methods: str) -> list[str]:
     from .. import compressors
 
-    if methods != "all":
-        return [spec for spec in compressors.spellings(methods) if spec != "none"]
-    return [spec for name in compressors.names() for spec in (name, *type(compressors.get(name)).examples)]
+    if methods == "all":
+        return list(compressors.names())
+    if methods == "variants":
+        return [spec for name in compressors.names() for spec in (name, *type(compressors.get(name)).examples)]
+    return [spec for spec in compressors.spellings(methods) if spec != "none"]
 
 
 def _thread_counts(text: str) -> list[int]:

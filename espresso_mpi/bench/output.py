@@ -43,6 +43,8 @@ def check_writable(path: Path | None) -> None:
     """
     if path is not None and not path.absolute().parent.is_dir():
         raise ConfigError(f"--json {path}: its directory does not exist; make it first")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"--json {path}: is a directory; name a file")
 
 
 @contextmanager

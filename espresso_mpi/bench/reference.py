@@ -7,6 +7,7 @@ Written apart from the schedules that the executor runs, so that a mistake there
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,22 +38,23 @@ def synchronised(
     """
     n = inputs[0].size
     several = len(topology.machines) > 1 and segment_bytes > 0 and not (compressor and compressor.whole)
-    nbytes = compressor.nbytes(n) if compressor else 4 * n
+    nbytes = compressor.at(None).nbytes(n) if compressor else 4 * n
     pieces = _cut((0, n), max(1, min(round(nbytes / segment_bytes), -(-n // ALIGN))) if several else 1)
+    now = compressor and compressor.at(0)
     results = [
-        _Simulation(route, topology, [x[a:b] for x in inputs], compressor, _Keys(seed, name, a)).run()
-        for a, b in pieces
+        _Simulation(route, topology, [x[a:b] for x in inputs], now, _Keys(seed, name, a, n)).run() for a, b in pieces
     ]
     return [np.concatenate(pieces) for pieces in zip(*results)]
 
 
 @dataclass(frozen=True)
 class _Keys:
-    """Keys of encodes in a segment that begins at element ``start`` of the tensor."""
+    """Keys of encodes in a segment that begins at element ``start`` of a tensor of n elements."""
 
     seed: int
     name: str
     start: int
+    n: int
 
     def context(self, rank: int, point: int, first: int) -> Context:
         own, shared = (encode_key(self.seed, 0, who, point, self.start + first, self.name) for who in (rank, ALL_RANKS))
@@ -73,7 +75,7 @@ class _Simulation:
         self.bounds = [(0, x.size) for x in inputs]
         self.copies: list[list[list[Piece]]] = [[] for _ in inputs]
         self.divisor, self.scattered, self.packed = 1.0, list[str](), False
-        self.keys, self.points = keys, 0
+        self.keys, self.points, self.averaged = keys, 0, 1
 
     def run(self) -> list[np.ndarray]:
         for position, step in enumerate(self.route.steps):
@@ -91,6 +93,8 @@ class _Simulation:
         decode = next(i for i, step in enumerate(later) if not isinstance(step, Collective))
         moves = [s for s in later[:decode] if isinstance(s, Collective)]
         cuts = [self.pieces(s.level) for s in moves if s.op == "alltoall"]
+        levels = {s.level for s in moves if s.level not in self.scattered}
+        self.averaged = max(1, round(math.prod(self.topology.divisor(level) for level in levels)))
         summaries = self.summaries([s.level for s in moves if s.op == "allreduce"])
         for rank, x in enumerate(self.dense):
             pieces = [self.bounds[rank]]
@@ -123,7 +127,7 @@ class _Simulation:
         assert self.compressor is not None
         payload = np.empty(self.compressor.nbytes(x.size), np.uint8)
         context = self.keys.context(rank, self.points, first)
-        context.summary = summary
+        context.summary, context.ranks, context.share = summary, self.averaged, x.size / self.keys.n
         compressor = self.compressor if self.points == 0 else self.compressor.again()
         compressor.encode(x, payload, None, context)
         return payload

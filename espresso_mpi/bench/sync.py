@@ -179,7 +179,7 @@ def _wrong_bits(x: np.ndarray, route: Route, topology: Any, sources: Sequence[np
     from .. import compressors
     from .reference import synchronised
 
-    compressor = compressors.get(spec).shaped(x.shape).at(0)
+    compressor = compressors.get(spec).shaped(x.shape)
     expected = synchronised(route, topology, sources, compressor)[0]
     return int(np.count_nonzero(x.view(np.uint32) != expected.view(np.uint32)))
 

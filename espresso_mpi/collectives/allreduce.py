@@ -75,7 +75,8 @@ def _bind_direct(transport: Transport, move: Move, region: Dense) -> Action:
         pending = transport.post(sends, receives, data.workspace)
         yield
         transport.finish(pending)
-        data.saturated += reduction.reduce_rows(x, rows, move.index, rule, data.dtype)
+        saturated = reduction.reduce_rows(x, rows, move.index, rule, data.dtype)
+        data.saturated += saturated if move.index == 0 else 0  # all members see the same ones
         yield
 
     return run

@@ -25,6 +25,7 @@ from .schedule import (
     DecodeStep,
     EncodeStep,
     IdleStep,
+    LearnStep,
     MoveStep,
     ScheduleStep,
     SummaryStep,
@@ -34,6 +35,9 @@ from .schedule import (
 from .transport import Transport
 
 Memory = MutableMapping[str, Any]
+
+OWN = "own."
+"""What the names of what methods keep begin with; the others are the executor's: residual, sent, average, mean."""
 
 
 @dataclass
@@ -85,6 +89,11 @@ class Kept(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def compressor_at(point: int, compressor: Compressor) -> Compressor:
+    """The method of the encode with this number along a route."""
+    return compressor if point == 0 else compressor.again()
 
 
 ALL_RANKS = -1
@@ -147,12 +156,8 @@ class Program:
                 return lambda segment: segment.on_summary(action)
             return lambda segment: action(segment.data)
         assert self._compressor is not None, "a route that encodes needs a compressor"
-        if isinstance(step, SummaryStep):
-            return partial(_Segment.summarise, step=step, compressor=self._compressor)
-        if isinstance(step, EncodeStep):
-            compressor = self._compressor if step.point == 0 else self._compressor.again()
-            return partial(_Segment.encode, step=step, compressor=compressor)
-        return partial(_Segment.decode, step=step, compressor=self._compressor)
+        act, compressor = _ACTS[type(step)], compressor_at(step.point, self._compressor)
+        return lambda segment: act(segment, step, compressor)
 
     def run(self, x: Any, job: Job, clock: Clock) -> None:
         """Replace flat ``x`` by the mean over the ranks."""
@@ -204,23 +209,25 @@ class _Segment:
         self.data = Data(x, dtype, workspace)
 
     def summarise(self, step: SummaryStep, compressor: Compressor) -> Turns:
-        with self._clock.timing("encode"):
-            self._summarise(step, compressor)
-        return iter(())
+        return self._timed("encode", self._summarise, step, compressor)
+
+    def encode(self, step: EncodeStep, compressor: Compressor) -> Turns:
+        return self._timed("encode", self._encode, step, compressor)
+
+    def learn(self, step: LearnStep, compressor: Compressor) -> Turns:
+        return self._timed("decode", self._learn, step, compressor)
+
+    def decode(self, step: DecodeStep, compressor: Compressor) -> Turns:
+        return self._timed("decode", self._decode, step, compressor)
 
     def on_summary(self, action: Action) -> Turns:
         """Carry out a collective on the summary."""
         summary = Data(self.data.summary, "float32", self.data.workspace)
         yield from action(summary)
 
-    def encode(self, step: EncodeStep, compressor: Compressor) -> Turns:
-        with self._clock.timing("encode"):
-            self._encode(step, compressor)
-        return iter(())
-
-    def decode(self, step: DecodeStep, compressor: Compressor) -> Turns:
-        with self._clock.timing("decode"):
-            self._decode(step, compressor)
+    def _timed(self, kind: str, act: Callable[[Any, Compressor], None], step: Any, compressor: Compressor) -> Turns:
+        with self._clock.timing(kind):
+            act(step, compressor)
         return iter(())
 
     def _summarise(self, step: SummaryStep, compressor: Compressor) -> None:
@@ -231,8 +238,7 @@ class _Segment:
         size = wanted.size if wanted else 0
         data.summary = data.workspace.array("summary", size, np.float32, device.device_of(data.x))
         if size:
-            x = data.x[region.start : region.stop]
-            residual = self._prepare(step.point, region, x)
+            x, residual = self._prepare(step.point, region)
             compressor.summarise(x, data.summary, residual, self._context(step.point, region.start, region.stop))
 
     def _encode(self, step: EncodeStep, compressor: Compressor) -> None:
@@ -241,18 +247,20 @@ class _Segment:
         data.payload = data.workspace.payload(packed.nbytes, device.device_of(data.x))
         if region.size == 0:
             return
-        x = data.x[region.start : region.stop]
-        residual = self._residual(step.point, region) if step.agreed else self._prepare(step.point, region, x)
+        x, residual = (self._prepared if step.agreed else self._prepare)(step.point, region)
         for part in (part for copy in packed.copies for part in copy):
             inside = slice(part.start - region.start, part.stop - region.start)
-            compressor.encode(
-                x[inside],
-                data.payload[part.offset : part.offset + part.nbytes],
-                None if residual is None else residual[inside],
-                self._context(step.point, part.start, part.stop, step),
-            )
-        if residual is not None and self._job.feedback.kind == "ef21":
-            reduction.blend(residual, 1.0, -1.0, x)  # what is kept is -h, and h is now x less what was left
+            context = self._context(step.point, part.start, part.stop, step)
+            payload = data.payload[part.offset : part.offset + part.nbytes]
+            compressor.encode(x[inside], payload, None if residual is None else residual[inside], context)
+            if self._job.feedback.kind == "ef21":
+                held = self._kept(str(step.point), region, "sent")
+                compressor.decode_add(payload, held[inside], context)
+
+    def _learn(self, step: LearnStep, compressor: Compressor) -> None:
+        for part in (part for copy in step.packed.copies for part in copy):
+            payload = self.data.payload[part.offset : part.offset + part.nbytes]
+            compressor.learn(payload, part.stop - part.start, self._context(step.point, part.start, part.stop))
 
     def _decode(self, step: DecodeStep, compressor: Compressor) -> None:
         self._move_to(step.device, Dense(0, 0))
@@ -263,8 +271,6 @@ class _Segment:
             for part in copy:
                 payload = data.payload[part.offset : part.offset + part.nbytes]
                 context = self._context(step.point, part.start, part.stop)
-                if step.summed:
-                    compressor.learn(payload, part.stop - part.start, context)
                 decode(payload, data.x[part.start : part.stop], context)
         if region.size == 0:
             return
@@ -278,19 +284,27 @@ class _Segment:
 
     # --- what is kept from step to step ---
 
-    def _prepare(self, point: int, region: Dense, x: Any) -> Any:
-        """The residual of an encode point as the compressor is to add it to ``x``; None without feedback."""
-        residual, feedback = self._residual(point, region), self._job.feedback
-        if feedback.decay != 1:
-            reduction.blend(residual, feedback.decay, 0.0, residual)
+    def _prepare(self, point: int, region: Dense) -> tuple[Any, Any]:
+        """What a compressor is to compress, and the residual that it is to add; None where there is none.
+
+        The tensor may be changed in place: it is written anew at the next decode.
+        """
+        x, feedback = self.data.x[region.start : region.stop], self._job.feedback
         if feedback.momentum != 1 and point == 0:
             average = self._kept(str(point), region, "average")
             reduction.blend(average, 1 - feedback.momentum, feedback.momentum, x)
-            device.copy(x, average)  # x is written anew at the next decode
-        return residual
+            device.copy(x, average)
+        if feedback.kind == "ef21":
+            reduction.blend(x, 1.0, -1.0, self._kept(str(point), region, "sent"))
+        x, residual = self._prepared(point, region)
+        if feedback.decay != 1:
+            reduction.blend(residual, feedback.decay, 0.0, residual)
+        return x, residual
 
-    def _residual(self, point: int, region: Dense) -> Any:
-        return None if self._job.feedback.kind == "none" else self._kept(str(point), region, "residual")
+    def _prepared(self, point: int, region: Dense) -> tuple[Any, Any]:
+        """As ``_prepare``, which was called before."""
+        residual = self._kept(str(point), region, "residual") if self._job.feedback.kind == "plain" else None
+        return self.data.x[region.start : region.stop], residual
 
     def _kept(self, point: str, region: Dense, name: str) -> Any:
         kept = Kept(self._job.memory, self._place(point, region.start, region.stop))
@@ -308,7 +322,8 @@ class _Segment:
             step=job.step,
             ranks=step.ranks if step else 1,
             workspace=self.data.workspace,
-            state=Kept(job.memory, self._place(str(point), start, stop)),
+            share=(stop - start) / self._home.size,
+            state=Kept(job.memory, self._place(str(point), start, stop) + OWN),
             summary=self.data.summary if step and step.agreed else None,
         )
 
@@ -338,3 +353,11 @@ class _Segment:
             target = data.workspace.payload(nbytes, where)
             device.copy(target, data.payload[:nbytes])
             data.payload = target
+
+
+_ACTS: dict[type, Callable[[_Segment, Any, Compressor], Turns]] = {
+    SummaryStep: _Segment.summarise,
+    EncodeStep: _Segment.encode,
+    LearnStep: _Segment.learn,
+    DecodeStep: _Segment.decode,
+}

@@ -41,17 +41,20 @@ class EncodeStep:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """Sum all copies of a region, weighted, into the dense tensor.
-
-    ``point`` is that of the encode before; ``summed`` says whether the payloads were summed on the way, and are
-    of the region that this rank has encoded.
-    """
+    """Sum all copies of a region, weighted, into the dense tensor. ``point`` is that of the encode before."""
 
     device: DeviceKind
     region: Dense
     packed: Packed
     point: int
-    summed: bool = False
+
+
+@dataclass(frozen=True)
+class LearnStep:
+    """Let the method look at the payload, now summed over the ranks, of what this rank has encoded."""
+
+    packed: Packed
+    point: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class IdleStep:
     op: str
 
 
-ScheduleStep = SummaryStep | EncodeStep | DecodeStep | MoveStep | IdleStep
+ScheduleStep = SummaryStep | EncodeStep | LearnStep | DecodeStep | MoveStep | IdleStep
 
 
 def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> list[Dense]:
@@ -137,7 +140,7 @@ def compile_route(
             packed = [_pack(state, moves, topology, compressor) for state in states]
             region = states[rank]
             assert isinstance(region, Dense)
-            sums = [move for move in moves if move.op == "allreduce"]
+            sums = _sums(moves)
             agreed = bool(sums) and compressor.summary(whole.size) is not None
             if agreed:
                 steps.append(SummaryStep(step.device, region, points))
@@ -151,10 +154,12 @@ def compile_route(
             mine = states[rank]
             assert isinstance(mine, Packed)
             states = [s.region for s in states if isinstance(s, Packed)]
-            summed = isinstance(last := route.steps[position - 1], Collective) and last.op == "allreduce"
-            steps.append(DecodeStep(step.device, mine.region, mine, points - 1, summed))
+            steps.append(DecodeStep(step.device, mine.region, mine, points - 1))
         else:
             states = _collective(step, topology, states, dtype, rank, open_scatters, steps)
+            mine = states[rank]
+            if isinstance(mine, Packed) and step.op == "allreduce" and not _sums(route.steps[position + 1 :]):
+                steps.append(LearnStep(mine, points - 1))
     return tuple(steps)
 
 
@@ -216,6 +221,11 @@ def _until_decode(later: Sequence[object]) -> list[Collective]:
     """The collectives before the next decode."""
     coded = itertools.takewhile(lambda step: isinstance(step, Collective), later)
     return [step for step in coded if isinstance(step, Collective)]
+
+
+def _sums(later: Sequence[object]) -> list[Collective]:
+    """The collectives before the next decode that sum payloads."""
+    return [move for move in _until_decode(later) if move.op == "allreduce"]
 
 
 def _averaged(moves: Sequence[Collective], topology: Topology, open_scatters: Sequence[Level]) -> int:

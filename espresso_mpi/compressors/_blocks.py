@@ -162,7 +162,7 @@ class IntegerQuantiser(BlockQuantiser):
         super().__post_init__()
         check_choice(self.name, "rounding", self.rounding, ("nearest", "stochastic"))
         if self.scaled and self.rounding != "stochastic":
-            raise ConfigError(f"{self.name}: scaled=True; expected with it rounding=stochastic, whose variance it damps")
+            raise ConfigError(f"{self.name}: scaled=True; expected rounding=stochastic with it, whose error it damps")
 
     @property
     def rule(self) -> int:
@@ -548,10 +548,11 @@ def _encode(x, residual, scales, codes, block, how, low, high):  # type: ignore[
     for chunk in prange(-(-scales.size // each)):
         first, last = chunk * each, min(scales.size, (chunk + 1) * each)
         start, stop, at = first * block, min(x.size, last * block), _cpu.counter(first * block, low)
+        values, steps, out = x[start:stop], scales[first:last], codes[start:stop]
         if residual.size > 0:
-            _keep_blocks(x[start:stop], residual[start:stop], scales[first:last], codes[start:stop], block, how, at, high)
+            _keep_blocks(values, residual[start:stop], steps, out, block, how, at, high)
         else:
-            _blocks(x[start:stop], scales[first:last], codes[start:stop], block, how, at, high)
+            _blocks(values, steps, out, block, how, at, high)
 
 
 @_cpu.Kernel
@@ -560,11 +561,11 @@ def _encode_packed(x, residual, scales, codes, block, how, low, high, per):  # t
     for chunk in prange(-(-scales.size // each)):
         first, last = chunk * each, min(scales.size, (chunk + 1) * each)
         start, stop, at = first * block, min(x.size, last * block), _cpu.counter(first * block, low)
-        unpacked = np.empty(stop - start, np.int8)
+        values, steps, unpacked = x[start:stop], scales[first:last], np.empty(stop - start, np.int8)
         if residual.size > 0:
-            _keep_blocks(x[start:stop], residual[start:stop], scales[first:last], unpacked, block, how, at, high)
+            _keep_blocks(values, residual[start:stop], steps, unpacked, block, how, at, high)
         else:
-            _blocks(x[start:stop], scales[first:last], unpacked, block, how, at, high)
+            _blocks(values, steps, unpacked, block, how, at, high)
         _pack(unpacked, codes[first * width : min(codes.size, last * width)], block, per)
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from numba import cuda
 
 from . import _cuda
-from ._blocks import FLOAT8, HALF, MAGIC, NEAREST, STOCHASTIC, TINY
+from ._blocks import FLOAT8, MAGIC, NEAREST, STOCHASTIC, TINY
 
 _WARPS = _cuda.THREADS // _cuda.LANES
-_TINY, _MAGIC, _HALF = np.float32(TINY), np.float32(MAGIC), np.float32(HALF)
+_TINY, _MAGIC = np.float32(TINY), np.float32(MAGIC)
 
 
 def encode(
@@ -78,6 +78,11 @@ def _make_order(per):  # type: ignore[no-untyped-def]
     return order
 
 
+def _unit(per: int) -> int:
+    """How many bytes of a block must be there for four elements in each lane; lanes that have one byte may be idle."""
+    return 1 if per == 4 else 128 // per
+
+
 # --- encode -----------------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +108,13 @@ def _make_largest(value, per):  # type: ignore[no-untyped-def]
     return largest
 
 
+@cuda.jit(device=True)
+def _noise(at, high):  # type: ignore[no-untyped-def]
+    """``uniform(at, high) - HALF``, to the bit: whole and half, times 2**-24, so that no product is left to fuse."""
+    whole = np.int32(_cuda.uniform(at, high) * np.float32(16777216.0))
+    return (np.float32(np.int32(whole - np.int32(8388608))) + np.float32(0.5)) * np.float32(5.9604645e-08)
+
+
 def _make_put(keep, rule):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def put(residual, i, p, scale, inverse, top, shift, lowest, low, high):  # type: ignore[no-untyped-def]
@@ -111,7 +123,7 @@ def _make_put(keep, rule):  # type: ignore[no-untyped-def]
             code, rounded = _float8(p * inverse, shift, lowest)
         else:
             if rule == STOCHASTIC:
-                noisy = cuda.fma(p, inverse, _cuda.uniform(_cuda.counter(i, low), high) - _HALF)
+                noisy = cuda.fma(p, inverse, _noise(_cuda.counter(i, low), high))
                 rounded = min(max(noisy, -top), top) + _MAGIC - _MAGIC
             else:
                 rounded = cuda.fma(p, inverse, _MAGIC) - _MAGIC
@@ -129,7 +141,8 @@ def _make_store(per):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def store(codes, at, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
         if per == 1:
-            codes[at], codes[at + 32], codes[at + 64], codes[at + 96] = np.int8(c0), np.int8(c1), np.int8(c2), np.int8(c3)
+            codes[at], codes[at + 32] = np.int8(c0), np.int8(c1)
+            codes[at + 64], codes[at + 96] = np.int8(c2), np.int8(c3)
         elif per == 2:
             codes[at] = np.int8((c0 & mask) | (c1 & mask) << bits)
             codes[at + 32] = np.int8((c2 & mask) | (c3 & mask) << bits)
@@ -146,7 +159,7 @@ def _make_encode(keep, rule, per):  # type: ignore[no-untyped-def]
         return _cuda.tame(x[i] + residual[i] if keep else x[i])
 
     order, largest, put, store = _make_order(per), _make_largest(value, per), _make_put(keep, rule), _make_store(per)
-    bits, mask, bytes_a_turn = 8 // per, (1 << 8 // per) - 1, 128 // per
+    bits, mask, bytes_a_turn, unit = 8 // per, (1 << 8 // per) - 1, 128 // per, _unit(per)
     signature = "float32[::1], float32[::1], float32[::1], int8[::1], int64, float32, float32" + 4 * ", uint32"
 
     @_cuda.kernel(signature, keep=keep, rule=_NAMES[rule], per=per)
@@ -155,7 +168,7 @@ def _make_encode(keep, rule, per):  # type: ignore[no-untyped-def]
         for b in range(cuda.grid(1) // 32, scales.size, cuda.gridsize(1) // 32):
             start, stop = b * block, min(x.size, (b + 1) * block)
             width = (stop - start + per - 1) // per
-            whole = width // bytes_a_turn * bytes_a_turn if width * per == stop - start else 0
+            whole = width // unit * unit if width * per == stop - start else 0
             most = largest(x, residual, start, stop, width, whole)
             scale, inverse = np.float32(0), np.float32(0)
             if most >= _TINY:
@@ -187,7 +200,7 @@ def _make_encode(keep, rule, per):  # type: ignore[no-untyped-def]
 
 
 def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
-    order, bits, bytes_a_turn = _make_order(per), 8 // per, 128 // per
+    order, bits, bytes_a_turn, unit = _make_order(per), 8 // per, 128 // per, _unit(per)
 
     @cuda.jit(device=True)
     def value(out, i, byte, place, scale, shift, lowest):  # type: ignore[no-untyped-def]
@@ -218,7 +231,7 @@ def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
             if _cuda.float_bits(scale) > _cuda.float_bits(largest):
                 scale = np.float32(0)
             width = (stop - start + per - 1) // per
-            whole = width // bytes_a_turn * bytes_a_turn if width * per == stop - start else 0
+            whole = width // unit * unit if width * per == stop - start else 0
             o1, o2, o3 = order(width)
             for j in range(cuda.laneid, whole, bytes_a_turn):
                 i = start + j

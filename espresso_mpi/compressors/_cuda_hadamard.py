@@ -17,6 +17,7 @@ import numpy as np
 from numba import cuda
 
 from . import _cpu, _cuda, _hadamard
+from .base import LIMIT
 
 _RESIDENT = 6  # blocks whose shared memory a multiprocessor has room for
 _ROOM = _hadamard.LARGEST + _hadamard.LARGEST // 32
@@ -25,14 +26,23 @@ _TABLE = 15  # the most levels, and the thresholds between them
 
 _SMALLEST = _hadamard.SMALLEST
 _TINY_BITS = _hadamard.TINY_BITS
-_LIMIT = np.float32(_hadamard.LIMIT)
+_LIMIT = np.float32(LIMIT)
 _MAGIC = np.float32(12582912.0)
 _SMALLEST_NORM = np.float32(1e-33)  # these as in ``thc``
 _MOST = np.float32(1e30)
 
 
 def encode(
-    x: Any, residual: Any, seed: Any, planes: Any, scales: Any, block: int, bits: int, unbiased: bool, table: Any, key: int
+    x: Any,
+    residual: Any,
+    seed: Any,
+    planes: Any,
+    scales: Any,
+    block: int,
+    bits: int,
+    unbiased: bool,
+    table: Any,
+    key: int,
 ) -> None:
     """Quantise ``x`` (+ ``residual``, unless it is None) to the levels of a table; ``planes`` as uint32."""
     kept, grid = x if residual is None else residual, _cuda.blocks(scales.size, 1, _RESIDENT)
@@ -52,15 +62,19 @@ def summarise(x: Any, residual: Any, norms: Any, block: int) -> None:
     _SUMMARISE[residual is not None](grid, _cuda.THREADS, x, kept, norms, block)
 
 
-def encode_integers(
-    x: Any, residual: Any, summary: Any, seed: Any, norms: Any, codes: Any, block: int, levels: np.float32,
-    unit: np.float32, most: np.float32, shared: int, key: int,
-) -> None:  # fmt: skip
-    """Quantise ``x``, or ``residual`` unless it is None, to the integers that add up."""
+def encode_integers(arrays: tuple[Any, ...], block: int, rules: tuple[np.float32, ...], keys: tuple[int, int]) -> None:
+    """Quantise ``x``, or ``residual`` unless it is None, to the integers that add up.
+
+    Args:
+        arrays: x, residual, the agreed norms, and the payload's seed, norms and codes.
+        rules: the largest code, what a code of 1 stands for, and what no code of a sum exceeds.
+        keys: of the rotation, and of the rounding.
+    """
+    x, residual, summary, seed, norms, codes = arrays
     kept, grid = x if residual is None else residual, _cuda.blocks(summary.size, 1, _RESIDENT)
     kernel = _ENCODE_INTEGERS[residual is not None, codes.dtype.itemsize]
-    keys = (*_cpu.key_words(shared), *_cpu.key_words(key))
-    kernel(grid, _cuda.THREADS, x, kept, summary, seed, norms, codes, block, levels, unit, most, *keys)
+    words = (*_cpu.key_words(keys[0]), *_cpu.key_words(keys[1]))
+    kernel(grid, _cuda.THREADS, x, kept, summary, seed, norms, codes, block, *rules, *words)
 
 
 def decode_integers(
@@ -283,7 +297,7 @@ def _fill_table(table, levels):  # type: ignore[no-untyped-def]
     k, count = cuda.threadIdx.x, (levels.size + 1) >> 1
     if k < count:
         table[k] = levels[k]
-    if 8 <= k and k < 15:
+    if k >= 8 and k < 15:
         table[k] = levels[count + k - 8] if count + k - 8 < levels.size else np.float32(np.inf)
     cuda.syncthreads()
 
@@ -421,7 +435,7 @@ def _make_decode(add):  # type: ignore[no-untyped-def]
 
 
 def _make_summarise(keep):  # type: ignore[no-untyped-def]
-    value, load = _LOADS[keep]
+    _, load = _LOADS[keep]
 
     @_cuda.kernel("float32[::1], float32[::1], float32[::1], int64", keep=keep)
     def summarise(x, residual, norms, block):  # type: ignore[no-untyped-def]
@@ -461,7 +475,8 @@ def _root(size):  # type: ignore[no-untyped-def]
 def _round(work, codes, start, size, factor, levels, low, high):  # type: ignore[no-untyped-def]
     """As ``thc._round``."""
     for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
-        noise = _cuda.uniform(_cuda.counter(start + i, low), high) - np.float32(0.5)
+        u = _cuda.uniform(_cuda.counter(start + i, low), high)
+        noise = cuda.fma(np.float32(2), u, np.float32(-1)) * np.float32(0.5)  # u - ½, and no product left to fuse
         noisy = min(max(cuda.fma(work[_at(i)], factor, noise), -levels), levels)
         code = noisy + _MAGIC - _MAGIC
         codes[start + i] = np.int32(code)
@@ -469,7 +484,7 @@ def _round(work, codes, start, size, factor, levels, low, high):  # type: ignore
 
 
 def _make_encode_integers(keep, width):  # type: ignore[no-untyped-def]
-    value, load = _LOADS[False]
+    _, load = _LOADS[False]
     arrays = f"float32[::1], float32[::1], float32[::1], uint32[::1], float32[::1], int{8 * width}[::1]"
     numbers = "int64, float32, float32, float32, uint32, uint32, uint32, uint32"
 
@@ -492,7 +507,7 @@ def _make_encode_integers(keep, width):  # type: ignore[no-untyped-def]
                     codes[start + i] = 0
             else:
                 _rotate(work, start, size, _power_down(top), low, high)
-                factor = min(_power_up(top) / (_root(size) * step), _MOST)
+                factor = min(_power_up(top) / step / _root(size), _MOST)
                 _round(work, codes, start, size, factor, levels, key_low, key_high)
                 if keep:
                     _transform(work, size)

@@ -20,6 +20,7 @@ from .context import Context
 _PRODUCTS = LARGEST_RANK + 1
 """Products that a block keeps: one more, for warps that have none to do."""
 
+_BEYOND = 2.0**300
 _CHUNK_OF_P = GROUP * CHUNK
 
 
@@ -88,8 +89,9 @@ def _tiles(m: Matrix) -> int:
 
 
 @cuda.jit(device=True)
-def _term(a, i, b, j):  # type: ignore[no-untyped-def]
-    return np.float64(a[i]) * np.float64(b[j])
+def _product(a, b):  # type: ignore[no-untyped-def]
+    """The product of two tame float32, exact; ``min`` changes nothing but keeps it from being fused with a sum."""
+    return min(np.float64(a) * np.float64(b), np.float64(_BEYOND))
 
 
 @cuda.jit(device=True)
@@ -97,12 +99,12 @@ def _dot(a, i, j, length):  # type: ignore[no-untyped-def]
     """The product of two vectors of a, which begin at i and j, in every lane of a warp."""
     at, total = cuda.laneid, np.float64(0)
     while at + 96 < length:
-        p, q = _term(a, i + at, a, j + at), _term(a, i + at + 32, a, j + at + 32)
-        r, s = _term(a, i + at + 64, a, j + at + 64), _term(a, i + at + 96, a, j + at + 96)
+        p, q = _product(a[i + at], a[j + at]), _product(a[i + at + 32], a[j + at + 32])
+        r, s = _product(a[i + at + 64], a[j + at + 64]), _product(a[i + at + 96], a[j + at + 96])
         total = total + p + q + r + s
         at += 128
     while at < length:
-        total = total + _term(a, i + at, a, j + at)
+        total = total + _product(a[i + at], a[j + at])
         at += 32
     return _cuda.warp_sum(total)
 
@@ -131,7 +133,7 @@ def _without_others(a, vector, length, products):  # type: ignore[no-untyped-def
     for i in range(cuda.threadIdx.x, length, cuda.blockDim.x):
         rest = np.float64(a[vector * length + i])
         for k in range(vector):
-            rest -= np.float64(products[k]) * np.float64(a[k * length + i])
+            rest -= _product(products[k], a[k * length + i])
         a[vector * length + i] = np.float32(rest)
     cuda.syncthreads()
 
@@ -150,7 +152,7 @@ def _independent(a, vector, length, products, least):  # type: ignore[no-untyped
 @cuda.jit(device=True)
 def _randomise(a, i, length, low, high):  # type: ignore[no-untyped-def]
     for at in range(i + cuda.threadIdx.x, i + length, cuda.blockDim.x):
-        a[at] = np.float32(2) * _cuda.uniform(_cuda.counter(at, low), high) - np.float32(1)
+        a[at] = cuda.fma(np.float32(2), _cuda.uniform(_cuda.counter(at, low), high), np.float32(-1))
     cuda.syncthreads()
 
 

@@ -41,7 +41,7 @@ def check_block(owner: str, block: Any) -> None:
     """Raise ConfigError unless ``block`` is a power of two in [SMALLEST, LARGEST]."""
     check_positive_int(owner, "block", block, SMALLEST, LARGEST)
     for size in (block.start, block.end) if isinstance(block, Schedule) else (block,):
-        if size & (size - 1):
+        if int(size).bit_count() != 1:
             raise ConfigError(f"{owner}: block={block}; expected a power of two from {SMALLEST} to {LARGEST}")
 
 
@@ -350,7 +350,8 @@ def _make_room(element: Any, size: int, what: str) -> Any:
     @intrinsic
     def room(typingctx):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            array = cgutils.alloca_once(builder, ir.ArrayType(context.get_value_type(element), size))
+            with builder.goto_entry_block():  # and not by cgutils, which would fill it with zeros
+                array = builder.alloca(ir.ArrayType(context.get_value_type(element), size))
             array.align = 64
             return builder.bitcast(array, context.get_value_type(element).as_pointer())
 
@@ -391,9 +392,24 @@ def _size(rest, block):  # type: ignore[no-untyped-def]
 @_cpu.inline
 def _pad(room, values):  # type: ignore[no-untyped-def]
     """A copy of the values with zeros behind."""
-    room[: values.size] = values
-    room[values.size :] = np.float32(0)
+    for i in range(values.size):
+        room[i] = values[i]
+    for i in range(values.size, room.size):
+        room[i] = np.float32(0)
     return room
+
+
+@_cpu.inline
+def _copy(out, values):  # type: ignore[no-untyped-def]
+    """As many values as ``out`` has room for. (Numba takes a second to compile an assignment to a slice.)"""
+    for i in range(out.size):
+        out[i] = values[i]
+
+
+@_cpu.inline
+def _clear(out):  # type: ignore[no-untyped-def]
+    for i in range(out.size):
+        out[i] = 0
 
 
 @_cpu.inline
@@ -412,7 +428,7 @@ def _powers(top):  # type: ignore[no-untyped-def]
 
 @_cpu.inline
 def _take(values, kept, spare, keep):  # type: ignore[no-untyped-def]
-    """The tame values to compress, in ``kept`` if there is one (and added to it), and their largest magnitude's bits."""
+    """The tame values to compress, in ``kept`` (added to it) if there is one; their largest magnitude's bits."""
     groups = values.size // 64
     if keep:
         top = _add_largest(kept, values, groups)
@@ -455,7 +471,8 @@ def _pick(builder: Any, masks: list[Any], choices: list[Any]) -> Any:
     """The choice whose number has these bits, the highest first."""
     if len(choices) == 1:
         return choices[0]
-    low, high = (_pick(builder, masks[1:], half) for half in np.split(np.array(choices, object), 2))
+    half = len(choices) // 2
+    low, high = _pick(builder, masks[1:], choices[:half]), _pick(builder, masks[1:], choices[half:])
     return builder.select(masks[0], high, low)
 
 
@@ -583,7 +600,7 @@ def _code(w, power, bits, unbiased, table, planes, sums):  # type: ignore[no-unt
 def _encode_block(values, kept, buffer, spare, signs, keep, bits, unbiased, table, planes, sums, bound):  # type: ignore[no-untyped-def]
     values, top = _take(values, kept, spare, keep)
     if top < np.uint32(TINY_BITS):
-        planes[:] = np.uint64(0)
+        _clear(planes)
         return np.float32(0)
     down, up = _powers(top)
     _rotate(buffer, values, signs, down)
@@ -617,7 +634,7 @@ def encode(x, residual, planes, scales, block, bits, unbiased, table, low, high)
                 values, kept, buffer, spare, signs, keep, bits, unbiased, table, packed, sums, bound
             )
             if keep and size > stop - start:
-                residual[start:stop] = kept[: stop - start]
+                _copy(residual[start:stop], kept)
 
 
 _STORE, _ADD, _SUBTRACT = 0, 1, 2
@@ -637,7 +654,7 @@ def _put(out, buffer, room, signs, scale, how):  # type: ignore[no-untyped-def]
     else:
         _flip(target, buffer, groups, signs, scale)
     if out.size < buffer.size:
-        out[:] = target[: out.size]
+        _copy(out, target)
 
 
 @_cpu.Kernel

@@ -101,7 +101,8 @@ class LowRank(Compressor):
         return "float32"
 
     def shaped(self: Self, shape: tuple[int, ...]) -> Self:
-        return replace(self, cols=math.prod(shape[1:])) if len(shape) > 1 else self
+        keep = self.cols or len(shape) < 2
+        return self if keep else replace(self, cols=math.prod(shape[1:]))
 
     def matrix(self, n: int) -> Matrix:
         """How n values are seen."""

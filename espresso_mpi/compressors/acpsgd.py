@@ -59,9 +59,9 @@ class ACPSGD(LowRank):
         return 1 - m.rank / m.cols  # in step 0
 
     def learn(self, payload: Any, n: int, context: Context) -> None:
-        m, other = self.matrix(n), _OTHER[_given(context)]
-        factor = self._split(payload, n)[2][: m.size(other)]
-        _lowrank.keep(factor, context.kept(other, factor.size, factor))
+        m, learned = self.matrix(n), _given(context)  # what was summed now is given in the encode to come
+        factor = self._split(payload, n)[2][: m.size(learned)]
+        _lowrank.keep(factor, context.kept(learned, factor.size, factor))
 
     def _encode_cpu(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         m, given = self.matrix(x.size), _given(context)
@@ -73,6 +73,8 @@ class ACPSGD(LowRank):
         project = _lowrank.project_columns if given == "p" else _lowrank.project_rows
         project(x, residual, factor, m, body[:size], _lowrank.ADD, True, context)
         _lowrank.clear(body[size:])
+        turn = _turn(context)
+        turn[0] = 1 - turn[0]
 
     def _decode_cpu(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         first, given, other = self._split(payload, out.size)
@@ -99,5 +101,13 @@ class ACPSGD(LowRank):
 _OTHER = {"p": "q", "q": "p"}
 
 
+_HOST = np.empty(0, np.float32)
+
+
+def _turn(context: Context) -> np.ndarray:
+    """1 where P is given in the next encode, else 0; in host memory. Not the step: a tensor may sit steps out."""
+    return context.kept("turn", 1, _HOST)
+
+
 def _given(context: Context) -> str:
-    return "p" if context.step % 2 else "q"
+    return "p" if _turn(context)[0] else "q"

@@ -23,8 +23,8 @@ from .context import Context, Summary
 from .schedule import Schedule, settled
 
 LIMIT = 2.0**126
-"""The largest magnitude that compressors carry. Larger values, infinity among them, count as this, and NaN as 0: so no
-payload and no residual ever holds a value that is not finite. (Sessions refuse gradients that are not finite before.)"""
+"""The largest magnitude that compressors carry. Larger values, infinity among them, count as this, and NaN as 0: no
+payload and no residual ever holds a value that is not finite. (Sessions refuse gradients that are not finite.)"""
 
 Self = TypeVar("Self", bound="Compressor")
 
@@ -50,6 +50,9 @@ class Compressor(ABC):
     """Whether payloads hold some elements exactly and nothing of the others: decode_add touches those alone."""
     homogeneous: ClassVar[bool] = True
     """Whether C(2ʲx) = 2ʲC(x)."""
+    averages: ClassVar[bool] = True
+    """Whether the result stands for the ranks' mean. If it is a vote or a sum over past gradients instead, tensors take
+    part whatever their size and the number of ranks: a plain mean would be of another kind."""
 
     # --- sizes ---
 
@@ -89,7 +92,7 @@ class Compressor(ABC):
         return None
 
     def encode_traffic(self, n: int) -> int:
-        """The least bytes of memory that encoding with a residual must move: x once, the residual twice, the payload."""
+        """The least bytes of memory that encoding with a residual moves: x once, the residual twice, the payload."""
         return 12 * n + self.nbytes(n)
 
     def decode_traffic(self, n: int) -> int:
@@ -102,6 +105,11 @@ class Compressor(ABC):
         """This method with every scheduled parameter at its value in ``step``; None: after all schedules."""
         changes = {f.name: settled(v, step) for f in fields(self) if isinstance(v := getattr(self, f.name), Schedule)}
         return replace(self, **changes) if changes else self
+
+    def stages(self: Self) -> list[Self]:
+        """This method in each setting that its schedules bring about."""
+        scheduled = [v for f in fields(self) if isinstance(v := getattr(self, f.name), Schedule)]
+        return [self.at(step) for step in sorted({0, *(step for v in scheduled for step in v.changes())})]
 
     def shaped(self: Self, shape: tuple[int, ...]) -> Self:
         """This method for tensors of a shape. Methods that see matrices take their row length from it."""
@@ -179,11 +187,11 @@ class Compressor(ABC):
         """Add the n values that ``payload`` stands for to ``out``; otherwise as ``decode``."""
         self._decode(payload, out, True, context)
 
-    def learn(self, payload: Any, n: int, context: Context) -> None:
-        """Keep in ``context.state`` what the next encode wants to know of the payload summed over the ranks."""
+    def learn(self, payload: Any, n: int, context: Context) -> None:  # noqa: B027 - most methods learn nothing
+        """Keep what the next encode wants to know of the payload, on its device, summed over the ranks."""
 
-    def conclude(self, out: Any) -> None:
-        """Change the mean of the decoded values in place, for methods whose result is not the mean (majority vote)."""
+    def conclude(self, out: Any) -> None:  # noqa: B027 - most results are the mean
+        """Change the mean of the decoded values in place, on its device, if the result is another (majority vote)."""
 
     # --- what a method fills in ---
 
@@ -195,9 +203,7 @@ class Compressor(ABC):
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         """See ``decode`` and ``decode_add``; n > 0."""
 
-    def _summarise_cpu(
-        self, x: np.ndarray, summary: np.ndarray, residual: np.ndarray | None, context: Context
-    ) -> None:
+    def _summarise_cpu(self, x: np.ndarray, summary: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         raise NotImplementedError(f"{self.name} promises a summary but has no _summarise_cpu")
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
@@ -205,9 +211,7 @@ class Compressor(ABC):
         _through_the_host(self._encode_cpu, self.name, (x,), (payload, residual), context)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        _through_the_host(
-            lambda p, o, c: self._decode_cpu(p, o, add, c), self.name, (payload,), (out,), context
-        )
+        _through_the_host(lambda p, o, c: self._decode_cpu(p, o, add, c), self.name, (payload,), (out,), context)
 
     def _summarise_cuda(self, x: Any, summary: Any, residual: Any, context: Context) -> None:
         _through_the_host(self._summarise_cpu, self.name, (x,), (summary, residual), context)
@@ -276,7 +280,7 @@ def check_positive_int(owner: str, name: str, value: Any, low: int = 1, high: in
 
 
 def check_number(owner: str, name: str, value: Any, low: float, high: float, above: bool = False) -> None:
-    """Raise ConfigError unless ``value``, at both ends if it is a Schedule, lies in [low, high] (``above``: (low, high])."""
+    """Raise ConfigError unless ``value``, at both ends if it is a Schedule, is in [low, high]; ``above``: above low."""
     for v in (value.start, value.end) if isinstance(value, Schedule) else (value,):
         number = isinstance(v, (int, float)) and not isinstance(v, bool)
         if not number or not low <= v <= high or (above and v == low):

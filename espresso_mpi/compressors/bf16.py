@@ -1,6 +1,6 @@
 """``bf16``: bfloat16, the upper half of a float32; 16 bits an element.
 
-Rounded to nearest even (relative error at most 1/257) or stochastically (unbiased, ``ω = 2**-16``), never cut off, which
+Rounded to nearest even (relative error at most 1/257) or stochastically (unbiased, ``ω = 2**-16``), never cut off: that
 would shrink values by 0.28 % on average. For Gaussian values the squared error relative to ``‖x‖²`` is 2.76e-6 to
 nearest and twice that stochastically. It has the range of float32, so nothing needs scaling.
 
@@ -16,7 +16,8 @@ from ._casts import BRAIN, STOCHASTIC, Cast, rounding_error
 from .base import check_choice
 from .registry import register
 
-_OMEGA = 2.0**-16 / (1 + 2.0**-7)  # t(u - t)/(1 + t)² at its largest, t = u/(2 + u), for values 1 + t and unit u = 2**-7
+# For values 1 + t, unit u = 2**-7, the relative variance is t(u - t)/(1 + t)²: at most u²/4/(1 + u), at t = u/(2 + u).
+_OMEGA = 2.0**-16 / (1 + 2.0**-7)
 
 
 @register

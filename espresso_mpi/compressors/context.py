@@ -33,6 +33,7 @@ class Context:
         state: what the method keeps from step to step for this tensor on this rank, saved with checkpoints: float32
             arrays by name. Use ``kept``.
         summary: the agreed summary, float32; None if the ranks do not agree on one (then encode makes its own).
+        share: which share of the tensor's elements this part of it has.
     """
 
     key: int = 0
@@ -42,6 +43,7 @@ class Context:
     workspace: Workspace = field(default_factory=Workspace)
     state: MutableMapping[str, Any] = field(default_factory=dict)
     summary: Any = None
+    share: float = 1.0
 
     def scratch(self, name: str, size: int, dtype: Any, like: Any) -> Any:
         """A flat array of ``size`` elements on the device of ``like``, with any content; one of each name at a time."""

@@ -12,13 +12,14 @@ contraction with ``δ = ⌈0.8·k⌉/n`` of ``v + u``. On Gaussian values in the
 ``topk`` for the mean of m, ``k(1 - σ/√(2π))`` with ``σ² ≈ 1/(k·sample/n)``.
 
 The paper's warm-up is a schedule: ``dgc:ratio=0.25~0.001@400`` sends 25, 6.3, 1.6 and 0.4 % for a hundred steps each
-and then 0.1 %. Its local clipping is ``clip``: the gradient's norm on each of N ranks is held at clip/√N.
+and then 0.1 %. Its local clipping is ``clip``: the gradient's norm on each of N ranks is held at clip/√N,
+and at its share of that in the parts that a tensor is cut into.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class Dgc(Compressor):
     mu: float = 0.9
     clip: float = 0.0
     name = "dgc"
+    averages = False
     examples = ("dgc:ratio=0.25~0.001@400", "dgc:ratio=0.1,mu=0.5")
     sparse = True
 
@@ -75,6 +77,9 @@ class Dgc(Compressor):
     def decode_traffic(self, n: int) -> int:
         return _sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
 
+    def again(self) -> Dgc:
+        return replace(self, mu=0.0, clip=0.0)
+
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         rule, rank = self._rule(x.size), _sparse.aim(x.size, self.count(x.size))
         factor = _sparse.clip_factor(x, self._limit(context), context) if self.clip else 1.0
@@ -102,4 +107,4 @@ class Dgc(Compressor):
         return _sparse.Rule(most=k, least=-(-4 * k // 5), few=k)
 
     def _limit(self, context: Context) -> float:
-        return self.clip / math.sqrt(context.ranks)
+        return self.clip * math.sqrt(context.share / context.ranks)

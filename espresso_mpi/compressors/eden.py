@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any, TypeVar
 
@@ -30,7 +31,6 @@ from . import _cpu, _hadamard
 from .base import Compressor, check_choice, check_positive_int
 from .context import Context
 from .registry import register
-
 
 Self = TypeVar("Self", bound="Rotated")
 
@@ -126,7 +126,7 @@ class Eden(Rotated):
         return self.bits
 
 
-# --- the best quantiser of a standard normal variable ------------------------------------------------------------------
+# --- the best quantiser of a standard normal variable -----------------------------------------------------------------
 
 _NORMAL = NormalDist()
 
@@ -138,7 +138,7 @@ def centroids(bits: int) -> tuple[float, ...]:
     levels = [4 * (k + 0.5) / (count + 1) for k in range(count)]
     while True:
         edges = [0.0, *_between(levels), float("inf")]
-        better = [(_density(a) - _density(b)) / _mass(a, b) for a, b in zip(edges, edges[1:])]
+        better = [(_density(a) - _density(b)) / _mass(a, b) for a, b in pairwise(edges)]
         if max(abs(a - b) for a, b in zip(levels, better)) < 1e-13:
             return tuple(better)
         levels = better
@@ -156,8 +156,7 @@ def distortion(bits: int) -> float:
 def table(bits: int) -> np.ndarray:
     """For the kernels: the levels, then the thresholds between them. At one bit ±1, whose sums are exact."""
     levels = centroids(bits) if bits > 1 else (1.0,)
-    made = np.array([*levels, *_between(levels)], np.float32)
-    return made
+    return np.array([*levels, *_between(levels)], np.float32)
 
 
 @lru_cache
@@ -166,12 +165,12 @@ def _guaranteed(bits: int) -> float:
     if bits == 1:
         return 0.5
     levels = centroids(bits)
-    farthest = max(levels[0], *((b - a) / 2 for a, b in zip(levels, levels[1:])))
+    farthest = max(levels[0], *((b - a) / 2 for a, b in pairwise(levels)))
     return 1 - farthest**2 - 3 / (16 * levels[-1] ** 2)
 
 
 def _between(levels: Any) -> list[float]:
-    return [(a + b) / 2 for a, b in zip(levels, levels[1:])]
+    return [(a + b) / 2 for a, b in pairwise(levels)]
 
 
 def _density(y: float) -> float:

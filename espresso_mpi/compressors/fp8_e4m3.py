@@ -2,10 +2,10 @@
 
 ``scale = max|x| / 448`` over the block and ``code = x / scale`` rounded to the nearest E4M3 (ties to even; OCP 8-bit
 Floating Point Specification, 2023; Micikevicius et al., 2022), subnormal ones included. The relative error is at most
-1/17 down to 2**-15 of the block's largest magnitude, so ``δ = 1 - 1/289``. A block whose magnitudes are all below 1e-30
+1/17 down to 2**-14 of the block's largest magnitude, so ``δ = 1 - 1/289``. A block whose magnitudes are all below 1e-30
 is sent as zeros.
 
-Against ``int8``: errors follow each value and not the block's largest, at 13 times the mean square for Gaussian values.
+Against ``int8``: errors follow each value and not the block's largest, at 14 times the mean square for Gaussian values.
 Better where magnitudes differ by orders within a block.
 """
 

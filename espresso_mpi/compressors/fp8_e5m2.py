@@ -2,10 +2,10 @@
 
 ``scale = max|x| / 57344`` over the block and ``code = x / scale`` rounded to the nearest E5M2 (ties to even; OCP 8-bit
 Floating Point Specification, 2023; Micikevicius et al., 2022), subnormal ones included. The relative error is at most
-1/9 down to 2**-30 of the block's largest magnitude, so ``δ = 1 - 1/81``. A block whose magnitudes are all below 1e-30 is
-sent as zeros.
+1/9 down to 2**-29 of the block's largest magnitude, so ``δ = 1 - 1/81``. A block whose magnitudes are all below 1e-30
+is sent as zeros.
 
-For blocks whose magnitudes span more than the 2**15 that ``fp8_e4m3`` covers with half the error.
+For blocks whose magnitudes span more than the 2**14 that ``fp8_e4m3`` covers with half the error.
 """
 
 from __future__ import annotations

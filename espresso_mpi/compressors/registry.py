@@ -7,6 +7,7 @@ schedule: ``topk:ratio=0.25~0.01@400`` begins at 25 % and arrives at 1 % after 4
 from __future__ import annotations
 
 import pkgutil
+import re
 from dataclasses import fields
 from functools import lru_cache
 from importlib import import_module
@@ -19,6 +20,8 @@ from .schedule import Schedule
 
 _CLASSES: dict[str, type[Compressor]] = {}
 
+_NAME = re.compile(r"[a-z0-9_-]+")
+
 C = TypeVar("C", bound=type[Compressor])
 
 
@@ -26,13 +29,34 @@ def register(cls: C) -> C:
     """Class decorator: make a compressor known under ``cls.name``.
 
     Raises:
-        ConfigError: another class has that name.
+        ConfigError: another class has that name, or the class is none that a spelling could make.
     """
+    problem = _unfit(cls)
+    if problem:
+        raise ConfigError(f"compressor {getattr(cls, '__name__', cls)}: {problem}")
+    if not cls.__module__.startswith(f"{__package__}."):
+        _load_all()  # so that a name that is taken is refused here and not at the first use of any
     known = _CLASSES.setdefault(cls.name, cls)
     if known.__qualname__ != cls.__qualname__ or known.__module__ != cls.__module__:
         raise ConfigError(f"compressor {cls.name!r} is registered twice: by {known.__module__} and {cls.__module__}")
     _CLASSES[cls.name] = cls
     return cls
+
+
+def _unfit(cls: Any) -> str:
+    """Why a class cannot be registered; nothing if it can."""
+    if not (isinstance(cls, type) and issubclass(cls, Compressor)):
+        return "it is no subclass of Compressor"
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "none":
+        return f"name={name!r}; expected lower-case letters, digits, _ and -, and not 'none'"
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    if "__dataclass_fields__" not in vars(cls) and cls.__annotations__:
+        return "it has parameters but is no dataclass; put @dataclass(frozen=True) under @register"
+    odd = [f.name for f in fields(cls) if not isinstance(f.default, (bool, int, float, str))]
+    return f"parameter {odd[0]} needs a default of type int, float, bool or str" if odd else ""
 
 
 def unregister(name: str) -> None:
@@ -100,6 +124,8 @@ def _parameters(cls: type[Compressor], text: str) -> dict[str, Any]:
         if not equals or key not in kinds:
             known = ", ".join(f"{k}=<{t.__name__}>" for k, t in kinds.items()) or "no parameters"
             raise ConfigError(f"compressor {cls.name!r}: cannot read {item!r}; it takes {known}")
+        if key in values:
+            raise ConfigError(f"compressor {cls.name!r}: {key} is given twice in {text!r}")
         values[key] = _convert(cls.name, key, value, kinds[key])
     return values
 
@@ -112,6 +138,8 @@ def _convert(owner: str, key: str, value: str, kind: type) -> Any:
     try:
         scheduled = Schedule.parse(value, kind) if kind in (int, float) else None
         return kind(value) if scheduled is None else scheduled
+    except ConfigError:
+        raise
     except ValueError:
         raise ConfigError(
             f"compressor {owner!r}: {key}={value!r}; expected {kind.__name__}, or a schedule such as 0.25~0.01@400"

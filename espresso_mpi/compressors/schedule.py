@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ class Schedule:
     a hundred steps each, then 0.1 %. Whole-number parameters are rounded.
 
     Raises:
-        ConfigError: a value that is not above 0, or no steps or stages.
+        ConfigError: a value that is not above 0, a factor beyond float64, or no steps or stages.
     """
 
     start: float
@@ -28,7 +29,8 @@ class Schedule:
     stages: int = 4
 
     def __post_init__(self) -> None:
-        if not (self.start > 0 and self.end > 0 and self.steps >= 1 and 1 <= self.stages <= self.steps):
+        factor = self.end / self.start if self.start > 0 else math.inf
+        if not (0 < factor < math.inf and self.steps >= 1 and 1 <= self.stages <= self.steps):
             raise ConfigError(
                 f"schedule {self}: expected values above 0 and 1 <= stages <= steps, as in 0.25~0.001@400/4"
             )
@@ -38,6 +40,10 @@ class Schedule:
         stage = min(step * self.stages // self.steps, self.stages)
         value = self.start * (self.end / self.start) ** (stage / self.stages) if stage < self.stages else self.end
         return round(value) if isinstance(self.end, int) else value
+
+    def changes(self) -> list[int]:
+        """The steps in which the value changes, the first one included."""
+        return [-(-stage * self.steps // self.stages) for stage in range(self.stages + 1)]
 
     @classmethod
     def parse(cls, text: str, kind: type) -> Schedule | None:

@@ -27,6 +27,7 @@ class SignSGD(Compressor):
     """Signs without a scale. Payload: ceil(n/64) uint64 of sign bits (1 = negative)."""
 
     name = "signsgd"
+    averages = False
     homogeneous = False
 
     def nbytes(self, n: int) -> int:

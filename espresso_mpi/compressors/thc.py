@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 from numba import carray, prange
 
-from ..errors import ConfigError
 from . import _cpu, _hadamard
-from .base import LIMIT, Compressor, check_choice, check_number, check_positive_int
+from .base import Compressor, check_choice, check_number, check_positive_int
 from .context import Context, Summary
 from .registry import register
 
@@ -81,6 +80,8 @@ class Thc(Compressor):
 
     def contraction(self, n: int) -> float:
         t = self.clipped_at
+        if t < 0.1:  # so little of a turned element is left that the bound on clipping, 3/16t², says nothing
+            return 0.0
         return max(0.0, 1 - t * t / (4 * self.levels**2) - 3 / (16 * t * t))
 
     def gaussian_error(self, n: int) -> float:
@@ -93,9 +94,7 @@ class Thc(Compressor):
     def summary(self, n: int) -> Summary:
         return Summary(_hadamard.count(n, self.block), "max")
 
-    def _summarise_cpu(
-        self, x: np.ndarray, summary: np.ndarray, residual: np.ndarray | None, context: Context
-    ) -> None:
+    def _summarise_cpu(self, x: np.ndarray, summary: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         _summarise(x, _cpu.EMPTY if residual is None else residual, summary, self.block)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
@@ -119,9 +118,10 @@ class Thc(Compressor):
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from . import _cuda_hadamard
 
-        rules = (self.block, np.float32(self.levels), self._unit, self._top)
-        parts = self._split(payload, x.size)
-        _cuda_hadamard.encode_integers(x, residual, context.summary, *parts, *rules, context.shared, context.key)
+        seed, norms, codes = self._split(payload, x.size)
+        rules = (np.float32(self.levels), self._unit, self._top)
+        arrays, keys = (x, residual, context.summary, seed, norms, codes), (context.shared, context.key)
+        _cuda_hadamard.encode_integers(arrays, self.block, rules, keys)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         from . import _cuda_hadamard
@@ -172,7 +172,7 @@ def _summarise(x, residual, norms, block):  # type: ignore[no-untyped-def]
             tame, top = _hadamard._take(values, kept, room[:size], keep)
             norms[b] = _norm(tame, top)
             if keep and size > stop - start:
-                residual[start:stop] = kept[: stop - start]
+                _hadamard._copy(residual[start:stop], kept)
 
 
 @_cpu.inline
@@ -184,8 +184,8 @@ def _agreed(norm):  # type: ignore[no-untyped-def]
 
 @_cpu.inline
 def _factor(up, root, step):  # type: ignore[no-untyped-def]
-    """What to multiply turned values by, so that a step of the codes is 1."""
-    return min(up / (root * step), np.float32(MOST)) if step > np.float32(0) else np.float32(0)
+    """What to multiply turned values by, so that a step of the codes is 1. The product root · step could overflow."""
+    return min(up / step / root, np.float32(MOST))
 
 
 @_cpu.inline
@@ -219,7 +219,7 @@ def _encode(x, residual, summary, norms, codes, block, levels, unit, most, low, 
             step, root = norms[b] * unit, np.sqrt(np.float32(size))
             packed = codes[start : start + size]
             if top < np.uint32(_hadamard.TINY_BITS) or step == np.float32(0):
-                packed[:] = 0
+                _hadamard._clear(packed)
                 continue
             down, up = _hadamard._powers(top)
             _hadamard._rotate(buffer, tame, signs, down)
@@ -271,7 +271,9 @@ def quantisation_error(t: float, levels: int, d: int) -> float:
     """``E(y - code·t/G)²`` of an element of a turned block of d: rounding between a < y < b has variance (y-a)(b-y)."""
     step = t / levels
     a = step * np.arange(levels)
-    rounding = _integral(lambda y: (y % step) * (step - y % step) * _density(y, d), a, a + step, 16 if levels < 256 else 3)
+    rounding = _integral(
+        lambda y: (y % step) * (step - y % step) * _density(y, d), a, a + step, 16 if levels < 256 else 3
+    )
     tail = np.linspace(t, t + 8, 9)
     return 2 * rounding + 2 * _integral(lambda y: (y - t) ** 2 * _density(y, d), tail[:-1], tail[1:], 16)
 

@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
+from agreed_integers import Agreed
 from test_sync import exact_mean, identical, machine_layouts, values
 
 from espresso_mpi.bench.reference import synchronised
-from espresso_mpi.compressors import Compressor, Summary, get, register, unregister
+from espresso_mpi.compressors import get, register, unregister
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.types import Route
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 ROUTES = ("flat-linear", "hierarchical-linear")
-
-
-@dataclass(frozen=True)
-class Agreed(Compressor):
-    """Integers with a scale that all ranks agree on: the least that a linear compressor with a summary can be."""
-
-    top: int = 1000
-    name = "test-agreed"
-    common = True
-    element = "int16"
-
-    def nbytes(self, n):
-        return 16 + 2 * n
-
-    def header(self, n):
-        return 16
-
-    def contraction(self, n):
-        return 0.5
-
-    def summary(self, n):
-        return Summary(1, "max")
-
-    def _summarise_cpu(self, x, summary, residual, context):
-        if residual is not None:
-            residual += x
-        summary[0] = np.abs(x if residual is None else residual).max()
-
-    def _encode_cpu(self, x, payload, residual, context):
-        scale = context.summary[0] / np.float32(self.top)
-        codes = np.rint((x if residual is None else residual) / scale)
-        payload[:16] = 0
-        payload[:16].view(np.float32)[0] = scale
-        payload[16:].view(np.int16)[...] = codes
-        context.kept("times", 1, x)[0] += 1
-        if residual is not None:
-            residual -= codes.astype(np.float32) * scale
-
-    def learn(self, payload, n, context):
-        context.kept("learned", n, np.empty(0, np.float32))[...] = payload[16:].view(np.int16)
-
-    def _decode_cpu(self, payload, out, add, context):
-        decoded = payload[16:].view(np.int16) * payload[:16].view(np.float32)[0]
-        out[...] = out + decoded if add else decoded
 
 
 @pytest.fixture
@@ -118,9 +73,9 @@ def test_what_a_method_keeps_is_part_of_the_state(world, open_session, agreed):
     for step in range(3):
         session.sync(values(world.rank, step, n))
     memory = {key.rsplit("|", 1)[1]: value for key, value in session.state_dict()["memory"].items()}
-    assert memory["times"].tolist() == [3]
-    assert identical(world, memory["learned"])
-    assert np.abs(memory["learned"]).max() > 0
+    assert memory["own.times"].tolist() == [3]
+    assert identical(world, memory["own.learned"])
+    assert np.abs(memory["own.learned"]).max() > 0
     other = open_session(compressor=agreed, route="flat-linear")
     other.load_state_dict(session.state_dict())
     grad, same = values(world.rank, 3, n), values(world.rank, 3, n)
@@ -129,13 +84,17 @@ def test_what_a_method_keeps_is_part_of_the_state(world, open_session, agreed):
     assert np.array_equal(grad, same)
 
 
-def test_saturation_is_counted(world, open_session, agreed):
-    """Two ranks at the end of the range: their sum leaves it."""
-    grad = np.full(100, 2.0, np.float32)
-    session = open_session(compressor=f"{agreed}:top=30000", route="flat-linear", feedback="none")
+@pytest.mark.parametrize("n", [100, 5000])
+@pytest.mark.parametrize("window_bytes", [0, 8192])
+def test_saturation_is_counted(world, open_session, agreed, n, window_bytes):
+    """Two ranks at the end of the range: their sum leaves it. Each element counts once, on whichever rank."""
+    grad = np.full(n, 2.0, np.float32)
+    session = open_session(
+        compressor=f"{agreed}:top=30000", route="flat-linear", feedback="none", window_bytes=window_bytes
+    )
     session.sync(grad)
     counted = sum(world.allgather(session.stats().saturated))
-    assert (counted > 0) == (world.size > 1)
+    assert counted == (n if world.size > 1 else 0)
     if world.size > 1:
         assert np.allclose(grad, 2 * 32767 / 30000 / world.size, rtol=1e-6)
 

@@ -30,7 +30,10 @@ def gradient(rank, step):
     return values(rank, step, N).reshape(SHAPE)
 
 
-@pytest.mark.parametrize("method", names())
+SPELLINGS = [spelling for name in names() for spelling in (name, *type(get(name)).examples)]
+
+
+@pytest.mark.parametrize("method", [*SPELLINGS, "dgc:ratio=0.1,clip=1.0"])
 def test_every_bit_is_what_the_route_says(world, open_session, method):
     """Against a simulation of all ranks in one process, bit for bit."""
     if world.size == 1:
@@ -43,7 +46,7 @@ def test_every_bit_is_what_the_route_says(world, open_session, method):
             grad = gradient(world.rank, 0)
             session.sync(grad)
             inputs = [values(r, 0, N) for r in range(world.size)]
-            compressor = get(method).shaped(SHAPE).at(0)
+            compressor = get(method).shaped(SHAPE)
             expected = synchronised(Route.parse(route), session.topology, inputs, compressor, 1000, seed=5)
             assert np.array_equal(grad.reshape(-1), expected[world.rank]), (machines, route)
             assert identical(world, grad)
@@ -116,3 +119,16 @@ def test_majority_vote(world, open_session):
         grad = values(world.rank, 0, N)
         open_session(compressor="signsgd", route=route).sync(grad)
         assert np.array_equal(grad, expected)
+
+
+def test_the_second_encode_has_no_momentum(world, open_session):
+    """The gradients went through it at the first; the mean must not go through it again."""
+    assert get("signum").again() == get("signsgd")
+    assert get("dgc:ratio=0.1,clip=2.0").again() == get("dgc:ratio=0.1,mu=0.0")
+    if world.size == 1:
+        return
+    session = open_session(compressor="signum", route="flat-alltoall")
+    for step in range(3):
+        session.sync(gradient(world.rank, step))
+    points = {key.rsplit("|", 3)[1] for key in session.state_dict()["memory"]}
+    assert points == {"0"}

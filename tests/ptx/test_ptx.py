@@ -23,7 +23,8 @@ import espresso_mpi.collectives
 import espresso_mpi.compressors
 from espresso_mpi.compressors import _cuda
 
-ARCHITECTURES = ((7, 0), (8, 0), (9, 0))
+ARCHITECTURES = ((7, 0), (9, 0))
+"""The oldest and the newest: what both compile, those between do."""
 REQUIRED = os.environ.get("ESPRESSO_REQUIRE_PTX") == "1"
 
 
@@ -120,10 +121,10 @@ def test_a_sum_that_is_fused_unasked_would_be_found():
 @pytest.mark.parametrize(
     ("name", "explicit"),
     [
-        ("_cuda_int8.encode[keep=False][stochastic=False]", "fma.rn.f32"),
-        ("_cuda_int8.encode[keep=True][stochastic=True]", "fma.rn.f32"),
-        ("_cuda_int8.decode[add=True]", "fma.rn.f32"),
-        ("_cuda_int8.encode[keep=False][stochastic=False]", "div.rn.f32"),
+        ("_cuda_blocks.encode[keep=False][rule=nearest][per=1]", "fma.rn.f32"),
+        ("_cuda_blocks.encode[keep=True][rule=stochastic][per=1]", "fma.rn.f32"),
+        ("_cuda_blocks.decode[add=True][float8=False][per=1]", "fma.rn.f32"),
+        ("_cuda_blocks.encode[keep=False][rule=nearest][per=1]", "div.rn.f32"),
         ("_cuda_signs.encode[keep=True][two=False]", "div.rn.f32"),
         ("_cuda_signs.encode[keep=True][two=False]", "vote.sync.ballot.b32"),
         ("_cuda_topk.count_digits[add=True]", "atom.shared.add.u32"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,27 @@ from espresso_mpi.compressors import Compressor, get, names
 SIMULATOR = Path(__file__).with_name("cuda_simulator.py")
 
 
+@pytest.fixture(scope="module")
+def runs(request):
+    """What the simulator says of everything that is selected, each in a process of its own, one on every core.
+
+    In processes because the simulator has to be chosen before numba is imported.
+    """
+    wanted = [item.callspec.params["what"] for item in request.session.items if "runs" in item.fixturenames]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {what: pool.submit(_run, what) for what in wanted}
+        pool.shutdown(cancel_futures=True)
+
+
+def _run(what):
+    command = [sys.executable, str(SIMULATOR), what]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", [*names(), "collectives"])
-def test_same_bytes_as_the_cpu(what):
-    """In a process of its own: the simulator has to be chosen before numba is imported."""
-    run = subprocess.run([sys.executable, str(SIMULATOR), what], capture_output=True, text=True, timeout=110)
+def test_same_bytes_as_the_cpu(what, runs):
+    run = runs[what].result()
     assert run.returncode == 0, run.stdout + run.stderr
 
 

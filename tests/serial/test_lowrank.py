@@ -89,7 +89,8 @@ def test_acpsgd_projects_rows_and_columns_by_turns(cols, n, rank):
     P, Q = (np.linalg.qr(given[name].T.astype(np.float64))[0] for name in "pq")
     for number, expected in enumerate((M @ Q @ Q.T, P @ (P.T @ M))):
         state = {name: factor.ravel().copy() for name, factor in given.items()}
-        _, seen = step(c, x, Context(step=number, state=state))
+        state["turn"] = np.array([number], np.float32)
+        _, seen = step(c, x, Context(state=state))
         assert np.linalg.norm(seen - expected.ravel()[:n]) <= 1e-5 * np.linalg.norm(x)
         learned, other = (state["q"], M.T @ P) if number else (state["p"], M @ Q)
         size = np.linalg.norm(other)
@@ -280,7 +281,7 @@ def test_acpsgd_keeps_the_same_share_of_any_matrix(number, share):
         c, total = get("acpsgd:cols=60"), np.sum(x.astype(np.float64) ** 2)
         kept = []
         for shared in np.random.default_rng(0).integers(0, 1 << 63, 300):
-            _, seen = step(c, x, Context(0, int(shared), number))
+            _, seen = step(c, x, Context(0, int(shared), state={"turn": np.array([number], np.float32)}))
             kept.append(1 - np.sum((x.astype(np.float64) - seen) ** 2) / total)
         assert abs(np.mean(kept) - share) <= 5 * np.std(kept) / np.sqrt(len(kept)) + 1e-6
     assert get("acpsgd:cols=60").contraction(2400) == pytest.approx(4 / 60, rel=1e-5)

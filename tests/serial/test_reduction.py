@@ -72,3 +72,34 @@ def test_float16_saturates_and_bfloat16_rounds_to_even():
     back = np.empty(9999, np.float32)
     reduction.convert(back, out, "bfloat16")
     assert np.array_equal(back, x.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32"])
+@pytest.mark.parametrize("count", [2, 5])
+def test_sums_of_integers_stop_at_the_end_of_their_range_and_say_how_often(dtype, count):
+    limits = np.iinfo(dtype)
+    for n in (1, 100, 5000):
+        rows = np.random.default_rng(n).integers(limits.min, limits.max, (count, n), dtype, endpoint=True)
+        wide = rows.astype(np.int64).sum(axis=0)
+        out = rows[1].copy()
+        saturated = reduction.reduce_rows(out, rows, 1, reduction.Rule("sum"), dtype)
+        assert np.array_equal(out, np.clip(wide, limits.min, limits.max))
+        assert saturated == np.count_nonzero((wide < limits.min) | (wide > limits.max))
+
+
+def test_the_largest_of_each_element():
+    rows = np.random.default_rng(0).standard_normal((4, 999)).astype(np.float32)
+    expected, out = rows.max(axis=0), rows[3].copy()
+    rows[3] = np.nan  # must not be read
+    assert reduction.reduce_rows(out, rows, 3, reduction.Rule("max"), "float32") == 0
+    assert np.array_equal(out, expected)
+
+
+def test_blends_round_like_a_fused_product():
+    rng = np.random.default_rng(0)
+    x, out = (rng.standard_normal(5001).astype(np.float32) for _ in range(2))
+    a, b = np.float32(0.3), np.float32(0.7)
+    kept = (a * out).astype(np.float64)
+    expected = (kept + b.astype(np.float64) * x.astype(np.float64)).astype(np.float32)
+    reduction.blend(out, 0.3, 0.7, x)
+    assert np.abs(out - expected).max() <= 2.0**-23

@@ -69,12 +69,49 @@ def test_registers_and_forgets(toy):
 
 
 def test_a_name_is_taken_once():
-    class Another(Compressor):
-        name = "fp16"
+    class Another(type(get("fp16"))):
+        pass
 
     with pytest.raises(ConfigError, match="registered twice"):
         register(Another)
     assert type(get("fp16")).__name__ == "Fp16"
+
+
+class Shape(Compressor):
+    """Complete, and each test spoils it in one way."""
+
+    name = "test-shape"
+
+    def nbytes(self, n):
+        return 4 * n
+
+    def _encode_cpu(self, x, payload, residual, context):
+        payload.view(np.float32)[...] = x
+
+    def _decode_cpu(self, payload, out, add, context):
+        out[...] = payload.view(np.float32)
+
+
+def spoilt(**members):
+    return type("Spoilt", (Shape,), members)
+
+
+@pytest.mark.parametrize(
+    "cls, words",
+    [
+        (int, "no subclass"),
+        (spoilt(name=3), "name=3"),
+        (spoilt(name="none"), "not 'none'"),
+        (spoilt(name="a,b"), "lower-case"),
+        (type("Bare", (Compressor,), {"name": "bare"}), "lacks _decode_cpu, _encode_cpu, nbytes"),
+        (spoilt(__annotations__={"level": int}, level=3), "no dataclass"),
+        (dataclass(frozen=True)(spoilt(__annotations__={"level": tuple}, level=(1, 2))), "level needs a default"),
+    ],
+)
+def test_a_class_that_no_spelling_could_make_is_refused(cls, words):
+    with pytest.raises(ConfigError, match=words):
+        register(cls)
+    assert "test-shape" not in names()
 
 
 # --- spellings --------------------------------------------------------------------------------------------------------

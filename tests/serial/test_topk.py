@@ -365,3 +365,8 @@ def test_threshold_beyond_its_capacity_goes_in_later_steps():
 def test_refuses_parameters_that_do_not_fit(spelling):
     with pytest.raises(ConfigError):
         get(spelling)
+
+
+@pytest.mark.parametrize("n", [1, 2, 50, 150, 1000])
+def test_topk_sends_a_rounded_share_and_at_least_one(n):
+    assert get("topk").nbytes(n) == 8 * max(1, round(0.01 * n))

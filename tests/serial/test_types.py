@@ -32,7 +32,7 @@ def test_a_route_moves_to_another_device():
         ("reduce_scatter@intra/allgather@intra", "averages over"),
         ("allreduce@flat/allreduce@flat", "twice"),
         ("allreduce@intra/allreduce@flat", "averages over"),
-        ("encode@cpu/allreduce@flat/decode@cpu", "cannot be summed"),
+        ("encode@cpu/reduce_scatter@flat/decode@cpu", "scattered by a sum"),
         ("alltoall@flat/allgather@flat", "encode first"),
         ("encode@cpu/encode@cpu/allgather@flat/decode@cpu", "already"),
         ("decode@cpu/allreduce@flat", "nothing to decode"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from agreed_integers import Agreed
 from numba import cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
+from espresso_mpi.compressors import register, unregister
 from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError
 from espresso_mpi.types import ROUTES, Route
 
@@ -61,7 +63,7 @@ def methods(route):
     if not route.compressed:
         return ["none"]
     if route.sums_payloads:
-        return ["fp16", "randomk:ratio=0.1", "topk_chunked:ratio=0.2,chunk=16", "thc:block=64"]
+        return ["fp16", "randomk:ratio=0.1", "topk_chunked:ratio=0.2,chunk=16"]
     return ["onebit", "topk:ratio=0.1", "int8", "fp16"]
 
 
@@ -74,11 +76,42 @@ def test_gpu_arrays_give_the_bits_of_host_arrays(world, open_session, monkeypatc
         host = open_session(route=name, **options)
         gpu = open_session(route=Route.parse(name).on("gpu"), **options)
         for step in range(2):
-            expected = values(world.rank, step, 300, np.float32)
+            expected = values(world.rank, step, 150 if Route.parse(name).sums_payloads else 300, np.float32)
             grad = GpuArray(expected.copy())
             host.sync(expected)
             gpu.sync(grad)
             assert np.array_equal(grad.host, expected), compressor
+
+
+@pytest.fixture
+def without_kernels():
+    register(Agreed)
+    yield Agreed.name
+    unregister(Agreed.name)
+
+
+@pytest.mark.parametrize("route", ["flat-linear", "flat-allgather"])
+@pytest.mark.parametrize("feedback", ["plain", "ef21"])
+def test_a_method_without_gpu_kernels_works_through_the_host(world, open_session, without_kernels, route, feedback):
+    host = open_session(compressor=without_kernels, route=route, feedback=feedback)
+    gpu = open_session(compressor=without_kernels, route=Route.parse(route).on("gpu"), feedback=feedback)
+    for step in range(3):
+        expected = values(world.rank, step, 200, np.float32)
+        grad = GpuArray(expected.copy())
+        host.sync(expected)
+        gpu.sync(grad)
+        assert np.array_equal(grad.host, expected)
+
+
+def test_integers_are_summed_on_the_gpu(world, open_session):
+    host, gpu = (
+        open_session(compressor="thc:block=64", route=Route.parse("flat-linear").on(d)) for d in ("cpu", "gpu")
+    )
+    expected = values(world.rank, 0, 130, np.float32)
+    grad = GpuArray(expected.copy())
+    host.sync(expected)
+    gpu.sync(grad)
+    assert np.array_equal(grad.host, expected)
 
 
 @pytest.mark.parametrize("feedback", ["plain:decay=0.5", "ef21", "ef21:momentum=0.25"])
