@@ -178,51 +178,6 @@ def negative_mask(typingctx, x, index):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def magnitude_mask(typingctx, x, index, bits):  # type: ignore[no-untyped-def]
-    """Bit i of the uint64 says whether the bits of ``|x[index + i]|`` are at least ``bits``, for 64 elements."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        values = builder.load(_at(context, builder, sig.args[0], args[0], args[1], _VECTOR_I), align=4)
-        magnitude = builder.and_(values, ir.Constant(_VECTOR_I, [0x7FFFFFFF] * _V))
-        at_least = builder.icmp_unsigned(">=", magnitude, _splat(builder, args[2], _VECTOR_I))
-        return builder.bitcast(at_least, ir.IntType(_V))
-
-    return types.uint64(x, types.intp, types.uint32), codegen
-
-
-def _signed(builder: Any, mask: Any, scale: Any) -> Any:
-    """64 times plus or minus ``scale``, minus where the mask has a one."""
-    plus = _splat(builder, scale, _VECTOR)
-    minus = _splat(builder, builder.fneg(scale), _VECTOR)
-    return builder.select(builder.bitcast(mask, ir.VectorType(ir.IntType(1), _V)), minus, plus)
-
-
-@intrinsic
-def store_signed(typingctx, out, index, mask, scale):  # type: ignore[no-untyped-def]
-    """``out[index + i] = -scale if mask bit i else scale`` for 64 elements."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        pointer = _at(context, builder, sig.args[0], args[0], args[1], _VECTOR)
-        builder.store(_signed(builder, args[2], args[3]), pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.none(out, types.intp, types.uint64, types.float32), codegen
-
-
-@intrinsic
-def add_signed(typingctx, out, index, mask, scale):  # type: ignore[no-untyped-def]
-    """``out[index + i] += -scale if mask bit i else scale`` for 64 elements."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        pointer = _at(context, builder, sig.args[0], args[0], args[1], _VECTOR)
-        total = builder.fadd(builder.load(pointer, align=4), _signed(builder, args[2], args[3]))
-        builder.store(total, pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.none(out, types.intp, types.uint64, types.float32), codegen
-
-
-@intrinsic
 def _abs_sum_groups(typingctx, x, groups):  # type: ignore[no-untyped-def]
     """Sum ``|x|`` over ``64 * groups`` elements: 64 running lane sums, then a pairwise tree over the lanes."""
 

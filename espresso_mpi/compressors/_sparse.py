@@ -22,7 +22,7 @@ from numba import prange, types
 from numba.extending import intrinsic
 
 from . import _cpu
-from .base import LIMIT
+from .base import LIMIT, Compressor
 from .context import Context
 
 CHUNK = 8192
@@ -42,6 +42,34 @@ TOP = np.uint32(np.float32(LIMIT).view(np.uint32))
 """The largest key."""
 
 _LARGEST = np.float32(np.finfo(np.float32).max)
+
+
+class Counted(Compressor):
+    """What methods share whose payload says how many elements it holds.
+
+    Payload: 8 + 8·k bytes: a uint64 m, k uint32 indices in rising order, k float32 values. Slots beyond m are zero.
+    """
+
+    ratio: float
+    sparse = True
+
+    def count(self, n: int) -> int:
+        """How many of n elements are sent at most."""
+        return count(n, self.ratio)
+
+    def nbytes(self, n: int) -> int:
+        return 8 + 8 * self.count(n) if n else 0
+
+    def decode_traffic(self, n: int) -> int:
+        return scattered_traffic(n, self.count(n)) + self.nbytes(n)
+
+    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
+        decode_counted(payload, out, add)
+
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        from . import _cuda_sparse
+
+        _cuda_sparse.decode(payload, out, add)
 
 
 # --- sizes and errors -------------------------------------------------------------------------------------------------

@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 
 from . import _sparse
-from .base import LIMIT, Compressor, check_number
+from .base import LIMIT, check_number
 from .context import Context
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class Dgc(Compressor):
+class Dgc(_sparse.Counted):
     """Deep gradient compression. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
@@ -49,20 +49,12 @@ class Dgc(Compressor):
     name = "dgc"
     averages = False
     examples = ("dgc:ratio=0.25~0.001@400", "dgc:ratio=0.1,mu=0.5")
-    sparse = True
 
     def __post_init__(self) -> None:
         check_number("dgc", "ratio", self.ratio, 0, 1, above=True)
         check_number("dgc", "mu", self.mu, 0, 0.999)
         check_number("dgc", "clip", self.clip, 0, LIMIT)
         object.__setattr__(self, "homogeneous", self.clip == 0)
-
-    def count(self, n: int) -> int:
-        """How many of n elements are sent at most."""
-        return _sparse.count(n, self.ratio)
-
-    def nbytes(self, n: int) -> int:
-        return 8 + 8 * self.count(n) if n else 0
 
     def contraction(self, n: int) -> float:
         return self._rule(n).least / n if n else 1.0
@@ -74,9 +66,6 @@ class Dgc(Compressor):
         """With a residual and the momentum, each twice."""
         return 20 * n + self.nbytes(n)
 
-    def decode_traffic(self, n: int) -> int:
-        return _sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
-
     def again(self) -> Dgc:
         return replace(self, mu=0.0, clip=0.0)
 
@@ -86,9 +75,6 @@ class Dgc(Compressor):
         momentum = _sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
         _sparse.encode_counted(x, residual, momentum, rule, None, rank, payload, context)
 
-    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
-        _sparse.decode_counted(payload, out, add)
-
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from . import _cuda_sparse
 
@@ -96,11 +82,6 @@ class Dgc(Compressor):
         factor = _cuda_sparse.clip_factor(x, self._limit(context), context) if self.clip else None
         momentum = _cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
         _cuda_sparse.encode(x, residual, momentum, rule, None, rank, payload, context)
-
-    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_sparse
-
-        _cuda_sparse.decode(payload, out, add)
 
     def _rule(self, n: int) -> _sparse.Rule:
         k = self.count(n)

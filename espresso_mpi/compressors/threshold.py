@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import _sparse
-from .base import LIMIT, Compressor, check_number
+from .base import LIMIT, check_number
 from .context import Context
 from .registry import register
 
@@ -28,7 +28,7 @@ _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 
 @register
 @dataclass(frozen=True)
-class Threshold(Compressor):
+class Threshold(_sparse.Counted):
     """What reaches a value. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
@@ -42,19 +42,11 @@ class Threshold(Compressor):
     ratio: float = 0.01
     name = "threshold"
     examples = ("threshold:value=2.0,ratio=0.1", "threshold:value=0.5,ratio=1.0")
-    sparse = True
     homogeneous = False
 
     def __post_init__(self) -> None:
         check_number("threshold", "value", self.value, _TINIEST, LIMIT)
         check_number("threshold", "ratio", self.ratio, 0, 1, above=True)
-
-    def count(self, n: int) -> int:
-        """How many of n elements are sent at most."""
-        return _sparse.count(n, self.ratio)
-
-    def nbytes(self, n: int) -> int:
-        return 8 + 8 * self.count(n) if n else 0
 
     def contraction(self, n: int) -> float:
         return 1 / n if n else 1.0
@@ -65,25 +57,14 @@ class Threshold(Compressor):
         reach = 2 * NormalDist().cdf(-self.value)
         return _sparse.gaussian_error(min(max(reach, 1 / n), self.count(n) / n))
 
-    def decode_traffic(self, n: int) -> int:
-        return _sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
-
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         rule, rank = self._rule(x.size), _sparse.aim_above(x.size, self.count(x.size))
         _sparse.encode_counted(x, residual, None, rule, self._key(), rank, payload, context)
-
-    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
-        _sparse.decode_counted(payload, out, add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from . import _cuda_sparse
 
         _cuda_sparse.encode(x, residual, None, self._rule(x.size), self._key(), 0, payload, context)
-
-    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_sparse
-
-        _cuda_sparse.decode(payload, out, add)
 
     def _rule(self, n: int) -> _sparse.Rule:
         return _sparse.Rule(most=self.count(n), least=1, few=1)

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from . import _sparse
-from .base import Compressor, check_number
+from .base import check_number
 from .context import Context
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class TopKSampled(Compressor):
+class TopKSampled(_sparse.Counted):
     """Top-k by a sampled threshold. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
@@ -37,17 +37,9 @@ class TopKSampled(Compressor):
     ratio: float = 0.01
     name = "topk_sampled"
     examples = ("topk_sampled:ratio=0.3", "topk_sampled:ratio=0.001")
-    sparse = True
 
     def __post_init__(self) -> None:
         check_number("topk_sampled", "ratio", self.ratio, 0, 1, above=True)
-
-    def count(self, n: int) -> int:
-        """How many of n elements are sent at most."""
-        return _sparse.count(n, self.ratio)
-
-    def nbytes(self, n: int) -> int:
-        return 8 + 8 * self.count(n) if n else 0
 
     def contraction(self, n: int) -> float:
         return self._rule(n).least / n if n else 1.0
@@ -55,26 +47,15 @@ class TopKSampled(Compressor):
     def gaussian_error(self, n: int) -> float | None:
         return _sparse.sampled_error(n, self.count(n)) if n else None
 
-    def decode_traffic(self, n: int) -> int:
-        return _sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
-
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         rule, rank = self._rule(x.size), _sparse.aim(x.size, self.count(x.size))
         _sparse.encode_counted(x, residual, None, rule, None, rank, payload, context)
-
-    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
-        _sparse.decode_counted(payload, out, add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from . import _cuda_sparse
 
         rule, rank = self._rule(x.size), _sparse.aim(x.size, self.count(x.size))
         _cuda_sparse.encode(x, residual, None, rule, None, rank, payload, context)
-
-    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_sparse
-
-        _cuda_sparse.decode(payload, out, add)
 
     def _rule(self, n: int) -> _sparse.Rule:
         k = self.count(n)

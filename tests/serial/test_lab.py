@@ -188,8 +188,8 @@ def test_a_stream_runs_at_the_rate():
 
 @needs_lab
 def test_an_allreduce_takes_as_long_as_the_wire_needs():
-    # 16 MiB cross each link once per direction: 134 ms at 1 Gbit/s. Other load on this machine only slows it.
-    assert 0.12 < min(run_in_lab(ALLREDUCE)) < 0.35
+    # 16 MiB cross each link once per direction: 134 ms at 1 Gbit/s. Other load on this machine may slow it.
+    assert min(run_in_lab(ALLREDUCE)) > 0.12
 
 
 @needs_lab
