@@ -83,8 +83,8 @@ class Feedback:
             return Feedback("plain" if contracts else "none")
         if self.kind != "none" and not contracts:
             raise ConfigError(
-                f"feedback={str(self)!r} with compressor {str(compressor)!r}: its error can exceed the gradient "
-                f"itself, so what is fed back would grow without bound; {_cure(compressor)}"
+                f"feedback={str(self)!r} with compressor {str(compressor)!r}: it promises no contraction, so what is "
+                f"fed back may grow without bound; {_cure(compressor)}"
             )
         if self.kind == "ef21" and compressor.again() != compressor:
             raise ConfigError(

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import compressors
 from .collectives.layout import Topology
+from .collectives.schedule import check_payloads
 from .collectives.transport import MESSAGE_BYTES, MESSAGE_MAX, Settings, device_aware
 from .errors import ConfigError, EspressoError
 from .feedback import AUTO, Feedback
@@ -70,13 +71,22 @@ class Options:
         try:
             if self.route is not None:
                 Strategy(self.compressor, self.route)
-            if self.compressor != "none":
-                self.feedback.resolved(compressors.get(self.compressor), _MANY)
+            for strategy in self._strategies():
+                check_payloads(strategy.route, compressors.get(strategy.compressor))
+                self.feedback.resolved(compressors.get(strategy.compressor), _MANY)
         except ConfigError as error:
             return [str(error)]
         except Exception as error:  # as in ``checked``
             return [f"compressor={self.compressor!r}: {type(error).__name__}: {error}"]
         return []
+
+    def _strategies(self) -> list[Strategy]:
+        """The compressed ways that were named."""
+        plan = self.plan
+        named = [*plan.strategies.values(), plan.default] if plan else []
+        if self.compressor != "none":
+            named.append(Strategy(self.compressor, self.route or Route.parse("flat-allgather")))
+        return [strategy for strategy in named if strategy is not None and strategy.compressor != "none"]
 
     def transport(self) -> Settings:
         """The part that the transport needs."""

@@ -158,6 +158,7 @@ class Session:
         self._clock = Clock()
         self._clock.seconds.update(check=0.0, agree=0.0)
         self._skipped: Counter[str] = Counter()
+        self._warned = False
         self._seconds = 0.0
         _limit_threads(len(self._transport.machine))
 
@@ -197,6 +198,9 @@ class Session:
             self._give_up(error)
             raise
         _wait_for_gpu(gradients)
+        if self._clock.saturated and not self._warned:
+            self._warned = True
+            _LOG.warning("sync %d: summed integers left their range and were cut; use fewer levels", self._step + 1)
         self._step += 1
         self._seconds += time.perf_counter() - start
         return buffers.rebuild(grads, gradients)

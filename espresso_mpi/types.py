@@ -231,6 +231,13 @@ class Plan:
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     default: Strategy | None = None
 
+    def __post_init__(self) -> None:
+        for name, strategy in [*self.strategies.items(), ("default", self.default)]:
+            if not isinstance(strategy, Strategy) and (name != "default" or strategy is not None):
+                raise PlanError(
+                    f"plan: {name!r}: got {strategy!r}; expected a Strategy such as Strategy('onebit', 'flat-alltoall')"
+                )
+
     def strategy(self, name: str) -> Strategy:
         """The strategy of a tensor."""
         found = self.strategies.get(name, self.default)

@@ -92,6 +92,19 @@ def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> lis
     return [piece for piece in pieces if piece.size] or pieces[:1]
 
 
+def check_payloads(route: Route, compressor: Compressor | None) -> None:
+    """Refuse a route that sums payloads which cannot be summed.
+
+    Raises:
+        ConfigError: the compressor is not linear.
+    """
+    if compressor is not None and route.sums_payloads and not compressor.linear:
+        raise ConfigError(
+            f"route {str(route)!r} sums payloads, but those of {str(compressor)!r} cannot be summed; decode before the "
+            f"allreduce, or use a linear compressor such as randomk"
+        )
+
+
 def check_route(route: Route, topology: Topology, compressor: Compressor | None = None) -> None:
     """Refuse a route that this topology cannot run, or this compressor cannot go along.
 
@@ -102,11 +115,7 @@ def check_route(route: Route, topology: Topology, compressor: Compressor | None 
         ConfigError: machines have unequal numbers of ranks and the route crosses them with nothing scattered inside;
             the route sums payloads and the compressor is not linear.
     """
-    if compressor is not None and route.sums_payloads and not compressor.linear:
-        raise ConfigError(
-            f"route {str(route)!r} sums payloads, but those of {str(compressor)!r} cannot be summed; decode before the "
-            f"allreduce, or use a linear compressor such as randomk"
-        )
+    check_payloads(route, compressor)
     uneven = any(len(ranks) != topology.lanes for ranks in topology.machines)
     scattered = False
     for step in route.steps:

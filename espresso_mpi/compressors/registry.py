@@ -6,6 +6,7 @@ schedule: ``topk:ratio=0.25~0.01@400`` begins at 25 % and arrives at 1 % after 4
 
 from __future__ import annotations
 
+import difflib
 import pkgutil
 import re
 from dataclasses import fields
@@ -89,7 +90,9 @@ def get(spec: str | Compressor) -> Compressor:
         raise ConfigError(f"compressor: got {type(spec).__name__}; expected a spelling such as 'topk:ratio=0.01'")
     name, _, text = spec.strip().partition(":")
     if name not in names():
-        raise ConfigError(f"compressor {name!r} is not known; known are none, {', '.join(names())}")
+        near = difflib.get_close_matches(name.lower(), names(), 1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"compressor {name!r} is not known; known are none, {', '.join(names())}{meant}")
     cls = _CLASSES[name]
     return cls(**_parameters(cls, text))
 
@@ -141,6 +144,7 @@ def _convert(owner: str, key: str, value: str, kind: type) -> Any:
     except ConfigError:
         raise
     except ValueError:
+        example = "1~4@400" if kind is int else "0.25~0.01@400"
         raise ConfigError(
-            f"compressor {owner!r}: {key}={value!r}; expected {kind.__name__}, or a schedule such as 0.25~0.01@400"
+            f"compressor {owner!r}: {key}={value!r}; expected {kind.__name__}, or a schedule such as {example}"
         ) from None

@@ -194,12 +194,21 @@ def test_a_wrong_option_on_one_rank_is_an_error_everywhere(world, options, words
     assert words in text and (f"rank {world.size - 1}" in text or world.size == 1)
 
 
-def test_a_plan_with_a_wrong_compressor_is_refused_before_data_moves(world, open_session):
-    wrong = espresso_mpi.Strategy("onbit", "flat-allgather")
-    session = open_session(plan=espresso_mpi.Plan({"b": wrong}, espresso_mpi.Strategy("none", "flat")))
-    grads = {"a": np.full(9, world.rank, np.float32), "b": np.ones(9, np.float32)}
-    assert "onbit" in same_error(world, ConfigError, lambda: session.sync(grads))
-    assert np.all(grads["a"] == world.rank)
+@pytest.mark.parametrize(
+    "strategy, words",
+    [
+        (("onbit", "flat-allgather"), "did you mean 'onebit'?"),
+        (("topk", "flat-linear"), "cannot be summed"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_refused_at_opening(world, strategy, words):
+    plan = espresso_mpi.Plan({"b": espresso_mpi.Strategy(*strategy)}, espresso_mpi.Strategy("none", "flat"))
+    assert words in same_error(world, ConfigError, lambda: espresso_mpi.Session(world, plan=plan, timeout=20))
+
+
+def test_a_plan_of_anything_but_strategies_is_refused(world):
+    with pytest.raises(PlanError, match="expected a Strategy"):
+        espresso_mpi.Plan({"a": "topk"})
 
 
 @pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 3", reason="needs uneven machines")

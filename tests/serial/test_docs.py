@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import laws
@@ -14,14 +15,17 @@ from espresso_mpi.compressors import get, names, unregister
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compressors.md").read_text()
 N = 1 << 20
-ROWS = {
-    cells[0].strip("` "): [cell.strip() for cell in cells[1:]]
-    for cells in (re.split(r"(?<!\\)\|", line)[1:-1] for line in TEXT.splitlines() if line.startswith("| `"))
-}
+TABLE_LINES = [
+    [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    for line in TEXT.splitlines()
+    if line.startswith("| `")
+]
+ROWS = {name.strip("`"): cells for name, *cells in TABLE_LINES if len(cells) == 8}
+PARAMETERS = {name.strip("`"): cells[0] for name, *cells in TABLE_LINES if len(cells) == 1}
 
 
-def test_every_method_has_its_line_and_nothing_else_has():
-    assert set(ROWS) == set(names())
+def test_every_method_has_its_lines_and_nothing_else_has():
+    assert set(ROWS) == set(names()) == set(PARAMETERS)
     assert all(all((what, when, source)) for what, _, _, _, _, _, when, source in ROWS.values())
 
 
@@ -29,7 +33,13 @@ def agrees(said, number):
     return number is None if said == "–" else float(said) == pytest.approx(number, rel=0.01)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_and_their_defaults_are_those_of_the_method(name):
+    said = re.findall(r"(?:^|<br>)`(\w+)=([^`]*)`", PARAMETERS[name])
+    assert said == [(field.name, str(field.default)) for field in fields(get(name))]
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_numbers_are_those_of_the_method(name):
     method = get(name).at(None)
     _, bits, error, delta, omega, linear, _, _ = ROWS[name]
