@@ -32,8 +32,8 @@ below that show latency only.
 _COMPRESSORS = """
 `make bench-compressors`. GB/s are of float32 input. *of bound*: the least time that the method's memory traffic could
 take, at the bandwidth of the plain copy in the first row, divided by the time it took; above 1 where the traffic is
-kinder to the caches than a copy's. Encode includes the residual, three of the four bytes that it moves, except in the
-rows that say so: those methods refuse error feedback. *vNMSE* is ‖x − C(x)‖²/‖x‖² on normal values, *expected* what
+kinder to the caches than a copy's. Encode includes the residual, eight of the twelve bytes an element that it reads and
+writes, except in the rows that say so: those methods refuse error feedback. *vNMSE* is ‖x − C(x)‖²/‖x‖² on normal values, *expected* what
 analysis says of it. *call* is the time to encode one element.
 """
 
@@ -91,7 +91,8 @@ def _environment(result: Result) -> str:
     mpi = " ".join(str(part) for part in [(e["mpi"] or {}).get("library"), (e["mpi"] or {}).get("version")] if part)
     memory = f"{e['memory_bytes'] / 2**30:.0f} GiB"
     machine = f"{e['cpu']}, {e['cores']} cores, {memory}; {e['system']}"
-    return f"{e['date']}; {machine}; {mpi}; Python {e['python']}, {versions}.\n"
+    mpi = f"{mpi}; " if mpi else ""
+    return f"{e['date']}; {machine}; {mpi}Python {e['python']}, {versions}.\n"
 
 
 def _table(header: Sequence[str], lines: Iterator[Sequence[str]]) -> str:
