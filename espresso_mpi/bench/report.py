@@ -33,8 +33,8 @@ _COMPRESSORS = """
 `make bench-compressors`. GB/s are of float32 input. *of bound*: the least time that the method's memory traffic could
 take, at the bandwidth of the plain copy in the first row, divided by the time it took; above 1 where the traffic is
 kinder to the caches than a copy's. Encode includes the residual, eight of the twelve bytes an element that it reads and
-writes, except in the rows that say so: those methods refuse error feedback. *vNMSE* is ‖x − C(x)‖²/‖x‖² on normal values, *expected* what
-analysis says of it. *call* is the time to encode one element.
+writes, except in the rows that say so: those methods refuse error feedback. *vNMSE* is ‖x − C(x)‖²/‖x‖² on normal
+values, *expected* what analysis says of it. *call* is the time to encode one element.
 """
 
 _TRAIN = """
