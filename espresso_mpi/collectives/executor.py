@@ -248,14 +248,14 @@ class _Segment:
         if region.size == 0:
             return
         x, residual = (self._prepared if step.agreed else self._prepare)(step.point, region)
+        sent = self._kept(str(step.point), region, "sent") if self._job.feedback.kind == "ef21" else None
         for part in (part for copy in packed.copies for part in copy):
             inside = slice(part.start - region.start, part.stop - region.start)
             context = self._context(step.point, part.start, part.stop, step)
             payload = data.payload[part.offset : part.offset + part.nbytes]
             compressor.encode(x[inside], payload, None if residual is None else residual[inside], context)
-            if self._job.feedback.kind == "ef21":
-                held = self._kept(str(step.point), region, "sent")
-                compressor.decode_add(payload, held[inside], context)
+            if sent is not None:
+                compressor.decode_add(payload, sent[inside], context)
 
     def _learn(self, step: LearnStep, compressor: Compressor) -> None:
         for part in (part for copy in step.packed.copies for part in copy):

@@ -189,14 +189,14 @@ def _abs_sum_groups(typingctx, x, groups):  # type: ignore[no-untyped-def]
             bits = builder.load(_at(context, builder, sig.args[0], args[0], index, _VECTOR_I), align=4)
             magnitudes = builder.bitcast(builder.and_(bits, no_sign), _VECTOR)
             builder.store(builder.fadd(builder.load(total), magnitudes), total)
-        return _tree_sum(builder, builder.load(total))
+        return tree_sum(builder, builder.load(total))
 
     return types.float32(x, types.intp), codegen
 
 
-def _tree_sum(builder: Any, lanes: Any) -> Any:
-    """Fold the upper half of the lanes onto the lower half until one is left."""
-    width = _V
+def tree_sum(builder: Any, lanes: Any) -> Any:
+    """Fold the upper half of a vector's lanes onto the lower half until one is left."""
+    width = lanes.type.count
     while width > 1:
         width //= 2
         undefined = ir.Constant(lanes.type, ir.Undefined)
@@ -351,7 +351,7 @@ def _split_sum_groups(typingctx, x, groups):  # type: ignore[no-untyped-def]
             )
             for total, part in zip(sums, parts):
                 builder.store(builder.fadd(builder.load(total), part), total)
-        return context.make_tuple(builder, sig.return_type, [_tree_sum(builder, builder.load(t)) for t in sums])
+        return context.make_tuple(builder, sig.return_type, [tree_sum(builder, builder.load(t)) for t in sums])
 
     return types.UniTuple(types.float32, 2)(x, types.intp), codegen
 

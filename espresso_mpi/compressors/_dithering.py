@@ -372,7 +372,7 @@ def _square_sum_groups(typingctx, x, groups, factor):  # type: ignore[no-untyped
             values = builder.load(_cpu._at(context, builder, sig.args[0], args[0], index, vector), align=4)
             scaled = builder.fmul(values, factors)
             builder.store(_fma(builder, scaled, scaled, builder.load(total)), total)
-        return _cpu._tree_sum(builder, builder.load(total))
+        return _cpu.tree_sum(builder, builder.load(total))
 
     return types.float32(x, types.intp, types.float32), codegen
 

@@ -282,18 +282,6 @@ def _accumulate(builder: Any, a: Any, b: Any, total: Any) -> None:
     builder.store(_fma(builder, a, b, builder.load(total)), total)
 
 
-def _tree_sum(builder: Any, lanes: Any) -> Any:
-    """Fold the upper half of the lanes onto the lower half until one is left."""
-    while lanes.type.count > 1:
-        width = lanes.type.count // 2
-        halves = (
-            ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(start, start + width))) for start in (0, width)
-        )
-        low, high = (builder.shuffle_vector(lanes, ir.Constant(lanes.type, ir.Undefined), half) for half in halves)
-        lanes = builder.fadd(low, high)
-    return builder.extract_element(lanes, ir.Constant(ir.IntType(32), 0))
-
-
 def _filled_up(builder: Any, data: Any, start: Any, count: Any) -> Any:
     """``count`` < LANES floats and zeros after them, as a vector."""
     room = _zeros(builder, LANES)
@@ -331,7 +319,7 @@ def _dot_rows_code(adding: bool) -> Any:
         with builder.if_then(builder.icmp_signed(">", rest, ir.Constant(_INDEX, 0)), likely=False):
             group(done, [_filled_up(builder, kept, at, rest) for at in places(done)])
         for i, total in enumerate(totals[0] + totals[1]):
-            value = _tree_sum(builder, builder.load(total))
+            value = _cpu.tree_sum(builder, builder.load(total))
             builder.store(value, builder.gep(into, [ir.Constant(_INDEX, i)]))
         return context.get_dummy_value()
 

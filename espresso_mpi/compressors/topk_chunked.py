@@ -227,23 +227,9 @@ def _squares(typingctx, x):  # type: ignore[no-untyped-def]
             pointer = builder.bitcast(builder.gep(array.data, [index]), _VECTOR.as_pointer())
             values = builder.load(pointer, align=4)
             builder.store(builder.call(fma, [values, values, builder.load(total)]), total)
-        return _fold(builder, builder.load(total))
+        return _cpu.tree_sum(builder, builder.load(total))
 
     return types.float32(x), codegen
-
-
-def _fold(builder: Any, lanes: Any) -> Any:
-    """Add the upper half of the lanes to the lower half until one is left."""
-    width = LANES
-    while width > 1:
-        width //= 2
-        undefined = ir.Constant(lanes.type, ir.Undefined)
-        low, high = (
-            builder.shuffle_vector(lanes, undefined, ir.Constant(ir.VectorType(ir.IntType(32), width), half))
-            for half in (list(range(width)), list(range(width, 2 * width)))
-        )
-        lanes = builder.fadd(low, high)
-    return builder.extract_element(lanes, ir.Constant(ir.IntType(32), 0))
 
 
 @_cpu.inline
