@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeGuard, get_args
-
-import numpy as np
 
 from .errors import ConfigError, PlanError
 
 DeviceKind = Literal["cpu", "gpu"]
 Level = Literal["flat", "intra", "inter"]
-Op = Literal["allreduce", "reduce_scatter", "allgather", "alltoall"]
+Op = Literal["allreduce", "reduce_scatter", "allgather", "alltoall", "reduce", "gather", "broadcast"]
+
+CLOSING: dict[str, Op] = {
+    "reduce_scatter": "allgather",
+    "alltoall": "allgather",
+    "reduce": "broadcast",
+    "gather": "broadcast",
+}
+"""Divisible communication: what goes on with less than all data on every rank, and what brings it back together."""
+
+SUMS = frozenset({"allreduce", "reduce_scatter", "reduce"})
+"""What sums on the way: dense data, or the payloads of linear compressors."""
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes per element of the element types that can be synchronised."""
@@ -32,7 +42,7 @@ class TensorSpec:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) if self.dtype else 0
+        return math.prod(self.shape) if self.dtype else 0
 
     @property
     def nbytes(self) -> int:
@@ -107,14 +117,14 @@ class Route:
     @property
     def sums_payloads(self) -> bool:
         """Whether compressed data is summed on the way, which only linear compressors allow."""
-        return any(self._packed_at(i) and s.op == "allreduce" for i, s in enumerate(self.steps) if _moves(s))
+        return any(self._packed_at(i) and s.op in SUMS for i, s in enumerate(self.steps) if _moves(s))
 
     def _packed_at(self, position: int) -> bool:
         coded = [step for step in self.steps[:position] if not _moves(step)]
         return bool(coded) and isinstance(coded[-1], Encode)
 
     @property
-    def levels(self) -> frozenset[str]:
+    def levels(self) -> frozenset[Level]:
         """The levels on which data moves."""
         return frozenset(step.level for step in self.steps if isinstance(step, Collective))
 
@@ -162,43 +172,83 @@ def _moves(step: Step) -> TypeGuard[Collective]:
 
 def _validate(steps: tuple[Step, ...]) -> None:
     """Walk the steps and refuse an order in which they cannot be run to a mean on every rank."""
-    packed, dealt_out, scattered, summed = False, False, list[str](), set[str]()
+    walk = _Walk()
     for number, step in enumerate(steps):
-        problem = _apply(step, packed, scattered, summed)
-        if packed and dealt_out and isinstance(step, Collective) and step.op == "allreduce":
-            problem = "payloads that were dealt out or gathered cannot be summed; decode first"
+        problem = walk.problem_with(step)
         if problem:
             raise ConfigError(f"route {'/'.join(map(str, steps))!r}: step {number + 1}, {step}: {problem}")
-        dealt_out = packed and (dealt_out or (isinstance(step, Collective) and step.op in ("alltoall", "allgather")))
-        packed = isinstance(step, Encode) or (packed and not isinstance(step, Decode))
-    problem = "ends with compressed data" if packed else "ends with the tensor in pieces" if scattered else ""
-    if problem or summed not in ({"flat"}, {"intra", "inter"}):
-        problem = problem or f"averages over {sorted(summed) or 'nothing'}; expected flat, or intra and inter"
+        walk.take(step)
+    problem = walk.problem_at_the_end()
+    if problem:
         raise ConfigError(f"route {'/'.join(map(str, steps))!r} {problem}")
 
 
-def _apply(step: Step, packed: bool, scattered: list[str], summed: set[str]) -> str:
-    """Update what is scattered and summed; return what is wrong with the step, or nothing."""
-    if isinstance(step, (Encode, Decode)):
-        return (
-            "the data is compressed already"
-            if packed and isinstance(step, Encode)
-            else ("there is nothing to decode" if not packed and isinstance(step, Decode) else "")
-        )
-    if step.op == "reduce_scatter" and packed:
-        return "compressed data cannot be scattered by a sum; decode first, or use allreduce, alltoall or allgather"
-    if step.op == "alltoall" and not packed:
-        return "moves compressed data; encode first, or use reduce_scatter"
-    if step.op == "allgather" and step.level in scattered:
-        return "" if scattered.pop() == step.level else "another level was scattered later and must be gathered first"
-    if step.op == "allgather" and not packed:
-        return f"nothing is scattered at level {step.level}"
-    if step.level in summed:
-        return f"the level {step.level} is averaged twice"
-    summed.add(step.level)
-    if step.op in ("reduce_scatter", "alltoall"):
-        scattered.append(step.level)
-    return ""
+@dataclass
+class _Walk:
+    """Where a walk along the steps of a route has come to.
+
+    Attributes:
+        packed: the data is compressed.
+        multiplied: a rank has several payloads of the same region, which only a decode can sum.
+        opened: (level, operation) of divisible communication that is still to be closed, the last one last.
+        summed: levels that were averaged over.
+    """
+
+    packed: bool = False
+    multiplied: bool = False
+    opened: list[tuple[str, str]] = field(default_factory=list)
+    summed: set[str] = field(default_factory=set)
+
+    def problem_with(self, step: Step) -> str:
+        """What is wrong with a step here, or nothing."""
+        if isinstance(step, Encode):
+            return "the data is compressed already" if self.packed else ""
+        if isinstance(step, Decode):
+            return "" if self.packed else "there is nothing to decode"
+        if step.op in CLOSING.values() and step.level in [level for level, _ in self.opened]:
+            return self._problem_with_closing(step)
+        return self._problem_with_averaging(step)
+
+    def _problem_with_closing(self, step: Collective) -> str:
+        level, op = self.opened[-1]
+        if level != step.level:
+            return f"another level was scattered later and must be gathered first, by {CLOSING[op]}@{level}"
+        return "" if CLOSING[op] == step.op else f"does not go with {op}@{level}; use {CLOSING[op]}@{level}"
+
+    def _problem_with_averaging(self, step: Collective) -> str:
+        if step.op == "broadcast":
+            return f"nothing was reduced or gathered to one rank at level {step.level}"
+        if step.op in ("alltoall", "gather") and not self.packed:
+            dense = "reduce_scatter" if step.op == "alltoall" else "reduce"
+            return f"moves compressed data; encode first, or use {dense}"
+        if step.op == "allgather" and not self.packed:
+            return f"nothing is scattered at level {step.level}"
+        if step.op in SUMS and self.multiplied:
+            return "payloads that were dealt out or gathered cannot be summed; decode first"
+        return f"the level {step.level} is averaged twice" if step.level in self.summed else ""
+
+    def take(self, step: Step) -> None:
+        """Go on by a step that has no problem."""
+        if not isinstance(step, Collective):
+            self.packed, self.multiplied = isinstance(step, Encode), False
+        elif step.level in [level for level, _ in self.opened]:
+            self.opened.pop()
+        else:
+            self.summed.add(step.level)
+            self.multiplied |= step.op not in SUMS
+            if step.op in CLOSING:
+                self.opened.append((step.level, step.op))
+
+    def problem_at_the_end(self) -> str:
+        """Why the tensor is not its mean on every rank yet, or nothing."""
+        if self.packed:
+            return "ends with compressed data"
+        if self.opened:
+            in_pieces = CLOSING[self.opened[-1][1]] == "allgather"
+            return "ends with the tensor in pieces" if in_pieces else "ends with the tensor on one rank alone"
+        if self.summed in ({"flat"}, {"intra", "inter"}):
+            return ""
+        return f"averages over {sorted(self.summed) or 'nothing'}; expected flat, or intra and inter"
 
 
 @dataclass(frozen=True)
@@ -224,12 +274,18 @@ class Strategy:
 class Plan:
     """A strategy for every tensor by name; ``default`` (if any) serves names that are not listed.
 
-    Raises (from ``strategy``):
-        PlanError: the plan does not know the tensor.
+    Attributes:
+        groups: names of tensors that travel together in one buffer, in this order, by the strategy that all of a
+            group have.
+
+    Raises:
+        PlanError: something is no Strategy; a group is empty, its tensors have different strategies, or a name stands
+            in groups twice. (From ``strategy``:) the plan does not know the tensor.
     """
 
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     default: Strategy | None = None
+    groups: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for name, strategy in [*self.strategies.items(), ("default", self.default)]:
@@ -237,6 +293,28 @@ class Plan:
                 raise PlanError(
                     f"plan: {name!r}: got {strategy!r}; expected a Strategy such as Strategy('onebit', 'flat-alltoall')"
                 )
+        if isinstance(self.groups, str) or any(isinstance(group, str) for group in self.groups):
+            raise PlanError(
+                f"plan: groups={self.groups!r}; expected tuples of names, such as (('w1', 'b1'), ('w2', 'b2'))"
+            )
+        object.__setattr__(self, "groups", tuple(tuple(group) for group in self.groups))
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        seen: set[str] = set()
+        for number, group in enumerate(self.groups):
+            if not group:
+                raise PlanError(f"plan: group {number} is empty; leave it out")
+            for name in group:
+                if name in seen:
+                    raise PlanError(f"plan: tensor {name!r} stands in groups twice; a tensor travels in one buffer")
+                seen.add(name)
+                if self.strategy(name) != self.strategy(group[0]):
+                    raise PlanError(
+                        f"plan: {name!r} is in a group with {group[0]!r} but has another strategy, "
+                        f"{self.strategy(name)} instead of {self.strategy(group[0])}; tensors that travel together "
+                        f"need the same"
+                    )
 
     def strategy(self, name: str) -> Strategy:
         """The strategy of a tensor."""
@@ -252,4 +330,4 @@ class Plan:
         """SHA-256 of the plan's content: equal plans have equal digests on every rank."""
         rows = {name: [s.compressor, str(s.route)] for name, s in self.strategies.items()}
         default = [self.default.compressor, str(self.default.route)] if self.default else None
-        return hashlib.sha256(json.dumps([rows, default], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([rows, default, self.groups], sort_keys=True).encode()).hexdigest()

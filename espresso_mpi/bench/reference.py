@@ -62,6 +62,8 @@ class _Keys:
 
 
 class _Simulation:
+    """All ranks on their way along one route. What a rank holds is a region of its array, or copies of payloads."""
+
     def __init__(
         self,
         route: Route,
@@ -73,61 +75,88 @@ class _Simulation:
         self.route, self.topology, self.compressor = route, topology, compressor
         self.dense = [x.copy() for x in inputs]
         self.bounds = [(0, x.size) for x in inputs]
+        self.heard = [frozenset({rank}) for rank in range(len(inputs))]
+        """Whose gradients are in what a rank holds: ranks with the same region and the same sources hold the same."""
         self.copies: list[list[list[Piece]]] = [[] for _ in inputs]
-        self.divisor, self.scattered, self.packed = 1.0, list[str](), False
-        self.keys, self.points, self.averaged = keys, 0, 1
+        self.divisor, self.averaged, self.packed = 1.0, set[str](), False
+        self.keys, self.points, self.together = keys, 0, 1
 
     def run(self) -> list[np.ndarray]:
         for position, step in enumerate(self.route.steps):
             if isinstance(step, Collective):
                 for group in self.topology.groups(step.level):
                     self.collective(step, group)
-                self.after(step)
+                if self.packed and step.level not in self.averaged:
+                    self.divisor *= self.topology.divisor(step.level)
+                self.averaged.add(step.level)
             elif isinstance(step, Encode):
                 self.encode(self.route.steps[position + 1 :])
             else:
                 self.decode()
         return self.dense
 
+    # --- encode and decode ---
+
     def encode(self, later: Sequence[Step]) -> None:
         decode = next(i for i, step in enumerate(later) if not isinstance(step, Collective))
         moves = [s for s in later[:decode] if isinstance(s, Collective)]
-        cuts = [self.pieces(s.level) for s in moves if s.op == "alltoall"]
-        levels = {s.level for s in moves if s.level not in self.scattered}
-        self.averaged = max(1, round(math.prod(self.topology.divisor(level) for level in levels)))
-        summaries = self.summaries([s.level for s in moves if s.op == "allreduce"])
+        levels = {s.level for s in moves} - self.averaged
+        self.together = max(1, round(math.prod(self.topology.divisor(level) for level in levels)))
+        regions = [self.parts(bounds, moves) for bounds in self.bounds]
+        who = [self.first_with_the_same(rank) for rank in range(len(self.dense))]
+        summaries = self.summaries(regions, who, [s.level for s in moves if s.op in SUMMING])
         for rank, x in enumerate(self.dense):
-            pieces = [self.bounds[rank]]
-            for count in cuts:
-                pieces = [piece for whole in pieces for piece in _cut(whole, count)]
-            self.copies[rank] = [[(a, b, self.payload(rank, a, x[a:b], summaries[rank])) for a, b in pieces]]
+            self.copies[rank] = [
+                [(a, b, self.payload(who[rank], a, x[a:b], summaries[rank].get(a))) for a, b in regions[rank]]
+            ]
         self.packed, self.divisor, self.points = True, 1.0, self.points + 1
 
-    def summaries(self, levels: Sequence[Level]) -> list[np.ndarray | None]:
-        """What the ranks agree on before they encode, if payloads are to be summed: reduced level by level."""
+    def parts(self, bounds: tuple[int, int], moves: Sequence[Collective]) -> list[tuple[int, int]]:
+        """The regions that get a payload each, so that every scatter to come has something to hand to each member."""
+        parts = [bounds]
+        for move in moves:
+            if move.op in ("alltoall", "reduce_scatter"):
+                parts = [part for whole in parts for part in _cut(whole, self.pieces(move.level))]
+        return [(a, b) for a, b in parts if a < b]
+
+    def first_with_the_same(self, rank: int) -> int:
+        same = [
+            other
+            for other in range(len(self.dense))
+            if (self.bounds[other], self.heard[other]) == (self.bounds[rank], self.heard[rank])
+        ]
+        return min(same)
+
+    def summaries(
+        self, regions: Sequence[list[tuple[int, int]]], who: Sequence[int], levels: Sequence[Level]
+    ) -> list[dict[int, np.ndarray]]:
+        """What the ranks agree on before they encode, if payloads are to be summed, by first element of the part."""
         assert self.compressor is not None
-        found: list[np.ndarray | None] = [None] * len(self.dense)
-        for rank, (a, b) in enumerate(self.bounds):
-            wanted = self.compressor.summary(b - a) if levels and b > a else None
-            if wanted is not None:
-                found[rank] = np.empty(wanted.size, np.float32)
-                context = self.keys.context(rank, self.points, a)
-                self.compressor.summarise(self.dense[rank][a:b], found[rank], None, context)
-        for level in levels:
-            for group in self.topology.groups(level):
-                of_group = [s for s in (found[rank] for rank in group) if s is not None]
-                for rank in group:
-                    a, b = self.bounds[rank]
-                    wanted = self.compressor.summary(b - a) if b > a else None
-                    if wanted is not None:
-                        found[rank] = functools.reduce(np.add if wanted.operator == "sum" else np.maximum, of_group)
+        found: list[dict[int, np.ndarray]] = [{} for _ in self.dense]
+        if not levels:
+            return found
+        for rank, parts in enumerate(regions):
+            for a, b in parts:
+                wanted = self.compressor.summary(b - a)
+                if wanted is not None:
+                    found[rank][a] = np.empty(wanted.size, np.float32)
+                    context = self.keys.context(who[rank], self.points, a)
+                    self.compressor.summarise(self.dense[rank][a:b], found[rank][a], None, context)
+        for group in self.topology.groups("flat" if len(levels) > 1 else levels[0]):
+            for a, b in regions[group[0]]:
+                wanted = self.compressor.summary(b - a)
+                if wanted is not None:
+                    reduce = np.add if wanted.operator == "sum" else np.maximum
+                    agreed = functools.reduce(reduce, [found[rank][a] for rank in group])
+                    for rank in group:
+                        found[rank][a] = agreed
         return found
 
-    def payload(self, rank: int, first: int, x: np.ndarray, summary: np.ndarray | None) -> np.ndarray:
+    def payload(self, who: int, first: int, x: np.ndarray, summary: np.ndarray | None) -> np.ndarray:
         assert self.compressor is not None
         payload = np.empty(self.compressor.nbytes(x.size), np.uint8)
-        context = self.keys.context(rank, self.points, first)
-        context.summary, context.ranks, context.share = summary, self.averaged, x.size / self.keys.n
+        context = self.keys.context(who, self.points, first)
+        context.summary, context.ranks, context.share = summary, self.together, x.size / self.keys.n
         compressor = self.compressor if self.points == 0 else self.compressor.again()
         compressor.encode(x, payload, None, context)
         return payload
@@ -139,58 +168,56 @@ class _Simulation:
                 add = self.compressor.decode_add if number else self.compressor.decode
                 for a, b, payload in copy:
                     add(payload, self.dense[rank][a:b])
-            pieces = copies[0] if copies else []
-            a, b = (pieces[0][0], pieces[-1][1]) if pieces else (0, 0)
+            a, b = _hull([(a, b) for copy in copies for a, b, _ in copy])
             self.dense[rank][a:b] /= np.float32(self.divisor)
             self.compressor.conclude(self.dense[rank][a:b])
             self.bounds[rank] = (a, b)
         self.packed = False
 
+    # --- collectives ---
+
     def collective(self, step: Collective, group: Sequence[int]) -> None:
         if self.packed:
             self.move_payloads(step, group)
-        elif step.op == "allgather":
+        elif step.op in ("allgather", "broadcast"):
             self.join(group)
         else:
             self.reduce(step, group)
+        everyone = frozenset().union(*(self.heard[rank] for rank in group))
+        for rank in group:
+            self.heard[rank] = everyone
 
     def move_payloads(self, step: Collective, group: Sequence[int]) -> None:
         held = [self.copies[rank] for rank in group]
-        if step.op == "allreduce":
-            self.sum_payloads(group)
-        elif step.op == "alltoall":
-            count = self.pieces(step.level)
-            for j, rank in enumerate(group):
-                self.copies[rank] = [
-                    copy[j * (len(copy) // count) : (j + 1) * (len(copy) // count)] for h in held for copy in h
-                ]
-        elif step.level in self.scattered:
-            joined = [[p for h in held if c < len(h) for p in h[c]] for c in range(max(map(len, held)))]
-            for rank in group:
-                self.copies[rank] = joined
+        if step.op in SUMMING:
+            held = [[self.total([copies[0] for copies in held])]]
+        if step.op == "allgather" and step.level in self.averaged:
+            count = max(map(len, held))
+            every = [[piece for copies in held if c < len(copies) for piece in copies[c]] for c in range(count)]
         else:
-            for rank in group:
-                self.copies[rank] = [copy for h in held for copy in h]
+            every = [copy for copies in held for copy in copies]
+        if step.op == "broadcast":
+            every = self.copies[self.root(step, group)]
+        for rank, region in zip(group, self.shares(step, group, _hull([(a, b) for copy in every for a, b, _ in copy]))):
+            self.copies[rank] = [[p for p in copy if region[0] <= p[0] and p[1] <= region[1]] for copy in every]
 
-    def sum_payloads(self, group: Sequence[int]) -> None:
-        """Payloads of one part each; what follows the header is added up."""
+    def total(self, held: Sequence[list[Piece]]) -> list[Piece]:
+        """The sum of one copy from each member: what follows the headers is added up."""
         assert self.compressor is not None and self.compressor.element is not None
-        pieces = [self.copies[rank][0] for rank in group]
-        for position, (a, b, first) in enumerate(pieces[0]):
+        summed = []
+        for of_part in zip(*held):
+            a, b, first = of_part[0]
             header = self.compressor.header(b - a)
-            bodies = [held[position][2][header:] for held in pieces]
-            total = np.concatenate([first[:header], _total(bodies, self.compressor.element)])
-            for rank in group:
-                self.copies[rank] = [[(a, b, total)]]
+            body = _total([payload[header:] for _, _, payload in of_part], self.compressor.element)
+            summed.append((a, b, np.concatenate([first[:header], body])))
+        return summed
 
     def join(self, group: Sequence[int]) -> None:
-        whole = [self.bounds[rank] for rank in group if self.bounds[rank][1] > self.bounds[rank][0]]
+        held = {rank: self.bounds[rank] for rank in group}
         for target in group:
-            for source in group:
-                a, b = self.bounds[source]
+            for source, (a, b) in held.items():
                 self.dense[target][a:b] = self.dense[source][a:b]
-        for rank in group:
-            self.bounds[rank] = (min(a for a, _ in whole), max(b for _, b in whole)) if whole else (0, 0)
+            self.bounds[target] = _hull(list(held.values()))
 
     def reduce(self, step: Collective, group: Sequence[int]) -> None:
         a, b = self.bounds[group[0]]
@@ -198,11 +225,26 @@ class _Simulation:
         for rank in group[1:]:
             total += self.dense[rank][a:b]
         total /= np.float32(self.topology.divisor(step.level))
-        count = self.pieces(step.level)
-        parts = _cut((a, b), count) + [(b, b)] * (len(group) - count) if step.op == "reduce_scatter" else None
-        for j, rank in enumerate(group):
-            self.bounds[rank] = parts[j] if parts else (a, b)
-            self.dense[rank][a:b] = total
+        for rank, (first, last) in zip(group, self.shares(step, group, (a, b))):
+            self.dense[rank][a:b] = np.nan  # what is not the rank's own must not be used
+            self.dense[rank][first:last] = total[first - a : last - a]
+            self.bounds[rank] = (first, last)
+
+    def shares(self, step: Collective, group: Sequence[int], region: tuple[int, int]) -> list[tuple[int, int]]:
+        """Which part of a region each member goes on with."""
+        if step.op in ("reduce_scatter", "alltoall"):
+            cut = _cut(region, self.pieces(step.level))
+            return cut + [(0, 0)] * (len(group) - len(cut))
+        if step.op in ("reduce", "gather"):
+            return [region if rank == self.root(step, group) else (0, 0) for rank in group]
+        return [region] * len(group)
+
+    def root(self, step: Collective, group: Sequence[int]) -> int:
+        """The first rank, or the first of the machine; between machines lanes choose their machine by turns."""
+        if step.level != "inter":
+            return min(group)
+        lane = next(ranks.index(group[0]) for ranks in self.topology.machines if group[0] in ranks)
+        return group[lane % len(self.topology.machines)]
 
     def pieces(self, level: str) -> int:
         return {
@@ -211,14 +253,14 @@ class _Simulation:
             "inter": len(self.topology.machines),
         }[level]
 
-    def after(self, step: Collective) -> None:
-        if step.op in ("alltoall", "reduce_scatter"):
-            self.scattered.append(step.level)
-        joins = step.op == "allgather" and step.level in self.scattered
-        if joins:
-            self.scattered.remove(step.level)
-        elif self.packed:
-            self.divisor *= self.topology.divisor(step.level)
+
+SUMMING = ("allreduce", "reduce_scatter", "reduce")
+
+
+def _hull(regions: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The region that those which are not empty make together."""
+    full = [(a, b) for a, b in regions if a < b]
+    return (min(a for a, _ in full), max(b for _, b in full)) if full else (0, 0)
 
 
 def _cut(region: tuple[int, int], count: int) -> list[tuple[int, int]]:

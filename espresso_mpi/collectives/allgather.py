@@ -30,7 +30,7 @@ class Allgather(CollectiveOp):
 
     def bind(self, transport: Transport, move: Move) -> Action:
         if isinstance(move.before[0], Dense):
-            return bind_dense(transport, move, [r for r in move.before if isinstance(r, Dense)])
+            return bind_joins(transport, move, [[r] for r in move.before if isinstance(r, Dense)])
         return bind_payload(transport, move, [_wish(move.scene, move.before)] * len(move.group))
 
     def sent(self, move: Move) -> int:
@@ -54,26 +54,35 @@ def _wish(scene: Scene, states: Sequence[State]) -> Wish:
     packed = [s for s in states if isinstance(s, Packed)]
     if not scene.joins:
         return [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
-    count = max(len(s.copies) for s in packed)
+    count = max((len(s.copies) for s in packed), default=0)
     return [
         [(source, part) for source, s in enumerate(packed) if c < len(s.copies) for part in s.copies[c]]
         for c in range(count)
     ]
 
 
-def bind_dense(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
-    """The function that joins the members' dense regions, by the machine's shared memory where the group has it."""
-    others, mine = move.others, regions[move.index]
+def bind_joins(transport: Transport, move: Move, owned: Sequence[Sequence[Dense]]) -> Action:
+    """The function that brings each member's regions of an array to all, by shared memory where the group has it.
+
+    It yields once.
+
+    Args:
+        owned: regions by the member that has them; equally many of each.
+    """
 
     def run(data: Data) -> Iterator[None]:
         window = transport.window_for(move.group, data.x)
-        if window is not None:
-            window.allgather(data.x, [(r.start, r.stop) for r in regions])
-            yield
+        if window is None:
+            yield from by_messages(data)
             return
+        for regions in zip(*owned):
+            window.allgather(data.x, [(r.start, r.stop) for r in regions])
+        yield
+
+    def by_messages(data: Data) -> Iterator[None]:
         pending = transport.post(
-            [(move.group[j], data.x[mine.start : mine.stop]) for j in others],
-            [(move.group[j], data.x[regions[j].start : regions[j].stop]) for j in others],
+            [(move.group[j], data.x[r.start : r.stop]) for j in move.others for r in owned[move.index]],
+            [(move.group[j], data.x[r.start : r.stop]) for j in move.others for r in owned[j]],
             data.workspace,
         )
         yield

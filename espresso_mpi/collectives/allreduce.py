@@ -1,19 +1,21 @@
 """Allreduce: every member ends with the mean of all regions, or with the sum of all payloads of a linear compressor.
 
-Small regions are exchanged whole and summed by everyone in the same order: one round of messages. Large ones are
-reduce-scattered and allgathered, 2·((p-1)/p)·m bytes from each member. Cost of the latter 2(p-1)·α + 2((p-1)/p)·m·β.
+Where the group shares memory, by its window. Otherwise small regions are exchanged whole and summed by everyone in the
+same order: one round of messages. Large ones are reduce-scattered and allgathered, 2·((p-1)/p)·m bytes from each
+member. Cost of the latter 2(p-1)·α + 2((p-1)/p)·m·β. Of payloads, what follows the headers is sent and summed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from . import allgather, reduce_scatter, reduction
-from .base import Action, CollectiveOp, Data, Move, Scene, register
-from .layout import PAYLOAD_ITEMSIZE, Dense, Packed, Part, State
+from .base import Action, CollectiveOp, Data, Move, Scene, bodies, idle, on_payload, register
+from .layout import Dense, Packed, State
 from .transport import Transport
 
 DIRECT_MAX = 4096
@@ -33,84 +35,92 @@ class Allreduce(CollectiveOp):
         return [replace(s, divisor=s.divisor * divisor) if isinstance(s, Packed) else s for s in states]
 
     def bind(self, transport: Transport, move: Move) -> Action:
-        region = move.before[move.index]
-        if isinstance(region, Packed):
-            return _bind_payload(transport, move, region)
-        if move.bytes_of(region) <= DIRECT_MAX:
-            return _bind_direct(transport, move, region)
-        regions = region.split(len(move.group), len(move.group))
-        scatter = reduce_scatter.bind_dense(transport, move, regions)
-        gather = allgather.bind_dense(transport, move, regions)
-
-        def run(data: Data) -> Iterator[None]:
-            yield from scatter(data)
-            yield from gather(data)
-
-        return run
+        regions, inner = summed(move)
+        if isinstance(move.before[move.index], Dense):
+            return _bind(transport, inner, regions)
+        if not regions:
+            return partial(idle, phases=self.phases)
+        return on_payload(_bind(transport, inner, regions), inner.dtype)
 
     def sent(self, move: Move) -> int:
-        region = move.before[move.index]
-        if isinstance(region, Packed):
-            return sum(self.sent(inner) for _, inner in _bodies(move, region))
-        size = len(move.group)
-        if move.bytes_of(region) <= DIRECT_MAX:
-            return (size - 1) * move.bytes_of(region)
-        regions = region.split(size, size)
-        to_owners = sum(move.bytes_of(regions[j]) for j in move.others)
-        return to_owners + (size - 1) * move.bytes_of(regions[move.index])
+        regions, inner = summed(move)
+        if is_small(inner, regions):
+            return len(move.others) * sum(map(inner.bytes_of, regions))
+        owned = shares(regions, len(move.group))
+        to_owners = sum(inner.bytes_of(region) for j in move.others for region in owned[j])
+        return to_owners + len(move.others) * sum(map(inner.bytes_of, owned[move.index]))
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [np.sum(inputs, axis=0)] * len(inputs)
 
 
-def _bind_direct(transport: Transport, move: Move, region: Dense) -> Action:
-    others, size = move.others, len(move.group)
+def summed(move: Move) -> tuple[list[Dense], Move]:
+    """What is to be summed: regions of the tensor, or of the payload as an array, and the move of that array."""
+    mine = move.before[move.index]
+    if isinstance(mine, Dense):
+        return [mine], move
+    regions, element = bodies(mine)
+    regions = [region for region in regions if region.size]
+    return regions, move.of_payloads(element) if element else move
+
+
+def is_small(move: Move, regions: Sequence[Dense]) -> bool:
+    """Whether whole messages cost less than two rounds of pieces."""
+    return sum(map(move.bytes_of, regions)) <= DIRECT_MAX
+
+
+def shares(regions: Sequence[Dense], members: int) -> list[list[Dense]]:
+    """A piece of every region for each member."""
+    pieces = [region.split(members, members) for region in regions]
+    return [[piece[j] for piece in pieces] for j in range(members)]
+
+
+def _bind(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
+    """The function that reduces regions of an array; it yields twice."""
+    rule = move.reduce
+    by_messages = (_bind_direct if is_small(move, regions) else _bind_pieces)(transport, move, regions)
+
+    def run(data: Data) -> Iterator[None]:
+        window = transport.window_for(move.group, data.x)
+        if window is None:
+            yield from by_messages(data)
+            return
+        for region in regions:
+            data.saturated += window.allreduce(data.x, data.dtype, (region.start, region.stop), rule)
+        yield from idle(data, Allreduce.phases)
+
+    return run
+
+
+def _bind_pieces(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
+    owned = shares(regions, len(move.group))
+    scatter = reduce_scatter.bind_sums(transport, move, owned)
+    gather = allgather.bind_joins(transport, move, owned)
+
+    def run(data: Data) -> Iterator[None]:
+        yield from scatter(data)
+        yield from gather(data)
+
+    return run
+
+
+def _bind_direct(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
     rule = move.reduce
 
     def run(data: Data) -> Iterator[None]:
-        x = data.x[region.start : region.stop]
-        rows = data.workspace.rows(data.x, size, region.size)
-        sends, receives = [(move.group[j], x) for j in others], [(move.group[j], rows[j]) for j in others]
-        pending = transport.post(sends, receives, data.workspace)
+        rows = reduce_scatter.rows_for(data, regions, len(move.group))
+        whole = [data.x[region.start : region.stop] for region in regions]
+        pending = transport.post(
+            [(move.group[j], x) for j in move.others for x in whole],
+            [(move.group[j], block[j]) for j in move.others for block in rows],
+            data.workspace,
+        )
         yield
         transport.finish(pending)
-        saturated = reduction.reduce_rows(x, rows, move.index, rule, data.dtype)
-        data.saturated += saturated if move.index == 0 else 0  # all members see the same ones
+        for x, block in zip(whole, rows):
+            saturated = reduction.reduce_rows(x, block, move.index, rule, data.dtype)
+            data.saturated += saturated if move.index == 0 else 0  # all members see the same ones
         yield
 
     return run
-
-
-def _bodies(move: Move, packed: Packed) -> list[tuple[Part, Move]]:
-    """The parts of a payload, each with the allreduce of what follows its header."""
-    found = []
-    for part in (part for copy in packed.copies for part in copy):
-        assert part.element is not None, "only payloads of linear compressors are summed"
-        region = Dense(0, (part.nbytes - part.header) // PAYLOAD_ITEMSIZE[part.element])
-        before = (region,) * len(move.group)
-        found.append((part, replace(move, before=before, dtype=part.element, rule=reduction.Rule("sum"))))
-    return found
-
-
-def _bind_payload(transport: Transport, move: Move, packed: Packed) -> Action:
-    """Sums what follows the header; the header is the same everywhere. Payloads to be summed have one part or none."""
-    bodies = _bodies(move, packed)
-    assert len(bodies) <= 1, "routes that deal out payloads before they sum them are refused"
-    if not bodies:
-        return _idle
-    ((part, inner),) = bodies
-    action = Allreduce().bind(transport, inner)
-
-    def run(data: Data) -> Iterator[None]:
-        body = data.payload[part.offset + part.header : part.offset + part.nbytes].view(reduction.stored(inner.dtype))
-        sum_ = Data(body, inner.dtype, data.workspace)
-        yield from action(sum_)
-        data.saturated += sum_.saturated
-
-    return run
-
-
-def _idle(data: Data) -> Iterator[None]:
-    for _ in range(Allreduce.phases):
-        yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from .. import device
 from ..types import Level
 from .layout import PAYLOAD_ITEMSIZE, Dense, Packed, Part, State, Topology
-from .reduction import Rule
+from .reduction import Rule, stored
 
 if TYPE_CHECKING:
     from ..workspace import Workspace
@@ -51,6 +52,8 @@ class Scene:
     level: Level
     joins: bool
     """Whether a scatter of this level is open, so that an allgather joins pieces instead of multiplying copies."""
+    root: int = 0
+    """Index in the group of the member that a reduce or a gather leads to and a broadcast comes from."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,10 @@ class Move:
     def bytes_of(self, region: Dense) -> int:
         """Bytes of a dense region of the tensor."""
         return region.size * PAYLOAD_ITEMSIZE[self.dtype]
+
+    def of_payloads(self, element: str) -> Move:
+        """The same move on the payloads, seen as arrays of elements; they are summed as they are, not divided."""
+        return replace(self, dtype=element, rule=Rule("sum"))
 
 
 class CollectiveOp(ABC):
@@ -161,14 +168,29 @@ def transfers(target: int, wish: Wish) -> Iterator[Transfer]:
 
 
 def bind_payload(transport: Transport, move: Move, wishes: Sequence[Wish]) -> Action:
-    """The function that fulfils this member's wish and its share of the others'."""
+    """The function that fulfils this member's wish and its share of the others': by shared memory where there is some.
+
+    It yields once.
+    """
     me = move.index
     size = place(wishes[me], 1.0).nbytes
     incoming = list(transfers(me, wishes[me]))
     outgoing = [t for j in move.others for t in transfers(j, wishes[j]) if t.source == me]
+    longest = max(state.nbytes for state in move.before if isinstance(state, Packed))
+    stays = not outgoing and all(t.source == me and t.source_offset == t.target_offset for t in incoming)
 
     def run(data: Data) -> Iterator[None]:
-        source, target = data.payload, data.workspace.other_payload(data.payload, size)
+        source = data.payload
+        target = data.workspace.other_payload(source, size)
+        window = transport.window_for(move.group, source)
+        if window is not None:
+            window.exchange(source, target, incoming, longest)
+            yield
+        else:
+            yield from by_messages(data, source, target)
+        data.payload = target
+
+    def by_messages(data: Data, source: Any, target: Any) -> Iterator[None]:
         for t in incoming:
             if t.source == me:
                 copy_bytes(target, t.target_offset, source, t.source_offset, t.nbytes)
@@ -183,7 +205,45 @@ def bind_payload(transport: Transport, move: Move, wishes: Sequence[Wish]) -> Ac
         )
         yield
         transport.finish(pending)
-        data.payload = target
+
+    return _nothing if len(move.group) == 1 and stays else run
+
+
+def _nothing(data: Data) -> Iterator[None]:
+    """A move among one member whose payload is where it is wanted."""
+    yield
+
+
+def idle(data: Data, phases: int) -> Iterator[None]:
+    """Take no part, but as many turns as those that do."""
+    for _ in range(phases):
+        yield
+
+
+def bodies(packed: Packed) -> tuple[list[Dense], str | None]:
+    """What follows the headers of the payloads of one copy, as regions of the buffer in elements, and their type.
+
+    Raises:
+        AssertionError: copies are outstanding, or the payloads are not those of a linear compressor; routes that lead
+            here are refused.
+    """
+    (copy,) = packed.copies
+    regions, element = [], None
+    for part in copy:
+        element = part.element
+        assert element is not None, "only payloads of linear compressors are summed"
+        size = PAYLOAD_ITEMSIZE[element]
+        regions.append(Dense((part.offset + part.header) // size, (part.offset + part.nbytes) // size))
+    return regions, element
+
+
+def on_payload(action: Action, element: str) -> Action:
+    """An action on an array, carried out on the payload as an array of elements."""
+
+    def run(data: Data) -> Iterator[None]:
+        body = Data(data.payload.view(stored(element)), element, data.workspace)
+        yield from action(body)
+        data.saturated += body.saturated
 
     return run
 
@@ -195,4 +255,4 @@ def payload_sent(move: Move, wishes: Sequence[Wish]) -> int:
 
 def copy_bytes(target: Any, target_offset: int, source: Any, source_offset: int, nbytes: int) -> None:
     """Copy within one device, host or GPU."""
-    target[target_offset : target_offset + nbytes] = source[source_offset : source_offset + nbytes]
+    device.copy(target[target_offset : target_offset + nbytes], source[source_offset : source_offset + nbytes])

@@ -8,14 +8,15 @@ every message beforehand.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..types import ITEMSIZE, Level
 from ..workspace import PAYLOAD_ALIGN
 
-PAYLOAD_ITEMSIZE = {**ITEMSIZE, "int8": 1, "int16": 2, "int32": 4}
-"""Bytes of the element types that arrays and payloads may have when they are summed."""
+PAYLOAD_ITEMSIZE = {**ITEMSIZE, "int8": 1, "int16": 2, "int32": 4, "uint8": 1}
+"""Bytes of the element types that arrays and payloads may have when they are summed; uint8: what is only copied."""
 
 ALIGN = 64
 """Regions begin at multiples of this many elements, so that vector loads and sign words stay whole."""
@@ -54,6 +55,15 @@ class Topology:
     def pieces(self, level: Level) -> int:
         """Into how many pieces a scatter at a level cuts a region: ranks beyond the lanes get an empty piece."""
         return {"flat": self.size, "intra": self.lanes, "inter": len(self.machines)}[level]
+
+    def root(self, level: Level, group: Sequence[int]) -> int:
+        """Index in a group of the member that alone goes on after a reduce or a gather.
+
+        The first of all ranks, and of a machine. Between machines it is another for every lane, so that the lanes'
+        roots spread over the machines.
+        """
+        lane = self.machines[self.machine_of[group[0]]].index(group[0])
+        return lane % len(self.machines) if level == "inter" else 0
 
     def divisor(self, level: Level) -> float:
         """What a level's sum is divided by, so that over a whole route the tensor is divided by the number of ranks.
@@ -104,6 +114,11 @@ class Part:
     element: str | None = None
 
     @property
+    def size(self) -> int:
+        """Number of elements that the payload stands for."""
+        return self.stop - self.start
+
+    @property
     def room(self) -> int:
         """Bytes that the part takes in a buffer, alignment included."""
         return -(-self.nbytes // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
@@ -124,8 +139,12 @@ class Packed:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the buffer."""
-        return sum(part.room for copy in self.copies for part in copy)
+        """Bytes of the buffer, to the end of its last part."""
+        return max((part.offset + part.room for copy in self.copies for part in copy), default=0)
+
+    def emptied(self) -> Packed:
+        """What a rank holds that has handed all its payloads on: one copy of nothing."""
+        return Packed(((),), self.divisor)
 
     @cached_property
     def region(self) -> Dense:

@@ -13,7 +13,17 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.types import Route
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
-ROUTES = ("flat-linear", "hierarchical-linear")
+FLAT = (
+    "flat-linear",
+    "encode@cpu/reduce_scatter@flat/allgather@flat/decode@cpu",
+    "encode@cpu/reduce@flat/broadcast@flat/decode@cpu",
+)
+ROUTES = (
+    *FLAT,
+    "hierarchical-linear",
+    "encode@cpu/reduce_scatter@intra/reduce_scatter@inter/allgather@inter/allgather@intra/decode@cpu",
+    "encode@cpu/reduce@intra/allreduce@inter/broadcast@intra/decode@cpu",
+)
 
 
 @pytest.fixture
@@ -52,7 +62,7 @@ def test_conservation_law(world, open_session, agreed, route):
             session.sync(grad)
             got += grad
         held = np.zeros(n)
-        count = len(machines) if "intra" in str(Route.parse(route)) and world.size > 1 else world.size
+        count = world.size if str(Route.parse(route)).startswith("encode") or world.size == 1 else len(machines)
         for memory in world.allgather(session.state_dict()["memory"]):
             for key, value in memory.items():
                 region, what = key.rsplit("|", 2)[1:]
@@ -64,19 +74,22 @@ def test_conservation_law(world, open_session, agreed, route):
             assert np.abs(held).max() > 1e-6
 
 
-def test_what_a_method_keeps_is_part_of_the_state(world, open_session, agreed):
+@pytest.mark.parametrize("route", FLAT)
+def test_what_a_method_keeps_is_part_of_the_state(world, open_session, agreed, route):
     """Its own memory counts encodes; what it learns is the payload summed over the ranks."""
     n = 640
     if world.size == 1:
         pytest.skip("one rank compresses nothing")
-    session = open_session(compressor=agreed, route="flat-linear")
+    session = open_session(compressor=agreed, route=route)
     for step in range(3):
         session.sync(values(world.rank, step, n))
-    memory = {key.rsplit("|", 1)[1]: value for key, value in session.state_dict()["memory"].items()}
-    assert memory["own.times"].tolist() == [3]
-    assert identical(world, memory["own.learned"])
-    assert np.abs(memory["own.learned"]).max() > 0
-    other = open_session(compressor=agreed, route="flat-linear")
+    memory = session.state_dict()["memory"]
+    times = [value.tolist() for key, value in memory.items() if key.endswith("own.times")]
+    learned = [value for key, value in sorted(memory.items()) if key.endswith("own.learned")]
+    assert times == [[3]] * len(learned)
+    assert identical(world, np.concatenate(learned))
+    assert all(np.abs(part).max() > 0 for part in learned) and sum(part.size for part in learned) == n
+    other = open_session(compressor=agreed, route=route)
     other.load_state_dict(session.state_dict())
     grad, same = values(world.rank, 3, n), values(world.rank, 3, n)
     session.sync(grad)
@@ -86,12 +99,11 @@ def test_what_a_method_keeps_is_part_of_the_state(world, open_session, agreed):
 
 @pytest.mark.parametrize("n", [100, 5000])
 @pytest.mark.parametrize("window_bytes", [0, 8192])
-def test_saturation_is_counted(world, open_session, agreed, n, window_bytes):
+@pytest.mark.parametrize("route", FLAT)
+def test_saturation_is_counted(world, open_session, agreed, route, n, window_bytes):
     """Two ranks at the end of the range: their sum leaves it. Each element counts once, on whichever rank."""
     grad = np.full(n, 2.0, np.float32)
-    session = open_session(
-        compressor=f"{agreed}:top=30000", route="flat-linear", feedback="none", window_bytes=window_bytes
-    )
+    session = open_session(compressor=f"{agreed}:top=30000", route=route, feedback="none", window_bytes=window_bytes)
     session.sync(grad)
     counted = sum(world.allgather(session.stats().saturated))
     assert counted == (n if world.size > 1 else 0)

@@ -32,7 +32,17 @@ def test_a_route_moves_to_another_device():
         ("reduce_scatter@intra/allgather@intra", "averages over"),
         ("allreduce@flat/allreduce@flat", "twice"),
         ("allreduce@intra/allreduce@flat", "averages over"),
-        ("encode@cpu/reduce_scatter@flat/decode@cpu", "scattered by a sum"),
+        ("encode@cpu/reduce_scatter@flat/decode@cpu", "pieces"),
+        ("reduce@flat", "one rank alone"),
+        ("reduce@flat/allgather@flat", "use broadcast@flat"),
+        ("reduce_scatter@flat/broadcast@flat", "use allgather@flat"),
+        ("encode@cpu/gather@flat/decode@cpu/allgather@flat", "use broadcast@flat"),
+        ("broadcast@flat", "nothing was reduced"),
+        ("gather@flat/broadcast@flat", "use reduce"),
+        ("encode@cpu/alltoall@intra/allreduce@inter/allgather@intra/decode@cpu", "dealt out"),
+        ("encode@cpu/gather@intra/reduce@inter/broadcast@inter/broadcast@intra/decode@cpu", "dealt out"),
+        ("encode@cpu/allgather@intra/allreduce@inter/decode@cpu", "dealt out"),
+        ("reduce@intra/reduce_scatter@inter/broadcast@intra/allgather@inter", "another level"),
         ("alltoall@flat/allgather@flat", "encode first"),
         ("encode@cpu/encode@cpu/allgather@flat/decode@cpu", "already"),
         ("decode@cpu/allreduce@flat", "nothing to decode"),
@@ -60,6 +70,44 @@ def test_plan_refuses_unknown_tensors_and_has_a_digest():
     assert one.strategy("w").compressor == "none"
     with pytest.raises(PlanError, match="'v'"):
         one.strategy("v")
+
+
+def test_payloads_may_be_summed_again_once_they_are_one():
+    summed = "encode@cpu/reduce_scatter@intra/reduce@inter/broadcast@inter/allgather@intra/decode@cpu"
+    assert Route.parse(summed).sums_payloads
+    again = "encode@cpu/alltoall@intra/decode@cpu/encode@cpu/allreduce@inter/allgather@intra/decode@cpu"
+    assert Route.parse(again).sums_payloads
+    assert not Route.parse("reduce@flat/encode@cpu/broadcast@flat/decode@cpu").sums_payloads
+
+
+def test_plan_groups():
+    dense, other = Strategy("none", "flat"), Strategy("none", "reduce@flat/broadcast@flat")
+    strategies = {"a": dense, "b": dense, "c": other}
+    grouped = Plan(strategies, groups=(("b", "a"),))
+    assert grouped.groups == (("b", "a"),)
+    assert Plan(strategies, groups=[["b", "a"]]) == grouped  # type: ignore[arg-type]
+    digests = {
+        Plan(strategies, groups=groups).digest for groups in ((), (("a", "b"),), (("b", "a"),), (("a",), ("b",)))
+    }
+    assert len(digests) == 4
+    assert Plan({}, default=dense, groups=(("x", "y"),)).groups
+
+
+@pytest.mark.parametrize(
+    "groups, words",
+    [
+        (((),), "empty"),
+        ((("a", "b"), ("b",)), "'b' stands in groups twice"),
+        ((("a", "a"),), "twice"),
+        ((("a", "c"),), "another strategy"),
+        ((("a", "unknown"),), "no strategy for tensor 'unknown'"),
+        (("a", "b"), "expected tuples of names"),
+    ],
+)
+def test_plan_groups_that_cannot_travel_together(groups, words):
+    dense, other = Strategy("none", "flat"), Strategy("none", "reduce@flat/broadcast@flat")
+    with pytest.raises(PlanError, match=words):
+        Plan({"a": dense, "b": dense, "c": other}, groups=groups)
 
 
 def test_tensor_sizes():
