@@ -7,10 +7,12 @@ rank that sums the same rows gets the same bits. 16-bit types are handled as the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from numba import prange
+from numba import prange, types
+from numba.extending import overload
 
 from ..compressors import _cpu
 from ..device import device_of
@@ -54,6 +56,29 @@ def reduce_rows(out: Any, rows: Any, own: int, rule: Rule, dtype: str) -> int:
     if np.dtype(stored(dtype)).kind == "i":
         return _add_integers(out, rows, own)
     mean_rows(out, rows, own, rule.divisor, dtype)
+    return 0
+
+
+def reduce_span(out: np.ndarray, span: np.ndarray, stride: int, count: int, own: int, rule: Rule, dtype: str) -> int:
+    """As ``reduce_rows`` on the host, for rows that lie ``stride`` elements apart in flat memory.
+
+    Args:
+        span: row r is ``span[r * stride : r * stride + out.size]``; what follows is not read.
+    """
+    if out.size == 0:
+        return 0
+    if rule.operator == "max":
+        for r in (r for r in range(count) if r != own):
+            np.maximum(out, span[r * stride : r * stride + out.size], out=out)  # summaries are small
+        return 0
+    if out.dtype.kind == "i":
+        limits = np.iinfo(out.dtype)
+        return int(_sum_integers(out, span, stride, count, own, limits.min, limits.max))
+    exact, factor = _factor(rule.divisor)
+    if out.dtype == np.uint16:
+        _sum_rows_16(out, span, stride, count, own, exact, np.float32(factor), dtype == "bfloat16")
+    else:
+        _sum_rows(out, span, stride, count, own, exact, out.dtype.type(factor))
     return 0
 
 
@@ -118,6 +143,8 @@ def _span(rows: np.ndarray) -> tuple[np.ndarray, int]:
 
     Rows of a shared window lie apart; numba would give up vectorising over a 2-D array that is not contiguous.
     """
+    if rows.flags.c_contiguous:
+        return rows.reshape(-1), rows.shape[1]
     stride = rows.strides[0] // rows.itemsize
     size = (rows.shape[0] - 1) * stride + rows.shape[1]
     return np.lib.stride_tricks.as_strided(rows, (size,), (rows.itemsize,)), stride
@@ -134,6 +161,14 @@ def divide(x: Any, divisor: float) -> None:
         return
     exact, factor = _factor(divisor)
     _divide(x, exact, np.float32(factor))
+
+
+@lru_cache(maxsize=256)
+def arithmetic(divisor: float, dtype: str) -> tuple[bool, float, bool, int, int]:
+    """What ``sum_block`` needs to know: exact division, its factor, bfloat16, and the range of integers."""
+    exact, factor = _factor(divisor)
+    limits = np.iinfo(dtype) if dtype.startswith("int") else np.iinfo(np.int64)
+    return exact, float(factor), dtype == "bfloat16", int(limits.min), int(limits.max)
 
 
 def _factor(divisor: float) -> tuple[bool, float]:
@@ -220,21 +255,27 @@ def _finish(out, total, exact, factor):  # type: ignore[no-untyped-def]
             out[i] = total[i] / factor
 
 
+@_cpu.inline
+def _sum_floats(out, span, start, stride, count, own, exact, factor):  # type: ignore[no-untyped-def]
+    """A block: ``out``, in place of row ``own``, and the other rows' elements from ``start`` on."""
+    total = np.empty(out.size if count > 2 else 0, out.dtype)
+    sum_so_far = out if own == 0 else span[start : start + out.size]
+    for r in range(1, count):
+        row = out if r == own else span[r * stride + start : r * stride + start + out.size]
+        if r + 1 < count:
+            _add_rows(total, sum_so_far, row)
+            sum_so_far = total
+        else:
+            _finish_rows(out, sum_so_far, row, exact, factor)
+    if count == 1:
+        _finish(out, sum_so_far, exact, factor)
+
+
 @_cpu.Kernel
 def _sum_rows(out, span, stride, count, own, exact, factor):  # type: ignore[no-untyped-def]
     for b in prange((out.size + _BLOCK - 1) // _BLOCK):
         start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
-        total = np.empty(_BLOCK if count > 2 else 0, out.dtype)
-        sum_so_far = out[start:stop] if own == 0 else span[start:stop]
-        for r in range(1, count):
-            row = out[start:stop] if r == own else span[r * stride + start : r * stride + stop]
-            if r + 1 < count:
-                _add_rows(total[: row.size], sum_so_far, row)
-                sum_so_far = total[: row.size]
-            else:
-                _finish_rows(out[start:stop], sum_so_far, row, exact, factor)
-        if count == 1:
-            _finish(out[start:stop], sum_so_far, exact, factor)
+        _sum_floats(out[start:stop], span, start, stride, count, own, exact, factor)
 
 
 @_cpu.inline
@@ -244,16 +285,21 @@ def _accumulate_16(total, row, first, bfloat):  # type: ignore[no-untyped-def]
         total[i] = value if first else total[i] + value
 
 
+@_cpu.inline
+def _sum_halves(out, span, start, stride, count, own, exact, factor, bfloat):  # type: ignore[no-untyped-def]
+    total = np.empty(out.size, np.float32)
+    for r in range(count):
+        row = out if r == own else span[r * stride + start : r * stride + start + out.size]
+        _accumulate_16(total, row, r == 0, bfloat)
+    _finish(total, total, exact, factor)
+    _narrow_block(out, total, bfloat)
+
+
 @_cpu.Kernel
 def _sum_rows_16(out, span, stride, count, own, exact, factor, bfloat):  # type: ignore[no-untyped-def]
     for b in prange((out.size + _BLOCK - 1) // _BLOCK):
         start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
-        total = np.empty(stop - start, np.float32)
-        for r in range(count):
-            row = out[start:stop] if r == own else span[r * stride + start : r * stride + stop]
-            _accumulate_16(total, row, r == 0, bfloat)
-        _finish(total, total, exact, factor)
-        _narrow_block(out[start:stop], total, bfloat)
+        _sum_halves(out[start:stop], span, start, stride, count, own, exact, factor, bfloat)
 
 
 @_cpu.inline
@@ -271,17 +317,55 @@ def _saturate(out, total, low, high):  # type: ignore[no-untyped-def]
     return outside
 
 
+@_cpu.inline
+def _add_block(out, span, start, stride, count, own, low, high):  # type: ignore[no-untyped-def]
+    total = np.zeros(out.size, np.int64)
+    for r in range(count):
+        row = out if r == own else span[r * stride + start : r * stride + start + out.size]
+        _accumulate_integers(total, row)
+    return _saturate(out, total, low, high)
+
+
 @_cpu.Kernel
 def _sum_integers(out, span, stride, count, own, low, high):  # type: ignore[no-untyped-def]
     outside = 0
     for b in prange((out.size + _BLOCK - 1) // _BLOCK):
         start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
-        total = np.zeros(stop - start, np.int64)
-        for r in range(count):
-            row = out[start:stop] if r == own else span[r * stride + start : r * stride + stop]
-            _accumulate_integers(total, row)
-        outside += _saturate(out[start:stop], total, low, high)
+        outside += _add_block(out[start:stop], span, start, stride, count, own, low, high)
     return outside
+
+
+def sum_block(out: Any, span: Any, start: Any, stride: Any, count: Any, own: Any, how: Any) -> int:
+    """For compiled code: a block of a sum of any element type; ``how`` as ``arithmetic`` makes it.
+
+    Returns:
+        How many integers saturated.
+    """
+    raise NotImplementedError("only compiled code calls this")
+
+
+@overload(sum_block)
+def _sum_block(out, span, start, stride, count, own, how):  # type: ignore[no-untyped-def]
+    if isinstance(out.dtype, types.Float):
+        element = out.dtype
+
+        def floats(out, span, start, stride, count, own, how):  # type: ignore[no-untyped-def]
+            _sum_floats(out, span, start, stride, count, own, how[0], element(how[1]))
+            return 0
+
+        return floats
+    if out.dtype == types.uint16:
+
+        def halves(out, span, start, stride, count, own, how):  # type: ignore[no-untyped-def]
+            _sum_halves(out, span, start, stride, count, own, how[0], np.float32(how[1]), how[2])
+            return 0
+
+        return halves
+
+    def integers(out, span, start, stride, count, own, how):  # type: ignore[no-untyped-def]
+        return _add_block(out, span, start, stride, count, own, how[3], how[4])
+
+    return integers
 
 
 @_cpu.inline

@@ -103,3 +103,21 @@ def test_blends_round_like_a_fused_product():
     expected = (kept + b.astype(np.float64) * x.astype(np.float64)).astype(np.float32)
     reduction.blend(out, 0.3, 0.7, x)
     assert np.abs(out - expected).max() <= 2.0**-23
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16"])
+@pytest.mark.parametrize("rule", [reduction.Rule("sum"), reduction.Rule("sum", 3.0), reduction.Rule("max")])
+def test_rows_in_flat_memory_are_reduced_like_rows(dtype, rule):
+    """``reduce_span``, on memory as the ranks of a window lay it out, against ``reduce_rows``."""
+    n, count, stride = 5000, 3, 5064
+    if rule.operator == "max" and dtype != "float32":
+        pytest.skip("maxima are of float32 summaries")
+    flat = (np.random.default_rng(1).standard_normal(count * stride) * 9000).astype(dtype)
+    rows = np.stack([flat[r * stride : r * stride + n] for r in range(count)])
+    for own in range(count):
+        out, expected = rows[own].copy(), rows[own].copy()
+        memory = (lambda x: x) if dtype == "int16" else as_memory
+        saturated = reduction.reduce_span(memory(out), memory(flat), stride, count, own, rule, dtype)
+        assert saturated == reduction.reduce_rows(memory(expected), memory(rows), own, rule, dtype)
+        assert (saturated > 0) == (dtype == "int16")
+        assert out.tobytes() == expected.tobytes()

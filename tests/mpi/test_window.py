@@ -1,0 +1,276 @@
+"""The shared window's collectives against numpy, bit for bit; agreement among ranks; ranks that never come."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from espresso_mpi.collectives import transport as transport_module
+from espresso_mpi.collectives.agreement import documents, gather_small
+from espresso_mpi.collectives.base import Transfer
+from espresso_mpi.collectives.reduction import Rule
+from espresso_mpi.collectives.transport import Settings, Transport
+from espresso_mpi.errors import RankTimeoutError
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(240)]
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int8", "int16", "int32")
+SIZES = (0, 1, 17, 1000, 4099, 40001)
+WINDOWS = (16384, 1 << 20)
+
+
+@pytest.fixture
+def open_transport(world):
+    """Opens transports and closes them on all ranks if the test passed."""
+    opened = []
+
+    def opener(window_bytes=1 << 20, machines=None, timeout=60.0):
+        opened.append(Transport(world.Dup(), Settings(timeout, window_bytes, machines=machines)))
+        return opened[-1]
+
+    yield opener
+    for transport in opened:
+        transport.close()
+
+
+def window_of(transport):
+    return transport.window_for(transport.machine, np.empty(0, np.uint8))
+
+
+def stored(x):
+    return x.view(np.uint16) if x.itemsize == 2 and x.dtype.kind != "i" else x
+
+
+def values(rank, n, dtype):
+    rng = np.random.default_rng([rank, n])
+    if dtype in INTEGERS:
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, n, dtype, endpoint=True)
+    return rng.standard_normal(n).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def reduced(size, n, dtype, rule):
+    """In rank order, in the type of the sum, and rounded once."""
+    rows = [values(rank, n, dtype) for rank in range(size)]
+    if rule.operator == "max":
+        return np.maximum.reduce(rows)
+    if dtype in INTEGERS:
+        limits = np.iinfo(dtype)
+        return np.clip(np.sum(rows, axis=0, dtype=np.int64), limits.min, limits.max).astype(dtype)
+    wide = np.float64 if dtype == "float64" else np.float32
+    total = rows[0].astype(wide)
+    for row in rows[1:]:
+        total = total + row.astype(wide)
+    return (total / wide(rule.divisor)).astype(rows[0].dtype)
+
+
+def outside(size, n, dtype):
+    """How many sums leave the range of their integers."""
+    total, limits = np.sum([values(rank, n, dtype) for rank in range(size)], axis=0, dtype=np.int64), np.iinfo(dtype)
+    return int(np.count_nonzero((total < limits.min) | (total > limits.max)))
+
+
+@pytest.mark.parametrize("window_bytes", WINDOWS)
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
+def test_allreduce_sums_in_rank_order(world, open_transport, dtype, window_bytes):
+    window = window_of(open_transport(window_bytes))
+    rule = Rule("sum") if dtype in INTEGERS else Rule("sum", world.size + 0.5)
+    for n in SIZES:
+        x = values(world.rank, n, dtype)
+        own = x.copy()
+        region = (n // 5, n - n // 7)
+        saturated = window.allreduce(stored(x), dtype, region, rule)
+        inside, expected = slice(*region), reduced(world.size, n, dtype, rule)
+        assert x[inside].tobytes() == expected[inside].tobytes()
+        own[inside] = x[inside]
+        assert x.tobytes() == own.tobytes(), "what lies outside of the region changed"
+        if dtype in INTEGERS and region == (0, n):
+            assert world.allreduce(saturated) == outside(world.size, n, dtype)
+
+
+@pytest.mark.parametrize("window_bytes", WINDOWS)
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_reduce_and_broadcast_at_every_root(world, open_transport, dtype, window_bytes):
+    window = window_of(open_transport(window_bytes))
+    rule = Rule("sum") if dtype in INTEGERS else Rule("sum", world.size)
+    for root in range(world.size):
+        for n in SIZES:
+            x, expected = values(world.rank, n, dtype), reduced(world.size, n, dtype, rule)
+            saturated = window.reduce(x, dtype, (0, n), rule, root)
+            assert world.rank != root or x.tobytes() == expected.tobytes()
+            assert dtype not in INTEGERS or world.allreduce(saturated) == outside(world.size, n, dtype)
+            x = values(world.rank, n, dtype)
+            window.broadcast(x, (0, n), root)
+            assert x.tobytes() == values(root, n, dtype).tobytes()
+
+
+@pytest.mark.parametrize("window_bytes", WINDOWS)
+def test_the_maximum(world, open_transport, window_bytes):
+    window = window_of(open_transport(window_bytes))
+    for n in SIZES:
+        for call in (
+            lambda x, n=n: window.allreduce(x, "float32", (0, n), Rule("max")),
+            lambda x, n=n: window.reduce(x, "float32", (0, n), Rule("max"), 0),
+        ):
+            x = values(world.rank, n, "float32")
+            call(x)
+            expected = reduced(world.size, n, "float32", Rule("max"))
+            assert world.rank != 0 or x.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("window_bytes", WINDOWS)
+def test_regions_of_any_size(world, open_transport, window_bytes):
+    """Reduce-scatter and allgather where regions are empty, and where one rank has nearly all."""
+    window, rule, n = window_of(open_transport(window_bytes)), Rule("sum", world.size), 30011
+    empty = [(0, 0)] * (world.size - 1)
+    edges = np.linspace(3, n, world.size + 1).astype(int).tolist()
+    for regions in ([*empty, (5, n)], [(0, n), *empty], list(itertools.pairwise(edges))):
+        start, stop = regions[world.rank]
+        x, own = values(world.rank, n, "float32"), values(world.rank, n, "float32")
+        window.reduce_scatter(x, "float32", regions, rule)
+        own[start:stop] = reduced(world.size, n, "float32", rule)[start:stop]
+        assert x.tobytes() == own.tobytes()
+        window.allgather(x, regions)
+        for a, b in regions:
+            assert x[a:b].tobytes() == reduced(world.size, n, "float32", rule)[a:b].tobytes()
+
+
+@pytest.mark.parametrize("window_bytes", WINDOWS)
+def test_exchange_moves_payloads(world, open_transport, window_bytes):
+    """Everybody's buffer has another length: all to all, and all to one."""
+    window, size, me = window_of(open_transport(window_bytes)), world.size, world.rank
+    for part in (1, 1000, 50001):
+        sources = [np.random.default_rng(r).integers(0, 256, (r + 1) * part * size, np.uint8) for r in range(size)]
+        at = np.cumsum([0, *((r + 1) * part for r in range(size))]).tolist()
+        incoming = [Transfer(r, me, me * (r + 1) * part, at[r], (r + 1) * part) for r in range(size)]
+        target = np.zeros(at[-1], np.uint8)
+        window.exchange(sources[me], target, incoming, sources[-1].size)
+        for r in range(size):
+            assert np.array_equal(target[at[r] : at[r + 1]], sources[r][me * (r + 1) * part :][: (r + 1) * part])
+        root = size // 2
+        incoming = [Transfer(r, root, 3, r * part, part - 3 if part > 3 else 0) for r in range(size)]
+        target = np.zeros(size * part, np.uint8)
+        window.exchange(sources[me], target, incoming if me == root else [], sources[-1].size)
+        for t in incoming if me == root else ():
+            got = target[t.target_offset : t.target_offset + t.nbytes]
+            assert np.array_equal(got, sources[t.source][3 : 3 + t.nbytes])
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_ranks_that_come_late(world, open_transport, background):
+    """Halves are not written again before they were read, whoever is slow."""
+    transport = open_transport(16384)
+    transport.waiter.background = background
+    window, rule = window_of(transport), Rule("sum", world.size)
+    naps, choice = np.random.default_rng(world.rank), np.random.default_rng(7)
+    for step in range(60):
+        n, kind = int(choice.integers(1, 20000)), int(choice.integers(0, 4))
+        if naps.random() < 0.3:
+            time.sleep(naps.random() * 2e-3)
+        x = values(world.rank, n, "float32")
+        if kind == 0:
+            window.broadcast(x, (0, n), step % world.size)
+            expected = values(step % world.size, n, "float32")
+        elif kind == 1:
+            notes = gather_small(transport, x[:100].view(np.uint8), 400)
+            assert [note.tobytes() for note in notes] == [
+                values(r, n, "float32")[:100].tobytes() for r in range(world.size)
+            ]
+            continue
+        else:
+            window.allreduce(x, "float32", (0, n), rule)
+            expected = reduced(world.size, n, "float32", rule)
+        assert x.tobytes() == expected.tobytes(), step
+
+
+def layouts(size):
+    """(bytes of the window, machines): one machine with and without a window, and several machines."""
+    pairs = [list(range(i, min(i + 2, size))) for i in range(0, size, 2)]
+    apart = [list(range(0, size, 2)), list(range(1, size, 2))]
+    alone = [[rank] for rank in range(size)]
+    lopsided = [[0], list(range(1, size))]
+    return [(16384, None), (0, None), *((16384, m) for m in (pairs, apart, alone, lopsided)), (0, apart)]
+
+
+def test_small_arrays_of_all_ranks(world, open_transport):
+    for window_bytes, machines in layouts(world.size):
+        transport = open_transport(window_bytes, machines)
+        for room in (1, 48, 1300, 17000, 100000):
+            sizes = [(room * (rank + 1)) // world.size for rank in range(world.size)]
+            notes = [np.random.default_rng([r, room]).integers(0, 256, sizes[r], np.uint8) for r in range(world.size)]
+            found = gather_small(transport, notes[world.rank], room)
+            assert [note.tobytes() for note in found] == [note.tobytes() for note in notes]
+            assert all(note.ctypes.data % 16 == 0 for note in found)
+        texts = documents(transport, b'{"rank": %d, "text": "%s"}' % (world.rank, b"x" * 5000 * world.rank))
+        assert [text["rank"] for text in texts] == list(range(world.size))
+
+
+def gather_eight(transport):
+    gather_small(transport, np.zeros(8, np.uint8), 8)
+
+
+def allreduce_200_kb(transport):
+    window_of(transport).allreduce(np.ones(50000, np.float32), "float32", (0, 50000), Rule("sum"))
+
+
+@pytest.mark.parametrize("call", [gather_eight, allreduce_200_kb])
+def test_a_missing_rank_is_named_by_all(world, call):
+    """Also by ranks of other machines, which wait for a rank that waits itself. These transports cannot be closed."""
+    for window_bytes, machines in layouts(world.size):
+        if call is allreduce_200_kb and (machines is not None or not window_bytes):
+            continue
+        missing = world.size - 1
+        transport = Transport(world.Dup(), Settings(0.5, window_bytes, machines=machines))
+        text = ""
+        if world.rank != missing:
+            with pytest.raises(RankTimeoutError) as caught:
+                call(transport)
+            text = str(caught.value)
+        texts = world.allgather(text)
+        assert all(f"for rank {missing} (" in text for rank, text in enumerate(texts) if rank != missing), texts
+
+
+def test_bad_news_ends_a_wait(world):
+    transport = Transport(world.Dup(), Settings(60.0, 16384))
+    world.Barrier()
+    start = time.monotonic()
+
+    def interrupted():
+        raise ConnectionError("another rank gave up")
+
+    if world.rank != 0:
+        transport.waiter.interrupted = interrupted
+        with pytest.raises(ConnectionError):
+            window_of(transport).allreduce(np.ones(5, np.float32), "float32", (0, 5), Rule("sum"))
+    world.Barrier()
+    assert time.monotonic() - start < 30
+
+
+def test_where_windows_fail_messages_are_used(world, monkeypatch, caplog):
+    class Broken:
+        def __init__(self, *arguments):
+            raise MPI.Exception(MPI.ERR_RMA_SHARED)
+
+    monkeypatch.setattr(transport_module, "SharedWindow", Broken)
+    with caplog.at_level(logging.WARNING, "espresso_mpi"):
+        transport = Transport(world.Dup(), Settings(20.0, 16384))
+    assert window_of(transport) is None
+    assert not transport.windows_everywhere
+    assert "using messages inside the machine" in caplog.text
+    found = gather_small(transport, np.array([world.rank], np.uint8), 1)
+    assert [int(note[0]) for note in found] == list(range(world.size))
+    transport.close()
+
+
+def test_without_shared_memory_messages_are_used(world, monkeypatch, caplog):
+    monkeypatch.setattr(transport_module, "shared_memory_free", lambda: 1 << 16)
+    transport = Transport(world.Dup(), Settings(20.0, 1 << 20))
+    assert window_of(transport) is None
+    transport.close()
