@@ -20,7 +20,7 @@ from espresso_mpi.compressors import get, spellings
 from espresso_mpi.errors import ConfigError, EspressoError
 from espresso_mpi.feedback import Feedback
 
-from . import blas, summary, text
+from . import blas, summary, text, timeline
 from .model import ModelShape
 from .training import Method, Run, Settings, train
 
@@ -46,6 +46,7 @@ def main(
     route: str | None = None,
     json: Path | None = None,
     plot: Path | None = None,
+    trace: Path | None = None,
     comm: Any = None,
 ) -> dict[str, Any]:
     """Train with each method, print a table on rank 0, and write the files asked for. Collective.
@@ -62,6 +63,7 @@ def main(
         eval_every: steps between validations; default: a fifteenth of all.
         route: route of the compressed methods; default: the session's choice.
         json, plot: files to write, the plot as PNG.
+        trace: trace a few early steps of each method to this file, the method's name before its suffix.
         comm: mpi4py communicator, default ``MPI.COMM_WORLD``.
 
     Returns:
@@ -82,12 +84,12 @@ def main(
         route=route,
         shape=ModelShape(hidden=hidden),
     )
-    _agree(comm, lambda: _require_outputs(json, plot))
+    _agree(comm, lambda: _require_outputs(json, plot, trace))
     _limit_threads(comm)
     corpus = text.load()
     if comm.rank == 0:
         print(summary.heading(corpus, settings, comm.size))
-    runs = _train_all(comm, corpus, chosen, settings)
+    runs = _train_all(comm, corpus, chosen, settings, trace)
     result = _result(runs, corpus, settings, target_loss)
     if comm.rank == 0:
         summary.print_table(summary.rows(runs, target_loss), summary.target(runs, target_loss))
@@ -134,11 +136,12 @@ def _agree(comm: Any, check: Callable[[], None]) -> None:
         raise error
 
 
-def _require_outputs(json: Path | None, plot: Path | None) -> None:
+def _require_outputs(json: Path | None, plot: Path | None, trace: Path | None) -> None:
     """Find out before minutes of training whether the results can be written."""
     for name, path in (("json", json), ("plot", plot)):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise ConfigError(f"--{name} {path}: its directory does not exist; make it first")
+    timeline.check_trace(trace)
     if plot is not None and find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; install it with: pip install 'espresso-mpi[report]'")
 
@@ -159,11 +162,13 @@ def _limit_threads(comm: Any) -> None:
     local.Free()
 
 
-def _train_all(comm: Any, corpus: text.Corpus, methods: Sequence[Method], settings: Settings) -> list[Run]:
+def _train_all(
+    comm: Any, corpus: text.Corpus, methods: Sequence[Method], settings: Settings, trace: Path | None
+) -> list[Run]:
     runs = []
     for method in methods:
         with _progress(comm.rank, method.label, settings.steps) as advance:
-            runs.append(train(comm, corpus, method, settings, advance))
+            runs.append(train(comm, corpus, method, settings, advance, trace))
         if comm.rank == 0:
             print(summary.line(runs[-1]), file=sys.stderr, flush=True)
     return runs

@@ -8,20 +8,25 @@ the next step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError
-from espresso_mpi.session import Session, Stats
+from espresso_mpi.session import Session
 
-from . import text
+from . import text, timeline
 from .model import SGD, CharModel, ModelShape, learning_rate, to_bits
 
 _CHUNK = 2048
 """Contexts in one validation pass, so that its activations stay in the cache."""
+
+TRACED = 5
+"""Steps that ``trace`` records: enough to see whether they are alike."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +133,18 @@ class Replica:
         self._optimiser.step(self.model.gradient, rate)
 
 
-def train(comm: Any, corpus: text.Corpus, method: Method, settings: Settings, progress: Callable[[int], None]) -> Run:
+def train(
+    comm: Any,
+    corpus: text.Corpus,
+    method: Method,
+    settings: Settings,
+    progress: Callable[[int], None],
+    trace: Path | None = None,
+) -> Run:
     """Train with ``method``. Collective; every rank returns the same Run.
+
+    Args:
+        trace: trace a few early steps to this file, with the method's name before its suffix.
 
     Raises:
         MismatchError: the ranks do not start from the same text and weights.
@@ -141,7 +156,7 @@ def train(comm: Any, corpus: text.Corpus, method: Method, settings: Settings, pr
     # Divergence is a result here, which the session reports; numpy need not warn of it.
     with session, np.errstate(over="ignore", invalid="ignore"):
         _warm_up(session, replica)
-        return _Loop(comm, session, replica, corpus, settings, progress).run(method)
+        return _Loop(comm, session, replica, corpus, settings, progress).run(method, trace)
 
 
 def validation_loss(comm: Any, model: CharModel, corpus: text.Corpus, stride: int) -> float:
@@ -170,20 +185,18 @@ class _Loop:
     ) -> None:
         self._comm, self._session, self._replica = comm, session, replica
         self._corpus, self._settings, self._progress = corpus, settings, progress
-        self._before = session.stats()
+        self._before: Mapping[str, int] = session.stats().bytes_by_level
         self._compute = np.zeros(settings.steps)
         self._total = np.zeros(settings.steps)
         self._curve: list[Point] = []
 
-    def run(self, method: Method) -> Run:
+    def run(self, method: Method, trace: Path | None = None) -> Run:
         """All steps, or as many as there are before it diverges."""
         self._measure(0)
-        done, diverged = 0, False
-        while done < self._settings.steps and not diverged:
-            diverged = not self._step(done)
-            done += 1
-            if done % self._settings.eval_every == 0 or done == self._settings.steps or diverged:
-                self._measure(done)
+        with self._tracing(trace, method.label):
+            done, diverged = self._steps(0, min(TRACED, self._settings.steps) if trace else 0)
+        if not diverged:
+            done, diverged = self._steps(done, self._settings.steps)
         diverged = diverged or not np.isfinite(self._curve[-1].loss)
         compute = np.max(self._comm.allgather(self._compute[:done]), axis=0)
         return Run(
@@ -196,6 +209,34 @@ class _Loop:
             replicas_identical=len(set(self._comm.allgather(self._replica.model.digest()))) == 1,
             diverged_at=done if diverged else None,
         )
+
+    def _steps(self, done: int, stop: int) -> tuple[int, bool]:
+        """Steps ``done`` to ``stop``, with their measurements: how many were done in all, and whether it diverged."""
+        diverged = False
+        while done < stop and not diverged:
+            diverged = not self._step(done)
+            done += 1
+            if done % self._settings.eval_every == 0 or done == self._settings.steps or diverged:
+                self._measure(done)
+        return done, diverged
+
+    @contextmanager
+    def _tracing(self, path: Path | None, label: str) -> Iterator[None]:
+        """Trace the with-block, if a path is given."""
+        with ExitStack() as stack:
+            with self._uncounted():
+                stack.enter_context(timeline.tracing(self._session, path, label))
+            yield
+            with self._uncounted():
+                stack.close()
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """What is sent in the with-block is not the training's."""
+        before = self._session.stats().bytes_by_level
+        yield
+        sent = _sent(self._session.stats().bytes_by_level, before)
+        self._before = {level: count + sent[level] for level, count in self._before.items()}
 
     def _step(self, step: int) -> bool:
         """One step; False if a gradient was not finite, which the session finds out for all ranks."""
@@ -218,7 +259,7 @@ class _Loop:
         """Add a point to the curve, outside the clock, and let all ranks leave together."""
         stride = self._settings.validation_stride
         loss = validation_loss(self._comm, self._replica.model, self._corpus, stride)
-        mine = (float(self._total.sum()), _sent(self._session.stats(), self._before))
+        mine = (float(self._total.sum()), _sent(self._session.stats().bytes_by_level, self._before))
         everyone = self._comm.allgather(mine)
         sent = {level: sum(one[1][level] for one in everyone) for level in mine[1]}
         self._curve.append(Point(step, max(seconds for seconds, _ in everyone), sent, loss))
@@ -226,8 +267,8 @@ class _Loop:
         self._comm.Barrier()
 
 
-def _sent(now: Stats, before: Stats) -> dict[str, int]:
-    return {level: count - before.bytes_by_level[level] for level, count in now.bytes_by_level.items()}
+def _sent(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {level: count - before[level] for level, count in now.items()}
 
 
 def _warm_up(session: Session, replica: Replica) -> None:

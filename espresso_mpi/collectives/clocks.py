@@ -1,0 +1,79 @@
+"""How far the clocks of other machines are from rank 0's, by messages there and back.
+
+Of many round trips the quickest was disturbed least: whatever its two ways took, the other clock was read between its
+ends, so half of it bounds the error (Cristian, "Probabilistic clock synchronization", 1989).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .transport import Transport
+
+ROUNDS = 32
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """When a clock showed ``here`` seconds, rank 0's showed ``here + offset``, to within half of ``round_trip``."""
+
+    here: float
+    offset: float
+    round_trip: float
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Turns one machine's clock into rank 0's, from a reading before and one after: clocks drift apart evenly."""
+
+    before: Reading
+    after: Reading
+
+    def __call__(self, seconds: float) -> float:
+        """The time of rank 0's clock when this one showed ``seconds``."""
+        length = self.after.here - self.before.here
+        share = (seconds - self.before.here) / length if length > 0 else 0.0
+        return seconds + self.before.offset + share * (self.after.offset - self.before.offset)
+
+
+def read(transport: Transport, clock: Clock = time.perf_counter) -> Reading:
+    """Compare this machine's clock with rank 0's. Collective.
+
+    The first rank of each machine asks rank 0; the ranks of one machine share a clock, so that the others return a
+    reading of nothing, as rank 0 and its neighbours do.
+
+    Raises:
+        RankTimeoutError: a rank did not come.
+    """
+    askers = [ranks[0] for ranks in transport.topology.machines if 0 not in ranks]
+    if transport.rank == 0:
+        for rank in askers:
+            _answer(transport, rank, clock)
+    if transport.rank in askers:
+        return min((_ask(transport, clock) for _ in range(ROUNDS)), key=lambda reading: reading.round_trip)
+    return Reading(clock(), 0.0, 0.0)
+
+
+def _ask(transport: Transport, clock: Clock) -> Reading:
+    question, answer = np.zeros(1, np.uint8), np.zeros(1, np.float64)
+    asked = clock()
+    transport.exchange([(0, question)], [(0, answer)])
+    answered = clock()
+    middle = (asked + answered) / 2
+    return Reading(middle, float(answer[0]) - middle, answered - asked)
+
+
+def _answer(transport: Transport, rank: int, clock: Clock) -> None:
+    question, answer = np.zeros(1, np.uint8), np.zeros(1, np.float64)
+    for _ in range(ROUNDS):
+        transport.exchange([], [(rank, question)])
+        answer[0] = clock()
+        transport.exchange([(rank, answer)], [])

@@ -1,0 +1,34 @@
+"""What a session tells about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .trace import TensorStats
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a session did so far, on this rank.
+
+    ``seconds`` is the time inside calls of ``sync`` and ``wait``; ``seconds_by`` splits the work by kind: check
+    (looking for NaN), agree, encode, wire (collectives with their sums and waits), wait (the part of wire in which the
+    rank did nothing else), decode. Tensors travel side by side, so these may add up to more than the time that passed.
+    ``bytes_by_level`` counts bytes sent to other ranks inside the machine and between machines; ``skipped`` the steps
+    that a tensor sat out because it was not finite; ``saturated`` counts integers of summed payloads (thc) that reached
+    the end of their range on this rank. ``tensors`` has the same for each tensor, and for its latest step.
+    """
+
+    steps: int
+    seconds: float
+    seconds_by: Mapping[str, float]
+    bytes_by_level: Mapping[str, int]
+    skipped: Mapping[str, int]
+    saturated: int = 0
+    tensors: Mapping[str, TensorStats] = field(default_factory=dict)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes sent to other ranks, on all levels."""
+        return sum(self.bytes_by_level.values())
