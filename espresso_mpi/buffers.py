@@ -19,6 +19,8 @@ from .errors import GradientError
 from .types import ITEMSIZE, TensorSpec
 
 _SUPPORTED = ", ".join(ITEMSIZE)
+_NAMES = {np.dtype(name): name for name in ("float32", "float64", "float16")}
+"""numpy works a type's name out anew at every question, which takes longer than all else here."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _comes_from(value: Any, *modules: str) -> bool:
 def _from_numpy(name: str, array: np.ndarray, rebuild: Callable[[], Any] | None = None) -> Gradient:
     if isinstance(array, np.ma.MaskedArray):
         raise GradientError(f"{name}: got a masked array, whose mask would be lost; pass array.filled(0) or array.data")
-    dtype = array.dtype.name
+    dtype = _NAMES.get(array.dtype) or array.dtype.name
     if dtype not in ITEMSIZE or not array.dtype.isnative:
         raise GradientError(
             f"{name}: got elements of type {array.dtype}; expected one of {_SUPPORTED}; convert with astype"
@@ -161,9 +163,18 @@ def _from_jax(name: str, array: Any) -> Gradient:
 
 
 def _from_cuda(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Gradient:
-    """A numba device array over the same GPU memory; the caller's stream is waited for once."""
+    """A numba device array over the same GPU memory."""
     from numba import cuda
 
+    own, current = (
+        _gpu_of(array),
+        getattr(cuda.current_context().device, "id", 0),
+    )  # the simulator's only one has no number
+    if own is not None and own != current:
+        raise GradientError(
+            f"{name}: got a tensor on GPU {own}; expected GPU {current}, the one that this process works on; give each "
+            f"rank one GPU by CUDA_VISIBLE_DEVICES, or call numba.cuda.select_device({own}) before anything uses a GPU"
+        )
     if dtype not in ITEMSIZE:
         raise GradientError(f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; convert with astype")
     interface = array.__cuda_array_interface__
@@ -178,13 +189,32 @@ def _from_cuda(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Gra
     return Gradient(TensorSpec(name, tuple(shape), dtype, "gpu"), flat)
 
 
+def _gpu_of(array: Any) -> int | None:
+    """The number of the GPU that holds an array; None if the array does not tell."""
+    if hasattr(array, "gpu_data"):  # numba's
+        return int(array.gpu_data.context.device.id)
+    if not hasattr(array, "__dlpack_device__"):
+        return None
+    kind, number = array.__dlpack_device__()
+    return int(number) if int(kind) == 2 else None  # 2: CUDA; memory of kind 13, managed, is on no one GPU
+
+
 class _Flat:
-    """A flat view of a foreign GPU array, in the only terms that all libraries share."""
+    """A flat view of a foreign GPU array, in the only terms that all libraries share.
+
+    It names no stream: numba would queue copies of the array there, and not with the kernels that they belong to.
+    """
 
     def __init__(self, owner: Any, size: int, typestr: str) -> None:
         self._owner = owner
         interface = dict(owner.__cuda_array_interface__)
-        self.__cuda_array_interface__ = {**interface, "shape": (size,), "strides": None, "typestr": typestr}
+        self.__cuda_array_interface__ = {
+            **interface,
+            "shape": (size,),
+            "strides": None,
+            "typestr": typestr,
+            "stream": None,
+        }
 
 
 def _packed(interface: Mapping[str, Any], itemsize: int) -> bool:

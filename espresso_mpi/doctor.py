@@ -113,10 +113,29 @@ def _facts() -> dict[str, Any]:
     first = _rank(os.environ) == 0  # the next ones are the same for all, and too slow to let every rank ask
     facts["threading_layers"] = facts_of.threading_layers() if first else []
     facts["gpus"] = facts_of.gpus() if first else []
+    facts["gpu_messages"] = _gpu_messages(facts["gpus"])
+    facts["f16c"] = facts_of.f16c()
+    facts["mpi_compression"] = facts_of.mpi_compression()
     facts["lab_problems"] = lab.problems() if first else []
     facts["shared_memory_bytes"] = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else None
     facts["mpi_pytest"] = facts_of.version("mpi-pytest")
     return facts
+
+
+def _gpu_messages(gpus: list[dict[str, Any]] | str) -> dict[str, Any]:
+    """Whether device pointers go to MPI (None: there are none), why, and whether the user has settled it."""
+    if isinstance(gpus, str) or not gpus:
+        return {"device_pointers": None, "why": "no GPU", "forced": False}
+    from espresso_mpi.collectives import probe, transport
+
+    try:
+        forced = transport.device_aware()
+    except ConfigError as error:
+        return {"device_pointers": None, "why": str(error), "forced": True}
+    if forced is not None:
+        return {"device_pointers": forced, "why": f"forced by {transport.SWITCH}={int(forced)}", "forced": True}
+    verdict = probe.verdict(gpu=0)
+    return {"device_pointers": verdict.works, "why": f"the probe says: {verdict.why}", "forced": False}
 
 
 def _mpirun() -> dict[str, str] | str:
@@ -183,15 +202,37 @@ def _check_crowding(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check_gpus(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    gpus = facts["gpus"]
+    gpus, messages = facts["gpus"], facts["gpu_messages"]
     if isinstance(gpus, str):
         yield Finding(f"the check for GPUs failed: {gpus}", _gpu_cure())
     elif not gpus and shutil.which("nvidia-smi"):
         yield Finding("this machine has nvidia-smi, but numba finds no GPU", _gpu_cure())
-    elif gpus and facts["cuda_aware"][0] is not True:
+    elif messages["forced"] and messages["device_pointers"] is None:
+        yield Finding(messages["why"], "set it to one of these, or unset it", fatal=True)
+    elif messages["device_pointers"] is False and not messages["forced"]:
         yield Finding(
-            f"MPI does not take GPU memory ({facts['cuda_aware'][1]}): gradients travel through host memory",
-            "use the CUDA-aware Open MPI of environment.yml, or your cluster's",
+            f"MPI is not given GPU memory, messages pass through host memory; {messages['why']}",
+            "use the CUDA-aware Open MPI of environment.yml with OMPI_MCA_opal_cuda_support=true and OMPI_MCA_pml=ucx, "
+            "or your cluster's; ESPRESSO_CUDA_AWARE=1 forces device pointers, =0 accepts this way",
+        )
+
+
+def _check_mpi_compression(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    settings = facts["mpi_compression"]
+    if settings:
+        yield Finding(
+            f"MPI compresses GPU memory on its way ({', '.join(settings)}); it takes compressed gradients for floats, "
+            f"and its ZFP method changes them",
+            f"unset {', '.join(setting.partition('=')[0] for setting in settings)}, or set ESPRESSO_CUDA_AWARE=0",
+        )
+
+
+def _check_float16(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    if facts["f16c"] is False:
+        yield Finding(
+            "numba compiles for a processor without F16C, on which float16 cannot be converted: a float16 gradient, "
+            "fp16 or bf16 ends the process (LLVM ERROR: Symbol not found: __truncsfhf2)",
+            "unset NUMBA_CPU_NAME and NUMBA_CPU_FEATURES; if the processor itself has no F16C, do without these types",
         )
 
 
@@ -228,6 +269,8 @@ CHECKS: tuple[Callable[[Mapping[str, Any]], Iterable[Finding]], ...] = (
     _check_threads,
     _check_crowding,
     _check_gpus,
+    _check_mpi_compression,
+    _check_float16,
     _check_packages,
     _check_shared_memory,
     _check_lab,
@@ -280,6 +323,9 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield "survives lost ranks", _answer(*facts["fault_tolerant"])
     yield "CUDA-aware", _answer(*facts["cuda_aware"])
+    messages = facts["gpu_messages"]
+    ways = {True: "device pointers", False: "staged by the host", None: "none"}
+    yield "GPU messages", f"{ways[messages['device_pointers']]} ({messages['why']})"
     hosts = facts["hosts"]
     per_host = ", ".join(f"{host} × {hosts.count(host)}" for host in dict.fromkeys(hosts))
     yield "ranks", f"{job['ranks']} ({per_host})" + (f", in the lab {facts['lab']}" if facts["lab"] else "")

@@ -20,6 +20,7 @@ from espresso_mpi import launch
 PACKAGES = ("espresso-mpi", "numpy", "numba", "numba-cuda", "cupy", "mpi4py", "torch")
 _CUPY_NAMES = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
 _CHILD_TIMEOUT_S = 120
+_ON = ("1", "true", "yes", "on", "True", "TRUE")
 
 _LAYERS_PROGRAM = """
 import importlib, json
@@ -113,6 +114,30 @@ def cpu_model() -> str:
             if line.startswith(("model name", "Model")):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def f16c(variables: Mapping[str, str] = os.environ, listing: Path = Path("/proc/cpuinfo")) -> bool | None:
+    """Whether numba compiles for a processor that converts float16 (x86's F16C); None: not x86, or not known.
+
+    numba takes the processor that it finds, unless its variables name another one.
+    """
+    generic = "" if variables.get("NUMBA_CPU_NAME", "").lower() == "generic" else None
+    named = variables.get("NUMBA_CPU_FEATURES", generic)
+    if named is not None:
+        return "+f16c" in named.split(",") if platform.machine() in ("x86_64", "AMD64") else None
+    lines = listing.read_text().splitlines() if listing.exists() else []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), None)
+    return None if flags is None else "f16c" in flags
+
+
+def mpi_compression(variables: Mapping[str, str] = os.environ) -> list[str]:
+    """The settings by which MVAPICH compresses messages of GPU memory on their way, as NAME=value."""
+    switches = ("ENABLE_COMPRESSION", "USE_COMPRESSION", "GPU_COMPRESSION")
+    return sorted(
+        f"{name}={value}"
+        for name, value in variables.items()
+        if name.startswith(("MV2_", "MVP_", "MPIR_CVAR_", "MPICH_")) and name.endswith(switches) and value in _ON
+    )
 
 
 def versions() -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from .. import device
-from ..errors import ConfigError, EspressoError
+from ..errors import ConfigError, EspressoError, RemoteError
 from ..launch import cores
-from ..workspace import Workspace
+from ..workspace import Staging, Workspace
+from . import probe
 from .layout import ALIGN
 from .topology import discover
 from .waiting import Waiter
-from .window import SharedWindow, shared_memory_free
+from .window import SharedWindow, shared_memory_free, window_size
 
 MESSAGE_MAX = 1 << 30
 """Longest message in bytes: 2**31 fails on Open MPI 5.0, and a count of bytes must fit an int everywhere."""
@@ -27,11 +29,17 @@ MESSAGE_BYTES = 60 << 10
 first beyond; when both ends then send long messages at the same time, the directions of a link take turns. Measured on
 a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
 
+SWITCH = "ESPRESSO_CUDA_AWARE"
+_WAYS = {"auto": None, "1": True, "0": False}
+
 _TAG = 0x5E55
+_ABORT_TAG = 0x5E56
+_ABORT_BYTES = 2000
 _LOG = logging.getLogger("espresso_mpi")
 
 _ABANDONED: list[Any] = []
 """Transports that failed, with the memory of messages that MPI may still write to: it must outlive the session."""
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_ABANDONED))  # and Python itself: MPI_Finalize comes after its last object
 
 Addressed = Sequence[tuple[int, Any]]
 """(world rank, flat contiguous array) pairs."""
@@ -43,6 +51,7 @@ class Pending:
 
     requests: list[tuple[int, Any]]
     copies: list[tuple[Any, Any]] = field(default_factory=list)
+    staging: Staging | None = None
 
 
 @dataclass(frozen=True)
@@ -54,14 +63,15 @@ class Settings:
         window_bytes: bytes of a half segment of the machine's shared window; 0 uses messages instead.
         message_bytes: longest message between machines, in bytes.
         machines: groups of ranks to treat as machines; default as MPI finds them.
-        device_aware: whether device pointers go to MPI; otherwise messages are staged by the host.
+        device_aware: whether device pointers go to MPI; otherwise messages are staged by the host. None: staged until
+            ``choose_device_way`` has found out.
     """
 
     timeout: float
     window_bytes: int
     message_bytes: int = MESSAGE_BYTES
     machines: Sequence[Sequence[int]] | None = None
-    device_aware: bool = False
+    device_aware: bool | None = None
 
 
 class Transport:
@@ -85,10 +95,14 @@ class Transport:
         crowded = crowded or bool(os.environ.get("ESPRESSO_LAB"))
         self.waiter = Waiter(settings.timeout, crowded, self.describe)
         self.workspace = Workspace()
-        self._segment_workspaces: list[Workspace] = []
-        self.device_aware = settings.device_aware
+        self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
+        self._free_workspaces: list[Workspace] = []
+        self.device_aware, self._device_way_chosen = settings.device_aware, False
         self._sent = {"intra": 0, "inter": 0}
         self._window = self._open_window(settings.window_bytes)
+        served = self._window is not None or self._local.size == 1
+        self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
+        """Whether on every machine all ranks share a window."""
 
     @classmethod
     def open(cls, comm: Any, settings: Settings, agree: Callable[[list[Any]], None], note: Any = None) -> Transport:
@@ -139,11 +153,16 @@ class Transport:
         shared = self._window.bytes_sent if self._window else 0
         return {"intra": self._sent["intra"] + shared, "inter": self._sent["inter"]}
 
-    def segment_workspace(self, slot: int) -> Workspace:
+    def borrow(self) -> Workspace:
         """Scratch memory for a segment under way: several are at the same time, each with its own."""
-        while len(self._segment_workspaces) <= slot:
-            self._segment_workspaces.append(Workspace())
-        return self._segment_workspaces[slot]
+        if not self._free_workspaces:
+            self._workspaces.append(Workspace())
+            self._free_workspaces.append(self._workspaces[-1])
+        return self._free_workspaces.pop()
+
+    def give_back(self, workspace: Workspace) -> None:
+        """The segment that borrowed it is finished."""
+        self._free_workspaces.append(workspace)
 
     def window_for(self, group: Sequence[int], x: Any) -> SharedWindow | None:
         """The shared window, if the group is this machine's ranks and the data is on the host."""
@@ -158,14 +177,15 @@ class Transport:
         """Start to send and receive. Both ends must list their messages, and post their exchanges, in the same order.
 
         Args:
-            workspace: where staging memory comes from, untouched by others until ``finish``.
+            workspace: where staging memory comes from; it has two buffers, so one more exchange may be posted before
+                this one is finished.
         """
         gpu = any(device.device_of(a) == "gpu" for _, a in (*sends, *receives))
+        if gpu and not self.device_aware:
+            return self._post_staged(sends, receives, workspace)
         if gpu:
-            device.synchronize()
-        if not gpu or self.device_aware:
-            return Pending(self._start(sends, receives))
-        return self._post_staged(sends, receives, workspace)
+            device.drain()  # kernels still write what is sent, or read what is received into
+        return Pending(self._start(sends, receives))
 
     def finish(self, pending: Pending) -> None:
         """Wait until everything is sent and received.
@@ -183,7 +203,72 @@ class Transport:
             self.outlive(requests)
             raise
         for target, source in pending.copies:
-            device.copy(target, source)
+            device.copy_later(target, source)
+        if pending.staging is not None:
+            pending.staging.release(queued=bool(pending.copies))
+
+    def choose_device_way(self) -> None:
+        """Settle whether device pointers go to MPI, and log it on rank 0; only the first call does anything.
+
+        Collective. To be called when the first GPU tensor appears, by all ranks: see ``probe``.
+        """
+        if self._device_way_chosen:
+            return
+        self._device_way_chosen, forced = True, self.device_aware is not None
+        why = f"forced by {SWITCH}={int(bool(self.device_aware))}" if forced else self._probe_devices()
+        if self.rank == 0:
+            way = "device pointers go to MPI" if self.device_aware else "staged through page-locked host memory"
+            _LOG.info("messages of GPU tensors: %s: %s", way, why)
+
+    def _probe_devices(self) -> str:
+        """Probe on one rank of each machine, set ``device_aware`` if it works on all, and say how it went."""
+        limit = min(probe.LIMIT_S, self.waiter.timeout / 2)  # the others must not take the prober for lost
+        mine = probe.verdict(limit) if self.rank == self.machine[0] else None
+        request = self._comm.Ibarrier()
+        self.waiter.until(request.Test, list)
+        verdicts = [(rank, verdict) for rank, verdict in enumerate(self._comm.allgather(mine)) if verdict is not None]
+        failed = next(((rank, verdict) for rank, verdict in verdicts if not verdict.works), None)
+        self.device_aware = failed is None
+        if failed is None:
+            return f"the probe passed on every machine ({verdicts[0][1].why})"
+        return f"the probe failed on {self.describe(failed[0])}: {failed[1].why}"
+
+    def require_threads(self) -> None:
+        """Raise ConfigError unless a second thread may call MPI."""
+        level = self._mpi.Query_thread()
+        if level < self._mpi.THREAD_MULTIPLE:
+            raise ConfigError(
+                "push: this MPI was started without MPI_THREAD_MULTIPLE, so a second thread may not call it; use sync, "
+                "or leave mpi4py.rc.threads and mpi4py.rc.thread_level as they are"
+            )
+
+    def abort(self, text: str) -> None:
+        """Tell all ranks that this one cannot go on; they hear of it where they next wait. Waits for nobody."""
+        note = np.frombuffer(text.encode()[:_ABORT_BYTES], np.uint8)
+        others = [rank for rank in range(self.topology.size) if rank != self.rank]
+        try:
+            self.outlive([note, [self._comm.Isend([note, self._mpi.BYTE], rank, _ABORT_TAG) for rank in others]])
+        except self._mpi.Exception as error:  # MPI itself may be what failed: the others will run into their timeout
+            _LOG.warning("the other ranks could not be told: %s", error)
+
+    def check_abort(self) -> None:
+        """Raise RemoteError if another rank has said that it cannot go on."""
+        status = self._mpi.Status()
+        if self._comm.Iprobe(self._mpi.ANY_SOURCE, _ABORT_TAG, status):
+            note = bytearray(status.Get_count(self._mpi.BYTE))
+            self._comm.Recv([note, self._mpi.BYTE], status.Get_source(), _ABORT_TAG)
+            raise RemoteError(f"another rank cannot go on: {note.decode(errors='replace')}")
+
+    def trade(self, sends: Addressed, receives: Addressed) -> None:
+        """Send and receive host arrays, each in one message, which may be shorter than the memory for it."""
+        self.finish(Pending(self.trade_later(sends, receives)))
+
+    def trade_later(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
+        """As ``trade``, but wait for nothing: (rank, request) of the messages."""
+        for rank, array in sends:
+            self._sent["intra" if rank in self._near else "inter"] += array.nbytes
+        started = [(rank, self._comm.Irecv([array, self._mpi.BYTE], rank, _TAG)) for rank, array in receives]
+        return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, _TAG)) for rank, array in sends]
 
     def outlive(self, memory: Any) -> None:
         """Keep memory alive after a failure: messages given up may still be written to it."""
@@ -211,23 +296,24 @@ class Transport:
         return [flat[i : i + longest] for i in range(0, flat.size, longest)]
 
     def _post_staged(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
-        """Pass through page-locked host memory."""
-        arrays = [array for _, array in (*sends, *receives)]
-        offsets = np.cumsum([0, *(-(-array.nbytes // 64) * 64 for array in arrays)])
-        staging = workspace.take("staging", int(offsets[-1]), "cpu")
-        host = [staging[at : at + array.nbytes].view(array.dtype) for at, array in zip(offsets, arrays)]
-        for array, copy in zip(arrays[: len(sends)], host):
-            device.copy(copy, array)
-        addressed = [(rank, copy) for (rank, _), copy in zip((*sends, *receives), host)]
-        started = self._start(addressed[: len(sends)], addressed[len(sends) :])
-        return Pending(started, list(zip(arrays[len(sends) :], host[len(sends) :])))
+        """Pass what is on the GPU through page-locked host memory, with one wait for the GPU, before MPI reads."""
+        staging, messages = workspace.staging(), [*sends, *receives]
+        twins = _host_twins([array for _, array in messages], staging)
+        pairs = [(array, twin) for (_, array), twin in zip(messages, twins)]
+        out = [pair for pair in pairs[: len(sends)] if pair[0] is not pair[1]]
+        back = [pair for pair in pairs[len(sends) :] if pair[0] is not pair[1]]
+        for array, twin in out:
+            device.copy_later(twin, array)
+        if out:
+            device.drain()
+        addressed = [(rank, twin) for (rank, _), twin in zip(messages, twins)]
+        return Pending(self._start(addressed[: len(sends)], addressed[len(sends) :]), back, staging)
 
     def _open_window(self, half_bytes: int) -> SharedWindow | None:
         """The machine's window, if wanted, useful and possible on all of its ranks."""
         if half_bytes == 0 or self._local.size == 1:
             return None
-        free = self._local.bcast(shared_memory_free())
-        wanted = self._local.size * 2 * half_bytes
+        free, wanted = self._local.bcast(shared_memory_free()), window_size(half_bytes, self._local.size)
         if free < 2 * wanted:
             _LOG.warning(
                 "shared memory: %d bytes free in /dev/shm, %d wanted; using messages inside the machine",
@@ -235,12 +321,14 @@ class Transport:
                 wanted,
             )
             return None
-        window = SharedWindow(self._local, half_bytes, self.waiter, self.machine)
-        if self._local.allreduce(not window.contiguous):
-            _LOG.warning(
-                "shared memory: this MPI does not lay segments side by side; using messages inside the machine"
-            )
-            window.free()
+        window, why = None, ""
+        try:
+            window = SharedWindow(self._local, half_bytes, self.waiter, self.machine)
+        except self._mpi.Exception as error:
+            why = str(error)
+        failures = [text for text in self._local.allgather(why) if text]
+        if failures:  # a window that other ranks lack cannot be freed, for that takes all of them
+            _LOG.warning("shared memory: %s; using messages inside the machine", failures[0])
             return None
         return window
 
@@ -254,6 +342,17 @@ class Transport:
         self._comm.Free()
 
 
+def _host_twins(arrays: Sequence[Any], staging: Staging) -> list[Any]:
+    """For every array itself, if it is on the host, or else as much of the staging memory."""
+    on_gpu = [device.device_of(array) == "gpu" for array in arrays]
+    offsets = np.cumsum([0, *(-(-array.nbytes // 64) * 64 * gpu for array, gpu in zip(arrays, on_gpu))])
+    memory = staging.take(int(offsets[-1]))
+    return [
+        memory[offset : offset + array.nbytes].view(array.dtype) if gpu else array
+        for array, gpu, offset in zip(arrays, on_gpu, offsets)
+    ]
+
+
 def _check_window(half_bytes: int, ranks: int) -> None:
     """The same verdict on every rank: a half must hold an aligned group of elements for each rank of a machine."""
     least = 8 * ALIGN * ranks
@@ -261,15 +360,16 @@ def _check_window(half_bytes: int, ranks: int) -> None:
         raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a machine, or 0")
 
 
-def device_aware() -> bool:
-    """Whether device pointers go to MPI: only where the user says that this MPI takes them.
+def device_aware() -> bool | None:
+    """Whether device pointers go to MPI, as ``ESPRESSO_CUDA_AWARE`` has it; None: as the probe finds.
 
     Raises:
-        ConfigError: the environment variable is neither 0 nor 1.
+        ConfigError: the environment variable is none of auto, 1 and 0.
     """
-    setting = os.environ.get("ESPRESSO_CUDA_AWARE", "0")
-    if setting not in ("0", "1"):
+    setting = os.environ.get(SWITCH, "auto")
+    if setting not in _WAYS:
         raise ConfigError(
-            f"ESPRESSO_CUDA_AWARE={setting!r}; expected 1 (device pointers to MPI) or 0 (staged by the host)"
+            f"{SWITCH}={setting!r}; expected 1 (device pointers to MPI), 0 (staged by the host) or auto (what a probe "
+            f"finds, as if unset)"
         )
-    return setting == "1"
+    return _WAYS[setting]

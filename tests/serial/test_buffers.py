@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from espresso_mpi.buffers import adopt, flatten
+from espresso_mpi.buffers import _Flat, _gpu_of, adopt, flatten
 from espresso_mpi.errors import GradientError
 
 
@@ -45,3 +46,35 @@ def test_the_message_says_what_to_do():
         adopt("w", np.ones((3, 3), np.float32)[:, 1])
     with pytest.raises(GradientError, match=r"w: got elements of type int64.*astype"):
         adopt("w", np.ones(3, np.int64))
+
+
+class OnGpu:
+    """What CuPy and torch tell of an array; ``device`` as DLPack has it: kind and number."""
+
+    def __init__(self, *device):
+        self.__cuda_array_interface__ = {
+            "shape": (2, 3),
+            "typestr": "<f4",
+            "data": (4096, False),
+            "strides": (12, 4),
+            "version": 3,
+            "stream": 7,
+        }
+        if device:
+            self.__dlpack_device__ = lambda: device
+
+
+def test_the_gpu_of_an_array():
+    assert _gpu_of(OnGpu(2, 3)) == 3
+    assert _gpu_of(OnGpu(13, 0)) is None  # managed memory
+    assert _gpu_of(OnGpu()) is None
+    context = SimpleNamespace(device=SimpleNamespace(id=5))
+    assert _gpu_of(SimpleNamespace(gpu_data=SimpleNamespace(context=context))) == 5
+
+
+def test_a_flat_view_names_no_stream_of_the_owner():
+    interface = _Flat(OnGpu(2, 0), 6, "<f4").__cuda_array_interface__
+    assert interface["shape"] == (6,)
+    assert interface["strides"] is None
+    assert interface["stream"] is None
+    assert interface["data"] == (4096, False)

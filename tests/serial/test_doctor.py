@@ -2,12 +2,14 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 
 import pytest
 
 from espresso_mpi import doctor, environment, lab, launch
+from espresso_mpi.collectives import probe
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -20,6 +22,9 @@ HEALTHY = {
     "threading_layers": ["omp", "workqueue"],
     "gpus": [],
     "cuda_aware": (False, "asked"),
+    "gpu_messages": {"device_pointers": None, "why": "no GPU", "forced": False},
+    "f16c": True,
+    "mpi_compression": [],
     "mpi_pytest": None,
     "shared_memory_bytes": 1 << 30,
     "lab_problems": [],
@@ -89,11 +94,86 @@ def test_crowded_cores(monkeypatch):
     assert found(job=crowded) == []
 
 
+GPU = {"name": "GPU", "compute_capability": [9, 0], "memory_bytes": 1 << 36}
+
+
+def messages(device_pointers, forced=False):
+    return {"device_pointers": device_pointers, "why": "because", "forced": forced}
+
+
 def test_gpus():
-    gpu = {"name": "GPU", "compute_capability": [9, 0], "memory_bytes": 1 << 36}
-    assert "through host memory" in only(gpus=[gpu]).what
-    assert found(gpus=[gpu], cuda_aware=(True, "asked")) == []
+    finding = only(gpus=[GPU], gpu_messages=messages(False))
+    assert "through host memory; because" in finding.what
+    assert "ESPRESSO_CUDA_AWARE=1 forces" in finding.cure
+    assert found(gpus=[GPU], gpu_messages=messages(True)) == []
+    assert found(gpus=[GPU], gpu_messages=messages(False, forced=True)) == []  # as the user has it
+    assert only(gpus=[GPU], gpu_messages=messages(None, forced=True)).fatal
     assert "driver" in only(gpus="CudaSupportError: driver").what
+
+
+def test_the_way_of_gpu_messages(monkeypatch):
+    monkeypatch.delenv("ESPRESSO_CUDA_AWARE", raising=False)
+    monkeypatch.setattr(probe, "verdict", lambda gpu: probe.Verdict(True, f"tried GPU {gpu}"))
+    assert doctor._gpu_messages([])["device_pointers"] is None
+    assert doctor._gpu_messages("no driver")["why"] == "no GPU"
+    assert doctor._gpu_messages([GPU]) == {
+        "device_pointers": True,
+        "why": "the probe says: tried GPU 0",
+        "forced": False,
+    }
+    monkeypatch.setattr(probe, "verdict", None)  # not asked where the user has settled it
+    for setting, way in [("0", False), ("1", True), ("maybe", None)]:
+        monkeypatch.setenv("ESPRESSO_CUDA_AWARE", setting)
+        answer = doctor._gpu_messages([GPU])
+        assert answer["device_pointers"] is way
+        assert answer["forced"]
+        assert setting in answer["why"]
+
+
+def test_compression_by_mpi():
+    variables = {
+        "MPIR_CVAR_ENABLE_COMPRESSION": "1",
+        "MPIR_CVAR_ENABLE_PT2PT_GPU_COMPRESSION": "1",
+        "MVP_ENABLE_COMPRESSION": "0",
+        "MV2_USE_COMPRESSION": "1",
+        "MPIR_CVAR_COMPRESSION_BUFFER_SIZE": "1",
+        "UCX_TLS": "rc",
+    }
+    settings = environment.mpi_compression(variables)
+    assert settings == [
+        "MPIR_CVAR_ENABLE_COMPRESSION=1",
+        "MPIR_CVAR_ENABLE_PT2PT_GPU_COMPRESSION=1",
+        "MV2_USE_COMPRESSION=1",
+    ]
+    finding = only(mpi_compression=settings)
+    assert "changes them" in finding.what
+    assert "unset MPIR_CVAR_ENABLE_COMPRESSION, " in finding.cure
+
+
+def test_float16_needs_a_processor_that_converts_it():
+    finding = only(f16c=False)
+    assert "F16C" in finding.what
+    assert "NUMBA_CPU_NAME" in finding.cure
+    assert found(f16c=None) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("flags\t\t: fpu sse2 f16c\n", True), ("flags\t\t: fpu sse2\n", False), ("Features\t: fp asimd\n", None)],
+)
+def test_f16c_of_the_processor(tmp_path, text, answer):
+    listing = tmp_path / "cpuinfo"
+    listing.write_text("processor\t: 0\n" + text)
+    assert environment.f16c({}, listing) is answer
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="F16C is x86's")
+def test_f16c_of_a_processor_named_to_numba(tmp_path):
+    listing = tmp_path / "none"
+    assert environment.f16c({"NUMBA_CPU_NAME": "generic"}, listing) is False
+    assert environment.f16c({"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+sse2,+f16c"}, listing) is True
+    assert environment.f16c({"NUMBA_CPU_FEATURES": "+sse2"}, listing) is False
+    assert environment.f16c({"NUMBA_CPU_NAME": "haswell"}, listing) is None
 
 
 def test_conflicting_pytest_plugins():

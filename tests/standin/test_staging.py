@@ -1,0 +1,336 @@
+"""Messages of GPU memory, on a GPU that is as late as it may be: what is queued runs when somebody waits for it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from numba import cuda
+from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+from test_gpu_session import GpuArray, foreign_memory, values  # noqa: F401
+
+from espresso_mpi import device
+from espresso_mpi.collectives import _probe_program, probe
+from espresso_mpi.collectives.transport import Settings, Transport
+from espresso_mpi.compressors import _cuda
+from espresso_mpi.errors import GradientError
+from espresso_mpi.types import Route
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
+
+SIZES = (1, 1000, 70_001)
+
+
+class LateGpu:
+    """Stands for the simulator's stream, events, copies and launches: a copy not waited for has not happened."""
+
+    def __init__(self, monkeypatch):
+        self.queue, self.done, self.log, self.working = [], 0, [], False
+        to_host, to_device, launch = FakeCUDAArray.copy_to_host, FakeCUDAArray.copy_to_device, _cuda.Kernel.__call__
+
+        def copy_to_host(array, target=None, stream=0):
+            if stream == 0:
+                self.run()
+                return to_host(array, target)
+            return self.later("out", lambda: to_host(array, target))
+
+        def copy_to_device(array, source, stream=0):
+            if stream == 0 and isinstance(source, np.ndarray):
+                self.run()
+                return to_device(array, source)
+            return self.later("in", lambda: to_device(array, source))
+
+        def assign(array, key, value):
+            if not self.working:  # kernels assign as well
+                self.run()  # numba waits for the GPU at every assignment by the host
+            array._ary[key] = getattr(value, "_ary", value)
+
+        monkeypatch.setattr(FakeCUDAArray, "__setitem__", assign)
+        monkeypatch.setattr(FakeCUDAArray, "copy_to_host", copy_to_host)
+        monkeypatch.setattr(FakeCUDAArray, "copy_to_device", copy_to_device)
+        monkeypatch.setattr(_cuda.Kernel, "__call__", lambda *given: self.later("launch", lambda: launch(*given)))
+        monkeypatch.setattr(cuda, "default_stream", lambda: self, raising=False)
+        monkeypatch.setattr(cuda, "synchronize", self.run)
+        monkeypatch.setattr(cuda, "event", lambda: Event(self))
+
+    def later(self, what, work):
+        self.log.append(what)
+        self.queue.append(work)
+
+    def run(self, until=None):
+        """Do the first ``until`` of all that was ever queued; default: all."""
+        while self.done < (len(self.queue) if until is None else until):
+            self.working = True
+            self.queue[self.done]()
+            self.working = False
+            self.done += 1
+
+    def synchronize(self):
+        """As a stream's."""
+        self.log.append("drain")
+        self.run()
+
+
+class Event:
+    def __init__(self, gpu):
+        self.gpu, self.place = gpu, 0
+
+    def record(self, stream):
+        assert stream is self.gpu  # and not another stream than that of the copies
+        self.place = len(self.gpu.queue)
+
+    def synchronize(self):
+        self.gpu.log.append("wait")
+        self.gpu.run(self.place)
+
+
+@pytest.fixture
+def late_gpu(monkeypatch):
+    return LateGpu(monkeypatch)
+
+
+@pytest.fixture
+def open_transport():
+    opened = []
+
+    def opener(**settings):
+        settings = Settings(**{"timeout": 20.0, "window_bytes": 0, "device_aware": False, **settings})
+        opened.append(Transport.open(None, settings, agree=lambda notes: None))
+        return opened[-1]
+
+    yield opener
+    for transport in opened:
+        transport.close()
+
+
+def content(rank, size):
+    return np.random.default_rng([rank, size]).integers(0, 256, size, np.uint8)
+
+
+def ring(world):
+    return (world.rank + 1) % world.size, (world.rank - 1) % world.size
+
+
+def passed_on(transport, world, sizes=SIZES):
+    """Post an exchange with the neighbours: what is pending, and the arrays with what they are to hold."""
+    right, left = ring(world)
+    sends = [(right, cuda.to_device(content(world.rank, size))) for size in sizes]
+    receives = [(left, cuda.to_device(np.zeros(size, np.uint8))) for size in sizes]
+    pending = transport.post(sends, receives, transport.workspace)
+    return pending, [(array, content(left, size)) for (_, array), size in zip(receives, sizes)]
+
+
+def all_arrived(arrived):
+    return all(np.array_equal(array.copy_to_host(), expected) for array, expected in arrived)
+
+
+def test_an_exchange_waits_for_the_gpu_once(world, open_transport, late_gpu):
+    transport = open_transport()
+    pending, arrived = passed_on(transport, world)
+    assert late_gpu.log == 3 * ["out"] + ["drain"]
+    transport.finish(pending)
+    assert late_gpu.log == 3 * ["out"] + ["drain"] + 3 * ["in"]
+    assert late_gpu.done == 3  # the copies in are queued, and nobody has waited for them
+    assert all_arrived(arrived)
+
+
+def test_what_is_on_the_host_is_not_staged(world, open_transport, late_gpu):
+    transport, (right, left) = open_transport(), ring(world)
+    received = cuda.to_device(np.zeros(100, np.uint8)), np.zeros(50, np.uint8)
+    sends = [(right, content(world.rank, 100)), (right, cuda.to_device(content(world.rank, 50)))]
+    transport.exchange(sends, list(zip((left, left), received)))
+    assert late_gpu.log == ["out", "drain", "in"]
+    assert np.array_equal(received[0].copy_to_host(), content(left, 100))
+    assert np.array_equal(received[1], content(left, 50))
+
+
+def test_device_pointers_need_one_wait_and_no_copy(world, open_transport, late_gpu):
+    transport = open_transport(device_aware=True)
+    pending, arrived = passed_on(transport, world)
+    transport.finish(pending)
+    assert late_gpu.log == ["drain"]
+    assert all_arrived(arrived)
+
+
+def test_two_buffers_take_turns(world, open_transport, late_gpu):
+    """Two exchanges at a time, the first finished first: each has a buffer of its own."""
+    transport = open_transport()
+    first, arrived = passed_on(transport, world)
+    for size in (10, 20, 70_000, 30):
+        second, more = passed_on(transport, world, (size,))
+        transport.finish(first)
+        first, arrived = second, arrived + more
+    transport.finish(first)
+    assert all_arrived(arrived)
+
+
+def test_a_third_exchange_at_a_time_is_refused(world, open_transport):
+    transport = open_transport()
+    pending = [passed_on(transport, world, (10,)) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="third exchange"):
+        passed_on(transport, world, (10,))
+    for exchange, _ in pending:
+        transport.finish(exchange)
+    assert all(all_arrived(arrived) for _, arrived in pending)
+
+
+def received_in_a_row(world, transport, count=5):
+    """Exchanges in which odd ranks only receive, so that nothing but the buffers makes them wait."""
+    arrived, partner = [], world.rank ^ 1
+    if partner >= world.size:
+        return arrived
+    for number in range(count):
+        if world.rank % 2:
+            array = cuda.to_device(np.zeros(1000, np.uint8))
+            transport.exchange([], [(partner, array)])
+            arrived.append((array, content(number, 1000)))
+        else:
+            transport.exchange([(partner, content(number, 1000))], [])
+    return arrived
+
+
+def test_a_buffer_is_refilled_when_its_copy_is_done(world, open_transport, late_gpu):
+    arrived = received_in_a_row(world, open_transport())
+    assert late_gpu.log == (["in", "in"] + 3 * ["wait", "in"] if arrived else [])
+    assert all_arrived(arrived)
+
+
+def test_a_missing_wait_is_seen_by_these_tests(world, open_transport, late_gpu, monkeypatch):
+    monkeypatch.setattr(device.Mark, "wait", lambda mark: None)
+    arrived = received_in_a_row(world, open_transport())
+    assert not arrived or not all_arrived(arrived)
+    monkeypatch.setattr(device, "drain", lambda: None)
+    transport = open_transport()
+    pending, arrived = passed_on(transport, world)
+    transport.finish(pending)
+    assert not all_arrived(arrived)
+
+
+@pytest.mark.parametrize("device_aware", ["0", "1"])
+@pytest.mark.parametrize("name", ["flat", "flat-alltoall", "hierarchical-alltoall-packed"])
+def test_a_session_on_a_late_gpu(world, open_session, late_gpu, monkeypatch, name, device_aware):
+    monkeypatch.setenv("ESPRESSO_CUDA_AWARE", device_aware)
+    halves = [[rank for rank in range(world.size) if rank % 2 == half] for half in (0, 1)]
+    options = {"compressor": "none" if name == "flat" else "int8", "machines": halves}
+    host = open_session(route=name, **options)
+    gpu = open_session(route=Route.parse(name).on("gpu"), **options)
+    for step in range(3):
+        expected = values(world.rank, step, 150, np.float32)
+        grad = GpuArray(expected.copy())
+        host.sync(expected)
+        gpu.sync(grad)
+        assert np.array_equal(grad.host, expected)
+
+
+@pytest.mark.parametrize("text", ["encode@gpu/allgather@flat/decode@cpu", "encode@cpu/allgather@flat/decode@gpu"])
+def test_a_late_gpu_and_the_host_by_turns(world, open_session, late_gpu, text):
+    host = open_session(compressor="onebit", route=Route.parse(text).on("cpu"))
+    gpu = open_session(compressor="onebit", route=text)
+    for step in range(3):
+        expected = values(world.rank, step, 150, np.float32)
+        grad = GpuArray(expected.copy())
+        host.sync(expected)
+        gpu.sync(grad)
+        assert np.array_equal(grad.host, expected)
+
+
+class Elsewhere(GpuArray):
+    """An array on another GPU than the current one, number 0."""
+
+    def __dlpack_device__(self):
+        return 2, 1
+
+
+def test_a_tensor_on_another_gpu_is_refused_on_every_rank(world, open_session):
+    session = open_session()
+    kind = Elsewhere if world.rank == world.size - 1 else GpuArray
+    with pytest.raises(GradientError, match=r"GPU 1; expected GPU 0.*select_device\(1\)"):
+        session.sync({"w": kind(np.ones(4, np.float32))})
+
+
+# --- which way --------------------------------------------------------------------------------------------------------
+
+
+def chosen(transport, caplog):
+    """The line of the log, on rank 0."""
+    with caplog.at_level(logging.INFO, "espresso_mpi"):
+        transport.choose_device_way()
+        transport.choose_device_way()  # settled, and not logged again
+    lines = [record.getMessage() for record in caplog.records if "GPU tensors" in record.getMessage()]
+    assert len(lines) == (transport.rank == 0)
+    return "".join(lines)
+
+
+def machines(world):
+    return [list(range(world.size - 1)), [world.size - 1]]
+
+
+def test_the_probe_passes_everywhere(world, open_transport, caplog, monkeypatch):
+    asked = []
+    monkeypatch.setattr(probe, "verdict", lambda limit: asked.append(limit) or probe.Verdict(True, "fake"))
+    transport = open_transport(device_aware=None, machines=machines(world))
+    line = chosen(transport, caplog)
+    assert transport.device_aware is True
+    assert world.rank or "device pointers go to MPI: the probe passed on every machine (fake)" in line
+    assert asked == ([10.0] if world.rank in (0, world.size - 1) else [])  # half the timeout, one rank a machine
+
+
+def test_one_machine_where_it_fails_is_enough(world, open_transport, caplog, monkeypatch):
+    monkeypatch.setattr(probe, "verdict", lambda limit: probe.Verdict(world.rank == 0, f"fake {world.rank}"))
+    transport = open_transport(device_aware=None, machines=machines(world))
+    line = chosen(transport, caplog)
+    last = world.size - 1
+    assert transport.device_aware is False
+    assert world.rank or f"page-locked host memory: the probe failed on rank {last} (" in line
+    assert world.rank or f"fake {last}" in line
+
+
+def test_the_simulator_has_no_device_pointers(world, open_transport, caplog):
+    transport = open_transport(device_aware=None)
+    line = chosen(transport, caplog)
+    assert transport.device_aware is False
+    assert world.rank or "simulator" in line
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_forced_way_is_not_probed(world, open_transport, caplog, monkeypatch, forced):
+    monkeypatch.setattr(probe, "verdict", None)
+    transport = open_transport(device_aware=forced)
+    line = chosen(transport, caplog)
+    assert transport.device_aware is forced
+    assert world.rank or f"forced by ESPRESSO_CUDA_AWARE={int(forced)}" in line
+
+
+# --- what the probe's processes do ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(world):
+    """The first two ranks, and None on the others."""
+    comm = world.Split(0 if world.rank < 2 else 1)
+    return comm if world.rank < 2 else None
+
+
+def test_the_processes_of_the_probe(world, pair, monkeypatch):
+    from mpi4py import MPI
+
+    monkeypatch.setattr(cuda, "select_device", lambda number: None)
+    assert pair is None or _probe_program.examine(MPI, pair) is None
+
+
+def test_the_processes_of_the_probe_see_wrong_data(world, pair):
+    from mpi4py import MPI
+
+    class Wrong:
+        """An MPI that leaves a bit behind in every long message."""
+
+        def __getattr__(self, name):
+            return getattr(pair, name)
+
+        def Isend(self, what, rank):  # noqa: N802
+            sent = what[0].copy_to_host()
+            sent[-1] ^= sent.size > 1 << 19
+            return pair.Isend([sent, what[1]], rank)
+
+    assert pair is None or "messages of 1048576 bytes" in _probe_program.examine(MPI, Wrong())
