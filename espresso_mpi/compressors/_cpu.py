@@ -79,9 +79,11 @@ class Kernel:
         self._parallel = _compile(_twin(function), parallel=True)
 
     def __call__(self, first: np.ndarray, *rest: Any) -> Any:
+        if _threads == 1 or first.size < PARALLEL_MIN:  # before asking numba, which takes longer than a small kernel
+            return self._serial(first, *rest)
         threads = get_num_threads()
         wanted = min(threads, _threads or threads)
-        if wanted == 1 or first.size < PARALLEL_MIN:
+        if wanted == 1:
             return self._serial(first, *rest)
         with _PARALLEL:
             set_num_threads(wanted)

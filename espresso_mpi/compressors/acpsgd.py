@@ -14,12 +14,13 @@ guaranteed but that the error is no larger than x, so it converges only with err
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from . import _lowrank
 from ._lowrank import LowRank
+from .base import Keeps
 from .context import Context
 from .registry import register
 
@@ -43,6 +44,7 @@ class ACPSGD(LowRank):
 
     name = "acpsgd"
     examples = ("acpsgd:rank=1", "acpsgd:rank=6,cols=50")
+    keeps: ClassVar[Keeps] = {"p": "forget", "q": "forget", "turn": "forget"}
 
     def header(self, n: int) -> int:
         return 4 * (_START + -(-self._room(n) // 4) * 4) if n else 0

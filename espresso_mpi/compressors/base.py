@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ LIMIT = 2.0**126
 payload and no residual ever holds a value that is not finite. (Sessions refuse gradients that are not finite.)"""
 
 Self = TypeVar("Self", bound="Compressor")
+Keeps = Mapping[str, Literal["average", "forget"]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Compressor(ABC):
     averages: ClassVar[bool] = True
     """Whether the result stands for the ranks' mean. If it is a vote or a sum over past gradients instead, tensors take
     part whatever their size and the number of ranks: a plain mean would be of another kind."""
+    keeps: ClassVar[Keeps] = {}
+    """What the method keeps with ``Context.kept``, and what becomes of that on other ranks or regions: of ``average``,
+    one value for each element, every rank goes on with the ranks' mean; ``forget`` begins anew. States with anything
+    that is not named can be loaded only where they were saved."""
 
     # --- sizes ---
 

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from . import _sparse
-from .base import LIMIT, check_number
+from .base import LIMIT, Keeps, check_number
 from .context import Context
 from .registry import register
 
@@ -48,6 +48,7 @@ class Dgc(_sparse.Counted):
     clip: float = 0.0
     name = "dgc"
     averages = False
+    keeps: ClassVar[Keeps] = {"momentum": "average"}
     examples = ("dgc:ratio=0.25~0.001@400", "dgc:ratio=0.1,mu=0.5")
 
     def __post_init__(self) -> None:

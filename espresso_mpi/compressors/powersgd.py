@@ -14,12 +14,13 @@ x, so it converges only with error feedback.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from . import _lowrank
 from ._lowrank import LowRank
+from .base import Keeps
 from .context import Context, Summary
 from .registry import register
 
@@ -39,6 +40,7 @@ class PowerSGD(LowRank):
 
     name = "powersgd"
     examples = ("powersgd:rank=1", "powersgd:rank=6,cols=50")
+    keeps: ClassVar[Keeps] = {"q": "forget"}
 
     def header(self, n: int) -> int:
         m = self.matrix(n)

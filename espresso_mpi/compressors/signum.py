@@ -15,7 +15,7 @@ import numpy as np
 from numba import prange
 
 from . import _cpu, _signs
-from .base import check_number
+from .base import Keeps, check_number
 from .context import Context
 from .registry import register
 from .signsgd import SignSGD
@@ -38,6 +38,7 @@ class Signum(SignSGD):
     beta: float = 0.9
     name = "signum"
     examples: ClassVar[Sequence[str]] = ("signum:beta=0.5",)
+    keeps: ClassVar[Keeps] = {_MOMENTUM: "average"}
 
     def __post_init__(self) -> None:
         check_number("signum", "beta", self.beta, 0, 0.9999)

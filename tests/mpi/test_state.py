@@ -1,33 +1,150 @@
-"""Saving and loading a session's state."""
+"""Saving and loading a session's state: exactly on the same ranks, conserving what is owed on others."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
+from mpi4py import MPI
 
-from espresso_mpi.errors import MismatchError, StateError
+from espresso_mpi import Plan, Session, Strategy
+from espresso_mpi.errors import StateError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+
+SIZE = MPI.COMM_WORLD.size
+MOVES = sorted({(1, SIZE), (SIZE, 1), (SIZE, max(1, SIZE - 1)), (max(1, SIZE - 1), SIZE)} - {(1, 1)})
+HOSTS = set(MPI.COMM_WORLD.allgather(MPI.Get_processor_name()))
+N = 3000
+
+
+def gradient(rank, step, n=N):
+    return np.random.default_rng([rank, step]).standard_normal(n).astype(np.float32)
 
 
 def steps(session, rank, first, last):
     out = []
     for step in range(first, last):
-        grad = np.random.default_rng([rank, step]).standard_normal(3000).astype(np.float32)
+        grad = gradient(rank, step)
         session.sync(grad)
         out.append(grad)
     return out
 
 
-@pytest.mark.parametrize("compressor", ["onebit", "int8:rounding=stochastic", "topk:ratio=0.05"])
-def test_a_restored_session_goes_on_bit_for_bit(world, open_session, compressor):
+def shared(world, path):
+    """A folder that all ranks know."""
+    return world.bcast(str(path))
+
+
+def machines_of(ranks, two):
+    """All ranks on one machine, or on two: the second has the smaller half. Real machines stay as they are."""
+    if len(HOSTS) > 1:
+        return None
+    half = (ranks + 1) // 2
+    return [list(range(half)), list(range(half, ranks))] if two and ranks > 1 else [list(range(ranks))]
+
+
+@dataclass
+class Part:
+    """The first ranks of the world as a world of their own; the others only watch."""
+
+    world: MPI.Comm
+    ranks: int
+
+    def __post_init__(self):
+        self.comm = self.world.Split(int(self.world.rank >= self.ranks), self.world.rank)
+        self.taking_part = self.world.rank < self.ranks
+
+    def run(self, act, **options):
+        """``act(session)`` on the ranks that take part: their results, on every rank of the world."""
+        result, error = None, None
+        if self.taking_part:
+            try:
+                with Session(self.comm, **{"timeout": 20, "min_bytes": 0, **options}) as session:
+                    result = act(session)
+            except Exception as caught:  # the ranks that watch must hear of it
+                error = caught
+        results, errors = zip(*self.world.allgather((result, error and repr(error))))
+        if error is not None:
+            raise error
+        assert not any(errors), errors
+        self.comm.Free()
+        return results[: self.ranks]
+
+
+def owed(states, what="residual", n=N, point=None):
+    """The oracle: weighted sum over ranks and encode points, in float64."""
+    total = np.zeros(n)
+    for state in states:
+        for key, value in state["memory"].items():
+            *_, at, region, kind = key.rsplit("|", 4)
+            if kind != what or point not in (None, at):
+                continue
+            start, stop = map(int, region.split(":"))
+            place = key.rsplit("|", 2)[0]
+            inside = [k for k in state["weights"] if k.rsplit("|", 2)[0] == place and _covers(k, start, stop)]
+            weight = 1 / len(states) if at == "carry" else state["weights"][inside[0]]
+            total[start:stop] += weight * value.astype(np.float64)
+    return total
+
+
+def _covers(key, start, stop):
+    first, last = map(int, key.rsplit("|", 2)[1].split(":"))
+    return first <= start and stop <= last
+
+
+def trained(session):
+    """Three steps; the state, and what came out in all."""
+    outputs = steps(session, session.topology.size and _rank(session), 0, 3)
+    return session.state_dict(), sum(out.astype(np.float64) for out in outputs)
+
+
+def _rank(session):
+    return session.state_dict()["rank"]
+
+
+def close(a, b, scale=1e-5):
+    return np.abs(a - b).max() <= scale * max(1.0, np.abs(b).max())
+
+
+# --- exactly ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compressor", ["onebit", "int8:rounding=stochastic", "topk:ratio=0.05", "acpsgd", "dgc"])
+@pytest.mark.parametrize("files", [False, True])
+def test_a_restored_session_goes_on_bit_for_bit(world, open_session, tmp_path, compressor, files):
+    path = shared(world, tmp_path)
     one = open_session(compressor=compressor, seed=3)
     steps(one, world.rank, 0, 3)
     state = one.state_dict()
+    if files:
+        one.save(path)
     expected = steps(one, world.rank, 3, 6)
     other = open_session(compressor=compressor)
-    other.load_state_dict(state)
+    if files:
+        other.load(path)
+    else:
+        other.load_state_dict(state)
     got = steps(other, world.rank, 3, 6)
+    assert all(np.array_equal(a, b) for a, b in zip(expected, got))
+
+
+def test_tensors_that_sat_steps_out_go_on_bit_for_bit(world, open_session):
+    def train(session, first, last):
+        out = []
+        for step in range(first, last):
+            grads = {"a": gradient(world.rank, step), "b": gradient(world.rank, -step - 1 + 100)}
+            if step % 2:
+                del grads["b"]
+            out += session.sync(grads).values()
+        return out
+
+    options = {"compressor": "topk:ratio=0.5~0.01@4/4", "seed": 5}
+    one, other = open_session(**options), open_session(**options)
+    train(one, 0, 3)
+    other.load_state_dict(one.state_dict())
+    expected, got = train(one, 3, 7), train(other, 3, 7)
     assert all(np.array_equal(a, b) for a, b in zip(expected, got))
 
 
@@ -40,24 +157,230 @@ def test_a_state_is_a_copy(world, open_session):
     assert all(np.array_equal(kept[key], state["memory"][key]) for key in kept)
 
 
+# --- on other ranks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+@pytest.mark.parametrize("old, new", MOVES)
+@pytest.mark.parametrize("two_machines", [False, True], ids=["one machine", "two machines"])
+@pytest.mark.parametrize("compressor", ["onebit", "topk:ratio=0.05", "randomk:ratio=0.1", "powersgd:rank=1", "thc"])
+def test_what_is_owed_is_conserved_on_other_ranks(world, tmp_path, old, new, two_machines, compressor):
+    path = shared(world, tmp_path)
+
+    def save(session):
+        result = trained(session)
+        session.save(path)
+        return result
+
+    def load(session):
+        session.load(path)
+        before, out = session.state_dict(), np.zeros(N, np.float32)
+        session.sync(out)
+        return before, out, session.state_dict()
+
+    results = Part(world, old).run(save, compressor=compressor, machines=machines_of(old, two_machines))
+    debt = owed([state for state, _ in results])
+    means = sum(sum(gradient(rank, step).astype(np.float64) for rank in range(old)) / old for step in range(3))
+    assert close(results[0][1] + debt, means)
+
+    found = Part(world, new).run(load, compressor=compressor, machines=machines_of(new, two_machines))
+    assert close(owed([before for before, _, _ in found]), debt, 1e-6)
+    assert all(np.array_equal(out, found[0][1]) for _, out, _ in found)
+    assert close(found[0][1] + owed([after for _, _, after in found]), debt)
+    assert not any("|carry|" in key for _, _, after in found for key in after["memory"])
+    assert {after["step"] for _, _, after in found} == {4}
+    assert len({str(after["counts"]) for _, _, after in found}) == 1
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_one_rank_that_compresses_nothing_pays_what_is_owed(world, tmp_path, dtype):
+    path = shared(world, tmp_path)
+
+    def save(session):
+        for step in range(3):
+            session.sync({"w": gradient(world.rank, step).astype(dtype), "b": np.ones(3, np.float32)})
+        session.save(path)
+        return session.state_dict()
+
+    def load(session):
+        session.load(path)
+        grads = {"w": np.ones(N, dtype), "b": np.ones(3, np.float32)}
+        session.sync(grads)
+        again = session.sync(np.ones(5, np.float32))
+        return grads["w"].astype(np.float64), grads["b"], again, session.state_dict()["memory"]
+
+    options = {"compressor": "topk:ratio=0.05", "min_bytes": 100}
+    debt = owed(Part(world, SIZE).run(save, **options))
+    ((w, b, again, memory),) = Part(world, 1).run(load, **options)
+    assert close(w, 1 + debt, 1e-6 if dtype == "float64" else 1e-3)
+    assert np.array_equal(b, np.ones(3))
+    assert np.array_equal(again, np.ones(5))
+    assert memory == {}
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_other_routes_and_segments_conserve_what_is_owed(world, open_session):
+    old = open_session(compressor="onebit", route="flat-alltoall", machines=[[rank] for rank in range(SIZE)])
+    steps(old, world.rank, 0, 3)
+    debt = owed(world.allgather(old.state_dict()))
+    new = open_session(
+        compressor="onebit", route="flat-allgather", segment_bytes=64, machines=[[rank] for rank in range(SIZE)]
+    )
+    new.load_state_dict(old.state_dict())
+    out = np.zeros(N, np.float32)
+    new.sync(out)
+    state = new.state_dict()
+    assert len(state["memory"]) > 3  # segments
+    assert close(out + owed(world.allgather(state)), debt)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_loaded_state_can_be_saved_before_it_is_used(world, tmp_path):
+    path = shared(world, tmp_path)
+
+    def save(session):
+        state, _ = trained(session)
+        session.save(path)
+        return state
+
+    def move(session):
+        session.load(path)
+        session.save(path)
+        return session.state_dict()
+
+    debt = owed(Part(world, SIZE).run(save, compressor="onebit"))
+    for ranks in (1, SIZE, max(1, SIZE - 1), SIZE):
+        states = Part(world, ranks).run(move, compressor="onebit")
+        assert close(owed(states), debt, 1e-6)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+@pytest.mark.parametrize("old, new", [*MOVES, (1, SIZE)])
+def test_momenta_are_conserved_in_the_mean(world, old, new):
+    """A step with zeros adds ``mu · u`` to the residuals, and what is sent leaves them."""
+    mu = 0.5
+
+    def load(session):
+        rank = _rank(session)
+        session.load_state_dict([states[k] for k in range(rank, old, new)])
+        out = np.zeros(N, np.float32)
+        session.sync(out)
+        return out, session.state_dict()
+
+    options = {"compressor": f"dgc:ratio=0.1,mu={mu}", "route": "flat-alltoall"}
+    states = [state for state, _ in Part(world, old).run(trained, **options)]
+    expected = owed(states) + mu * owed(states, "own.momentum", point="0")
+    assert np.abs(owed(states, "own.momentum", point="0")).max() > 0.1
+    found = Part(world, new).run(load, **options)
+    assert close(found[0][0] + owed([state for _, state in found]), expected)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+@pytest.mark.parametrize("old, new", [move for move in MOVES if move[0] > 1])  # one rank compresses nothing
+@pytest.mark.parametrize("feedback", ["ef21", "ef21:momentum=0.9"])
+def test_ef21_goes_on_from_what_was_said(world, old, new, feedback):
+    """Where gradients stay as they are it has nearly arrived, and must not begin again."""
+    target = gradient(0, 0)
+
+    def train(session):
+        for _ in range(40):
+            session.sync(out := target.copy())
+        return session.state_dict(), np.abs(out - target).max()
+
+    def load(session):
+        rank = _rank(session)
+        session.load_state_dict([states[k] for k in range(rank, old, new)])
+        session.sync(out := target.copy())
+        return np.abs(out - target).max()
+
+    options = {"compressor": "topk:ratio=0.2", "feedback": feedback}
+    results = Part(world, old).run(train, **options)
+    states = [state for state, _ in results]
+    errors = Part(world, new).run(load, **options)
+    assert results[0][1] < 1e-3
+    assert max(errors) < 2e-3
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_plan_with_other_routes_takes_a_state_over(world, tmp_path):
+    path = shared(world, tmp_path)
+
+    def save(session):
+        state, _ = trained(session)
+        session.save(path)
+        return state
+
+    def load(session):
+        session.load(path)
+        out = np.zeros(N, np.float32)
+        session.sync(out)
+        return out, session.state_dict()
+
+    old, new = (Plan(default=Strategy("onebit", route)) for route in ("flat-alltoall", "flat-allgather"))
+    debt = owed(Part(world, SIZE).run(save, plan=old))
+    found = Part(world, max(2, SIZE - 1)).run(load, plan=new)
+    assert close(found[0][0] + owed([state for _, state in found]), debt)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_groups_of_a_plan_and_pushed_tensors_conserve_what_is_owed(world, tmp_path):
+    path = shared(world, tmp_path)
+    sizes = {"a": 700, "b": 300, "c": 500}
+
+    def turn(session, make):
+        grads = {name: make(size) for name, size in sizes.items()}
+        for name, grad in grads.items():
+            session.push(name, grad)
+        session.wait_all()
+        return np.concatenate([grads["a"], grads["b"], grads["c"]])
+
+    def save(session):
+        for step in range(3):
+            turn(session, lambda size, step=step: gradient(world.rank, step, size))
+        session.save(path)
+        return session.state_dict()
+
+    def load(session):
+        session.load(path)
+        return turn(session, lambda size: np.zeros(size, np.float32)), session.state_dict()
+
+    def debt_of(states):
+        parts = [[{**s, "memory": _of(s["memory"], n)} for s in states] for n in (1000, 500)]
+        return np.concatenate([owed(part, n=n) for part, n in zip(parts, (1000, 500))])
+
+    plan = Plan(default=Strategy("onebit", "flat-alltoall"), groups=(("a", "b"),))
+    debt = debt_of(Part(world, SIZE).run(save, plan=plan))
+    found = Part(world, max(2, SIZE - 1)).run(load, plan=plan, segment_bytes=100)
+    assert np.abs(debt[:1000]).max() > 0.1
+    assert close(found[0][0] + debt_of([state for _, state in found]), debt)
+
+
+def _of(memory, n):
+    return {key: value for key, value in memory.items() if key.rsplit("|", 4)[1] == str(n)}
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(world, session, states, words):
+    with pytest.raises(StateError, match=words) as caught:
+        session.load_state_dict(states)
+    assert len(set(world.allgather(str(caught.value)))) == 1
+    steps(session, world.rank, 0, 1)  # the session can go on
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"version": 99}, "version"),
-        ({"rank": 77}, "rank"),
-        ({"machines": [[0]] * 9}, "machines"),
-        ({"options": {"compressor": "topk"}}, "options"),
-        ({"step": "x"}, "step"),
-        ({"step": -1}, "step"),
-        ({"step": 2**63}, "step"),
-        ({"seed": True}, "seed"),
-        ({"memory": {}}, "missing, added or damaged"),
-        ({"memory": {"w|9|0|0:9|residual": "x"}}, "cannot be read"),
-        ({"memory": {5: np.zeros(3)}}, "key 5"),
-        ({"memory": {"w|9|0|0:9|residual": np.zeros(8)}}, "damaged"),
-        ({"memory": {"w|2|0|0:2|residual": np.array([1, np.nan])}}, "damaged"),
-        ({"memory": {"w": np.zeros(2)}}, "damaged"),
+        ({"version": 99}, "newer espresso_mpi"),
+        ({"rank": 77}, "rank is 77"),
+        ({"step": -1}, "step is -1"),
+        ({"memory": {"w|9|0|0:9|residual": np.zeros(9, np.float32)}}, "checksum"),
+        ({"memory": {"w|9|0|0:9|residual": "x"}}, "is str"),
+        ({"memory": {"w|2|0|0:2|residual": np.array([1, np.nan], np.float32)}}, "not finite"),
     ],
+    ids=str,
 )
 def test_a_state_that_does_not_fit_is_refused(world, open_session, change, words):
     session = open_session(compressor="onebit")
@@ -65,15 +388,35 @@ def test_a_state_that_does_not_fit_is_refused(world, open_session, change, words
     state = session.state_dict()
     if world.rank == world.size - 1:
         state.update(change)
-    with pytest.raises(StateError, match=words):
-        session.load_state_dict(state)
-    steps(session, world.rank, 1, 2)
+    refused(world, session, state, words)
 
 
-@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
+def test_the_state_of_another_compressor_is_refused(world, open_session):
+    one = open_session(compressor="topk")
+    steps(one, world.rank, 0, 1)
+    refused(world, open_session(compressor="onebit"), one.state_dict(), "compressor 'topk', this session has 'onebit'")
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 def test_states_of_different_steps_are_refused(world, open_session):
     session = open_session(compressor="onebit")
     steps(session, world.rank, 0, 1)
-    state = {**session.state_dict(), "step": world.rank}
-    with pytest.raises(MismatchError, match="step 1"):
-        session.load_state_dict(state)
+    early = session.state_dict()
+    steps(session, world.rank, 1, 2)
+    refused(world, session, session.state_dict() if world.rank else early, "not of one checkpoint: step is 1")
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_missing_state_is_refused(world, open_session):
+    session = open_session(compressor="onebit")
+    steps(session, world.rank, 0, 1)
+    states = [] if world.rank == SIZE - 1 else session.state_dict()
+    refused(world, session, states, f"that of rank {SIZE - 1} is missing")
+
+
+def test_a_missing_folder_is_refused(world, open_session, tmp_path):
+    session = open_session(compressor="onebit")
+    path = shared(world, tmp_path)
+    with pytest.raises(StateError, match=r"espresso-state\.json: not found"):
+        session.load(path)
+    steps(session, world.rank, 0, 1)
