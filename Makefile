@@ -5,9 +5,8 @@
 PYTHON ?= python3
 RANKS ?= 2 3 4
 MPI_TIMEOUT ?= 600
-BENCH_LAB ?= --hosts 2 --ranks 2 --rate 1gbit
+BENCH_TIMEOUT ?= 1800
 BENCH_THREADS ?= 1,2
-TRAIN_LAB ?= --hosts 2 --ranks 2 --rate 100mbit
 OUT ?= out
 
 VENV := .venv
@@ -19,7 +18,7 @@ export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-mpich test-ptx check bench bench-compressors clean
+.PHONY: help demo test test-mpich test-ptx test-routes check bench bench-compressors clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +75,16 @@ test-ptx: $(VENV_PTX)/.test ## compile every GPU kernel to PTX; needs no GPU
 	@echo "== tests/ptx"
 	ESPRESSO_REQUIRE_PTX=1 $(VENV_PTX)/bin/python -m pytest -q tests/ptx
 
+test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linear ones (20 minutes)
+	@echo "== every route on 4 and 6 ranks"
+	@set -e; for n in 4 6; do \
+	  ESPRESSO_ALL_ROUTES=1 $(VENV)/bin/espresso-mpi run -n $$n --timeout 3600 -- \
+	    python -m mpi4py -m pytest --with-mpi -q tests/mpi/test_routes.py; \
+	done
+	@echo "== every choice of devices, host memory in the place of a GPU's"
+	ESPRESSO_ALL_ROUTES=1 $(VENV)/bin/espresso-mpi run -n 4 --timeout 3600 -- \
+	  python -m mpi4py -m pytest --with-mpi -q tests/standin/test_routes_gpu.py
+
 check: $(VENV_CHECK)/.dev ## ruff, mypy and import-linter
 	$(VENV_CHECK)/bin/ruff check .
 	$(VENV_CHECK)/bin/ruff format --check .
@@ -86,20 +95,36 @@ bench-compressors: $(VENV)/.demo ## every compressor against the speed of memory
 	@mkdir -p $(OUT)
 	$(VENV)/bin/espresso-mpi bench compressors --threads $(BENCH_THREADS) --json $(OUT)/compressors.json
 
-bench: $(VENV)/.demo ## measure on the emulated cluster and write BENCHMARKS.md
+# $(call bench_lab,HOSTS,RANKS,RATE,BENCHMARK): a benchmark on the emulated cluster.
+define bench_lab
+	@echo "== bench $(firstword $(4)) in the lab: $(1) hosts x $(2) ranks, $(3)"
+	$(VENV)/bin/espresso-mpi lab --hosts $(1) --ranks $(2) --rate $(3) --timeout $(BENCH_TIMEOUT) -- \
+	  python -m espresso_mpi bench $(4)
+endef
+
+# $(call bench_here,RANKS,BENCHMARK): a benchmark on this machine.
+define bench_here
+	@echo "== bench $(firstword $(2)) on one machine: $(1) ranks"
+	$(VENV)/bin/espresso-mpi run -n $(1) --timeout $(BENCH_TIMEOUT) -- python -m espresso_mpi bench $(2)
+endef
+
+bench: $(VENV)/.demo ## measure on the emulated cluster and on this machine, write BENCHMARKS.md (15 minutes)
 	@mkdir -p $(OUT)
-	@echo "== bench sync in the lab ($(BENCH_LAB))"
-	$(VENV)/bin/espresso-mpi lab $(BENCH_LAB) --timeout 1800 -- \
-	  python -m espresso_mpi bench sync --json $(OUT)/sync.json
-	@echo "== bench sync on one machine"
-	$(VENV)/bin/espresso-mpi run -n 2 --timeout 1800 -- \
-	  python -m espresso_mpi bench sync --json $(OUT)/sync-local.json
-	@echo "== bench train in the lab ($(TRAIN_LAB))"
-	$(VENV)/bin/espresso-mpi lab $(TRAIN_LAB) --timeout 1800 -- \
-	  python -m espresso_mpi bench train --json $(OUT)/train.json --plot docs/train.png
+	$(call bench_lab,2,2,1gbit,sync --sizes 1MiB$(comma)64MiB --seconds 40 --json $(OUT)/sync-1g.json)
+	$(call bench_lab,4,1,1gbit,sync --sizes 64MiB --seconds 40 --json $(OUT)/sync-4x1.json)
+	$(call bench_lab,2,2,100mbit,sync --sizes 1MiB$(comma)64MiB --seconds 40 --json $(OUT)/sync-100m.json)
+	$(call bench_lab,2,2,10gbit,sync --sizes 1MiB$(comma)64MiB --seconds 15 --json $(OUT)/sync-10g.json)
+	$(call bench_here,4,sync --sizes 4KiB$(comma)64KiB$(comma)1MiB$(comma)16MiB$(comma)64MiB --seconds 10 --repeats 200 \
+	  --json $(OUT)/sync-local.json)
+	$(call bench_lab,2,2,1gbit,tensors --seconds 30 --json $(OUT)/tensors-1g.json)
+	$(call bench_here,4,tensors --seconds 20 --json $(OUT)/tensors-local.json)
+	$(call bench_lab,2,1,1gbit,overlap --seconds 25 --json $(OUT)/overlap.json)
+	$(call bench_lab,8,1,1gbit,growth --seconds 8 --json $(OUT)/growth.json --plot docs/growth.png)
+	$(call bench_lab,2,2,100mbit,train --json $(OUT)/train.json --plot docs/train.png)
 	$(MAKE) bench-compressors
 	$(VENV)/bin/espresso-mpi bench report --output BENCHMARKS.md --picture docs/train.png \
-	  $(OUT)/sync.json $(OUT)/sync-local.json $(OUT)/train.json $(OUT)/compressors.json
+	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local tensors-1g tensors-local \
+	  overlap growth train compressors))
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) build $(OUT) *.egg-info \

@@ -43,7 +43,23 @@ Rate = Annotated[
     str, typer.Option(metavar="RATE", help="Speed of each machine's link: 100mbit, 1gbit, …, or unlimited.")
 ]
 JsonOut = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
+TraceOut = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Trace some steps to FILE (JSON for Perfetto); one for each run."),
+]
 
+Compressors = Annotated[str, typer.Option(metavar="LIST", help="Compressors with their parameters; none is dense.")]
+TensorSizes = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Sizes of float32 arrays in the place of ResNet-101's gradients."),
+]
+Repeats = Annotated[int, typer.Option(min=1, metavar="N", help="Most timed repetitions of each method and size.")]
+Seconds = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, metavar="S", help="Time for each size after which no repetition is begun, but for the first three."
+    ),
+]
 
 DEFAULT_COMPRESSORS = "none,fp16,int8,onebit,topk:ratio=0.01"
 
@@ -125,28 +141,115 @@ def demo() -> None:
     raise typer.Exit(demo.main())
 
 
+@app.command()
+def timeline(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="JSON file of session.trace or --trace.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="PNG or SVG; default: TRACE.svg beside it.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", help="Step to draw; default: the last.")] = None,
+) -> None:
+    """Draw one step of a trace: what every rank computed, sent and waited for.
+
+    [dim]espresso-mpi timeline step.json -o step.png --step 3[/dim]
+    """
+    from espresso_mpi.bench import timeline
+
+    timeline.main(trace, output, step)
+
+
 @bench.command()
 def sync(
     sizes: Annotated[
         str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")
     ] = "64KiB,1MiB,16MiB",
-    compressors: Annotated[
-        str, typer.Option(metavar="LIST", help="Compressors with their parameters; none is dense.")
-    ] = DEFAULT_COMPRESSORS,
+    compressors: Compressors = "none,fp16,int8,int4,onebit,topk:ratio=0.01",
     route: Annotated[
         str | None,
         typer.Option(metavar="ROUTE", help="Route of the compressed methods; default: the session's choice."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timed repetitions of each method and size.")] = 20,
+    repeats: Repeats = 20,
+    seconds: Seconds = None,
     json: JsonOut = None,
+    trace: TraceOut = None,
 ) -> None:
-    """Time one array with every compressor beside MPI_Allreduce, and check every result.
+    """Time one array with every compressor beside MPI_Allreduce and what link and memory allow; check every result.
 
     [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- espresso-mpi bench sync --sizes 16MiB[/dim]
     """
     from espresso_mpi.bench import sync
 
-    sync.main(sizes=sizes, compressors=compressors, route=route, repeats=repeats, json=json)
+    sync.main(
+        sizes=sizes, compressors=compressors, route=route, repeats=repeats, seconds=seconds, json=json, trace=trace
+    )
+
+
+@bench.command()
+def tensors(
+    compressors: Compressors = "none,fp16,int8,onebit",
+    sizes: TensorSizes = None,
+    repeats: Repeats = 10,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+) -> None:
+    """Time one sync of ResNet-101's 314 gradients beside MPI_Allreduce of one buffer, and of each tensor.
+
+    [dim]espresso-mpi run -n 4 -- espresso-mpi bench tensors[/dim]
+    """
+    from espresso_mpi.bench import tensors
+
+    tensors.main(compressors=compressors, sizes=sizes, repeats=repeats, seconds=seconds, json=json)
+
+
+@bench.command()
+def overlap(
+    compressors: Compressors = "none,int8,onebit",
+    sizes: TensorSizes = None,
+    compute_ms: Annotated[
+        float | None, typer.Option(min=0.0, metavar="MS", help="Computing of a step; default: as long as its sync.")
+    ] = None,
+    repeats: Repeats = 10,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+) -> None:
+    """Time a step that pushes gradients while it computes, beside computing and sync alone. Use a rank a core.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 1 --rate 1gbit -- espresso-mpi bench overlap[/dim]
+    """
+    from espresso_mpi.bench import overlap
+
+    overlap.main(
+        compressors=compressors, sizes=sizes, compute_ms=compute_ms, repeats=repeats, seconds=seconds, json=json
+    )
+
+
+@bench.command()
+def growth(
+    sizes: Annotated[
+        str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")
+    ] = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB",
+    compressors: Compressors = "none,int8,onebit",
+    ranks: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Numbers of ranks; default: powers of two, and all.")
+    ] = None,
+    rank_limit: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest size that fewer than all ranks are measured with.")
+    ] = "16MiB",
+    repeats: Repeats = 15,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it to a PNG file.")] = None,
+) -> None:
+    """Time every size on all ranks and on the first few, and fit alpha + beta * bytes.
+
+    [dim]espresso-mpi run -n 8 -- espresso-mpi bench growth --plot growth.png[/dim]
+    """
+    from espresso_mpi.bench import growth
+
+    growth.main(
+        sizes=sizes, compressors=compressors, ranks=ranks, rank_limit=rank_limit, repeats=repeats, seconds=seconds,
+        json=json, plot=plot,
+    )  # fmt: skip
 
 
 @bench.command()
@@ -192,6 +295,7 @@ def train(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw loss against seconds and bytes to a PNG file.")
     ] = None,
+    trace: TraceOut = None,
 ) -> None:
     """Train a small language model with each method in turn: loss, time, bytes.
 
@@ -201,7 +305,7 @@ def train(
 
     train.main(
         methods=methods, steps=steps, hidden=hidden, seed=seed, ablation=ablation, target_loss=target_loss, route=route,
-        json=json, plot=plot,
+        json=json, plot=plot, trace=trace,
     )  # fmt: skip
 
 

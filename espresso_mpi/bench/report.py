@@ -9,6 +9,8 @@ from typing import Any
 
 from espresso_mpi.errors import ConfigError
 
+from .output import milliseconds, number
+
 Result = Mapping[str, Any]
 
 _HEAD = """# Benchmarks
@@ -22,11 +24,45 @@ _SYNC = """
 
 One float32 array of each size, on every rank. *median* and *p99* are over repetitions, of the slowest rank of each.
 *x fp32* and *x fp16* are the time of `MPI_Allreduce` on the same array, as it is and cast to float16 (casts included,
-summed by our kernel, which beats MPI's own half type), divided by the method's: below 1 the method loses. *between
-machines* is what all ranks together send over links in one synchronisation. *wrong* counts elements that differ from
-the reference: the float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods. On the
-emulated cluster a link that has paused lets the first 2 ms of data (250 kB at 1 Gbit) pass at full speed, so sizes
-below that show latency only.
+summed by our kernel, which beats MPI's own half type), divided by the method's: below 1 the method loses.
+
+*wire* is the least time on the busiest link: the bytes that a machine sends to others over the best rate that a plain
+stream between machines reached in the same run. *memory* is the least time for what the ranks of a machine must read
+and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the bandwidth of plain copies by all
+ranks at once in the same run. The larger one is the *bound*: no implementation of that route, on that machine, is
+quicker, but for what caches and the start of a link serve. *time / bound* is how far above it a method is.
+
+*between machines* is what all ranks together send over links in one synchronisation. *wrong* counts elements that
+differ from the reference: the float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods.
+On the emulated cluster all machines share one memory, and a link that has paused lets the first 2 ms of data (250 kB at
+1 Gbit) pass at full speed, so sizes below that show latency only, and can be below the bound.
+"""
+
+_TENSORS = """
+All gradients of a network at once, in the order of a backward pass. *fused* is `MPI_Allreduce` of one buffer as large
+as all of them, without the copies into and out of it; *each* is one `MPI_Allreduce` a tensor. *time / fused* above 1
+loses to the one buffer, *x each* above 1 beats one call a tensor. *wrong* as above.
+"""
+
+_OVERLAP = """
+A step in which the main thread multiplies matrices and pushes each gradient when its share of that is done. *T_c* is
+the computing alone, *T_s* one sync of everything alone, *largest* a sync of the largest tensor alone, all in turns with
+the step. *allowed* is 1.15 · max(T_c, T_s) + largest. *hidden* is the share of the shorter of T_c and T_s that
+disappeared behind the other. With one rank a core, encoding, sums and the kernel's network stack take the core that
+computes, so only waiting for the wire can be hidden. *wrong* counts elements in which pushing differs from one sync.
+"""
+
+_GROWTH = """
+t = α + β · bytes, fitted by least squares of relative errors; *deviation* is their root mean square. α is what a call
+costs, 1/β the rate (of float32 input) that large arrays approach.
+"""
+
+_LOSSES = """
+## Where compression loses
+
+What took longer than the quicker dense way, `MPI_Allreduce` or our `none`, for the same array in the same run; `none`
+itself is listed where MPI's was quicker.
+
 """
 
 _COMPRESSORS = """
@@ -45,7 +81,7 @@ final loss + 2 %. A step's time is split into compute (the slowest rank's) and s
 
 
 def main(*, results: Sequence[Path], output: Path, picture: Path | None = None) -> None:
-    """Write ``output`` from the results of the benchmarks.
+    """Write ``output`` from the results of the benchmarks, in the order given; then where compression loses.
 
     Args:
         picture: the plot of ``bench train``, as the report is to link it.
@@ -53,33 +89,98 @@ def main(*, results: Sequence[Path], output: Path, picture: Path | None = None) 
     Raises:
         ConfigError: a file is missing or is no such result.
     """
-    sections = [_section(_load(path)) for path in results]
-    if picture is not None:
-        sections.append(f"\n![Loss against seconds and against bytes]({picture})\n")
-    output.write_text(_HEAD + _SYNC + "".join(sections))
+    loaded = [_load(path) for path in results]
+    sections = [_section(result, picture) for result in loaded]
+    output.write_text(_HEAD + _losses(loaded) + _SYNC + "".join(sections))
     print(f"wrote {output}")
 
 
 def _load(path: Path) -> Result:
     try:
         result = json.loads(path.read_text())
-        return {"environment": result["environment"], "rows": result["rows"], **result}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {"environment": result["environment"], "rows": result["rows"], **result, "kind": _kind(result)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: not the JSON result of a benchmark ({error}); make one with bench ... --json"
         ) from None
 
 
-def _section(result: Result) -> str:
-    where = _where(result["environment"])
+def _kind(result: Result) -> str:
+    """Which benchmark made a result."""
+    if "kind" in result:
+        return str(result["kind"])
     if any("encode_bound_fraction" in row for row in result["rows"]):
-        return f"\n## Compressors\n{_COMPRESSORS}\n{_environment(result)}\n{_compressors(result['rows'])}"
-    if "curves" in result:
-        return f"\n## Training: {where}\n{_TRAIN}\n{_environment(result)}\n{_train(result)}"
-    return f"\n## Synchronisation: {where}\n\n{_environment(result)}\n{_sync(result['rows'])}"
+        return "compressors"
+    return "train" if "curves" in result else "sync"
 
 
-def _where(environment: Result) -> str:
+def _section(result: Result, picture: Path | None) -> str:
+    titles = {
+        "compressors": ("Compressors", _COMPRESSORS),
+        "train": (f"Training: {_where(result)}", _TRAIN),
+        "sync": (f"Synchronisation: {_where(result)}", ""),
+        "tensors": (f"The gradients of {result.get('network')}: {_where(result)}", _TENSORS),
+        "overlap": (f"Overlap with computing: {_where(result)}", _OVERLAP),
+        "growth": (f"How cost grows: {_where(result)}", _GROWTH),
+    }
+    if result["kind"] not in titles:
+        raise ConfigError(f"report: no section for results of kind {result['kind']!r}; expected {', '.join(titles)}")
+    title, text = titles[result["kind"]]
+    return f"\n## {title}\n{text}\n{_environment(result)}\n{_body(result, picture)}"
+
+
+def _body(result: Result, picture: Path | None) -> str:
+    """The table of a result, and what belongs to it."""
+    kind = result["kind"]
+    if kind == "train":
+        plot = "" if picture is None else f"\n![Loss against seconds and against bytes]({picture})\n"
+        return _train(result) + plot
+    if kind == "sync":
+        return _sync(result)
+    header, lines = _table_of(kind, result["rows"])
+    plot = f"\n![Time against size and against ranks]({result['picture']})\n" if result.get("picture") else ""
+    return _table(header, iter(lines)) + plot
+
+
+def _table_of(kind: str, rows: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
+    from . import compressors, growth, overlap, tensors
+
+    if kind == "compressors":
+        return compressors.table([compressors.Row(**row) for row in rows])
+    if kind == "tensors":
+        return tensors.table([tensors.Row(**row) for row in rows])
+    if kind == "overlap":
+        return overlap.table([overlap.Row(**row) for row in rows])
+    return growth.table([growth.Row(**row) for row in rows])
+
+
+# --- where compression loses ------------------------------------------------------------------------------------------
+
+
+def _losses(results: Sequence[Result]) -> str:
+    """What the rows say against compression, and against us; nothing where no synchronisation was measured."""
+    texts = [f"- {_where(result)}: {_loss_text(result['rows'])}" for result in results if result["kind"] == "sync"]
+    if not texts:
+        return ""
+    return _LOSSES + "\n".join(texts) + "\n"
+
+
+def _loss_text(rows: Sequence[Result]) -> str:
+    parts = []
+    for nbytes in dict.fromkeys(row["nbytes"] for row in rows):
+        seconds = {row["method"]: row["seconds"] for row in rows if row["nbytes"] == nbytes}
+        dense = min(seconds[method] for method in ("mpi-allreduce-fp32", "none") if method in seconds)
+        ours = {method: t / dense for method, t in seconds.items() if not method.startswith("mpi-") and t > dense}
+        if ours:
+            parts.append(f"{size_text(nbytes)}: {', '.join(f'{m} ({times:.2f} times)' for m, times in ours.items())}")
+    return "; ".join(parts) + "." if parts else "nothing."
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _where(result: Result) -> str:
+    environment = result["environment"]
     lab = environment.get("lab")
     job = environment.get("job") or {}
     return f"emulated cluster, {lab}" if lab else f"{job.get('ranks', '?')} ranks on one machine"
@@ -100,23 +201,36 @@ def _table(header: Sequence[str], lines: Iterator[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def _sync(rows: Sequence[Result]) -> str:
+def _sync(result: Result) -> str:
+    rows = result["rows"]
     seconds = {(row["nbytes"], row["method"]): row["seconds"] for row in rows}
 
     def line(row: Result) -> list[str]:
         ratios = [seconds[row["nbytes"], f"mpi-allreduce-{kind}"] / row["seconds"] for kind in ("fp32", "fp16")]
+        parts = [row.get(key) for key in ("wire_seconds", "memory_seconds", "bound_seconds")]
         return [
             size_text(row["nbytes"]),
             row["method"],
-            f"{row['seconds'] * 1e3:.2f}",
-            f"{row['p99'] * 1e3:.2f}",
-            *(f"{ratio:.2f}" for ratio in ratios),
+            *map(milliseconds, (row["seconds"], row["p99"])),
+            *map(number, ratios),
+            *map(milliseconds, parts),
+            number(row.get("ratio")),
             "" if row["inter_bytes"] is None else f"{row['inter_bytes']:,}",
             str(row["wrong"]),
+            f"`{row['route']}`" if row["route"] else "MPI's own",
         ]
 
-    header = ["size", "method", "median ms", "p99 ms", "x fp32", "x fp16", "bytes between machines", "wrong"]
-    return _table(header, map(line, rows))
+    header = ["size", "method", "median ms", "p99 ms", "x fp32", "x fp16", "wire ms", "memory ms", "bound ms",
+              "time / bound", "bytes between machines", "wrong", "route"]  # fmt: skip
+    rates = result.get("yardsticks", {})
+    reached = [f"{size_text(int(nbytes))}: {rates_text(rate)}" for nbytes, rate in rates.items()]
+    return _table(header, map(line, rows)) + (f"\nMeasured beside it: {'; '.join(reached)}.\n" if reached else "")
+
+
+def rates_text(rates: Mapping[str, Any]) -> str:
+    """What link and memory reached, in words."""
+    copy = f"copies by all ranks of a machine {min(rates['copy']) / 1e9:.1f} GB/s read and written"
+    return copy if rates["link"] is None else f"a link carries {rates['link'] / 1e6:.1f} MB/s each way, {copy}"
 
 
 def size_text(nbytes: int) -> str:
@@ -124,21 +238,14 @@ def size_text(nbytes: int) -> str:
     return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"
 
 
-def _compressors(rows: Sequence[Result]) -> str:
-    from .compressors import Row, table
-
-    header, lines = table([Row(**row) for row in rows])
-    return _table(header, iter(lines))
-
-
 def _train(result: Result) -> str:
     def line(row: Result) -> list[str]:
         bytes_ = row["bytes_per_step"]
         return [
             row["method"],
-            _number(row["loss"], ".4f"),
-            _number(row["loss_vs_fp32"], "+.2f"),
-            _number(row["seconds_to_target"], ".1f"),
+            number(row["loss"], ".4f"),
+            number(row["loss_vs_fp32"], "+.2f"),
+            number(row["seconds_to_target"], ".1f"),
             f"{row['compute_seconds'] * 1e3:.1f}",
             f"{row['sync_seconds'] * 1e3:.1f}",
             f"{bytes_.get('intra', 0):,.0f}",
@@ -151,7 +258,3 @@ def _train(result: Result) -> str:
     corpus = result["corpus"]
     note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"
     return _table(header, map(line, result["rows"])) + note
-
-
-def _number(value: float | None, spec: str) -> str:
-    return "" if value is None else format(value, spec)

@@ -21,6 +21,9 @@ COMMANDS = [
     ["bench"],
     ["bench", "sync"],
     ["bench", "compressors"],
+    ["bench", "tensors"],
+    ["bench", "overlap"],
+    ["bench", "growth"],
     ["bench", "train"],
     ["bench", "report"],
 ]

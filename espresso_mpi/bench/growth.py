@@ -1,0 +1,260 @@
+"""``bench growth``: how the time of a synchronisation grows with the size of the array and with the number of ranks.
+
+One run measures every size on all ranks, and sizes up to a limit on the first 2, 3, … of them, MPI's allreduce and our
+methods in turns. To each method and number of ranks a line t = α + β·bytes is fitted: α is what a call costs, 1/β the
+rate that large arrays approach. The deviation of the points from the line is printed: caches, bursts and changes of
+algorithm are not in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..compressors import spellings
+from ..errors import ConfigError
+from .contest import Contestant, Effort, Inputs, in_turns
+from .output import check_plot, check_writable, milliseconds, parse_sizes, progress, show, write_rows
+from .report import size_text
+
+MPI_METHOD = "mpi-allreduce-fp32"
+
+SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+
+NAME = "x"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured point: the median over repetitions of the slowest rank."""
+
+    method: str
+    ranks: int
+    nbytes: int
+    seconds: float
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """t = alpha + beta · bytes for a method on a number of ranks.
+
+    Attributes:
+        alpha: seconds. beta: seconds a byte.
+        deviation: root mean square of the line's relative errors at the measured points; 0 for fewer than three.
+    """
+
+    method: str
+    ranks: int
+    alpha: float
+    beta: float
+    deviation: float
+
+
+def main(
+    sizes: str = SIZES,
+    compressors: str = "none,int8,onebit",
+    ranks: str | None = None,
+    rank_limit: str = "16MiB",
+    repeats: int = 15,
+    seconds: float | None = None,
+    json: Path | None = None,
+    plot: Path | None = None,
+) -> list[Row]:
+    """Measure, print the fits on rank 0, and write the files asked for. Collective.
+
+    Args:
+        sizes: comma list of sizes of the float32 array.
+        compressors: comma list of spellings.
+        ranks: comma list of numbers of ranks, each from 2 to all; default: 2, 4, 8, … and all.
+        rank_limit: largest size that is measured on fewer than all ranks.
+        repeats: most timed repetitions of each method, size and number of ranks.
+        seconds: time for each size and number of ranks after which no further repetition is begun, but for the first
+            three.
+        json, plot: files to write, the plot as PNG.
+
+    Raises:
+        ConfigError: an argument does not fit, or a file could not be written later on.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    check_writable(json)
+    check_plot(plot)
+    lengths, specs, counts = sorted(parse_sizes(sizes)), spellings(compressors), _counts(ranks, world.size)
+    (limit,) = parse_sizes(rank_limit)
+    plan = [(count, n) for count in counts for n in lengths if count == world.size or n <= limit]
+    rows: list[Row] = []
+    with progress("bench growth", len(plan) * repeats, world.rank == 0) as tick:
+        for count, nbytes in plan:
+            rows += _on_the_first(world, count, partial(_measured, nbytes, specs, Effort(repeats, seconds, tick)))
+    if world.rank == 0:
+        _finish(rows, json, plot)
+    return rows
+
+
+def fits(rows: Sequence[Row]) -> list[Fit]:
+    """A line for each method and number of ranks that at least two sizes were measured with."""
+    keys = dict.fromkeys((row.method, row.ranks) for row in rows)
+    groups = [(key, [row for row in rows if (row.method, row.ranks) == key]) for key in keys]
+    return [
+        Fit(*key, *fit([row.nbytes for row in group], [row.seconds for row in group]))
+        for key, group in groups
+        if len({row.nbytes for row in group}) > 1
+    ]
+
+
+def fit(nbytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float]:
+    """alpha, beta and the relative deviation of the line that has the least squares of relative errors.
+
+    Relative, because times range over five orders of magnitude: the small ones decide alpha, the large ones beta.
+    """
+    t = np.asarray(seconds, np.float64)
+    scale = float(np.max(nbytes))
+    lines = np.stack([1 / t, np.asarray(nbytes, np.float64) / scale / t], axis=1)
+    (alpha, beta), *_ = np.linalg.lstsq(lines, np.ones_like(t), rcond=None)
+    deviation = float(np.sqrt(np.mean((lines @ [alpha, beta] - 1) ** 2))) if t.size > 2 else 0.0
+    return float(alpha), float(beta) / scale, deviation
+
+
+def _counts(text: str | None, size: int) -> list[int]:
+    """Numbers of ranks to measure with, all of them last."""
+    if size < 2:
+        raise ConfigError("bench growth: one rank has nobody to send to; start several with espresso-mpi run -n 4")
+    if text is None:
+        return sorted({size, *(2**i for i in range(1, size.bit_length()) if 2**i <= size)})
+    parts = text.split(",")
+    counts = sorted({int(part) for part in parts if part.strip().isdigit()})
+    if len(counts) < len(parts) or not all(2 <= count <= size for count in counts):
+        raise ConfigError(f"--ranks {text}; expected different numbers from 2 to {size}, such as 2,{size}")
+    return counts
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _on_the_first(world: Any, count: int, measure: Any) -> list[Row]:
+    """Rows measured by the first ``count`` ranks while the others rest; on every rank. Collective."""
+    from mpi4py import MPI
+
+    comm = world.Split(0 if world.rank < count else MPI.UNDEFINED, world.rank)
+    rows: list[Row] = []
+    if comm != MPI.COMM_NULL:
+        rows = measure(comm)
+        comm.Free()
+    request = world.Ibarrier()
+    while not request.Test():
+        time.sleep(0.005)
+    return world.bcast(rows)
+
+
+def _measured(nbytes: int, specs: Sequence[str], effort: Effort, comm: Any) -> list[Row]:
+    inputs = Inputs(comm, {NAME: (nbytes // 4,)})
+    arrays = inputs.copies()
+    contestants = [_mpi(comm, inputs, arrays), *(_ours(comm, inputs, arrays, spec) for spec in specs)]
+    in_turns(comm, contestants, Effort(1))  # allocates and compiles
+    times = in_turns(comm, contestants, effort)
+    for c in contestants:
+        c.close()
+    medians = np.median(times, axis=0)
+    return [Row(c.method, comm.size, nbytes, float(t), len(times)) for c, t in zip(contestants, medians)]
+
+
+def _mpi(comm: Any, inputs: Inputs, arrays: dict[str, np.ndarray]) -> Contestant:
+    from mpi4py import MPI
+
+    out = np.empty_like(arrays[NAME])
+    run = partial(comm.Allreduce, arrays[NAME], out, MPI.SUM)
+    return Contestant(MPI_METHOD, run, prepare=partial(inputs.refill, arrays))
+
+
+def _ours(comm: Any, inputs: Inputs, arrays: dict[str, np.ndarray], spec: str) -> Contestant:
+    from ..session import Session
+
+    session = Session(comm, compressor=spec, min_bytes=0)
+    return Contestant(spec, partial(session.sync, arrays), prepare=partial(inputs.refill, arrays), close=session.close)
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
+    header, lines = table(rows)
+    show(f"t = α + β · bytes, up to {max(row.ranks for row in rows)} ranks", header, lines)
+    if plot is not None:
+        draw(rows, plot)
+        print(f"wrote {plot}")
+    if json is not None:
+        found = [asdict(line) for line in fits(rows)]
+        write_rows(json, rows, kind="growth", fits=found, picture=None if plot is None else str(plot))
+
+
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Heading and lines of the table that people read: the fits."""
+    header = ["method", "ranks", "α ms", "1/β MB/s", "deviation", "smallest ms", "largest ms"]
+    return header, list(_lines(rows))
+
+
+def _lines(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for line in fits(rows):
+        points = [row for row in rows if (row.method, row.ranks) == (line.method, line.ranks)]
+        first, last = points[0], points[-1]
+        rate = f"{1e-6 / line.beta:.1f}" if line.beta > 0 else ""
+        yield [
+            line.method, str(line.ranks), f"{line.alpha * 1e3:.3f}", rate, f"{line.deviation:.0%}",
+            *(f"{milliseconds(p.seconds)} ({size_text(p.nbytes)})" for p in (first, last)),
+        ]  # fmt: skip
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Write a PNG: time against size on all ranks with the fitted lines, and time against ranks at one size."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for number, method in enumerate(dict.fromkeys(row.method for row in rows)):
+        of_method = [row for row in rows if row.method == method]
+        _draw_sizes(left, of_method, f"C{number}")
+        _draw_ranks(right, of_method, rows, f"C{number}")
+    most = max(row.ranks for row in rows)
+    left.set(
+        xscale="log", yscale="log", xlabel="bytes", ylabel="milliseconds", title=f"{most} ranks; lines: α + β·bytes"
+    )
+    size = size_text(_common_size(rows))
+    right.set(yscale="log", xlabel="ranks", ylabel="milliseconds", title=f"{size} against ranks")
+    right.set_xticks(sorted({row.ranks for row in rows}))
+    for axes in (left, right):
+        axes.set(yscale="log", ylabel="milliseconds")
+        axes.grid(alpha=0.3)
+    right.legend(fontsize=8)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _draw_sizes(axes: Any, rows: Sequence[Row], colour: str) -> None:
+    most = max(row.ranks for row in rows)
+    points = [row for row in rows if row.ranks == most]
+    axes.plot([p.nbytes for p in points], [p.seconds * 1e3 for p in points], "o", color=colour, markersize=4)
+    for line in fits(points):
+        x = np.geomspace(points[0].nbytes, points[-1].nbytes, 100)
+        y = (line.alpha + line.beta * x) * 1e3
+        axes.plot(x[y > 0], y[y > 0], color=colour, linewidth=1)
+
+
+def _draw_ranks(axes: Any, rows: Sequence[Row], every: Sequence[Row], colour: str) -> None:
+    size = _common_size(every)
+    points = [row for row in rows if row.nbytes == size]
+    axes.plot([p.ranks for p in points], [p.seconds * 1e3 for p in points], "o-", color=colour, label=points[0].method)
+
+
+def _common_size(rows: Sequence[Row]) -> int:
+    """The largest size that was measured on every number of ranks; the smallest of all if there is none."""
+    sizes = [{row.nbytes for row in rows if row.ranks == count} for count in {row.ranks for row in rows}]
+    return max(set.intersection(*sizes), default=min(set.union(*sizes)))

@@ -1,0 +1,254 @@
+"""``bench overlap``: what a training step takes when gradients travel while the next ones are still being computed.
+
+The main thread multiplies matrices and pushes a gradient after each share of them, the last layer's first, as a
+backward pass does. All of it is measured in one run, in turns: the computing alone (T_c), one ``sync`` of all gradients
+(T_s), a ``sync`` of the largest alone, and the step that overlaps. Unless given, T_c is set so that it is about T_s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import launch
+from ..compressors import spellings
+from . import blas
+from .contest import Contestant, Effort, Inputs, in_turns, timed, wrong_together
+from .output import check_writable, milliseconds, progress, show, write_rows
+from .tensors import shapes_of
+
+ALLOWED = 1.15
+"""A step may take this much of max(T_c, T_s), and one tensor's sync."""
+
+_SIDE = 192
+"""Rows and columns of the matrices: their product takes some 0.2 ms, so that computing can be shared out finely."""
+
+_CALIBRATION_SECONDS = 0.2
+"""How long matrices are multiplied to find out how many products make up T_s."""
+
+_WARM_UP, _ESTIMATES = 2, 3
+"""Syncs before T_s is estimated, and those that it is estimated from."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result. Times are medians, over repetitions, of the slowest rank.
+
+    Attributes:
+        method: compressor.
+        tensors, nbytes: how many, and their bytes together.
+        compute: T_c, the computing alone. sync: T_s, one sync of all tensors alone.
+        largest: a sync of the largest tensor alone.
+        step: the step that overlaps. step_p99: its 99th percentile.
+        allowed: 1.15 · max(T_c, T_s) + largest.
+        ratio: step / allowed.
+        hidden: the share of min(T_c, T_s) that overlapping hid: 1 if the step takes max(T_c, T_s), 0 if their sum.
+        wrong: elements, over all ranks, in which pushing and waiting differs from one sync.
+        repeats: repetitions that were made.
+    """
+
+    method: str
+    tensors: int
+    nbytes: int
+    compute: float
+    sync: float
+    largest: float
+    step: float
+    step_p99: float
+    allowed: float
+    ratio: float
+    hidden: float
+    wrong: int
+    repeats: int
+
+
+def main(
+    compressors: str = "none,int8,onebit",
+    sizes: str | None = None,
+    compute_ms: float | None = None,
+    repeats: int = 10,
+    seconds: float | None = None,
+    json: Path | None = None,
+) -> list[Row]:
+    """Measure, print a table on rank 0, and write JSON if asked. Collective.
+
+    Args:
+        compressors: comma list of spellings.
+        sizes: comma list of sizes of float32 arrays in the place of ResNet-101's gradients, the first pushed first.
+        compute_ms: T_c in milliseconds; default: about T_s of each method.
+        repeats: most timed repetitions of each method.
+        seconds: time for each method after which no further repetition is begun, but for the first three.
+        json: file for the result.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    check_writable(json)
+    specs, shapes = spellings(compressors), shapes_of(sizes)
+    _one_thread(world)
+    rows = []
+    with progress("bench overlap", len(specs) * repeats, world.rank == 0) as tick:
+        for spec in specs:
+            rows.append(_measured(world, Inputs(world, shapes), spec, compute_ms, Effort(repeats, seconds, tick)))
+    if world.rank == 0:
+        _print(rows, world.size)
+        if json is not None:
+            write_rows(json, rows, kind="overlap", network="ResNet-101" if sizes is None else sizes)
+    return rows
+
+
+def row(method: str, inputs: Mapping[str, np.ndarray], times: np.ndarray, wrong: int) -> Row:
+    """The result of one method.
+
+    Args:
+        times: seconds, shape (repetitions, 4): computing, sync of all, sync of the largest, step.
+    """
+    compute, sync, largest, step = (float(t) for t in np.median(times, axis=0))
+    allowed = ALLOWED * max(compute, sync) + largest
+    hidden = (compute + sync - step) / min(compute, sync)
+    p99 = float(np.percentile(times[:, 3], 99))
+    nbytes = sum(x.nbytes for x in inputs.values())
+    return Row(
+        method, len(inputs), nbytes, compute, sync, largest, step, p99, allowed, step / allowed, hidden, wrong,
+        len(times),
+    )  # fmt: skip
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _measured(comm: Any, inputs: Inputs, spec: str, compute_ms: float | None, effort: Effort) -> Row:
+    from ..session import Session
+
+    grads = inputs.copies()
+    largest = max(grads, key=lambda name: grads[name].nbytes)
+    wrong = _wrong(comm, inputs, spec)
+    with Session(comm, compressor=spec) as session:
+
+        def sync() -> None:
+            session.sync(grads)
+
+        def refill() -> None:
+            inputs.refill(grads)
+
+        tried = [timed(comm, sync, refill) for _ in range(_WARM_UP + _ESTIMATES)][_WARM_UP:]
+        work = _Compute(comm, float(np.median(tried)) if compute_ms is None else compute_ms / 1e3, grads)
+
+        def step() -> None:
+            for name in work.between():
+                session.push(name, grads[name])
+            session.wait_all()
+
+        contestants = [
+            Contestant("compute", work.alone),
+            Contestant("sync", sync, prepare=refill),
+            Contestant("largest", lambda: session.sync({largest: grads[largest]}), prepare=refill),
+            Contestant("step", step, prepare=refill),
+        ]
+        for c in contestants:  # allocates, and agrees on each list of tensors
+            timed(comm, c.run, c.prepare)
+        return row(spec, grads, in_turns(comm, contestants, effort), wrong)
+
+
+class _Compute:
+    """Work of the main thread, shared out over the tensors evenly: a network's layers cost about the same each.
+
+    Args:
+        seconds: how long it should take on all ranks at once.
+    """
+
+    def __init__(self, comm: Any, seconds: float, names: Iterable[str]) -> None:
+        rng = np.random.default_rng(comm.rank)
+        self._a, self._b = (rng.standard_normal((_SIDE, _SIDE)).astype(np.float32) for _ in range(2))
+        self._c = np.empty_like(self._a)
+        self._names = list(names)
+        products = max(1, round(comm.bcast(seconds * self._rate(comm))))
+        edges = np.linspace(0, products, len(self._names) + 1).round().astype(int)
+        self._shares = [int(share) for share in np.diff(edges)]
+
+    def alone(self) -> None:
+        """All of it."""
+        for _ in self.between():
+            pass
+
+    def between(self) -> Iterable[str]:
+        """Names of the tensors, each after its share of the work."""
+        for name, share in zip(self._names, self._shares):
+            self._multiply(share)
+            yield name
+
+    def _multiply(self, times: int) -> None:
+        for _ in range(times):
+            np.matmul(self._a, self._b, out=self._c)
+
+    def _rate(self, comm: Any) -> float:
+        """Products a second of the slowest rank while all compute."""
+        from mpi4py import MPI
+
+        count = 64
+        while (spent := timed(comm, partial(self._multiply, count))) < _CALIBRATION_SECONDS:
+            count *= 2
+        return comm.allreduce(count / spent, MPI.MIN)
+
+
+def _wrong(comm: Any, inputs: Inputs, spec: str) -> int:
+    """Elements that come out otherwise when tensors are pushed one by one than in one sync, the first time."""
+    from ..session import Session
+
+    results: list[dict[str, np.ndarray]] = []
+    for synchronise in (_by_sync, _by_push):
+        with Session(comm, compressor=spec) as session:
+            results.append(inputs.copies())
+            synchronise(session, results[-1])
+    expected, found = results
+
+    def count() -> int:
+        return sum(int(np.count_nonzero(found[name] != expected[name])) for name in found)
+
+    return wrong_together(comm, found.values(), count)
+
+
+def _by_sync(session: Any, grads: Mapping[str, np.ndarray]) -> None:
+    session.sync(grads)
+
+
+def _by_push(session: Any, grads: Mapping[str, np.ndarray]) -> None:
+    for name, x in grads.items():
+        session.push(name, x)
+    session.wait_all()
+
+
+def _one_thread(comm: Any) -> None:
+    """Matrix products of one thread a rank: the others belong to other ranks, or to the communication."""
+    if not blas.limit_threads(1) and comm.rank == 0:
+        print("bench overlap: cannot limit the threads of numpy's matrix products here; set OMP_NUM_THREADS=1")
+    if comm.size > launch.cores() and comm.rank == 0:
+        print(
+            f"bench overlap: {comm.size} ranks, {launch.cores()} cores here; computing then competes for cores as well"
+        )
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _print(rows: Sequence[Row], ranks: int) -> None:
+    header, lines = table(rows)
+    title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {ranks} ranks: compute and sync at once"
+    show(title, header, lines)
+
+
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Heading and lines of the table that people read."""
+    header = ["method", "T_c ms", "T_s ms", "largest ms", "step ms", "p99 ms", "allowed ms", "step / allowed", "hidden",
+              "wrong"]  # fmt: skip
+    lines = [
+        [r.method, *map(milliseconds, (r.compute, r.sync, r.largest, r.step, r.step_p99, r.allowed)),
+         f"{r.ratio:.2f}", f"{r.hidden:.0%}", str(r.wrong)]
+        for r in rows
+    ]  # fmt: skip
+    return header, lines

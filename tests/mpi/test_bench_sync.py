@@ -1,0 +1,115 @@
+"""Short runs of the benchmarks of synchronisation on several ranks: nothing wrong, rows complete, files written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from espresso_mpi.bench import growth, overlap, sync, tensors
+from espresso_mpi.bench.contest import Contestant, Effort, in_turns, wrong_together
+from espresso_mpi.errors import ConfigError
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def folder(world, tmp_path):
+    """Rank 0's temporary folder, on every rank."""
+    return Path(world.bcast(str(tmp_path)))
+
+
+def test_sync_checks_every_method_and_knows_its_bound(world, folder):
+    rows = sync.main(sizes="4KiB,256KiB", compressors="none,int8,onebit", repeats=3, json=folder / "sync.json")
+    methods = ["mpi-allreduce-fp32", "mpi-allreduce-fp16", "none", "int8", "onebit"]
+    assert [(row.nbytes, row.method) for row in rows] == [(n, m) for n in (4096, 1 << 18) for m in methods]
+    for row in rows:
+        assert row.wrong == 0
+        assert row.seconds > 0
+        assert (row.ratio is None) == row.method.startswith("mpi-")
+    for row in rows[2:5] + rows[7:]:
+        assert row.bound_seconds == max(row.wire_seconds, row.memory_seconds) > 0
+        assert row.ratio == row.seconds / row.bound_seconds
+        assert "/" not in row.route
+    if world.rank == 0:
+        written = json.loads((folder / "sync.json").read_text())
+        assert [row["method"] for row in written["rows"]] == 2 * methods
+        assert min(written["yardsticks"]["262144"]["copy"]) > 0
+
+
+def test_sync_writes_traces(world, folder):
+    sync.main(sizes="64KiB", compressors="none,onebit", repeats=1, trace=folder / "step.json")
+    if world.rank == 0:
+        traces = sorted(folder.glob("step*.json"))
+        assert len(traces) == 2
+        assert all(json.loads(path.read_text())["traceEvents"] for path in traces)
+
+
+def test_tensors_in_one_call_beside_mpi(world, folder):
+    path = folder / "tensors.json"
+    rows = tensors.main(sizes="4KiB,256KiB,64B,64KiB", compressors="none,onebit", repeats=3, json=path)
+    assert [row.method for row in rows] == [tensors.FUSED, tensors.EACH, "none", "onebit"]
+    assert all((row.tensors, row.nbytes, row.wrong) == (4, (4 + 256 + 64) * 1024 + 64, 0) for row in rows)
+    assert rows[0].wire_bytes is None
+    assert rows[3].wire_bytes < rows[2].wire_bytes
+    if world.rank == 0:
+        assert json.loads(path.read_text())["kind"] == "tensors"
+
+
+def test_overlap_yields_what_one_sync_yields(folder):
+    rows = overlap.main(sizes="64KiB,256KiB,4KiB", compressors="none,onebit", repeats=3, json=folder / "overlap.json")
+    assert [row.method for row in rows] == ["none", "onebit"]
+    for row in rows:
+        assert row.wrong == 0
+        assert min(row.compute, row.sync, row.largest, row.step) > 0
+        assert row.ratio == row.step / row.allowed
+
+
+def test_growth_measures_sizes_and_ranks(world, folder):
+    path = folder / "growth.json"
+    rows = growth.main(sizes="4KiB,64KiB,256KiB", compressors="none", ranks=f"{world.size}", repeats=3, json=path)
+    assert len(rows) == 2 * 3
+    assert {row.ranks for row in rows} == {world.size}
+    counts = sorted({2, world.size})
+    few = growth.main(sizes="4KiB,64KiB", compressors="none", rank_limit="4KiB", ranks=_listed(counts), repeats=3)
+    assert {(row.ranks, row.nbytes) for row in few} == {
+        (count, n) for count in counts for n in (4096, 65536) if count == world.size or n == 4096
+    }
+    if world.rank == 0:
+        assert {line["method"] for line in json.loads(path.read_text())["fits"]} == {growth.MPI_METHOD, "none"}
+
+
+def _listed(numbers):
+    return ",".join(map(str, numbers))
+
+
+def test_the_slowest_rank_counts_and_time_limits_are_common(world):
+    import time
+
+    slow = Contestant("sleep", lambda: time.sleep(0.05 * (world.rank == world.size - 1)))
+    times = in_turns(world, [slow], Effort(repeats=50, seconds=0.2))
+    assert 3 <= len(times) < 50
+    assert times.min() >= 0.05
+    assert len(set(world.allgather(len(times)))) == 1
+
+
+def test_wrong_elements_are_counted_once_where_all_have_the_same(world):
+    counted = []
+
+    def count():
+        counted.append(world.rank)
+        return 2
+
+    assert wrong_together(world, [np.zeros(4, np.float32)], count) == 2 * world.size
+    assert counted == [0] * (world.rank == 0)
+    different = np.full(4, world.rank, np.float32)
+    assert wrong_together(world, [different], lambda: world.rank) == sum(range(world.size))
+
+
+def test_a_folder_that_does_not_exist_is_refused_first(folder):
+    missing = folder / "missing" / "out.json"
+    for main in (sync.main, tensors.main, overlap.main, growth.main):
+        with pytest.raises(ConfigError, match="directory does not exist"):
+            main(json=missing)
