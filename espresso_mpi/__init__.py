@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Handle": "session",
     "Session": "session",
-    "Stats": "session",
+    "Stats": "stats",
     "sync": "default",
     "default_session": "default",
     "Feedback": "feedback",
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from .default import default_session as default_session
     from .default import sync as sync
     from .feedback import Feedback as Feedback
+    from .session import Handle as Handle
     from .session import Session as Session
-    from .session import Stats as Stats
+    from .stats import Stats as Stats
     from .types import ROUTES as ROUTES
     from .types import Plan as Plan
     from .types import Route as Route

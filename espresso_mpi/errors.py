@@ -29,6 +29,10 @@ class RankTimeoutError(EspressoError, TimeoutError):
     """A rank did not take part in a collective within the time allowed."""
 
 
+class RemoteError(EspressoError):
+    """Another rank failed or left; the text says which and why."""
+
+
 class PayloadError(EspressoError):
     """A compressed payload is damaged, truncated or of another format."""
 

@@ -39,8 +39,9 @@ class Options:
     window_bytes: int = 4 << 20
     message_bytes: int = MESSAGE_BYTES
     segment_bytes: int = DEFAULT_SEGMENT
+    fuse_bytes: int | None = None
     machines: tuple[tuple[int, ...], ...] | None = None
-    device_aware: bool = False
+    device_aware: bool | None = None
 
     @classmethod
     def checked(cls, **given: Any) -> tuple[Options, str | None]:
@@ -158,6 +159,14 @@ def _machines(value: Any) -> tuple[tuple[int, ...], ...] | None:
         raise ConfigError(f"machines={value!r}; expected lists of ranks, such as [[0, 1], [2, 3]]") from None
 
 
+def _fuse(value: Any) -> int | None:
+    if value is None:
+        return None
+    return _number("fuse_bytes", True, 0, 2**62, "a number of bytes, 0 to keep tensors apart, or None to measure")(
+        value
+    )
+
+
 def _number(name: str, whole: bool, low: float, high: float, what: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         kind: Any = numbers.Integral if whole else numbers.Real
@@ -189,5 +198,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "window_bytes": _number("window_bytes", True, 0, 1 << 32, "a number of bytes from 0 (no window) to 4 GiB"),
     "message_bytes": _number("message_bytes", True, 1, MESSAGE_MAX, f"a number of bytes from 1 to {MESSAGE_MAX}"),
     "segment_bytes": _number("segment_bytes", True, 0, 2**62, "a number of bytes, 0 for tensors in one piece"),
+    "fuse_bytes": _fuse,
     "machines": _machines,
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,11 +16,11 @@ import numpy as np
 from .. import device
 from ..compressors import Compressor, Context
 from ..feedback import Feedback
+from ..trace import Kind, Recorder
 from ..types import ITEMSIZE, DeviceKind, Route
-from ..workspace import Workspace
 from . import reduction
 from .base import Action, Data, operations
-from .layout import Dense
+from .layout import Dense, Packed, Part
 from .schedule import (
     DecodeStep,
     EncodeStep,
@@ -31,6 +31,7 @@ from .schedule import (
     SummaryStep,
     compile_route,
     segments,
+    summary_sizes,
 )
 from .transport import Transport
 
@@ -38,22 +39,6 @@ Memory = MutableMapping[str, Any]
 
 OWN = "own."
 """What the names of what methods keep begin with; the others are the executor's: residual, sent, average, mean."""
-
-
-@dataclass
-class Clock:
-    """Seconds that this rank spent, by kind of step."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "wire": 0.0, "decode": 0.0})
-    saturated: int = 0
-    """Integers of summed payloads that reached the end of their range."""
-
-    @contextmanager
-    def timing(self, kind: str) -> Iterator[None]:
-        """Account the time of a with-block."""
-        start = time.perf_counter()
-        yield
-        self.seconds[kind] += time.perf_counter() - start
 
 
 @dataclass(frozen=True)
@@ -66,6 +51,11 @@ class Job:
     feedback: Feedback
     seed: int
     step: int
+    """How often this tensor was synchronised before."""
+    weights: MutableMapping[str, float] = field(default_factory=dict)
+    """What a unit of each residual will add to the mean, by key; see ``EncodeStep.weight``."""
+    tally: Counter[str] = field(default_factory=Counter)
+    """Counts "saturated": integers of summed payloads that reached the end of their range."""
 
 
 @dataclass
@@ -143,8 +133,6 @@ class Program:
             for region in self._regions
         ]
         self._segments = [[self._bound(step) for step in steps] for steps in compiled]
-        # A segment is under way for as many turns as its steps yield, and the next one starts at every turn.
-        self._depth = 1 + sum(operations()[s.op].phases for s in compiled[0] if isinstance(s, (MoveStep, IdleStep)))
 
     def _bound(self, step: ScheduleStep) -> Callable[[_Segment], Turns]:
         """The function that does a step."""
@@ -152,30 +140,33 @@ class Program:
             return partial(_idle, phases=operations()[step.op].phases)
         if isinstance(step, MoveStep):
             action = operations()[step.op].bind(self._transport, step.move)
-            if step.of_summary:
-                return lambda segment: segment.on_summary(action)
-            return lambda segment: action(segment.data)
+            return lambda segment: segment.move(step, action)
         assert self._compressor is not None, "a route that encodes needs a compressor"
         act, compressor = _ACTS[type(step)], compressor_at(step.point, self._compressor)
         return lambda segment: act(segment, step, compressor)
 
-    def run(self, x: Any, job: Job, clock: Clock) -> None:
-        """Replace flat ``x`` by the mean over the ranks."""
-        start, before = time.perf_counter(), sum(clock.seconds[kind] for kind in ("encode", "decode"))
-        try:
-            interleave(self._turns(x, job, clock, number) for number in range(len(self._regions)))
-        except BaseException:
-            self._transport.outlive(x)
-            raise
-        coding = sum(clock.seconds[kind] for kind in ("encode", "decode")) - before
-        clock.seconds["wire"] += time.perf_counter() - start - coding
+    @property
+    def count(self) -> int:
+        """Number of segments."""
+        return len(self._segments)
 
-    def _turns(self, x: Any, job: Job, clock: Clock, number: int) -> Turns:
-        workspace = self._transport.segment_workspace(number % self._depth)
-        segment = _Segment(x, self._dtype, self._transport.rank, workspace, job, clock)
+    def segment(self, number: int, x: Any, job: Job, recorder: Recorder) -> Turns:
+        """The turns of one segment of replacing flat ``x`` by its mean over the ranks."""
+        workspace = self._transport.borrow()
+        segment = _Segment(Data(x, self._dtype, workspace), job, _Log(recorder, job, number, self._transport))
         for act in self._segments[number]:
             yield from act(segment)
         segment.finish(self._regions[number])
+        self._transport.give_back(workspace)
+
+    def run(self, x: Any, job: Job, recorder: Recorder | None = None) -> None:
+        """Replace flat ``x`` by its mean over the ranks, all at once."""
+        recorder = recorder or Recorder()
+        try:
+            interleave(self.segment(number, x, job, recorder) for number in range(self.count))
+        except BaseException:
+            self._transport.outlive(x)
+            raise
 
 
 def interleave(segments: Iterable[Turns]) -> None:
@@ -201,45 +192,97 @@ def _idle(segment: _Segment, phases: int) -> Turns:
         yield
 
 
+@dataclass(frozen=True)
+class _Log:
+    """Notes of one segment for the recorder."""
+
+    recorder: Recorder
+    job: Job
+    segment: int
+    transport: Transport
+
+    def add(
+        self, kind: Kind, start: float, stop: float, what: str, level: str = "", intra: int = 0, inter: int = 0
+    ) -> None:
+        job = self.job
+        self.recorder.add(kind, job.name, job.step, self.segment, start, stop, what, level, intra, inter)
+
+    def moving(self, turns: Turns, what: str, level: str) -> Turns:
+        """Pass the turns of a collective on, and note what they took.
+
+        It is on the wire from its first turn to its last, though other segments work meanwhile; what it waited for its
+        messages is noted as well.
+        """
+        transport, first = self.transport, time.perf_counter()
+        intra = inter = 0
+        going = True
+        while going:
+            start, before, waited = time.perf_counter(), transport.sent, transport.waiter.waited
+            going = next(turns, _ENDED) is not _ENDED
+            after = transport.sent
+            intra, inter = intra + after["intra"] - before["intra"], inter + after["inter"] - before["inter"]
+            if transport.waiter.waited > waited:
+                self.add("wait", start, start + transport.waiter.waited - waited, what, level)
+            if going:
+                yield
+        self.add("wire", first, time.perf_counter(), what, level, intra, inter)
+
+
 class _Segment:
     """A piece of one tensor on its way, on whichever device its current step wants it."""
 
-    def __init__(self, x: Any, dtype: str, rank: int, workspace: Workspace, job: Job, clock: Clock) -> None:
-        self._home, self._rank, self._job, self._clock = x, rank, job, clock
-        self.data = Data(x, dtype, workspace)
+    def __init__(self, data: Data, job: Job, log: _Log) -> None:
+        self._home, self._rank, self._job, self._log = data.x, log.transport.rank, job, log
+        self.data = data
 
     def summarise(self, step: SummaryStep, compressor: Compressor) -> Turns:
-        return self._timed("encode", self._summarise, step, compressor)
+        return self._timed("encode", "summary", self._summarise, step, compressor)
 
     def encode(self, step: EncodeStep, compressor: Compressor) -> Turns:
-        return self._timed("encode", self._encode, step, compressor)
+        return self._timed("encode", f"encode@{step.device}", self._encode, step, compressor)
 
     def learn(self, step: LearnStep, compressor: Compressor) -> Turns:
-        return self._timed("decode", self._learn, step, compressor)
+        return self._timed("decode", "learn", self._learn, step, compressor)
 
     def decode(self, step: DecodeStep, compressor: Compressor) -> Turns:
-        return self._timed("decode", self._decode, step, compressor)
+        return self._timed("decode", f"decode@{step.device}", self._decode, step, compressor)
 
-    def on_summary(self, action: Action) -> Turns:
-        """Carry out a collective on the summary."""
-        summary = Data(self.data.summary, "float32", self.data.workspace)
-        yield from action(summary)
+    def move(self, step: MoveStep, action: Action) -> Turns:
+        """Carry out a collective, on the tensor or on the summary."""
+        data = self.data
+        if step.of_summary:
+            data = Data(data.summary, "float32", data.workspace)
+        level = step.move.scene.level
+        return self._log.moving(action(data), f"{step.op}@{level}", level)
 
-    def _timed(self, kind: str, act: Callable[[Any, Compressor], None], step: Any, compressor: Compressor) -> Turns:
-        with self._clock.timing(kind):
-            act(step, compressor)
+    def _timed(self, kind: Kind, what: str, act: Callable[[Any, Compressor], None], step: Any, by: Compressor) -> Turns:
+        start = time.perf_counter()
+        act(step, by)
+        self._log.add(kind, start, time.perf_counter(), what)
         return iter(())
 
     def _summarise(self, step: SummaryStep, compressor: Compressor) -> None:
         """The first half of an encode."""
         self._move_to(step.device, step.region)
         data, region = self.data, step.region
-        wanted = compressor.summary(region.size) if region.size else None
-        size = wanted.size if wanted else 0
+        size = sum(summary_sizes(compressor, step.packed.copies[0]))
         data.summary = data.workspace.array("summary", size, np.float32, device.device_of(data.x))
-        if size:
-            x, residual = self._prepare(step.point, region)
-            compressor.summarise(x, data.summary, residual, self._context(step.point, region.start, region.stop))
+        if region.size == 0:
+            return
+        x, residual = self._prepare(step.point, region)
+        for part, summary in self._summaries(step.packed, compressor):
+            if summary is not None:
+                inside = slice(part.start - region.start, part.stop - region.start)
+                context = self._context(step.point, part, step.who)
+                compressor.summarise(x[inside], summary, None if residual is None else residual[inside], context)
+
+    def _summaries(self, packed: Packed, compressor: Compressor) -> Iterator[tuple[Part, Any]]:
+        """The parts of a payload that are not empty, each with its place in the summary, if it has one."""
+        first = 0
+        for part in (part for part in packed.copies[0] if part.size):
+            size = sum(summary_sizes(compressor, (part,)))
+            yield part, self.data.summary[first : first + size] if size else None
+            first += size
 
     def _encode(self, step: EncodeStep, compressor: Compressor) -> None:
         self._move_to(step.device, step.region)
@@ -247,20 +290,22 @@ class _Segment:
         data.payload = data.workspace.payload(packed.nbytes, device.device_of(data.x))
         if region.size == 0:
             return
+        self._job.weights[self._place(str(step.point), region.start, region.stop) + "residual"] = step.weight
         x, residual = (self._prepared if step.agreed else self._prepare)(step.point, region)
         sent = self._kept(str(step.point), region, "sent") if self._job.feedback.kind == "ef21" else None
-        for part in (part for copy in packed.copies for part in copy):
+        whole = ((part, None) for part in packed.copies[0] if part.size)
+        for part, summary in self._summaries(packed, compressor) if step.agreed else whole:
             inside = slice(part.start - region.start, part.stop - region.start)
-            context = self._context(step.point, part.start, part.stop, step)
+            context = self._context(step.point, part, step.who, step.ranks, summary)
             payload = data.payload[part.offset : part.offset + part.nbytes]
             compressor.encode(x[inside], payload, None if residual is None else residual[inside], context)
             if sent is not None:
                 compressor.decode_add(payload, sent[inside], context)
 
     def _learn(self, step: LearnStep, compressor: Compressor) -> None:
-        for part in (part for copy in step.packed.copies for part in copy):
+        for part in (part for copy in step.packed.copies for part in copy if part.size):
             payload = self.data.payload[part.offset : part.offset + part.nbytes]
-            compressor.learn(payload, part.stop - part.start, self._context(step.point, part.start, part.stop))
+            compressor.learn(payload, part.size, self._context(step.point, part, self._rank))
 
     def _decode(self, step: DecodeStep, compressor: Compressor) -> None:
         self._move_to(step.device, Dense(0, 0))
@@ -268,10 +313,9 @@ class _Segment:
         self._payload_to(device.device_of(data.x), packed.nbytes)
         for number, copy in enumerate(packed.copies):
             decode = compressor.decode_add if number else compressor.decode
-            for part in copy:
+            for part in (part for part in copy if part.size):
                 payload = data.payload[part.offset : part.offset + part.nbytes]
-                context = self._context(step.point, part.start, part.stop)
-                decode(payload, data.x[part.start : part.stop], context)
+                decode(payload, data.x[part.start : part.stop], self._context(step.point, part, self._rank))
         if region.size == 0:
             return
         x = data.x[region.start : region.stop]
@@ -314,17 +358,18 @@ class _Segment:
         """What keys of the memory begin with: tensor, its size, encode point and region."""
         return f"{self._job.name}|{self._home.size}|{point}|{start}:{stop}|"
 
-    def _context(self, point: int, start: int, stop: int, step: EncodeStep | None = None) -> Context:
-        job = self._job
+    def _context(self, point: int, part: Part, who: int, ranks: int = 1, summary: Any = None) -> Context:
+        """What a method is given for a part. ``who``: the rank that random bits are drawn for."""
+        job, start, stop = self._job, part.start, part.stop
         return Context(
-            key=self._key(point, start, self._rank),
+            key=self._key(point, start, who),
             shared=self._key(point, start, ALL_RANKS),
             step=job.step,
-            ranks=step.ranks if step else 1,
+            ranks=ranks,
             workspace=self.data.workspace,
-            share=(stop - start) / self._home.size,
+            share=part.size / self._home.size,
             state=Kept(job.memory, self._place(str(point), start, stop) + OWN),
-            summary=self.data.summary if step and step.agreed else None,
+            summary=summary,
         )
 
     def _key(self, point: int, start: int, rank: int) -> int:
@@ -333,7 +378,7 @@ class _Segment:
     def finish(self, region: Dense) -> None:
         """Bring the result to where the tensor came from."""
         self._move_to(device.device_of(self._home), region)
-        self._clock.saturated += self.data.saturated
+        self._job.tally["saturated"] += self.data.saturated
 
     def _move_to(self, where: DeviceKind, region: Dense) -> None:
         """Go on with the tensor on another device, taking the current region along."""

@@ -98,7 +98,7 @@ def test_nothing_is_lost_while_the_ratio_changes(world, open_session, route):
         assert np.abs(given - got - held(world, session, N, machines)).max() < 1e-4
         fewer = np.diff(bytes_by_step[::3])
         encodes = len(machines) > 1 or "packed" in route or "intra" not in str(Route.parse(route))
-        assert (fewer[:4] < 0).all() if encodes else not fewer.any()
+        assert (fewer[:4] < 0).all() if encodes else not fewer[1:].any()  # the first step also brings descriptions
         assert fewer[4] == 0
         assert len({key for key in session.state_dict()["memory"] if "|0|" in key}) <= 40
 

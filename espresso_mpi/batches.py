@@ -1,0 +1,182 @@
+"""Which tensors travel how and with which others: from descriptions to buckets. Values only; nothing is sent here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from . import compressors
+from .collectives.agreement import fingerprint
+from .collectives.layout import Topology
+from .collectives.schedule import check_route
+from .compressors import Compressor
+from .errors import ConfigError, PlanError
+from .feedback import NO_FEEDBACK, Feedback
+from .options import Options
+from .types import Strategy, TensorSpec
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor with all that is settled about it.
+
+    ``compressor`` is that of the strategy, made for the tensor's shape; its schedules are not settled yet. ``group``
+    names the tensors of the plan that travel in one buffer with it, itself among them.
+    """
+
+    index: int
+    spec: TensorSpec
+    strategy: Strategy
+    compressor: Compressor | None
+    feedback: Feedback
+    group: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the tensor."""
+        return str(self.spec.dtype)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is known about the tensors of one call: prepared once, used at every call that brings the same."""
+
+    specs: tuple[TensorSpec, ...]
+    items: tuple[Item, ...]
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that travel together in one buffer, or one that travels by itself.
+
+    ``members``: (number of the call, item) of each, in the order in which they lie in the buffer.
+    """
+
+    members: tuple[tuple[int, Item], ...]
+    strategy: Strategy
+    compressor: Compressor | None = None
+    feedback: Feedback = NO_FEEDBACK
+
+    @property
+    def name(self) -> str:
+        """Under which residuals are kept and statistics shown."""
+        first, last = self.members[0][1].spec.name, self.members[-1][1].spec.name
+        return first if len(self.members) == 1 else f"{first}..{last} ({len(self.members)})"
+
+    @property
+    def size(self) -> int:
+        """Elements of the buffer."""
+        return sum(item.spec.size for _, item in self.members)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the tensors."""
+        return str(self.members[0][1].spec.dtype)
+
+
+def strategy_of(spec: TensorSpec, options: Options, topology: Topology) -> Strategy:
+    """How a session with these options synchronises a tensor.
+
+    Raises:
+        PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on, or sums
+            payloads that cannot be summed.
+    """
+    chosen = options.plan.strategy(spec.name) if options.plan is not None else options.strategy(spec, topology)
+    compressor = None if chosen.compressor == "none" else compressors.get(chosen.compressor)
+    check_route(chosen.route, topology, compressor)
+    wants_gpu = any(getattr(step, "device", "cpu") == "gpu" for step in chosen.route.steps)
+    if wants_gpu and spec.device == "cpu":
+        raise ConfigError(
+            f"{spec.name}: route {str(chosen.route)!r} encodes on the GPU, but the tensor is in host memory"
+        )
+    return chosen
+
+
+def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology, alone: bool = True) -> Batch:
+    """Settle everything about the tensors of one call.
+
+    Args:
+        alone: the call is waited for before there is another, so groups of the plan must be complete in it.
+
+    Raises:
+        as ``strategy_of``; PlanError: tensors of a group of the plan differ in type or place, or are missing.
+    """
+    groups = {name: group for group in (options.plan.groups if options.plan else ()) for name in group}
+    items = [
+        _item(index, spec, groups.get(spec.name, ()), options, topology)
+        for index, spec in enumerate(specs)
+        if spec.size
+    ]
+    _check_groups(items)
+    if alone:
+        _check_complete(items)
+    return Batch(specs, tuple(items), fingerprint([dataclasses.astuple(spec) for spec in specs]))
+
+
+def _item(index: int, spec: TensorSpec, group: tuple[str, ...], options: Options, topology: Topology) -> Item:
+    strategy = strategy_of(spec, options, topology)
+    if strategy.compressor == "none":
+        return Item(index, spec, strategy, None, NO_FEEDBACK, group)
+    shape = (spec.size,) if group else spec.shape
+    compressor = compressors.get(strategy.compressor).shaped(shape)
+    return Item(index, spec, strategy, compressor, options.feedback.resolved(compressor, spec.size), group)
+
+
+def _check_groups(items: Sequence[Item]) -> None:
+    first: dict[tuple[str, ...], Item] = {}
+    for item in items:
+        if item.group:
+            other = first.setdefault(item.group, item)
+            if (item.spec.dtype, item.spec.device) != (other.spec.dtype, other.spec.device):
+                raise PlanError(
+                    f"plan: one group has {item.spec.name!r} ({item.spec} on {item.spec.device}) and "
+                    f"{other.spec.name!r} ({other.spec} on {other.spec.device}); put different types and devices into "
+                    f"groups of their own"
+                )
+
+
+def _check_complete(items: Sequence[Item]) -> None:
+    here = {item.spec.name for item in items}
+    for item in items:
+        missing = [name for name in item.group if name not in here]
+        if missing:
+            raise PlanError(
+                f"plan: {item.spec.name!r} travels in one buffer with {', '.join(map(repr, missing))}, which the call "
+                f"does not bring; pass the whole group, or take them out of the plan's groups"
+            )
+
+
+def buckets_of(batches: Sequence[Batch], fuse_bytes: int) -> tuple[Bucket, ...]:
+    """The buckets of calls that are run together; tensors of a plan's groups are left out, see ``grouped``.
+
+    Every tensor by itself, but dense ones below ``fuse_bytes`` together, by type, place and route: what a message costs
+    whatever its size is then paid once.
+    """
+    buckets: list[Bucket] = []
+    small: dict[tuple[object, ...], list[tuple[int, Item]]] = {}
+    for call, item in members_of(batches):
+        if item.group:
+            continue
+        if item.compressor is None and item.spec.nbytes < fuse_bytes:
+            small.setdefault((item.spec.dtype, item.spec.device, item.strategy), []).append((call, item))
+        else:
+            buckets.append(Bucket(((call, item),), item.strategy, item.compressor, item.feedback))
+    return (*buckets, *(Bucket(tuple(members), members[0][1].strategy) for members in small.values()))
+
+
+def members_of(batches: Sequence[Batch]) -> Iterable[tuple[int, Item]]:
+    """(number of the call, item) of all tensors of some calls."""
+    return itertools.chain.from_iterable(((call, item) for item in batch.items) for call, batch in enumerate(batches))
+
+
+def grouped(members: Sequence[tuple[int, Item]]) -> Bucket:
+    """The bucket of a plan's group that is complete."""
+    first = members[0][1]
+    size = sum(item.spec.size for _, item in members)
+    if first.compressor is None:
+        return Bucket(tuple(members), first.strategy)
+    compressor = compressors.get(first.strategy.compressor).shaped((size,))
+    return Bucket(tuple(members), first.strategy, compressor, first.feedback)

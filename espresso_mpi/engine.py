@@ -1,0 +1,840 @@
+"""The engine: calls come in, ranks agree which of them run next, and their tensors travel side by side.
+
+Every rank takes the same turns: in each, one more segment starts and those under way go on. What starts next is agreed
+in *rounds*: each rank says by a bit which calls it has, and those that all have are run, by priority and then in the
+order in which the ranks first met them. So ranks may make their calls in any order. The thread that waits drives the
+engine; while nobody waits, a thread of the engine's own does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_, or_
+from typing import Any
+
+import numpy as np
+
+from . import buffers, device, express
+from .batches import Batch, Bucket, Item, buckets_of, grouped
+from .buffers import Gradient
+from .collectives import reduction
+from .collectives.agreement import documents, gather_small
+from .collectives.executor import Job, Program, Turns
+from .collectives.transport import Transport
+from .collectives.waiting import sharpen_naps
+from .compressors import Compressor
+from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, RemoteError, StateError
+from .feedback import NO_FEEDBACK
+from .options import Options
+from .state import Memory
+from .trace import Recorder
+from .types import Route
+from .verdicts import Call, Content, absent_error, conflict_error, non_finite_text, problem_error, spelled, stuck_error
+
+_LOG = logging.getLogger("espresso_mpi")
+
+_NEWS, _BLOCKED, _STUCK, _EXPRESS = 1, 2, 4, 8
+_LOOK_AGAIN = 8
+"""Turns after which ranks look for new calls although segments still wait to start: one of them may be more urgent."""
+
+_GRACE = 1.0
+"""Seconds in which no rank may have been able to go on until that counts as an error: another thread may still call."""
+
+_IDLE = 1.0
+"""Seconds without work after which the engine's thread ends; the next push starts another."""
+
+_PAUSE = 0.5e-3
+"""Seconds until ranks without a common call compare theirs again."""
+
+_ARRANGEMENTS, _PROGRAMS = 256, 4096
+"""How many of these are kept: which small tensors share a buffer may differ from step to step."""
+
+_ENDED = object()
+
+
+class Unit:
+    """One call on this rank: tensors handed over together, and what becomes of them.
+
+    ``action`` is run by itself, when nothing else is under way, once all ranks have made the call.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        given: Any = None,
+        gradients: Sequence[Gradient] = (),
+        batch: Batch | None = None,
+        problem: EspressoError | None = None,
+        priority: float = 0.0,
+        action: Callable[[], Any] | None = None,
+        title: str = "",
+    ) -> None:
+        self.call, self.given, self.gradients, self.batch = call, given, list(gradients), batch
+        self.title = title or spelled(call)
+        self.problem, self.priority, self.action = problem, priority, action
+        self.gpu: int | None = None
+        self.number: int | None = None
+        self.bad: dict[str, int] = {}
+        self.told = False
+        self.since = time.perf_counter()
+        self.left = 0
+        self.finished = False
+        self.error: BaseException | None = None
+        self.result: Any = given
+
+    @property
+    def content(self) -> Content:
+        """What other ranks must have as well."""
+        tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in self.gradients)
+        return Content(self.call, self.priority, tensors, self.batch.digest.hex() if self.batch else "")
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Short for ``content``."""
+        return (self.call, self.priority, self.batch.digest if self.batch else b"")
+
+
+@dataclass
+class Keeping:
+    """What a session keeps from step to step."""
+
+    memory: Memory = field(default_factory=Memory)
+    weights: dict[str, float] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often each compressed tensor was synchronised: seeds and schedules go by it."""
+
+
+class Engine:
+    """Runs the calls of one session.
+
+    Args:
+        transport: for this engine alone.
+        keeping: residuals and counters; changed by every step.
+    """
+
+    def __init__(self, transport: Transport, options: Options, keeping: Keeping, recorder: Recorder) -> None:
+        self._transport, self._options, self.keeping, self._recorder = transport, options, keeping, recorder
+        self.tally: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self._dense_steps: Counter[str] = Counter()
+        self.seed = options.seed
+        self.broken: BaseException | None = None
+        self._changed, self._driver = threading.Condition(), threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._callers = 0
+        self._inbox: list[Unit] = []
+        self._unfinished: dict[int, Unit] = {}
+        self._declared: dict[Call, deque[Unit]] = {}
+        self._doomed: dict[Call, deque[EspressoError]] = {}
+        self._contents: list[Content] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._bits: dict[Call, int] = {}
+        self._bad: dict[int, dict[int, dict[str, int]]] = {}
+        self._queue: list[tuple[float, int, Turns]] = []
+        self._order = itertools.count()
+        self._under_way: list[Turns] = []
+        self._running: list[Unit] = []
+        self._actions: list[Unit] = []
+        self._parked: dict[tuple[str, ...], dict[str, deque[tuple[Unit, Item, bool]]]] = {}
+        self._latest: dict[str, list[int]] = {}
+        self._quiet = False
+        self._since_round = 0
+        self._stuck_since: float | None = None
+        self._progress = time.perf_counter()
+        self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
+        self._small: dict[int, Bucket | None] = {}
+        self._programs: dict[tuple[Any, ...], tuple[Compressor | None, Program]] = {}
+        self._fuse_bytes = options.fuse_bytes
+        self._gpu: int | None = None
+        transport.waiter.interrupted = self._interrupted
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def submit(self, unit: Unit, background: bool = False) -> Unit:
+        """Take a call in; ``background``: start on it even if nobody waits."""
+        with self._changed:
+            self.require_usable()
+            self._unfinished[id(unit)] = unit
+            self._inbox.append(unit)
+            if background and self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="espresso_mpi", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return unit
+
+    def wait(self, unit: Unit) -> Any:
+        """The result of a call; what it raises is raised here."""
+        self.wait_for(lambda: unit.finished)
+        if unit.error is not None:
+            raise unit.error
+        return unit.result
+
+    def wait_for(self, done: Callable[[], bool]) -> None:
+        """Drive the engine, or let its thread drive it, until something is done."""
+        if done():
+            return
+        self._count_callers(1)
+        try:
+            while not done():
+                self._drive_or_wait(done)
+        finally:
+            self._count_callers(-1)
+
+    def _count_callers(self, change: int) -> None:
+        with self._changed:
+            self._callers += change
+            self._transport.waiter.background = self._callers == 0  # then the process computes meanwhile
+
+    def _drive_or_wait(self, done: Callable[[], bool]) -> None:
+        if not self._driver.acquire(blocking=False):
+            with self._changed:
+                self._changed.wait_for(lambda: done() or not self._driver.locked(), timeout=0.1)
+            return
+        try:
+            self._drive(done)
+        finally:
+            self._driver.release()
+            with self._changed:
+                self._changed.notify_all()
+
+    def require_usable(self) -> None:
+        """Raise EspressoError if ranks may be out of step."""
+        if self.broken is not None:
+            raise EspressoError(f"this session cannot be used any more: {self._why()}; open a new one")
+
+    def _why(self) -> str:
+        error = self.broken
+        return str(error) if isinstance(error, _Left) else f"it failed: {type(error).__name__}: {error}"
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls are not finished yet."""
+        return bool(self._unfinished)
+
+    def _has_work(self) -> bool:
+        """Whether a turn would do anything."""
+        return bool(self._inbox or self._queue or self._under_way or self._actions or any(self._declared.values()))
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """What the engine's own thread does: drive while there is something to do, end after a while without."""
+        sharpen_naps()
+        while True:
+            with self._changed:
+                woken = self._changed.wait_for(lambda: self._stopping or self._has_work(), timeout=_IDLE)
+                if self._stopping or not woken:
+                    self._thread = None
+                    return
+            with self._driver:
+                self._drive(lambda: False)
+            with self._changed:
+                self._changed.notify_all()
+
+    def leave(self, why: str, tell: bool = True) -> None:
+        """Stop without waiting for anybody; ``tell`` the other ranks if they may be waiting for this one."""
+        self._stopping = True
+        if self.broken is None:
+            self._break(_Left(why), tell)
+        with self._changed:
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5)
+
+    def _interrupted(self) -> None:
+        """Called while waiting for other ranks."""
+        if self._stopping:
+            raise _Left("it was left")
+        self._transport.check_abort()
+
+    # --- driving ------------------------------------------------------------------------------------------------------
+
+    def _drive(self, done: Callable[[], bool]) -> None:
+        """Take turns until something is done or nothing is left to do."""
+        try:
+            if self._gpu is not None:
+                device.use_gpu(self._gpu)
+            while self.broken is None and not done() and self._turn():
+                pass
+        except BaseException as error:
+            self._break(error, tell=not isinstance(error, (RemoteError, _Left)))
+            if not isinstance(error, Exception):
+                raise
+
+    def _turn(self) -> bool:
+        """One turn; False if this rank has nothing to do."""
+        self._take_in()
+        idle = not self._queue and not self._under_way
+        if idle and self._actions:
+            self._act(self._actions.pop(0))
+            return True
+        if idle and not any(self._declared.values()) and not (self._callers and self._is_parked()):
+            return False
+        if self._time_for_a_round(idle):
+            self._round()
+        self._since_round += 1
+        if self._queue:
+            self._under_way.insert(0, heapq.heappop(self._queue)[2])
+        self._under_way = [turns for turns in self._under_way if next(turns, _ENDED) is not _ENDED]
+        return True
+
+    def _time_for_a_round(self, idle: bool) -> bool:
+        """The same on all ranks, but where nothing is under way: then those with calls begin."""
+        if idle:
+            return True
+        if self._quiet or self._actions:
+            return False
+        return not self._queue or self._since_round >= _LOOK_AGAIN
+
+    def _act(self, unit: Unit) -> None:
+        assert unit.action is not None
+        try:
+            unit.result = unit.action()
+        except (ConfigError, MismatchError, StateError) as error:  # on all ranks alike: the session can go on
+            unit.error = error
+        self._finish(unit)
+
+    def _break(self, error: BaseException, tell: bool) -> None:
+        """Ranks may be out of step from here on: all calls fail, here and on the other ranks."""
+        with self._changed:  # no call comes in from here on
+            first, self.broken = self.broken is None, self.broken or error
+        if first and tell:
+            me = self._transport.describe(self._transport.rank)
+            text = str(error) if isinstance(error, _Left) else f"{type(error).__name__}: {error}"
+            self._transport.abort(f"{me}: {text}")
+        units = list(self._unfinished.values())
+        self._transport.outlive([units, self._under_way])
+        self._inbox, self._declared, self._running, self._actions = [], {}, [], []
+        self._queue, self._under_way = [], []
+        for unit in units:
+            unit.error = error if not isinstance(error, _Left) else EspressoError(f"session: {error}")
+            self._finish(unit)
+
+    def _finish(self, unit: Unit) -> None:
+        if unit.error is None and unit.gradients:
+            if any(device.device_of(gradient.array) == "gpu" for gradient in unit.gradients):
+                device.synchronize()  # whoever reads on any stream finds finished data
+            unit.result = buffers.rebuild(unit.given, unit.gradients)
+        with self._changed:
+            unit.finished = True
+            self._unfinished.pop(id(unit), None)
+            unit.gradients, unit.given = [], None
+            self._changed.notify_all()
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        """Declare what came in, unless another rank's half of the call has failed before."""
+        if not self._inbox:
+            return
+        with self._changed:
+            units, self._inbox = self._inbox, []
+        for unit in units:
+            doomed = self._doomed.get(unit.call)
+            if doomed:
+                unit.error = doomed.popleft()
+                self._finish(unit)
+                continue
+            if unit.gpu is not None and unit.gpu != self._gpu:
+                self._gpu = unit.gpu
+                device.use_gpu(unit.gpu)  # this may not be the caller's thread
+            if unit.batch is not None and unit.problem is None:
+                self._look_for_non_finite(unit, unit.batch)
+            self._declared.setdefault(unit.call, deque()).append(unit)
+
+    def _look_for_non_finite(self, unit: Unit, batch: Batch) -> None:
+        """Number of values, by position, that are NaN or infinite (or would be in the float32 of a compressor)."""
+        start = time.perf_counter()
+        for item in batch.items:
+            array, narrow = unit.gradients[item.index].array, item.compressor is not None
+            count = reduction.count_non_finite(array, item.dtype, narrow)
+            if count:
+                unit.bad[str(item.index)] = count
+        self._recorder.add("check", "", 0, 0, start, time.perf_counter())
+
+    def _round(self) -> None:
+        """Learn which calls the other ranks have, and start those that all have."""
+        front = [units[0] for units in self._declared.values() if units]
+        if front:
+            self._transport.waiter.what = front[0].title
+        start = time.perf_counter()
+        flags, masks, notes, messages = self._compare(front)
+        self._recorder.add("agree", "", 0, 0, start, time.perf_counter())
+        if messages and not notes and all(flag & _EXPRESS for flag in flags) and len(set(masks)) == 1:
+            self._run_express(front[0], messages)
+            return
+        for rank, note in notes:
+            self._hear(rank, note, masks)
+        for unit in front:
+            unit.number = self._numbers.get(unit.key)
+        failed = self._fail_broken(notes, masks)
+        failed = self._fail_conflicts(masks) or failed
+        common, union = reduce(and_, masks), reduce(or_, masks)
+        everyone_blocked = all(flag & _BLOCKED for flag in flags)
+        self._quiet, self._since_round = everyone_blocked and common == union, 0
+        if common:
+            self._start(common)
+        if common or failed or self._under_way or self._queue:
+            self._stuck_since, self._progress = None, time.perf_counter()
+        else:
+            self._require_patience(front, masks)
+            self._without_progress(everyone_blocked and all(flag & _STUCK for flag in flags), everyone_blocked, masks)
+
+    def _compare(self, front: Sequence[Unit]) -> tuple[list[int], list[int], list[tuple[int, Any]], list[np.ndarray]]:
+        """Every rank's flags and the bits of its calls, (rank, note) of what is new, and everyone's message."""
+        mask = 0
+        for unit in front:
+            if unit.number is None:
+                unit.number = self._numbers.get(unit.key)
+            if unit.number is not None and unit.problem is None:
+                mask |= 1 << unit.number
+        news = [unit for unit in front if not unit.told and (unit.number is None or unit.bad or unit.problem)]
+        size, idle = self._header_size, not self._under_way and not self._queue
+        small = self._express(front) if idle and not news else None
+        flag = _NEWS * bool(news) | _BLOCKED * (self._callers > 0) | _STUCK * self._stuck() | _EXPRESS * bool(small)
+        message = np.frombuffer(bytes([flag]) + mask.to_bytes(size - 1, "little"), np.uint8)
+        if small:
+            message = express.packed(message, self._arrays(front[0], small))
+        messages = gather_small(self._transport, message, express.room(size) if idle else size)
+        rows = [row[:size].tobytes() for row in messages]
+        flags, masks = [row[0] for row in rows], [int.from_bytes(row[1:], "little") for row in rows]
+        notes: list[tuple[int, Any]] = []
+        if any(flag & _NEWS for flag in flags):
+            text = json.dumps([_note(unit) for unit in news]).encode()
+            notes = [(rank, n) for rank, found in enumerate(documents(self._transport, text)) for n in found]
+            for unit in news:
+                unit.told = True
+        return flags, masks, notes, messages
+
+    @property
+    def _header_size(self) -> int:
+        """Flags, and a bit for each call that the ranks know."""
+        return 1 + (len(self._contents) + 7) // 8
+
+    def _express(self, front: Sequence[Unit]) -> Bucket | None:
+        """The bucket of the only call of this rank, if it is so small that it goes along with the header."""
+        if len(front) != 1 or front[0].number is None or self._actions or self.keeping.memory.waiting:
+            return None
+        number = front[0].number
+        if number in self._bad:  # known to all ranks from a round before
+            return None
+        if number not in self._small:
+            buckets = self._arrangements.get((number,), ())  # settled when the call went the long way, the first time
+            ok = len(buckets) == 1 and express.fits(buckets[0], self._transport.topology)
+            if not buckets:
+                return None
+            self._small[number] = buckets[0] if ok and not any(i.group for i in front[0].batch.items) else None  # type: ignore[union-attr]
+        return self._small[number]
+
+    @staticmethod
+    def _arrays(unit: Unit, bucket: Bucket) -> list[Any]:
+        return [unit.gradients[item.index].array for _, item in bucket.members]
+
+    def _run_express(self, unit: Unit, messages: Sequence[np.ndarray]) -> None:
+        """All ranks sent the data of this one call with their headers."""
+        bucket = self._express([unit])
+        assert bucket is not None
+        start, step = time.perf_counter(), self._dense_steps[bucket.name]
+        arrays = self._arrays(unit, bucket)
+        express.unpack_mean(messages, self._header_size, bucket, self._transport.topology, arrays)
+        self._recorder.add("wire", bucket.name, step, 0, start, time.perf_counter(), "with the header")
+        self._dense_steps[bucket.name] += 1
+        self._declared[unit.call].popleft()
+        self._quiet, self._since_round, self._stuck_since = True, 0, None
+        self._finish(unit)
+
+    def _hear(self, rank: int, note: Mapping[str, Any], masks: list[int]) -> None:
+        """A call that a rank brings for the first time, or with values that are not finite."""
+        if note["problem"]:
+            return
+        content = Content.read(note)
+        key = (content.call, content.priority, bytes.fromhex(content.digest))
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._contents)
+            self._contents.append(content)
+            self._bits[content.call] = self._bits.get(content.call, 0) | 1 << number
+        masks[rank] |= 1 << number
+        if note["bad"]:
+            self._bad.setdefault(number, {})[rank] = note["bad"]
+
+    def _fail_broken(self, notes: Sequence[tuple[int, Any]], masks: list[int]) -> bool:
+        """Calls that a rank could not make fail on all ranks."""
+        said: dict[Call, list[tuple[int, Any]]] = {}
+        for rank, note in notes:
+            if note["problem"]:
+                said.setdefault((note["call"][0], note["call"][1]), []).append((rank, note["problem"]))
+        for call, problems in said.items():
+            self._fail(call, problem_error(problems, len(masks), self._transport.describe), masks)
+        return bool(said)
+
+    def _fail_conflicts(self, masks: list[int]) -> bool:
+        """Calls of one name that differ between ranks fail on all ranks."""
+        rest = reduce(or_, masks) & ~reduce(and_, masks)
+        calls = {self._contents[number].call for number in _numbers_in(rest)}
+        found = False
+        for call in sorted(calls):
+            mine = {rank: mask & self._bits[call] for rank, mask in enumerate(masks) if mask & self._bits[call]}
+            if len(set(mine.values())) > 1:
+                contents = {rank: self._contents[_numbers_in(bits)[0]] for rank, bits in mine.items()}
+                self._fail(call, conflict_error(contents, self._transport.describe), masks)
+                found = True
+        return found
+
+    def _fail(self, call: Call, error: EspressoError, masks: list[int]) -> None:
+        """The call that is next on each rank fails, also where it is still to come."""
+        bits = self._bits.get(call, 0)
+        for rank, mask in enumerate(masks):
+            masks[rank] = mask & ~bits
+        for number in _numbers_in(bits):
+            self._bad.pop(number, None)
+        units = self._declared.get(call)
+        if not units:
+            self._doomed.setdefault(call, deque()).append(error)
+            return
+        unit = units.popleft()
+        unit.error = error
+        self._finish(unit)
+
+    def _stuck(self) -> bool:
+        return self._stuck_since is not None and time.perf_counter() - self._stuck_since > _GRACE
+
+    def _require_patience(self, front: Sequence[Unit], masks: Sequence[int]) -> None:
+        """Raise RankTimeoutError if a rank that answers has not made a call of this one for too long."""
+        timeout, now = self._transport.waiter.timeout, time.perf_counter()
+        for unit in front:
+            if unit.number is not None and now - max(unit.since, self._progress) > timeout:
+                missing = [rank for rank, mask in enumerate(masks) if not mask >> unit.number & 1]
+                raise absent_error(timeout, unit.title, missing, self._transport.describe)
+
+    def _without_progress(self, all_stuck: bool, all_blocked: bool, masks: Sequence[int]) -> None:
+        """No call is common to all ranks and nothing is under way."""
+        if all_stuck:
+            calls = {r: [self._contents[i].call for i in _numbers_in(mask)] for r, mask in enumerate(masks)}
+            parked = [n for group, here in self._parked.items() if any(here.values()) for n in group if not here.get(n)]
+            self._give_up_calls(stuck_error(calls, parked, self._transport.describe))
+            return
+        if not all_blocked:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._inbox) or self._stopping, timeout=_PAUSE)
+
+    def _give_up_calls(self, error: EspressoError) -> None:
+        """All calls that wait fail; the session can go on, for nothing is under way."""
+        units = [*itertools.chain.from_iterable(self._declared.values()), *self._running]
+        self._declared, self._running, self._parked, self._bad, self._stuck_since = {}, [], {}, {}, None
+        for unit in units:
+            unit.error = error
+            self._finish(unit)
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    def _start(self, common: int) -> None:
+        """Queue the tensors of the calls that all ranks have made."""
+        numbers = sorted(_numbers_in(common), key=lambda number: (-self._contents[number].priority, number))
+        units, going = [], []
+        for number in numbers:
+            unit = self._declared[self._contents[number].call].popleft()
+            if unit.number != number:
+                raise AssertionError("the call that all ranks have is not the next one here")
+            units.append(unit)
+            if unit.action is not None:
+                self._actions.append(unit)
+                continue
+            skip = self._settle_non_finite(number, unit)
+            if skip is not None:
+                going.append((number, unit, skip))
+        if going:
+            self._queue_buckets([n for n, _, _ in going], [u for _, u, _ in going], [s for _, _, s in going])
+
+    def _settle_non_finite(self, number: int, unit: Unit) -> frozenset[int] | None:
+        """Positions to skip; None if the call fails."""
+        bad = self._bad.pop(number, None)
+        if not bad:
+            return frozenset()
+        text = non_finite_text(self._contents[number], bad, self._transport.describe)
+        if self._options.nonfinite == "raise":
+            unit.error = NonFiniteError(text + "; lower the loss scale or the learning rate, or pass nonfinite='skip'")
+            self._finish(unit)
+            return None
+        skip = frozenset(int(position) for counts in bad.values() for position in counts)
+        for position in skip:
+            self.skipped[unit.gradients[position].spec.name] += 1
+        if self._transport.rank == 0:
+            _LOG.warning("%s: skipped: %s", unit.title, text)
+        return skip
+
+    def _queue_buckets(self, numbers: Sequence[int], units: Sequence[Unit], skips: Sequence[frozenset[int]]) -> None:
+        self._running += units
+        if any(g.spec.device == "gpu" for unit in units for g in unit.gradients):
+            self._transport.choose_device_way()
+        batches = [unit.batch for unit in units if unit.batch is not None]
+        runs = [
+            (
+                bucket,
+                [units[call] for call, _ in bucket.members],
+                [item.index in skips[call] for call, item in bucket.members],
+            )
+            for bucket in self._arranged(tuple(numbers), batches)
+        ]
+        runs += self._unparked(units, batches, skips)
+        for _, members, _ in runs:
+            for unit in {id(unit): unit for unit in members}.values():
+                unit.left += 1
+        for unit in units:
+            if unit.left == 0:
+                self._done(unit)
+        for bucket, members, skip in runs:
+            self._queue_bucket(bucket, members, skip)
+
+    def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Bucket, ...]:
+        found = self._arrangements.get(numbers)
+        if found is None:
+            if len(self._arrangements) >= _ARRANGEMENTS:
+                self._arrangements.clear()
+            found = self._arrangements[numbers] = buckets_of(batches, self._fusion_limit(batches))
+        return found
+
+    def _unparked(
+        self, units: Sequence[Unit], batches: Sequence[Batch], skips: Sequence[frozenset[int]]
+    ) -> list[tuple[Bucket, list[Unit], list[bool]]]:
+        """The plan's groups that are complete now."""
+        ready = []
+        for unit, batch, skip in zip(units, batches, skips):
+            for item in batch.items:
+                if not item.group:
+                    continue
+                here = self._parked.setdefault(item.group, {name: deque() for name in item.group})
+                here[item.spec.name].append((unit, item, item.index in skip))
+                if all(here.values()):
+                    ready.append(self._group_run([here[name].popleft() for name in item.group]))
+        return ready
+
+    def _group_run(self, members: Sequence[tuple[Unit, Item, bool]]) -> tuple[Bucket, list[Unit], list[bool]]:
+        """What is compressed as one is skipped as one: only then its residual stays as it was."""
+        bucket, skip = grouped([(0, item) for _, item, _ in members]), [skipped for _, _, skipped in members]
+        if bucket.compressor is not None and any(skip):
+            self.skipped.update(item.spec.name for _, item, skipped in members if not skipped)
+            skip = [True] * len(skip)
+        return bucket, [unit for unit, _, _ in members], skip
+
+    def _is_parked(self, unit: Unit | None = None) -> bool:
+        """Whether a call, or any, waits for the rest of its group."""
+        waiting = (w for here in self._parked.values() for members in here.values() for w, _, _ in members)
+        return any(unit is None or unit is w for w in waiting)
+
+    def _queue_bucket(self, bucket: Bucket, units: list[Unit], skip: list[bool]) -> None:
+        gradients = [unit.gradients[item.index] for unit, (_, item) in zip(units, bucket.members)]
+        arrays = [gradient.array for gradient in gradients]
+        for array, skipped in zip(arrays, skip):
+            if skipped:
+                self._zero(array)
+        owners = list({id(unit): unit for unit in units}.values())
+        if all(skip):
+            self._bucket_done(owners)
+            return
+        priority = max(unit.priority for unit in owners)
+        for turns in self._turns(bucket, arrays, skip, owners):
+            heapq.heappush(self._queue, (-priority, next(self._order), turns))
+
+    @staticmethod
+    def _zero(array: Any) -> None:
+        device.copy(array, device.zeros(array.size, array.dtype, device.device_of(array)))
+
+    # --- one bucket ---------------------------------------------------------------------------------------------------
+
+    def _turns(self, bucket: Bucket, arrays: Sequence[Any], skip: list[bool], owners: list[Unit]) -> list[Turns]:
+        """The segments of a bucket; the first makes its buffer, the last to end brings the result home."""
+        buffer = _Buffer(bucket, arrays, skip, self._transport, self.keeping.memory)
+        counts = self._dense_steps if bucket.compressor is None else self.keeping.counts
+        step = counts[bucket.name]
+        counts[bucket.name] += 1
+        program = self._program(bucket, step)
+        job = Job(bucket.name, self.keeping.memory, bucket.feedback, self.seed, step, self.keeping.weights, self.tally)
+        before, left = self._latest.get(bucket.name), [program.count]
+        self._latest[bucket.name] = left
+
+        def segment(number: int) -> Iterator[None]:
+            while before is not None and before[0] > 0:  # what is kept belongs to the step before until that ends
+                yield
+            if buffer.x is None:
+                buffer.fill()
+            yield from program.segment(number, buffer.x, job, self._recorder)
+            left[0] -= 1
+            if left[0] == 0:
+                buffer.empty()
+                self._bucket_done(owners)
+
+        return [segment(number) for number in range(program.count)]
+
+    def _bucket_done(self, owners: Sequence[Unit]) -> None:
+        for unit in owners:
+            unit.left -= 1
+            if unit.left == 0:
+                self._done(unit)
+
+    def _done(self, unit: Unit) -> None:
+        if self._is_parked(unit):
+            return
+        if unit in self._running:
+            self._running.remove(unit)
+        self._finish(unit)
+
+    def _program(self, bucket: Bucket, step: int) -> Program:
+        compressor = bucket.compressor and bucket.compressor.at(step)
+        dtype = bucket.dtype if compressor is None else "float32"
+        key = (bucket.compressor, bucket.strategy.route, bucket.size, dtype)
+        settled, program = self._programs.get(key, (None, None))
+        if program is None or settled != compressor:
+            final = None if bucket.compressor is None else bucket.compressor.at(None).nbytes(bucket.size)
+            program = Program(
+                self._transport,
+                bucket.strategy.route,
+                compressor,
+                bucket.size,
+                dtype,
+                self._options.segment_bytes,
+                final,
+            )
+            if len(self._programs) >= _PROGRAMS:
+                self._programs.clear()
+            self._programs[key] = compressor, program  # only that of the present stage of a schedule
+        return program
+
+    def _fusion_limit(self, batches: Sequence[Batch]) -> int:
+        """Bytes below which dense tensors share a buffer: where copying in and out costs less than a collective."""
+        dense = sum(1 for batch in batches for item in batch.items if item.compressor is None)
+        if self._fuse_bytes is None and dense > 1:
+            route = next(i.strategy.route for b in batches for i in b.items if i.compressor is None)
+            self._fuse_bytes = measured_fusion(self._transport, route)
+            if self._transport.rank == 0:
+                _LOG.info("dense tensors below %d bytes share a buffer (measured)", self._fuse_bytes)
+        return self._fuse_bytes or 0
+
+
+class _Left(EspressoError):  # noqa: N818 - a state, not a failure
+    """The session was closed or left on this rank."""
+
+
+@dataclass
+class _Buffer:
+    """The flat array that travels for a bucket: the caller's own, or a copy of several or in float32."""
+
+    bucket: Bucket
+    arrays: Sequence[Any]
+    skip: Sequence[bool]
+    transport: Transport
+    memory: Memory
+    x: Any = None
+    workspace: Any = None
+
+    def fill(self) -> None:
+        """Make it."""
+        first, bucket = self.arrays[0], self.bucket
+        narrow = bucket.compressor is not None and bucket.dtype != "float32"
+        if len(self.arrays) == 1 and not narrow:
+            self.x = first
+        else:
+            self.workspace = self.transport.borrow()
+            dtype = np.float32 if narrow else first.dtype
+            self.x = self.workspace.array("fused", bucket.size, dtype, device.device_of(first))
+            for part, array in self._pieces():
+                if narrow:
+                    reduction.convert(part, array, bucket.dtype)
+                else:
+                    device.copy(part, array)
+        fed_back = bucket.feedback.kind == "plain"
+        for name, part in self._kept_by():
+            owed = self.memory.begin(name, part.size, fed_back)
+            if owed is not None:
+                _add(part, owed, "float32" if bucket.compressor else bucket.dtype)
+
+    def _kept_by(self) -> list[tuple[str, Any]]:
+        """The names under which something may be kept, with their part of the buffer, but for what is skipped."""
+        if self.bucket.compressor is not None:
+            return [(self.bucket.name, self.x)]
+        members = zip(self.bucket.members, self._pieces(), self.skip)
+        return [(item.spec.name, part) for (_, item), (part, _), skipped in members if not skipped]
+
+    def empty(self) -> None:
+        """Bring the result to the caller's arrays."""
+        for name, part in self._kept_by():
+            self.memory.end(name, part.size)
+        if self.workspace is None:
+            return
+        for part, array in self._pieces():
+            if part.dtype != array.dtype:
+                reduction.convert(array, part, self.bucket.dtype)
+            else:
+                device.copy(array, part)
+        self.transport.give_back(self.workspace)
+
+    def _pieces(self) -> Iterator[tuple[Any, Any]]:
+        start = 0
+        for array in self.arrays:
+            yield self.x[start : start + array.size], array
+            start += array.size
+
+
+def _add(x: Any, owed: Any, dtype: str) -> None:
+    """``x += owed`` (float32) for flat x of any element type."""
+    where = device.device_of(x)
+    here = device.empty(owed.size, np.float32, where)
+    device.copy(here, owed)
+    if dtype == "float32":
+        reduction.blend(x, 1.0, 1.0, here)
+        return
+    wide = device.empty(x.size, np.float32, where)
+    reduction.convert(wide, x, dtype)
+    reduction.blend(wide, 1.0, 1.0, here)
+    reduction.convert(x, wide, dtype)
+
+
+def measured_fusion(transport: Transport, route: Route) -> int:
+    """The bytes whose copying in and out of a buffer takes as long as a collective on nothing. Collective."""
+    tiny, program = np.zeros(64, np.float32), Program(transport, route, None, 64, "float32")
+    job = Job("measuring", {}, feedback=NO_FEEDBACK, seed=0, step=0)
+    alone = _median_seconds(lambda: program.run(tiny, job))
+    source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
+    copying = _median_seconds(lambda: device.copy(target, source))
+    mine = np.array([alone / (2 * copying / source.size)]).view(np.uint8)
+    return int(max(float(row.view(np.float64)[0]) for row in gather_small(transport, mine, 8)))
+
+
+def _median_seconds(act: Callable[[], None], repeats: int = 7) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[repeats // 2]
+
+
+def _note(unit: Unit) -> dict[str, Any]:
+    """What this rank tells the others about a call that they do not know, or that is not as it should be."""
+    if unit.problem is not None:
+        return {"call": list(unit.call), "problem": [type(unit.problem).__name__, str(unit.problem)]}
+    return {**unit.content.note(), "problem": None, "bad": unit.bad}
+
+
+def _numbers_in(mask: int) -> list[int]:
+    """The places of the bits that are set."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
