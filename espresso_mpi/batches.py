@@ -52,19 +52,21 @@ class Batch:
 class Bucket:
     """Tensors that travel together in one buffer, or one that travels by itself.
 
-    ``members``: (number of the call, item) of each, in the order in which they lie in the buffer.
+    ``members``: (number of the call, item) of each, in the order in which they lie in the buffer. ``label``: what
+    dense ones together are called, since which they are may differ from step to step.
     """
 
     members: tuple[tuple[int, Item], ...]
     strategy: Strategy
     compressor: Compressor | None = None
     feedback: Feedback = NO_FEEDBACK
+    label: str = ""
 
     @property
     def name(self) -> str:
         """Under which residuals are kept and statistics shown."""
         first, last = self.members[0][1].spec.name, self.members[-1][1].spec.name
-        return first if len(self.members) == 1 else f"{first}..{last} ({len(self.members)})"
+        return self.label or (first if len(self.members) == 1 else f"{first}..{last} ({len(self.members)})")
 
     @property
     def size(self) -> int:
@@ -149,22 +151,33 @@ def _check_complete(items: Sequence[Item]) -> None:
             )
 
 
-def buckets_of(batches: Sequence[Batch], fuse_bytes: int) -> tuple[Bucket, ...]:
+def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bucket, ...]:
     """The buckets of calls that are run together; tensors of a plan's groups are left out, see ``grouped``.
 
-    Every tensor by itself, but dense ones below ``fuse_bytes`` together, by type, place and route: what a message costs
-    whatever its size is then paid once.
+    Every tensor by itself, but dense ones below ``fuse_bytes`` together, by type, place and route, in buffers of at
+    most ``room`` bytes: what a message costs whatever its size is paid once, and copying one hides behind the others.
     """
-    buckets: list[Bucket] = []
-    small: dict[tuple[object, ...], list[tuple[int, Item]]] = {}
+    found: list[list[tuple[int, Item]]] = []
+    open_: dict[tuple[object, ...], list[tuple[int, Item]]] = {}
     for call, item in members_of(batches):
         if item.group:
             continue
-        if item.compressor is None and item.spec.nbytes < fuse_bytes:
-            small.setdefault((item.spec.dtype, item.spec.device, item.strategy), []).append((call, item))
-        else:
-            buckets.append(Bucket(((call, item),), item.strategy, item.compressor, item.feedback))
-    return (*buckets, *(Bucket(tuple(members), members[0][1].strategy) for members in small.values()))
+        if item.compressor is not None or item.spec.nbytes >= fuse_bytes:
+            found.append([(call, item)])
+            continue
+        kind = (item.spec.dtype, item.spec.device, item.strategy)
+        buffer = open_.get(kind)
+        if buffer is None or sum(i.spec.nbytes for _, i in buffer) + item.spec.nbytes > room:
+            buffer = open_[kind] = []
+            found.append(buffer)
+        buffer.append((call, item))
+    return tuple(_bucket(tuple(members), number) for number, members in enumerate(found))
+
+
+def _bucket(members: tuple[tuple[int, Item], ...], number: int) -> Bucket:
+    first = members[0][1]
+    label = f"{first.dtype} tensors {number}" if len(members) > 1 else ""
+    return Bucket(members, first.strategy, first.compressor, first.feedback, label)
 
 
 def members_of(batches: Sequence[Batch]) -> Iterable[tuple[int, Item]]:

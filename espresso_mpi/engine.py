@@ -28,10 +28,9 @@ from .batches import Batch, Bucket, Item, buckets_of, grouped
 from .buffers import Gradient
 from .collectives import reduction
 from .collectives.agreement import documents, gather_small
-from .collectives.executor import Job, Program, Turns
+from .collectives.executor import Job, Program, Turns, interleave
 from .collectives.transport import Transport
 from .collectives.waiting import sharpen_naps
-from .compressors import Compressor
 from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, RemoteError, StateError
 from .feedback import NO_FEEDBACK
 from .options import Options
@@ -55,6 +54,9 @@ _IDLE = 1.0
 _PAUSE = 0.5e-3
 """Seconds until ranks without a common call compare theirs again."""
 
+_KNOWN = 4096
+"""Calls that ranks know by number; each costs a bit of every header."""
+
 _ARRANGEMENTS, _PROGRAMS = 256, 4096
 """How many of these are kept: which small tensors share a buffer may differ from step to step."""
 
@@ -64,7 +66,17 @@ _ENDED = object()
 class Unit:
     """One call on this rank: tensors handed over together, and what becomes of them.
 
-    ``action`` is run by itself, when nothing else is under way, once all ranks have made the call.
+    Attributes:
+        call: what the calls of the ranks are matched by; title: the call in messages.
+        given, gradients, batch: what the caller passed, the flat arrays over it, and what is known about them.
+        problem: why this rank cannot make the call; bad: how many values are not finite, by position of the tensor.
+        priority: the higher, the sooner.
+        action: run by itself, when nothing else is under way, once all ranks have made the call.
+        gpu: the number of the GPU that the tensors are on.
+        number: the call's bit in headers, once all know it; told: whether the others were told what is new about it.
+        since: when it was made.
+        left: buckets that are not finished yet.
+        finished, error, result: how it ended.
     """
 
     def __init__(
@@ -77,11 +89,12 @@ class Unit:
         priority: float = 0.0,
         action: Callable[[], Any] | None = None,
         title: str = "",
+        gpu: int | None = None,
     ) -> None:
         self.call, self.given, self.gradients, self.batch = call, given, list(gradients), batch
         self.title = title or spelled(call)
         self.problem, self.priority, self.action = problem, priority, action
-        self.gpu: int | None = None
+        self.gpu = gpu
         self.number: int | None = None
         self.bad: dict[str, int] = {}
         self.told = False
@@ -153,7 +166,7 @@ class Engine:
         self._progress = time.perf_counter()
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
         self._small: dict[int, Bucket | None] = {}
-        self._programs: dict[tuple[Any, ...], tuple[Compressor | None, Program]] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}
         self._fuse_bytes = options.fuse_bytes
         self._gpu: int | None = None
         transport.waiter.interrupted = self._interrupted
@@ -167,8 +180,9 @@ class Engine:
             self._unfinished[id(unit)] = unit
             self._inbox.append(unit)
             if background and self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="espresso_mpi", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="espresso_mpi", daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify_all()
         return unit
 
@@ -251,6 +265,8 @@ class Engine:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=5)
+            if thread.is_alive():
+                _LOG.warning("the engine's thread is still at work; the end of MPI may not be clean")
 
     def _interrupted(self) -> None:
         """Called while waiting for other ranks."""
@@ -314,7 +330,8 @@ class Engine:
             text = str(error) if isinstance(error, _Left) else f"{type(error).__name__}: {error}"
             self._transport.abort(f"{me}: {text}")
         units = list(self._unfinished.values())
-        self._transport.outlive([units, self._under_way])
+        if units or self._under_way:  # messages under way may still be written to them
+            self._transport.outlive([units, self._under_way])
         self._inbox, self._declared, self._running, self._actions = [], {}, [], []
         self._queue, self._under_way = [], []
         for unit in units:
@@ -324,7 +341,7 @@ class Engine:
     def _finish(self, unit: Unit) -> None:
         if unit.error is None and unit.gradients:
             if any(device.device_of(gradient.array) == "gpu" for gradient in unit.gradients):
-                device.synchronize()  # whoever reads on any stream finds finished data
+                device.drain()  # whoever reads on any stream finds finished data
             unit.result = buffers.rebuild(unit.given, unit.gradients)
         with self._changed:
             unit.finished = True
@@ -346,9 +363,10 @@ class Engine:
                 unit.error = doomed.popleft()
                 self._finish(unit)
                 continue
-            if unit.gpu is not None and unit.gpu != self._gpu:
+            if unit.gpu is not None:
                 self._gpu = unit.gpu
                 device.use_gpu(unit.gpu)  # this may not be the caller's thread
+                device.synchronize()  # whatever stream the caller's kernels are on
             if unit.batch is not None and unit.problem is None:
                 self._look_for_non_finite(unit, unit.batch)
             self._declared.setdefault(unit.call, deque()).append(unit)
@@ -368,11 +386,14 @@ class Engine:
         front = [units[0] for units in self._declared.values() if units]
         if front:
             self._transport.waiter.what = front[0].title
-        start = time.perf_counter()
+        start, waited, sent = time.perf_counter(), self._transport.waiter.waited, self._transport.sent
         flags, masks, notes, messages = self._compare(front)
-        self._recorder.add("agree", "", 0, 0, start, time.perf_counter())
+        stop, waited = time.perf_counter(), self._transport.waiter.waited - waited
+        self._recorder.add("agree", "", 0, 0, start, stop)
+        if waited > 0:
+            self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))
         if messages and not notes and all(flag & _EXPRESS for flag in flags) and len(set(masks)) == 1:
-            self._run_express(front[0], messages)
+            self._run_express(front[0], messages, sent)
             return
         for rank, note in notes:
             self._hear(rank, note, masks)
@@ -400,7 +421,10 @@ class Engine:
             if unit.number is not None and unit.problem is None:
                 mask |= 1 << unit.number
         news = [unit for unit in front if not unit.told and (unit.number is None or unit.bad or unit.problem)]
-        size, idle = self._header_size, not self._under_way and not self._queue
+        idle = not self._under_way and not self._queue
+        if idle and len(self._contents) >= _KNOWN:
+            self._forget(front)
+        size = self._header_size
         small = self._express(front) if idle and not news else None
         flag = _NEWS * bool(news) | _BLOCKED * (self._callers > 0) | _STUCK * self._stuck() | _EXPRESS * bool(small)
         message = np.frombuffer(bytes([flag]) + mask.to_bytes(size - 1, "little"), np.uint8)
@@ -417,6 +441,14 @@ class Engine:
                 unit.told = True
         return flags, masks, notes, messages
 
+    def _forget(self, front: Sequence[Unit]) -> None:
+        """Let all ranks learn the calls anew: where they differ from step to step, most will never come again."""
+        for known in (self._contents, self._numbers, self._bits, self._small, self._bad, self._arrangements):
+            known.clear()
+        self._declared = {call: units for call, units in self._declared.items() if units}
+        for unit in front:
+            unit.number, unit.told = None, False
+
     @property
     def _header_size(self) -> int:
         """Flags, and a bit for each call that the ranks know."""
@@ -424,7 +456,7 @@ class Engine:
 
     def _express(self, front: Sequence[Unit]) -> Bucket | None:
         """The bucket of the only call of this rank, if it is so small that it goes along with the header."""
-        if len(front) != 1 or front[0].number is None or self._actions or self.keeping.memory.waiting:
+        if len(front) != 1 or front[0].number is None or self._actions:
             return None
         number = front[0].number
         if number in self._bad:  # known to all ranks from a round before
@@ -435,23 +467,26 @@ class Engine:
             if not buckets:
                 return None
             self._small[number] = buckets[0] if ok and not any(i.group for i in front[0].batch.items) else None  # type: ignore[union-attr]
-        return self._small[number]
+        bucket, memory = self._small[number], self.keeping.memory
+        owed = bucket is not None and any(memory.owes(item.spec.name, item.spec.size) for _, item in bucket.members)
+        return None if owed else bucket
 
     @staticmethod
     def _arrays(unit: Unit, bucket: Bucket) -> list[Any]:
         return [unit.gradients[item.index].array for _, item in bucket.members]
 
-    def _run_express(self, unit: Unit, messages: Sequence[np.ndarray]) -> None:
-        """All ranks sent the data of this one call with their headers."""
+    def _run_express(self, unit: Unit, messages: Sequence[np.ndarray], before: Mapping[str, int]) -> None:
+        """All ranks sent the data of this one call with their headers; ``before``: bytes sent until then."""
         bucket = self._express([unit])
         assert bucket is not None
         start, step = time.perf_counter(), self._dense_steps[bucket.name]
         arrays = self._arrays(unit, bucket)
         express.unpack_mean(messages, self._header_size, bucket, self._transport.topology, arrays)
-        self._recorder.add("wire", bucket.name, step, 0, start, time.perf_counter(), "with the header")
+        intra, inter = (self._transport.sent[level] - before[level] for level in ("intra", "inter"))
+        self._recorder.add("wire", bucket.name, step, 0, start, time.perf_counter(), "express", "flat", intra, inter)
         self._dense_steps[bucket.name] += 1
         self._declared[unit.call].popleft()
-        self._quiet, self._since_round, self._stuck_since = True, 0, None
+        self._quiet, self._since_round, self._stuck_since, self._progress = True, 0, None, time.perf_counter()
         self._finish(unit)
 
     def _hear(self, rank: int, note: Mapping[str, Any], masks: list[int]) -> None:
@@ -605,7 +640,9 @@ class Engine:
         if found is None:
             if len(self._arrangements) >= _ARRANGEMENTS:
                 self._arrangements.clear()
-            found = self._arrangements[numbers] = buckets_of(batches, self._fusion_limit(batches))
+            limit = self._fusion_limit(batches)
+            room = max(limit, self._options.segment_bytes)
+            found = self._arrangements[numbers] = buckets_of(batches, limit, room)
         return found
 
     def _unparked(
@@ -675,6 +712,8 @@ class Engine:
             yield from program.segment(number, buffer.x, job, self._recorder)
             left[0] -= 1
             if left[0] == 0:
+                if self._latest.get(bucket.name) is left:
+                    del self._latest[bucket.name]
                 buffer.empty()
                 self._bucket_done(owners)
 
@@ -696,9 +735,9 @@ class Engine:
     def _program(self, bucket: Bucket, step: int) -> Program:
         compressor = bucket.compressor and bucket.compressor.at(step)
         dtype = bucket.dtype if compressor is None else "float32"
-        key = (bucket.compressor, bucket.strategy.route, bucket.size, dtype)
-        settled, program = self._programs.get(key, (None, None))
-        if program is None or settled != compressor:
+        key = (bucket.compressor, compressor, bucket.strategy.route, bucket.size, dtype)
+        program = self._programs.get(key)
+        if program is None:
             final = None if bucket.compressor is None else bucket.compressor.at(None).nbytes(bucket.size)
             program = Program(
                 self._transport,
@@ -711,7 +750,7 @@ class Engine:
             )
             if len(self._programs) >= _PROGRAMS:
                 self._programs.clear()
-            self._programs[key] = compressor, program  # only that of the present stage of a schedule
+            self._programs[key] = program
         return program
 
     def _fusion_limit(self, batches: Sequence[Batch]) -> int:
@@ -804,13 +843,22 @@ def _add(x: Any, owed: Any, dtype: str) -> None:
 
 
 def measured_fusion(transport: Transport, route: Route) -> int:
-    """The bytes whose copying in and out of a buffer takes as long as a collective on nothing. Collective."""
+    """The bytes whose copying in and out of a buffer takes as long as a collective on nothing. Collective.
+
+    Collectives follow each other closely, as those of the tensors of a model do.
+    """
     tiny, program = np.zeros(64, np.float32), Program(transport, route, None, 64, "float32")
-    job = Job("measuring", {}, feedback=NO_FEEDBACK, seed=0, step=0)
-    alone = _median_seconds(lambda: program.run(tiny, job))
+    job, recorder = Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder()
+    several = 16
+
+    def run() -> None:
+        interleave(program.segment(0, tiny, job, recorder) for _ in range(several))
+
+    run()
+    collective = _median_seconds(run) / several
     source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
-    copying = _median_seconds(lambda: device.copy(target, source))
-    mine = np.array([alone / (2 * copying / source.size)]).view(np.uint8)
+    copying = _median_seconds(lambda: device.copy(target, source)) / source.size
+    mine = np.array([collective / (2 * copying)]).view(np.uint8)
     return int(max(float(row.view(np.float64)[0]) for row in gather_small(transport, mine, 8)))
 
 

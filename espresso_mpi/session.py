@@ -37,6 +37,9 @@ from .verdicts import Call, agree_on_options
 
 _LOG = logging.getLogger("espresso_mpi")
 
+_BATCHES = 4096
+"""Lists of tensors whose ways are remembered."""
+
 
 class Handle:
     """A tensor on its way, as ``Session.push`` returns it."""
@@ -55,7 +58,8 @@ class Handle:
             the array that was pushed, updated in place; a new one if it is immutable (JAX).
 
         Raises:
-            GradientError, MismatchError, NonFiniteError: on every rank, naming rank and tensor, which was not changed.
+            GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank, naming rank and tensor,
+                which was not changed.
             RankTimeoutError, RemoteError: a rank did not come, or failed; the session cannot be used any more.
         """
         return self._session._wait(self._unit)
@@ -123,6 +127,7 @@ class Session:
         self._step, self._seconds, self._warned = 0, 0.0, False
         self._batches: dict[tuple[Any, ...], Batch] = {}
         self._open: dict[int, Unit] = {}
+        self._gpu: int | None = None
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, Keeping(), self._recorder)
         _limit_threads(len(self._transport.machine))
@@ -143,7 +148,8 @@ class Session:
             ``grads`` itself, updated in place; with immutable arrays (JAX) the same containers with new arrays.
 
         Raises:
-            GradientError, MismatchError, NonFiniteError: on every rank, naming rank and tensor; nothing was changed.
+            GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank, naming rank and tensor;
+                nothing was changed.
             RankTimeoutError, RemoteError: a rank did not come, or failed; the gradients are undefined and the session
                 cannot be used any more.
         """
@@ -174,8 +180,10 @@ class Session:
         self._transport.require_threads()
         call = ("push", str(name))
         unit = self._unit(call, grad, lambda: [(_checked_name(name), grad)], f"push({name!r})", priority)
-        self._open[id(unit)] = unit
-        return Handle(self, self._engine.submit(unit, background=True))
+        handle = Handle(self, self._engine.submit(unit, background=True))
+        if not unit.finished:
+            self._open[id(unit)] = unit
+        return handle
 
     def wait_all(self) -> None:
         """Wait for everything that was pushed and not waited for.
@@ -217,19 +225,18 @@ class Session:
             gradients += [buffers.adopt(name, value) for name, value in flat()]
             _refuse_shared_memory(gradients)
             if any(device.device_of(gradient.array) == "gpu" for gradient in gradients):
-                device.synchronize()  # whatever stream the caller's kernels are on
-                gpu = device.current_gpu()
+                gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
             batch = self._batch(tuple(g.spec for g in gradients), alone=call[0] == "sync")
         except EspressoError as error:
             problem = error
         except Exception as error:  # a foreign array or a compressor of the user's own may raise anything
             problem = GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
-        unit = Unit(call, given, gradients, batch, problem, order, title=title)
-        unit.gpu = gpu
-        return unit
+        return Unit(call, given, gradients, batch, problem, order, title=title, gpu=gpu)
 
     def _batch(self, specs: tuple[TensorSpec, ...], alone: bool) -> Batch:
         if (specs, alone) not in self._batches:
+            if len(self._batches) >= _BATCHES:
+                self._batches.clear()
             self._batches[specs, alone] = batch_of(specs, self._options, self._transport.topology, alone)
         return self._batches[specs, alone]
 
@@ -258,7 +265,8 @@ class Session:
         """Times, bytes and skipped steps so far, of this rank, in all and for each tensor.
 
         Args:
-            residuals: also work out the norm of each tensor's residual, which reads all of them.
+            residuals: also work out the norm of each tensor's residual, which reads all of them; of a tensor that is
+                under way it may be between two steps.
         """
         engine, recorder = self._engine, self._recorder
         norms = self._residual_norms() if residuals else {}
@@ -402,7 +410,7 @@ Flat = Callable[[], Iterable[tuple[str, Any]]]
 
 
 def _leave_at_exit(engine: weakref.ref[Engine]) -> None:
-    """The process ends: a thread must not call MPI any more, and ranks that wait for this one hear of it."""
+    """The process ends: a thread must not call MPI any more. Ranks hear of it if calls of this one are unfinished."""
     left = engine()
     if left is not None and left.broken is None:
         left.leave("its process ended without close()", tell=left.busy)
@@ -412,6 +420,15 @@ def _checked_name(name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise GradientError(f"push: the name is {name!r}; expected text, such as 'layer1.weight'")
     return name
+
+
+def _checked_gpu(number: int, before: int | None) -> int:
+    if before not in (None, number):
+        raise GradientError(
+            f"grads: this process now works on GPU {number}, but on GPU {before} in former calls of this session; open "
+            f"a session for each GPU, or go back with numba.cuda.select_device({before})"
+        )
+    return number
 
 
 def _checked_priority(priority: Any) -> float:

@@ -106,10 +106,9 @@ class Memory(dict[str, Any]):
             if key.point == _CARRY:
                 self._waiting.setdefault((key.name, key.n), []).append(key)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether anything was carried over that no tensor has taken yet."""
-        return bool(self._waiting)
+    def owes(self, name: str, n: int) -> bool:
+        """Whether something was carried over for a tensor, which it has not taken yet."""
+        return (name, n) in self._waiting
 
     def begin(self, name: str, n: int, fed_back: bool) -> np.ndarray | None:
         """The synchronisation of a tensor, or of a group that is compressed as one, begins.

@@ -118,11 +118,10 @@ class Recorder:
     Attributes:
         tracing: whether single spans are kept as well.
         seconds: sums by kind since the session opened.
-        saturated: integers of summed payloads that reached the end of their range.
     """
 
     def __init__(self) -> None:
-        self.tracing, self.saturated = False, 0
+        self.tracing = False
         self.seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._tensors: dict[str, _Sums] = {}
         self._spans: list[Span] = []

@@ -121,17 +121,6 @@ def absent_error(seconds: float, what: str, missing: Sequence[int], describe: De
     )
 
 
-def place_error(places: Sequence[tuple[int, int]], describe: Describe) -> MismatchError | None:
-    """Ranks whose (step, seed) differ cannot go on together."""
-    for rank, place in enumerate(places):
-        if place != places[0]:
-            return MismatchError(
-                f"ranks are at different places: {describe(0)} at step {places[0][0]} with seed {places[0][1]}, "
-                f"{describe(rank)} at step {place[0]} with seed {place[1]}; load the states of one checkpoint"
-            )
-    return None
-
-
 def non_finite_text(content: Content, bad: Mapping[int, Mapping[str, int]], describe: Describe) -> str:
     """Which values of a call are not finite; ``bad``: by rank, how many by position of the tensor."""
     return "; ".join(

@@ -96,7 +96,3 @@ class Workspace:
         first = self._buffers.get(("payload-0", where))
         name = "payload-1" if first is not None and device.address(first) == device.address(current) else "payload-0"
         return self.take(name, nbytes, where)
-
-    def rows(self, like: Any, count: int, size: int) -> Any:
-        """``count`` rows of ``size`` elements with the type and device of ``like``."""
-        return self.array("rows", count * size, like.dtype, device.device_of(like)).reshape(count, size)

@@ -112,7 +112,7 @@ def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.nd
     with transport.waiter.patience(2.0):
         outcome, pieces = _unpack(_from_leader(transport, said))
     if outcome == _GAVE_UP:
-        raise RankTimeoutError(pieces[0].tobytes().decode())
+        raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
     found = dict(zip((rank for machine in machines for rank in machine), pieces))
     return [found[rank] for rank in range(transport.topology.size)]
 

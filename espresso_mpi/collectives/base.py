@@ -123,9 +123,10 @@ def register(cls: type[CollectiveOp]) -> type[CollectiveOp]:
 
 @lru_cache(maxsize=1)
 def operations() -> dict[str, CollectiveOp]:
-    """All collectives by name: every file of this folder is imported, those with an operation register it."""
+    """All collectives by name: every public file of this folder is imported, those with an operation register it."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        import_module(f"{__package__}.{module.name}")
+        if not module.name.startswith("_"):  # those may import CUDA
+            import_module(f"{__package__}.{module.name}")
     return _OPS
 
 
@@ -214,7 +215,7 @@ def _nothing(data: Data) -> Iterator[None]:
     yield
 
 
-def idle(data: Data, phases: int) -> Iterator[None]:
+def idle(data: Any, phases: int) -> Iterator[None]:
     """Take no part, but as many turns as those that do."""
     for _ in range(phases):
         yield

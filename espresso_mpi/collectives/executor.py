@@ -19,7 +19,7 @@ from ..feedback import Feedback
 from ..trace import Kind, Recorder
 from ..types import ITEMSIZE, DeviceKind, Route
 from . import reduction
-from .base import Action, Data, operations
+from .base import Action, Data, idle, operations
 from .layout import Dense, Packed, Part
 from .schedule import (
     DecodeStep,
@@ -137,7 +137,7 @@ class Program:
     def _bound(self, step: ScheduleStep) -> Callable[[_Segment], Turns]:
         """The function that does a step."""
         if isinstance(step, IdleStep):
-            return partial(_idle, phases=operations()[step.op].phases)
+            return partial(idle, phases=operations()[step.op].phases)
         if isinstance(step, MoveStep):
             action = operations()[step.op].bind(self._transport, step.move)
             return lambda segment: segment.move(step, action)
@@ -185,11 +185,6 @@ def interleave(segments: Iterable[Turns]) -> None:
 
 
 _ENDED = object()
-
-
-def _idle(segment: _Segment, phases: int) -> Turns:
-    for _ in range(phases):
-        yield
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from .. import device
 from ..errors import ConfigError
@@ -69,10 +68,16 @@ def verdict(limit: float = LIMIT_S, gpu: int | None = None) -> Verdict:
     """
     if device.simulated():
         return Verdict(False, "numba's simulator plays the GPU, and its memory has no device pointers")
-    return _verdict(device.current_gpu() if gpu is None else gpu, limit)
+    number = device.current_gpu() if gpu is None else gpu
+    if number not in _VERDICTS:
+        _VERDICTS[number] = _verdict(number, limit)
+    return _VERDICTS[number]
 
 
-@lru_cache
+_VERDICTS: dict[int, Verdict] = {}
+"""By GPU: what this process has found."""
+
+
 def _verdict(gpu: int, limit: float) -> Verdict:
     try:
         mpirun = find_mpirun()

@@ -336,6 +336,7 @@ class Transport:
         """Free the window and the communicators. Collective; freeing cannot time out, so all meet before it."""
         everyone = [(rank, np.zeros(1, np.uint8)) for rank in range(self.topology.size) if rank != self.rank]
         self.exchange(everyone, [(rank, np.empty(1, np.uint8)) for rank, _ in everyone])
+        self.waiter.interrupted = None
         if self._window:
             self._window.free()
         self._local.Free()

@@ -15,6 +15,8 @@ _COMPILED_SPINS, _COMPILED_YIELDS, _COMPILED_NAPS = 5000, 1000, 50
 _YIELDS = 50
 _CHECK_EVERY = 64
 _NAP = 20e-6
+_NAPS = {False: (1 / 16, 0.2e-3), True: (1 / 8, 1e-3)}
+"""By ``background``: the share of the wait so far that a nap may add to it, and seconds that it lasts at most."""
 _PR_SET_TIMERSLACK = 29
 
 
@@ -55,7 +57,7 @@ class Waiter:
             while not done():
                 polls += 1
                 if polls > spins:
-                    self._give_way(polls - spins)
+                    self._give_way(polls - spins, start)
                 if polls % _CHECK_EVERY == 0:
                     self._check(start, late)
         finally:
@@ -87,11 +89,13 @@ class Waiter:
         spins = 0 if self._crowded else _COMPILED_SPINS
         return spins, spins + _COMPILED_YIELDS, 0
 
-    def _give_way(self, polls: int) -> None:
+    def _give_way(self, polls: int, start: float) -> None:
+        """Yield or nap: the longer the wait so far, the longer the nap, for each poll takes a core 10 us or more."""
         if polls < _YIELDS and not self.background:
             os.sched_yield()
-        else:
-            time.sleep(_NAP)
+            return
+        share, longest = _NAPS[self.background]
+        time.sleep(min(max(_NAP, share * (time.perf_counter() - start)), longest))
 
     def _timeout(self, late: Sequence[int]) -> RankTimeoutError:
         names = ", ".join(self._describe(rank) for rank in sorted(set(late))) or "a rank (not known which)"

@@ -91,18 +91,18 @@ def test_no_mpirun(monkeypatch):
         raise ConfigError("no mpirun found")
 
     monkeypatch.setattr(probe, "find_mpirun", missing)
-    probe._verdict.cache_clear()
+    probe._VERDICTS.clear()
     assert probe.verdict(gpu=0) == probe.Verdict(False, "it could not be started: no mpirun found")
-    probe._verdict.cache_clear()
+    probe._VERDICTS.clear()
 
 
 def test_a_process_probes_once(monkeypatch):
     runs = []
     monkeypatch.setattr(probe, "find_mpirun", lambda: launch.Mpirun("/x/mpirun", "Open MPI", "5.0.11"))
     monkeypatch.setattr(probe, "run", lambda *given: runs.append(given) or probe.Verdict(True, "fake"))
-    probe._verdict.cache_clear()
+    probe._VERDICTS.clear()
     assert probe.verdict(3.2, gpu=1) == probe.verdict(3.2, gpu=1)
-    probe._verdict.cache_clear()
+    probe._VERDICTS.clear()
     ((command, environment, limit),) = runs
     assert command[:3] == ["/x/mpirun", "-n", "2"]
     assert command[-1] == "4"  # whole seconds, no fewer than the limit
