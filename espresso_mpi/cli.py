@@ -211,6 +211,7 @@ def overlap(
     repeats: Repeats = 10,
     seconds: Seconds = None,
     json: JsonOut = None,
+    trace: TraceOut = None,
 ) -> None:
     """Time a step that pushes gradients while it computes, beside computing and sync alone. Use a rank a core.
 
@@ -219,8 +220,9 @@ def overlap(
     from espresso_mpi.bench import overlap
 
     overlap.main(
-        compressors=compressors, sizes=sizes, compute_ms=compute_ms, repeats=repeats, seconds=seconds, json=json
-    )
+        compressors=compressors, sizes=sizes, compute_ms=compute_ms, repeats=repeats, seconds=seconds, json=json,
+        trace=trace,
+    )  # fmt: skip
 
 
 @bench.command()

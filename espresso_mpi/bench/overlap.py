@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import launch
 from ..compressors import spellings
-from . import blas
+from . import blas, timeline
 from .contest import Contestant, Effort, Inputs, in_turns, timed, wrong_together
 from .output import check_writable, milliseconds, progress, show, write_rows
 from .tensors import shapes_of
@@ -74,6 +74,7 @@ def main(
     repeats: int = 10,
     seconds: float | None = None,
     json: Path | None = None,
+    trace: Path | None = None,
 ) -> list[Row]:
     """Measure, print a table on rank 0, and write JSON if asked. Collective.
 
@@ -84,17 +85,20 @@ def main(
         repeats: most timed repetitions of each method.
         seconds: time for each method after which no further repetition is begun, but for the first three.
         json: file for the result.
+        trace: trace one more step of each compressor to this file, the compressor's name in the file's.
     """
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     check_writable(json)
+    timeline.check_trace(trace)
     specs, shapes = spellings(compressors), shapes_of(sizes)
     _one_thread(world)
     rows = []
     with progress("bench overlap", len(specs) * repeats, world.rank == 0) as tick:
         for spec in specs:
-            rows.append(_measured(world, Inputs(world, shapes), spec, compute_ms, Effort(repeats, seconds, tick)))
+            effort = Effort(repeats, seconds, tick)
+            rows.append(_measured(world, Inputs(world, shapes), spec, compute_ms, effort, trace))
     if world.rank == 0:
         _print(rows, world.size)
         if json is not None:
@@ -122,7 +126,9 @@ def row(method: str, inputs: Mapping[str, np.ndarray], times: np.ndarray, wrong:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _measured(comm: Any, inputs: Inputs, spec: str, compute_ms: float | None, effort: Effort) -> Row:
+def _measured(
+    comm: Any, inputs: Inputs, spec: str, compute_ms: float | None, effort: Effort, trace: Path | None
+) -> Row:
     from ..session import Session
 
     grads = inputs.copies()
@@ -152,7 +158,11 @@ def _measured(comm: Any, inputs: Inputs, spec: str, compute_ms: float | None, ef
         ]
         for c in contestants:  # allocates, and agrees on each list of tensors
             timed(comm, c.run, c.prepare)
-        return row(spec, grads, in_turns(comm, contestants, effort), wrong)
+        times = in_turns(comm, contestants, effort)
+        if trace is not None:
+            with timeline.tracing(session, trace, spec):
+                step()
+        return row(spec, grads, times, wrong)
 
 
 class _Compute:

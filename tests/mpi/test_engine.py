@@ -1099,3 +1099,40 @@ def test_nothing_piles_up(world, open_session):
         handle = session.push("w", np.ones(10, np.float32))
         assert until(handle.done)
     assert len(session._open) <= 1
+
+
+def test_calls_are_forgotten_in_time(world, open_session, monkeypatch):
+    """Names that keep changing do not make headers grow; what waits while the ranks forget is not lost."""
+    from espresso_mpi import engine
+
+    monkeypatch.setattr(engine, "_KNOWN", 4)
+    session = open_session()
+    for step in range(12):
+        names = [f"t{step}-{i}" for i in range(3)]
+        grads = {name: gradient(world.rank, step, name) for name in names}
+        for name in names if world.rank % 2 else reversed(names):
+            session.push(name, grads[name])
+        session.wait_all()
+        assert all(close_to(grads[name], world.size, step, name) for name in names)
+        wide = gradient(world.rank, step, "wide")
+        session.sync({f"w{step}": wide})
+        assert close_to(wide, world.size, step, "wide")
+    assert len(session._engine._contents) <= 4 + 3
+
+
+def test_a_closed_session_is_freed(world):
+    """Residuals and scratch memory do not outlive a session that was closed in order."""
+    import gc
+    import weakref
+
+    session = espresso_mpi.Session(compressor="onebit", min_bytes=0)
+    session.sync(gradient(world.rank, 0, "wide"))
+    session.push("deep", gradient(world.rank, 0, "deep")).wait()
+    engine = weakref.ref(session._engine)
+    session.close()
+    del session
+    deadline = time.perf_counter() + 10
+    while engine() is not None and time.perf_counter() < deadline:  # its thread ends after a second without work
+        time.sleep(0.05)
+        gc.collect()
+    assert engine() is None
