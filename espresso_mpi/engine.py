@@ -45,6 +45,10 @@ _NEWS, _BLOCKED, _STUCK, _EXPRESS = 1, 2, 4, 8
 _LOOK_AGAIN = 8
 """Turns after which ranks look for new calls although segments still wait to start: one of them may be more urgent."""
 
+_LOOK_AT_IDLE = 3
+"""The same where none waits to start: a segment is under way for about so many turns more, and a round costs as much
+as some of them."""
+
 _GRACE = 1.0
 """Seconds in which no rank may have been able to go on until that counts as an error: another thread may still call."""
 
@@ -311,7 +315,7 @@ class Engine:
             return True
         if self._quiet or self._actions:
             return False
-        return not self._queue or self._since_round >= _LOOK_AGAIN
+        return self._since_round >= (_LOOK_AGAIN if self._queue else _LOOK_AT_IDLE)
 
     def _act(self, unit: Unit) -> None:
         assert unit.action is not None
