@@ -75,7 +75,7 @@ test-ptx: $(VENV_PTX)/.test ## compile every GPU kernel to PTX; needs no GPU
 	@echo "== tests/ptx"
 	ESPRESSO_REQUIRE_PTX=1 $(VENV_PTX)/bin/python -m pytest -q tests/ptx
 
-test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linear ones (20 minutes)
+test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linear ones (long)
 	@echo "== every route on 4 and 6 ranks"
 	@set -e; for n in 4 6; do \
 	  ESPRESSO_ALL_ROUTES=1 $(VENV)/bin/espresso-mpi run -n $$n --timeout 3600 -- \
@@ -108,7 +108,7 @@ define bench_here
 	$(VENV)/bin/espresso-mpi run -n $(1) --timeout $(BENCH_TIMEOUT) -- python -m espresso_mpi bench $(2)
 endef
 
-bench: $(VENV)/.demo ## measure on the emulated cluster and on this machine, write BENCHMARKS.md (15 minutes)
+bench: $(VENV)/.demo ## measure on the emulated cluster and on this machine, write BENCHMARKS.md (17 minutes)
 	@mkdir -p $(OUT)
 	$(call bench_lab,2,2,1gbit,sync --sizes 1MiB$(comma)64MiB --seconds 40 --json $(OUT)/sync-1g.json)
 	$(call bench_lab,4,1,1gbit,sync --sizes 64MiB --seconds 40 --json $(OUT)/sync-4x1.json)

@@ -17,7 +17,7 @@ from .collectives.window import SLOT
 from .types import ROUTES, Route
 
 ROOM = SLOT // 2
-"""Bytes of data that go along with a header at most, on all ranks together where messages carry them."""
+"""Bytes of data that go along with a header at most; of all ranks together where they go between machines."""
 
 _LEVELS = {Route.parse(ROUTES["flat"]): ("flat",), Route.parse(ROUTES["hierarchical"]): ("intra", "inter")}
 _ALIGN = 64
