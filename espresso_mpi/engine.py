@@ -28,7 +28,7 @@ from .batches import Batch, Bucket, Item, buckets_of, grouped
 from .buffers import Gradient
 from .collectives import reduction
 from .collectives.agreement import documents, gather_small
-from .collectives.executor import Job, Program, Turns, interleave
+from .collectives.executor import Job, Program, Turns, interleave, take_turn
 from .collectives.transport import Transport
 from .collectives.waiting import sharpen_naps
 from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, RemoteError, StateError
@@ -63,8 +63,6 @@ _KNOWN = 4096
 
 _ARRANGEMENTS, _PROGRAMS = 256, 4096
 """How many of these are kept: which small tensors share a buffer may differ from step to step."""
-
-_ENDED = object()
 
 
 class Unit:
@@ -304,9 +302,8 @@ class Engine:
         if self._time_for_a_round(idle):
             self._round()
         self._since_round += 1
-        if self._queue:
-            self._under_way.insert(0, heapq.heappop(self._queue)[2])
-        self._under_way = [turns for turns in self._under_way if next(turns, _ENDED) is not _ENDED]
+        started = heapq.heappop(self._queue)[2] if self._queue else None
+        self._under_way = take_turn(self._under_way, started)
         return True
 
     def _time_for_a_round(self, idle: bool) -> bool:

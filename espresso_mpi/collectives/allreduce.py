@@ -7,7 +7,7 @@ member. Cost of the latter 2(p-1)·α + 2((p-1)/p)·m·β. Of payloads, what fol
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -35,12 +35,7 @@ class Allreduce(CollectiveOp):
         return [replace(s, divisor=s.divisor * divisor) if isinstance(s, Packed) else s for s in states]
 
     def bind(self, transport: Transport, move: Move) -> Action:
-        regions, inner = summed(move)
-        if isinstance(move.before[move.index], Dense):
-            return _bind(transport, inner, regions)
-        if not regions:
-            return partial(idle, phases=self.phases)
-        return on_payload(_bind(transport, inner, regions), inner.dtype)
+        return bind_summed(_bind, transport, move, self.phases)
 
     def sent(self, move: Move) -> int:
         regions, inner = summed(move)
@@ -63,6 +58,18 @@ def summed(move: Move) -> tuple[list[Dense], Move]:
     regions, element = bodies(mine)
     regions = [region for region in regions if region.size]
     return regions, move.of_payloads(element) if element else move
+
+
+def bind_summed(
+    bind: Callable[[Transport, Move, Sequence[Dense]], Action], transport: Transport, move: Move, phases: int
+) -> Action:
+    """The function that ``bind`` makes for what is to be summed, be it the tensor or payloads."""
+    regions, inner = summed(move)
+    if isinstance(move.before[move.index], Dense):
+        return bind(transport, inner, regions)
+    if not regions:
+        return partial(idle, phases=phases)
+    return on_payload(bind(transport, inner, regions), inner.dtype)
 
 
 def is_small(move: Move, regions: Sequence[Dense]) -> bool:

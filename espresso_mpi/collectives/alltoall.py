@@ -9,43 +9,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .base import Action, CollectiveOp, Move, Scene, Wish, bind_payload, payload_sent, place, register
+from .base import DealingOp, Scene, Wish, register
 from .layout import Packed, State
-from .transport import Transport
 
 
 @register
-class Alltoall(CollectiveOp):
+class Alltoall(DealingOp):
     """Afterwards member j holds every contribution to piece j."""
 
     name = "alltoall"
 
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
-        divisor = states[0].divisor * scene.topology.divisor(scene.level)  # type: ignore[union-attr]
-        return [place(wish, divisor) for wish in _wishes(scene, states)]
-
-    def bind(self, transport: Transport, move: Move) -> Action:
-        return bind_payload(transport, move, _wishes(move.scene, move.before))
-
-    def sent(self, move: Move) -> int:
-        return payload_sent(move, _wishes(move.scene, move.before))
+    def wishes(self, scene: Scene, states: Sequence[State]) -> list[Wish]:
+        """Member j wants group j of the parts of every copy; members beyond the lanes want nothing."""
+        pieces = scene.topology.pieces(scene.level)
+        wishes: list[Wish] = []
+        for j in range(len(states)):
+            wish: Wish = []
+            for source, state in enumerate(states):
+                assert isinstance(state, Packed)
+                for copy in state.copies:
+                    each = len(copy) // pieces
+                    wish.append([(source, part) for part in copy[j * each : (j + 1) * each]] if j < pieces else [])
+            wishes.append(wish)
+        return wishes
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         pieces = [np.array_split(x, len(inputs)) for x in inputs]
         return [np.concatenate([p[j] for p in pieces]) for j in range(len(inputs))]
-
-
-def _wishes(scene: Scene, states: Sequence[State]) -> list[Wish]:
-    """Member j wants group j of the parts of every copy; members beyond the lanes want nothing."""
-    pieces = scene.topology.pieces(scene.level)
-    wishes: list[Wish] = []
-    for j in range(len(states)):
-        wish: Wish = []
-        for source, state in enumerate(states):
-            assert isinstance(state, Packed)
-            for copy in state.copies:
-                each = len(copy) // pieces
-                wish.append([(source, part) for part in copy[j * each : (j + 1) * each]] if j < pieces else [])
-        wishes.append(wish)
-    return wishes

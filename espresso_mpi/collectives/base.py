@@ -249,6 +249,24 @@ def on_payload(action: Action, element: str) -> Action:
     return run
 
 
+class DealingOp(CollectiveOp):
+    """A collective after which payloads of several members stand side by side, for a decode to sum."""
+
+    @abstractmethod
+    def wishes(self, scene: Scene, states: Sequence[State]) -> list[Wish]:
+        """What each member of a group wants of what all hold."""
+
+    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
+        divisor = states[0].divisor * scene.topology.divisor(scene.level)  # type: ignore[union-attr]
+        return [place(wish, divisor) for wish in self.wishes(scene, states)]
+
+    def bind(self, transport: Transport, move: Move) -> Action:
+        return bind_payload(transport, move, self.wishes(move.scene, move.before))
+
+    def sent(self, move: Move) -> int:
+        return payload_sent(move, self.wishes(move.scene, move.before))
+
+
 def payload_sent(move: Move, wishes: Sequence[Wish]) -> int:
     """Bytes of payload that this member sends to the others."""
     return sum(t.nbytes for j in move.others for t in transfers(j, wishes[j]) if t.source == move.index)

@@ -170,18 +170,22 @@ class Program:
 
 
 def interleave(segments: Iterable[Turns]) -> None:
-    """Run segments in turns: at every turn one more starts, then each that is under way goes on, the youngest first.
-
-    The youngest first, so that its messages are queued before an older one waits. The order is the same on all ranks.
-    """
+    """Run segments to their end, one more at every turn; see ``take_turn``."""
     waiting, under_way = iter(segments), list[Turns]()
     while True:
         started = next(waiting, None)
-        if started is not None:
-            under_way.insert(0, started)
-        if not under_way:
+        if started is None and not under_way:
             return
-        under_way = [segment for segment in under_way if next(segment, _ENDED) is not _ENDED]
+        under_way = take_turn(under_way, started)
+
+
+def take_turn(under_way: list[Turns], started: Turns | None) -> list[Turns]:
+    """One more segment may start, then each that is under way goes on, the youngest first; returns those not at an end.
+
+    The youngest first, so that its messages are queued before an older one waits. The order is the same on all ranks.
+    """
+    segments = under_way if started is None else [started, *under_way]
+    return [segment for segment in segments if next(segment, _ENDED) is not _ENDED]
 
 
 _ENDED = object()

@@ -9,34 +9,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .base import Action, CollectiveOp, Move, Scene, Wish, bind_payload, payload_sent, place, register
+from .base import DealingOp, Scene, Wish, register
 from .layout import Packed, State
-from .transport import Transport
 
 
 @register
-class Gather(CollectiveOp):
+class Gather(DealingOp):
     """The copies multiply at the root, to be summed by a decode there or, after a broadcast, everywhere."""
 
     name = "gather"
 
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
-        divisor = states[0].divisor * scene.topology.divisor(scene.level)  # type: ignore[union-attr]
-        return [place(wish, divisor) for wish in _wishes(scene, states)]
-
-    def bind(self, transport: Transport, move: Move) -> Action:
-        return bind_payload(transport, move, _wishes(move.scene, move.before))
-
-    def sent(self, move: Move) -> int:
-        return payload_sent(move, _wishes(move.scene, move.before))
+    def wishes(self, scene: Scene, states: Sequence[State]) -> list[Wish]:
+        """The root wants every part of every copy, the others nothing."""
+        packed = [s for s in states if isinstance(s, Packed)]
+        everything = [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
+        return [everything if member == scene.root else [[]] for member in range(len(states))]
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [np.concatenate(list(inputs)), *[np.empty(0)] * (len(inputs) - 1)]
-
-
-def _wishes(scene: Scene, states: Sequence[State]) -> list[Wish]:
-    """The root wants every part of every copy, the others nothing."""
-    packed = [s for s in states if isinstance(s, Packed)]
-    everything = [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
-    return [everything if member == scene.root else [[]] for member in range(len(states))]

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from . import reduce_scatter, reduction
-from .allreduce import is_small, shares, summed
-from .base import Action, CollectiveOp, Data, Move, Scene, idle, on_payload, register
+from .allreduce import bind_summed, is_small, shares, summed
+from .base import Action, CollectiveOp, Data, Move, Scene, idle, register
 from .layout import Dense, State
 from .transport import Transport
 
@@ -39,12 +38,7 @@ class Reduce(CollectiveOp):
         return after
 
     def bind(self, transport: Transport, move: Move) -> Action:
-        regions, inner = summed(move)
-        if isinstance(move.before[move.index], Dense):
-            return _bind(transport, inner, regions)
-        if not regions:
-            return partial(idle, phases=self.phases)
-        return on_payload(_bind(transport, inner, regions), inner.dtype)
+        return bind_summed(_bind, transport, move, self.phases)
 
     def sent(self, move: Move) -> int:
         regions, inner = summed(move)
