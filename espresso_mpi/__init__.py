@@ -26,8 +26,9 @@ _HOMES = {
     "ROUTES": "types",
     "Strategy": "types",
     "TensorSpec": "types",
+    "Tuning": "tuning",
 }
-_MODULES = ("collectives", "compressors", "errors", "optim")
+_MODULES = ("collectives", "compressors", "errors", "optim", "planner")
 
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
     from . import compressors as compressors
     from . import errors as errors
     from . import optim as optim
+    from . import planner as planner
     from .default import default_session as default_session
     from .default import sync as sync
     from .feedback import Feedback as Feedback
     from .session import Handle as Handle
     from .session import Session as Session
     from .stats import Stats as Stats
+    from .tuning import Tuning as Tuning
     from .types import ROUTES as ROUTES
     from .types import Plan as Plan
     from .types import Route as Route

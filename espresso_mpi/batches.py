@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from . import compressors
+from . import compressors, environment
 from .collectives.agreement import fingerprint
 from .collectives.layout import Topology
 from .collectives.schedule import check_route
@@ -15,7 +16,8 @@ from .compressors import Compressor
 from .errors import ConfigError, PlanError
 from .feedback import NO_FEEDBACK, Feedback
 from .options import Options
-from .types import Strategy, TensorSpec
+from .planner.planfile import misfits
+from .types import MadeFor, Strategy, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology
     Raises:
         as ``strategy_of``; PlanError: tensors of a group of the plan differ in type or place, or are missing.
     """
+    check_fit(specs, options, topology)
     groups = {name: group for group in (options.plan.groups if options.plan else ()) for name in group}
     items = [
         _item(index, spec, groups.get(spec.name, ()), options, topology)
@@ -115,7 +118,28 @@ def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology
     _check_groups(items)
     if alone:
         _check_complete(items)
-    return Batch(specs, tuple(items), fingerprint([dataclasses.astuple(spec) for spec in specs]))
+    plan = options.plan.digest if options.plan is not None else ""
+    return Batch(specs, tuple(items), fingerprint([plan, *(dataclasses.astuple(spec) for spec in specs)]))
+
+
+def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology) -> None:
+    """Refuse tensors, or ranks, that a plan was not made for. A call need not bring all of the plan's tensors."""
+    plan = options.plan
+    if plan is None or plan.made_for is None:
+        return
+    found = misfits(plan, specs, len(topology.machines), topology.lanes, _here(plan.made_for), complete=False)
+    if found:
+        raise PlanError(f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan")
+
+
+def _here(made: MadeFor) -> dict[str, Any]:
+    """A plan's fingerprint as it would be here, as far as another version makes another cluster of this one."""
+    mpi = environment.mpi()
+    known = {
+        "mpi": f"{mpi['library']} {mpi['version']}" if mpi else None,
+        "espresso_mpi": environment.version("espresso-mpi"),
+    }
+    return {key: known.get(key, value) for key, value in made.fingerprint.items()}
 
 
 def _item(index: int, spec: TensorSpec, group: tuple[str, ...], options: Options, topology: Topology) -> Item:

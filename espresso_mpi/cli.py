@@ -25,6 +25,8 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure synchronisation and training, and report.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+profile = typer.Typer(help="Measure this cluster for the planner; show or describe profiles.")
+app.add_typer(profile, name="profile")
 
 # What follows COMMAND belongs to it.
 _COMMAND_LAST = {"allow_interspersed_args": False}
@@ -141,6 +143,100 @@ def demo() -> None:
     raise typer.Exit(demo.main())
 
 
+@profile.callback(invoke_without_command=True)
+def measure_profile(
+    context: typer.Context,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The profile to write.")] = Path(
+        "profile.json"
+    ),
+    compressors: Compressors = "fp16,int8,onebit,topk:ratio=0.01",
+    seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="About how long it may take.")] = 60.0,
+) -> None:
+    """Measure every collective, encode and decode of this cluster, for the planner.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 -- espresso-mpi profile -o profile.json[/dim]
+    """
+    if context.invoked_subcommand is None:
+        from espresso_mpi.bench import profile
+
+        profile.main(output=output, compressors=compressors, seconds=seconds)
+
+
+@profile.command("show")
+def show_profile(
+    path: Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile, or the name of a testbed.")],
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw what was measured and fitted to a PNG or SVG file.")
+    ] = None,
+) -> None:
+    """Print what a profile holds: medians, spreads, fits and their errors."""
+    from espresso_mpi.bench import profile_show
+
+    profile_show.main(path, plot)
+
+
+@profile.command("describe")
+def describe_profile(
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="TOML or JSON file, or the name of a testbed.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The profile to write.")] = Path(
+        "profile.json"
+    ),
+) -> None:
+    """Make a profile of machines that are only described: links, memory, speeds of compressors."""
+    from espresso_mpi.bench import profile_show
+
+    profile_show.describe_main(cluster, output)
+
+
+@app.command()
+def plan(
+    profile: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Of espresso-mpi profile, or a testbed: nvlink-100g, pcie-25g."),
+    ],
+    trace: Annotated[
+        str, typer.Option(metavar="FILE", help="Of session.record_trace; or a model: vgg16, resnet101, bert-base, ….")
+    ],
+    compressors: Compressors = "fp16,int8,onebit",
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The plan to write.")] = Path(
+        "plan.json"
+    ),
+    order: Annotated[
+        str | None, typer.Option(metavar="ORDER", help="What a resource serves next: backprop, fifo or priority.")
+    ] = None,
+    lanes: Annotated[
+        str | None, typer.Option(metavar="LANES", help="What shares a lane: separate, one-network or host.")
+    ] = None,
+    error_budget: Annotated[
+        float | None, typer.Option(min=0.0, metavar="E", help="Most compression error of all tensors together.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the step as PNG or SVG, or for Perfetto as JSON.")
+    ] = None,
+) -> None:
+    """Choose for every tensor whether, where and how to compress it, and by which collectives. No MPI.
+
+    [dim]espresso-mpi plan --profile profile.json --trace trace.json --compressors fp16,onebit -o plan.json[/dim]
+    """
+    from espresso_mpi.bench import plan as command
+
+    command.plan_main(
+        profile=profile, trace=trace, compressors=compressors, output=output, order=order, lanes=lanes,
+        error_budget=error_budget, picture=picture,
+    )  # fmt: skip
+
+
+@app.command()
+def explain(
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="File of espresso-mpi plan.")],
+    tensor: Annotated[str | None, typer.Option(metavar="NAME", help="Only this tensor.")] = None,
+) -> None:
+    """Say what a plan chose and why: predicted times, what is hidden, runners-up and their margins."""
+    from espresso_mpi.bench import plan as command
+
+    command.explain_main(path, tensor)
+
+
 @app.command()
 def timeline(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="JSON file of session.trace or --trace.")],
@@ -255,6 +351,40 @@ def growth(
 
 
 @bench.command()
+def truth(
+    compressors: Compressors = "fp16,int8,onebit,topk:ratio=0.01",
+    hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")] = 1024,
+    seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for all training steps.")] = 60.0,
+    profile_seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for the profile.")] = 20.0,
+    json: JsonOut = None,
+) -> None:
+    """Compare predicted with measured training steps, of a session that plans for itself and of every baseline.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench truth[/dim]
+    """
+    from espresso_mpi.bench import truth
+
+    truth.main(compressors=compressors, hidden=hidden, seconds=seconds, profile_seconds=profile_seconds, json=json)
+
+
+@bench.command()
+def planner(
+    quick: Annotated[bool, typer.Option(help="A few cases only.")] = False,
+    json: JsonOut = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw selection time against size to a PNG file.")
+    ] = None,
+) -> None:
+    """Time the planner, compare its plans with certified bounds, with full enumeration and with the paper. No MPI.
+
+    [dim]espresso-mpi bench planner --quick[/dim]
+    """
+    from espresso_mpi.bench import planner
+
+    planner.main(quick=quick, json=json, plot=plot)
+
+
+@bench.command()
 def compressors(
     sizes: Annotated[
         str | None,
@@ -293,6 +423,10 @@ def train(
         float | None, typer.Option(metavar="BITS", help="Loss to reach; default: fp32's at the end plus 2 %.")
     ] = None,
     route: Annotated[str | None, typer.Option(metavar="ROUTE", help="Route of the compressed methods.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(metavar="auto|FILE", help="Also train by a plan: a file's, or one that the session makes."),
+    ] = None,
     json: JsonOut = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw loss against seconds and bytes to a PNG file.")
@@ -307,7 +441,7 @@ def train(
 
     train.main(
         methods=methods, steps=steps, hidden=hidden, seed=seed, ablation=ablation, target_loss=target_loss, route=route,
-        json=json, plot=plot, trace=trace,
+        plan=plan, json=json, plot=plot, trace=trace,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from .collectives.agreement import documents, gather_small
 from .collectives.executor import Job, Program, Turns, interleave, take_turn
 from .collectives.transport import Transport
 from .collectives.waiting import sharpen_naps
-from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, RemoteError, StateError
+from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, PlanError, RemoteError, StateError
 from .feedback import NO_FEEDBACK
 from .options import Options
 from .state import Memory
@@ -126,6 +126,8 @@ class Keeping:
     weights: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     """How often each compressed tensor was synchronised: seeds and schedules go by it."""
+    members: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    """(name, elements) of the tensors that were compressed as one, by the name that they kept something under."""
 
 
 class Engine:
@@ -169,9 +171,16 @@ class Engine:
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
         self._small: dict[int, Bucket | None] = {}
         self._programs: dict[tuple[Any, ...], Program] = {}
-        self._fuse_bytes = options.fuse_bytes
+        self._fuse_bytes = options.fusion
         self._gpu: int | None = None
         transport.waiter.interrupted = self._interrupted
+
+    def follow(self, options: Options, keeping: Keeping) -> None:
+        """Go on by another plan; nothing may be under way. All ranks must do it between the same calls."""
+        self._options, self.keeping = options, keeping
+        self._fuse_bytes = options.fusion
+        self._arrangements.clear()
+        self._small.clear()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -318,7 +327,7 @@ class Engine:
         assert unit.action is not None
         try:
             unit.result = unit.action()
-        except (ConfigError, MismatchError, StateError) as error:  # on all ranks alike: the session can go on
+        except (ConfigError, MismatchError, PlanError, StateError) as error:  # on all ranks alike: it can go on
             unit.error = error
         self._finish(unit)
 
@@ -700,6 +709,8 @@ class Engine:
         counts = self._dense_steps if bucket.compressor is None else self.keeping.counts
         step = counts[bucket.name]
         counts[bucket.name] += 1
+        if bucket.compressor is not None and bucket.name not in self.keeping.members:
+            self.keeping.members[bucket.name] = tuple((i.spec.name, i.spec.size) for _, i in bucket.members)
         program = self._program(bucket, step)
         job = Job(bucket.name, self.keeping.memory, bucket.feedback, self.seed, step, self.keeping.weights, self.tally)
         before, left = self._latest.get(bucket.name), [program.count]
@@ -796,22 +807,27 @@ class _Buffer:
                     reduction.convert(part, array, bucket.dtype)
                 else:
                     device.copy(part, array)
-        fed_back = bucket.feedback.kind == "plain"
-        for name, part in self._kept_by():
+        for name, part, fed_back in self._kept_by():
             owed = self.memory.begin(name, part.size, fed_back)
             if owed is not None:
                 _add(part, owed, "float32" if bucket.compressor else bucket.dtype)
 
-    def _kept_by(self) -> list[tuple[str, Any]]:
-        """The names under which something may be kept, with their part of the buffer, but for what is skipped."""
-        if self.bucket.compressor is not None:
-            return [(self.bucket.name, self.x)]
+    def _kept_by(self) -> list[tuple[str, Any, bool]]:
+        """The names under which something may be kept, with their part of the buffer, but for what is skipped.
+
+        The third value: whether it is fed back by region. What a tensor is owed from before it was compressed together
+        with others is added to it.
+        """
+        compressed = self.bucket.compressor is not None
+        together = [(self.bucket.name, self.x, self.bucket.feedback.kind == "plain")] if compressed else []
+        if compressed and len(self.arrays) == 1:
+            return together
         members = zip(self.bucket.members, self._pieces(), self.skip)
-        return [(item.spec.name, part) for (_, item), (part, _), skipped in members if not skipped]
+        return together + [(item.spec.name, part, False) for (_, item), (part, _), skipped in members if not skipped]
 
     def empty(self) -> None:
         """Bring the result to the caller's arrays."""
-        for name, part in self._kept_by():
+        for name, part, _ in self._kept_by():
             self.memory.end(name, part.size)
         if self.workspace is None:
             return

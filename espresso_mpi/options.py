@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import numbers
 import operator
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from .collectives.schedule import check_payloads
 from .collectives.transport import MESSAGE_BYTES, MESSAGE_MAX, Settings, device_aware
 from .errors import ConfigError, EspressoError
 from .feedback import AUTO, Feedback
+from .tuning import Tuning
 from .types import ROUTES, Plan, Route, Strategy, TensorSpec
 
 DEFAULT_TIMEOUT = 300.0
@@ -42,6 +44,7 @@ class Options:
     fuse_bytes: int | None = None
     machines: tuple[tuple[int, ...], ...] | None = None
     device_aware: bool | None = None
+    tuning: Tuning | None = None
 
     @classmethod
     def checked(cls, **given: Any) -> tuple[Options, str | None]:
@@ -65,6 +68,10 @@ class Options:
         return options, "; ".join(problems) or None
 
     def _conflicts(self) -> list[str]:
+        if self.tuning is not None and (self.compressor != "none" or self.route is not None):
+            return [
+                "plan='auto' chooses compressor and route for every tensor; pass compressors=[...], which it may use"
+            ]
         if self.plan is not None and (self.compressor != "none" or self.route is not None):
             return [
                 "plan= already says compressor and route for every tensor; pass either plan, or compressor and route"
@@ -93,6 +100,11 @@ class Options:
         """The part that the transport needs."""
         return Settings(self.timeout, self.window_bytes, self.message_bytes, self.machines, self.device_aware)
 
+    @property
+    def fusion(self) -> int | None:
+        """Bytes below which dense tensors share a buffer; None: to be measured."""
+        return self.plan.fuse_bytes if self.fuse_bytes is None and self.plan is not None else self.fuse_bytes
+
     def strategy(self, spec: TensorSpec, topology: Topology) -> Strategy:
         """How a tensor travels where there is no plan.
 
@@ -115,6 +127,7 @@ class Options:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         route, plan = self.route, self.plan
         texts = {"route": str(route) if route else None, "feedback": str(self.feedback)}
+        texts["tuning"] = str(self.tuning) if self.tuning else None
         return {**values, **texts, "plan": plan.digest if plan else None}
 
 
@@ -145,9 +158,31 @@ def _route(value: Any) -> Route | None:
 
 
 def _plan(value: Any) -> Plan | None:
-    if value is not None and not isinstance(value, Plan):
-        raise ConfigError(f"plan: got {type(value).__name__}; expected an espresso_mpi.Plan")
-    return value
+    if value is None or isinstance(value, Plan):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        from .planner.planfile import load
+
+        return load(value)
+    raise ConfigError(f"plan: got {type(value).__name__}; expected an espresso_mpi.Plan, the path of one, or 'auto'")
+
+
+def _tuning(given: tuple[bool, Any, Any]) -> Tuning | None:
+    """From: whether the session plans for itself, its settings, the compressors that it may use."""
+    auto, settings, names = given
+    if not auto:
+        if settings is not None or names is not None:
+            what = "tuning" if names is None else "compressors"
+            raise ConfigError(f"{what}= goes with plan='auto'; pass that, or compressor='...' for all tensors")
+        return None
+    if settings is not None and not isinstance(settings, Tuning):
+        raise ConfigError(f"tuning={settings!r}; expected an espresso_mpi.Tuning")
+    settings = settings or Tuning()
+    if names is None:
+        return settings
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(f"compressors={names!r}; expected a list of spellings such as ['fp16', 'onebit']")
+    return dataclasses.replace(settings, compressors=tuple(names))
 
 
 def _machines(value: Any) -> tuple[tuple[int, ...], ...] | None:
@@ -200,4 +235,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "segment_bytes": _number("segment_bytes", True, 0, 2**62, "a number of bytes, 0 for tensors in one piece"),
     "fuse_bytes": _fuse,
     "machines": _machines,
+    "tuning": _tuning,
 }

@@ -13,27 +13,32 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import buffers, device, state
-from .batches import Batch, batch_of, strategy_of
+from .batches import Batch, batch_of, check_fit, strategy_of
 from .buffers import Gradient
 from .collectives import tracing
 from .collectives.layout import Topology
 from .collectives.transport import MESSAGE_BYTES, Transport
 from .engine import Engine, Keeping, Unit
-from .errors import ConfigError, EspressoError, GradientError
+from .errors import ConfigError, EspressoError, GradientError, PlanError
 from .feedback import Feedback
 from .launch import threads_per_rank
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
 from .stats import Stats
 from .trace import Recorder
+from .tracefile import refuse_unwritable
+from .tuning import StepClock, Tuning
 from .types import Plan, Route, Strategy, TensorSpec
 from .verdicts import Call, agree_on_options
+
+if TYPE_CHECKING:
+    from .planner.profile import Profile
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -76,7 +81,11 @@ class Session:
         comm: mpi4py intracommunicator, default ``MPI.COMM_WORLD``; it is duplicated.
         compressor: spelling of a compressor such as ``"topk:ratio=0.01"``, or ``"none"``.
         route: name or spelling of a Route; default: hierarchical where machines have several ranks, else flat.
-        plan: a Plan with a strategy for every tensor, instead of compressor and route.
+        plan: a Plan with a strategy for every tensor, or the path of a file that one was saved in, instead of
+            compressor and route. ``"auto"``: the first steps are dense and timed; then the session measures the cluster
+            for a few seconds, plans, and goes on by the plan. See docs/planner.md.
+        compressors: with ``plan="auto"``: spellings of those that it may use; default: those of ``Tuning``.
+        tuning: with ``plan="auto"``: a ``Tuning``, how long to watch and measure, and when to plan anew.
         seed: of stochastic compressors; the same on every rank.
         min_bytes: tensors below this many bytes stay dense.
         timeout: seconds after which a rank that does not come is reported.
@@ -104,7 +113,9 @@ class Session:
         *,
         compressor: str = "none",
         route: str | Route | None = None,
-        plan: Plan | None = None,
+        plan: Plan | str | os.PathLike[str] | None = None,
+        compressors: Sequence[str] | None = None,
+        tuning: Tuning | None = None,
         seed: int = 0,
         min_bytes: int = 16384,
         timeout: float = DEFAULT_TIMEOUT,
@@ -116,22 +127,36 @@ class Session:
         fuse_bytes: int | None = None,
         machines: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        auto = isinstance(plan, str) and plan == "auto"
         options, problem = Options.checked(
-            compressor=compressor, route=route, plan=plan, seed=seed, min_bytes=min_bytes, timeout=timeout,
-            feedback=feedback, nonfinite=nonfinite, window_bytes=window_bytes, message_bytes=message_bytes,
-            segment_bytes=segment_bytes, fuse_bytes=fuse_bytes, machines=machines,
+            compressor=compressor, route=route, plan=None if auto else plan, tuning=(auto, tuning, compressors),
+            seed=seed, min_bytes=min_bytes, timeout=timeout, feedback=feedback, nonfinite=nonfinite,
+            window_bytes=window_bytes, message_bytes=message_bytes, segment_bytes=segment_bytes, fuse_bytes=fuse_bytes,
+            machines=machines,
         )  # fmt: skip
         self._options = options
         note = {"problem": problem, "options": options.described()}
         self._transport = Transport.open(comm, options.transport(), agree_on_options, note)
+        self._require_fit()
         self._step, self._seconds, self._warned = 0, 0.0, False
         self._batches: dict[tuple[Any, ...], Batch] = {}
         self._open: dict[int, Unit] = {}
         self._gpu: int | None = None
+        tunes = options.tuning is not None and self._transport.topology.size > 1  # alone there is nothing to choose
+        self._clock = StepClock() if tunes else None
+        self._tuned: _Tuned | None = None
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, Keeping(), self._recorder)
         _limit_threads(len(self._transport.machine))
         atexit.register(_leave_at_exit, weakref.ref(self._engine))
+
+    def _require_fit(self) -> None:
+        """Refuse a plan for other ranks or versions."""
+        try:
+            check_fit((), self._options, self._transport.topology)
+        except PlanError:
+            self._transport.close()
+            raise
 
     # --- synchronising ------------------------------------------------------------------------------------------------
 
@@ -208,6 +233,8 @@ class Session:
         finally:
             if unit.finished:
                 self._open.pop(id(unit), None)
+            if self._clock is not None and unit.call[0] in ("sync", "push"):
+                self._clock.waited()
             self._seconds += time.perf_counter() - start
 
     def _ended(self, unit: Unit) -> bool:
@@ -226,12 +253,24 @@ class Session:
             _refuse_shared_memory(gradients)
             if any(device.device_of(gradient.array) == "gpu" for gradient in gradients):
                 gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
-            batch = self._batch(tuple(g.spec for g in gradients), alone=call[0] == "sync")
         except EspressoError as error:
             problem = error
-        except Exception as error:  # a foreign array or a compressor of the user's own may raise anything
+        except Exception as error:  # a foreign array may raise anything
             problem = GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
+        specs = tuple(gradient.spec for gradient in gradients)
+        if problem is None:
+            self._watch(specs)
+            batch, problem = self._settled(specs, alone=call[0] == "sync")
         return Unit(call, given, gradients, batch, problem, order, title=title, gpu=gpu)
+
+    def _settled(self, specs: tuple[TensorSpec, ...], alone: bool) -> tuple[Batch | None, EspressoError | None]:
+        """How the tensors of a call travel, or why they cannot."""
+        try:
+            return self._batch(specs, alone), None
+        except EspressoError as error:
+            return None, error
+        except Exception as error:  # a compressor of the user's own may raise anything
+            return None, GradientError(f"grads: cannot be synchronised: {type(error).__name__}: {error}")
 
     def _batch(self, specs: tuple[TensorSpec, ...], alone: bool) -> Batch:
         if (specs, alone) not in self._batches:
@@ -244,6 +283,137 @@ class Session:
         if self._engine.tally["saturated"] and not self._warned:
             self._warned = True
             _LOG.warning("step %d: summed integers left their range and were cut; use fewer levels", self._step)
+
+    # --- planning -----------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that tensors travel by now; None without one, and with ``plan="auto"`` before it is made."""
+        return self._options.plan
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """With ``plan="auto"``: how long a step should take by the plan; None before there is one."""
+        return self._tuned.expected if self._tuned is not None and self.plan is not None else None
+
+    def measure(
+        self,
+        compressors: Sequence[str],
+        *,
+        sizes: Sequence[int] | None = None,
+        seconds: float = 60.0,
+        tick: Callable[[float], None] = lambda share: None,
+    ) -> Profile:
+        """Measure this cluster: what every collective, encode and decode costs. Collective, the same on every rank.
+
+        Args:
+            compressors: spellings.
+            sizes: elements of the tensors that the profile is for; default: all sizes up to 16 MiB.
+            seconds: about how long it may take; tick: is called now and then with the share that is done.
+
+        Raises:
+            ConfigError: on every rank: a compressor or size that there is not, or tensors are still under way.
+        """
+        from . import autoplan
+
+        def run() -> Profile:
+            return autoplan.profiled(self._transport, self._options, compressors, sizes, seconds, tick)
+
+        profile: Profile = self._together("measure", run)
+        return profile
+
+    @contextmanager
+    def record_trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Record when the gradients of training steps are there, and write it as a file for ``espresso-mpi plan``.
+
+        Collective at both ends; rank 0 writes. The with-block holds at least four steps of the training loop, with the
+        same tensors. They run dense, whatever the session does otherwise, and the first one is not counted.
+
+        Raises:
+            ConfigError: on every rank: the file cannot be written, too few steps, or a session that plans for itself.
+        """
+        from . import autoplan  # most sessions need none of it
+
+        before, target, transport = self._options, Path(path), self._transport
+        if before.tuning is not None:
+            raise ConfigError("record_trace: this session plans for itself; use one without plan='auto'")
+        self._together("record_trace", lambda: autoplan.on_rank_0(transport, lambda: refuse_unwritable(target)))
+        self._clock = clock = StepClock(keep=_RECORDED)
+        self._follow(replace(before, compressor="none", route=None, plan=None))
+        try:
+            yield
+        except BaseException:
+            self._clock = None
+            raise
+        clock.end_step()
+        self._clock = None
+        self._together("record_trace", lambda: autoplan.write_trace(transport, list(clock.steps), target))
+        self._follow(before)
+
+    def _watch(self, specs: tuple[TensorSpec, ...]) -> None:
+        """A call with these tensors is made: note when, and do what is to be done between two steps."""
+        clock = self._clock
+        if clock is None:
+            return
+        if clock.begins(specs):
+            clock.end_step()
+            if self._options.tuning is not None:
+                with clock.aside():
+                    self._tune(clock, self._options.tuning)
+        clock.called(specs)
+
+    def _tune(self, clock: StepClock, tuning: Tuning) -> None:
+        """Plan when enough steps were watched; compare step times with the plan's from then on."""
+        if self._tuned is None:
+            if clock.count == max(1, tuning.skip) + tuning.steps:
+                self._together("plan", lambda: self._plan_now(clock, tuning))
+        elif (clock.count - self._tuned.at) % tuning.check == 0:
+            self._together("compare", lambda: self._compare(clock, tuning, self._tuned))
+
+    def _plan_now(self, clock: StepClock, tuning: Tuning) -> None:
+        """Make a plan and go on by it. Collective."""
+        from . import autoplan
+
+        self._tuned = _Tuned(clock.count, math.inf)  # also if it fails: training goes on as it did
+        made = autoplan.make(self._transport, self._options, tuning, list(clock.steps)[-tuning.steps :])
+        autoplan.report(self._transport, made)
+        again = self.plan is not None and self.plan.digest == made.plan.digest
+        expected = _median_seconds(clock) if again else made.seconds
+        self._tuned = _Tuned(clock.count, expected)
+        if not again:
+            self._adopt(made.plan)
+        clock.steps.clear()
+
+    def _compare(self, clock: StepClock, tuning: Tuning, tuned: _Tuned | None) -> None:
+        """Plan anew if steps take much longer, or shorter, than the plan said. Collective."""
+        from . import autoplan
+
+        assert tuned is not None
+        measured = autoplan.slowest(self._transport, _median_seconds(clock))
+        off = max(measured / tuned.expected, tuned.expected / measured)
+        early = clock.count - tuned.at < tuning.every or len(clock.steps) < autoplan.FEWEST
+        if off <= tuning.factor or early:
+            return
+        if self._transport.rank == 0:
+            _LOG.info("a step takes %.4g s, %.4g s were expected: planning anew", measured, tuned.expected)
+        self._plan_now(clock, tuning)
+
+    def _adopt(self, plan: Plan) -> None:
+        """Go on by another plan; what tensors that travel otherwise now are owed comes along. Collective."""
+        keeping, old = self._engine.keeping, self._options.plan
+        moved = {name for name, of in keeping.members.items() if not _alike(name, of, old, plan)}
+        going = {key: value for key, value in keeping.memory.items() if state.Key.parse(key).name in moved}
+        owed = state.handed_over(self._transport, going, keeping.weights, keeping.members)
+        staying = {key: value for key, value in keeping.memory.items() if key not in going}
+        members = {name: of for name, of in keeping.members.items() if name not in moved}
+        kept = Keeping(state.Memory({**staying, **owed}), dict(keeping.weights), keeping.counts, members)
+        self._follow(replace(self._options, plan=plan), kept)
+
+    def _follow(self, options: Options, keeping: Keeping | None = None) -> None:
+        """Let tensors travel by other options from now on."""
+        self._options = options
+        self._batches.clear()
+        self._engine.follow(options, keeping or self._engine.keeping)
 
     def strategy(self, spec: TensorSpec) -> Strategy:
         """How this session synchronises a tensor.
@@ -407,6 +577,30 @@ class Session:
 
 
 Flat = Callable[[], Iterable[tuple[str, Any]]]
+
+_RECORDED = 1024
+"""Steps of a recorded trace that are kept, the last ones."""
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """When a session planned last, in steps, and how long a step should take since."""
+
+    at: int
+    expected: float
+
+
+def _median_seconds(clock: StepClock) -> float:
+    return float(np.median([step.seconds for step in clock.steps]))
+
+
+def _alike(name: str, members: Sequence[tuple[str, int]], old: Plan | None, new: Plan) -> bool:
+    """Whether tensors that were compressed as one, or by themselves, travel as before by another plan."""
+    names = [member for member, _ in members]
+    if old is None or old.strategies.get(names[0]) != new.strategies.get(names[0]):
+        return False
+    of = [next((group for group in plan.groups if names[0] in group), (names[0],)) for plan in (old, new)]
+    return list(of[0]) == list(of[1])
 
 
 def _leave_at_exit(engine: weakref.ref[Engine]) -> None:

@@ -502,6 +502,39 @@ def _carried_over(transport: Transport, options: Options, states: Sequence[State
     return Loaded(head.step, head.seed, found[head.brought_by]["counts"], memory, {}, carried=True)
 
 
+def handed_over(
+    transport: Transport,
+    memory: Mapping[str, Any],
+    weights: Mapping[str, float],
+    members: Mapping[str, Sequence[tuple[str, int]]],
+) -> dict[str, Any]:
+    """What tensors are owed that travel another way from now on: the mean of their residuals, whole. Collective.
+
+    Whatever else was kept of them begins anew.
+
+    Args:
+        memory: of the tensors concerned; weights: as for ``snapshot``.
+        members: (name, elements) of the tensors that kept something under one name.
+    """
+    own, found = _Weights(weights), _Sums()
+    for text, value in memory.items():
+        key = Key.parse(text)
+        if key.what == "residual":
+            here = np.empty(value.size, np.float32)
+            device.copy(here, value)
+            weight = 1 / transport.topology.size if key.point == _CARRY else own.of(key)
+            found.add(key, weight, here)
+    said = _exchange(transport, {"problem": None, "keys": sorted(found.sums)})
+    owed: dict[str, Any] = {}
+    for text in sorted({key for document in said for key in document["keys"]}):
+        key = Key.parse(text)
+        mean, first = _reduced(transport, found.sums.get(text), key.n), 0
+        for name, n in members.get(key.name, ((key.name, key.n),)):
+            owed[str(Key(name, n, _CARRY, 0, n, "residual"))] = mean[first : first + n].copy()
+            first += n
+    return owed
+
+
 @dataclass
 class _Sums:
     """Float64 sums over some ranks, by the key of what is carried over; ``gone``: what methods keep and lose."""

@@ -7,13 +7,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeGuard, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 from .errors import ConfigError, PlanError
 
 DeviceKind = Literal["cpu", "gpu"]
 Level = Literal["flat", "intra", "inter"]
 Op = Literal["allreduce", "reduce_scatter", "allgather", "alltoall", "reduce", "gather", "broadcast"]
+
+Order = Literal["backprop", "fifo", "priority"]
+"""Which operation a resource serves next in a predicted step; see planner.timeline."""
 
 CLOSING: dict[str, Op] = {
     "reduce_scatter": "allgather",
@@ -28,6 +31,10 @@ SUMS = frozenset({"allreduce", "reduce_scatter", "reduce"})
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes per element of the element types that can be synchronised."""
+
+
+ALIGN = 64
+"""Parts of a tensor begin at multiples of this many elements, so that vector loads and sign words stay whole."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +278,87 @@ class Strategy:
 
 
 @dataclass(frozen=True)
+class MadeFor:
+    """What a plan was made for; elsewhere its choices may be wrong, or its groups incomplete.
+
+    Attributes:
+        tensors: by name (shape, or the number of elements where the shape was not known; element type).
+        device: where the tensors are.
+        machines, ranks_per_machine: of the profile.
+        fingerprint: of the profile: versions and whatever else the measured times depend on; JSON values.
+    """
+
+    tensors: Mapping[str, tuple[tuple[int, ...] | int, str]]
+    machines: int
+    ranks_per_machine: int
+    device: DeviceKind = "cpu"
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is predicted for one buffer: a tensor, or a group.
+
+    Attributes:
+        tensors: their names, in the buffer's order.
+        seconds: of all its operations together.
+        exposed: how much shorter the step would be if its operations took no time: at least 0, at most ``seconds``. The
+            rest is overlapped by computation and by other tensors.
+        runner_up: the best other way for it, all other buffers going as planned; None: nothing else is worth a look.
+        margin: how much longer the step would be that way, in seconds.
+        dense_margin: how much longer the step would be if it travelled by the best dense route; 0 where it does.
+    """
+
+    tensors: tuple[str, ...]
+    seconds: float
+    exposed: float
+    runner_up: Strategy | None = None
+    margin: float = 0.0
+    dense_margin: float = 0.0
+
+    @property
+    def overlapped(self) -> float:
+        """Seconds of its operations that do not make the step longer."""
+        return self.seconds - self.exposed
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is predicted for a step by a plan, in seconds.
+
+    Attributes:
+        seconds: of the step, from its begin to the end of the update.
+        bound: no strategies make a step shorter than this; ``bound_kind`` says among which.
+        compute: of the step if synchronising took no time.
+        dense: of the step by the best plan without compression; noise: what is uncertain in the gain over it.
+        forgone: what the best plan with compression would have gained, where that was not above its noise and the plan
+            is dense therefore; else 0.
+        order, lanes: how the timeline was computed (planner.timeline).
+        baselines: seconds of the step by other plans, by their names.
+        buffers: one entry for each tensor or group, in the order of the backward pass.
+        error: summed compression error (planner.budget); None where a method's is not known.
+    """
+
+    seconds: float
+    bound: float
+    compute: float
+    dense: float
+    noise: float
+    order: Order
+    lanes: str
+    bound_kind: str
+    forgone: float = 0.0
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    buffers: tuple[Outlook, ...] = ()
+    error: float | None = None
+
+    @property
+    def exposed(self) -> float:
+        """What synchronising adds to a step."""
+        return self.seconds - self.compute
+
+
+@dataclass(frozen=True)
 class Plan:
     """A strategy for every tensor by name; ``default`` (if any) serves names that are not listed.
 
@@ -286,8 +374,14 @@ class Plan:
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     default: Strategy | None = None
     groups: tuple[tuple[str, ...], ...] = ()
+    fuse_bytes: int | None = None
+    made_for: MadeFor | None = None
+    forecast: Forecast | None = None
 
     def __post_init__(self) -> None:
+        fuse = self.fuse_bytes
+        if fuse is not None and (isinstance(fuse, bool) or not isinstance(fuse, int) or fuse < 0):
+            raise PlanError(f"plan: fuse_bytes={fuse!r}; expected a number of bytes, 0 to keep tensors apart, or None")
         for name, strategy in [*self.strategies.items(), ("default", self.default)]:
             if not isinstance(strategy, Strategy) and (name != "default" or strategy is not None):
                 raise PlanError(
@@ -326,8 +420,21 @@ class Plan:
         return found
 
     @property
+    def gap(self) -> float | None:
+        """By how much the predicted step is at most longer than the shortest possible one, as a share of that.
+
+        None without a forecast.
+        """
+        if self.forecast is None or self.forecast.seconds == self.forecast.bound:
+            return None if self.forecast is None else 0.0
+        return self.forecast.seconds / self.forecast.bound - 1
+
+    @property
     def digest(self) -> str:
-        """SHA-256 of the plan's content: equal plans have equal digests on every rank."""
+        """SHA-256 of what the plan does: equal plans have equal digests on every rank."""
         rows = {name: [s.compressor, str(s.route)] for name, s in self.strategies.items()}
         default = [self.default.compressor, str(self.default.route)] if self.default else None
-        return hashlib.sha256(json.dumps([rows, default, self.groups], sort_keys=True).encode()).hexdigest()
+        content: list[object] = [rows, default, self.groups]
+        if self.fuse_bytes is not None:
+            content.append(self.fuse_bytes)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..collectives.executor import ALL_RANKS, encode_key
-from ..collectives.layout import ALIGN, Topology
+from ..collectives.layout import Topology
 from ..compressors import Compressor, Context
 from ..options import DEFAULT_SEGMENT
-from ..types import Collective, Encode, Level, Route, Step
+from ..types import ALIGN, Collective, Encode, Level, Route, Step
 
 Piece = tuple[int, int, np.ndarray]
 """Elements [start, stop) and their payload."""

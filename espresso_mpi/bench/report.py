@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from espresso_mpi.errors import ConfigError
 
+from . import planner_rows, planner_tables
 from .output import milliseconds, number
 
 Result = Mapping[str, Any]
@@ -79,6 +81,16 @@ learning rate for all methods. *loss* is bits a character on held-out text. *s t
 final loss + 2 %. A step's time is split into compute (the slowest rank's) and sync. Validation is outside the clock.
 """
 
+_PLANNER = """
+`espresso-mpi bench planner`, without MPI: models and clusters are descriptions ([docs/planner.md](docs/planner.md)).
+Steps are simulated, in the order `backprop` unless a table says otherwise; times of deciding are measured here.
+"""
+
+_TRUTH = """
+The same training step by every method in turn, as the planner predicts it from a profile of this cluster and a trace of
+this training, and as it was measured. *error* is of the prediction. *time / best*: over the quickest method measured.
+"""
+
 
 def main(*, results: Sequence[Path], output: Path, picture: Path | None = None) -> None:
     """Write ``output`` from the results of the benchmarks, in the order given; then where compression loses.
@@ -122,6 +134,8 @@ def _section(result: Result, picture: Path | None) -> str:
         "tensors": (f"The gradients of {result.get('network')}: {_where(result)}", _TENSORS),
         "overlap": (f"Overlap with computing: {_where(result)}", _OVERLAP),
         "growth": (f"How cost grows: {_where(result)}", _GROWTH),
+        "planner": ("The planner", _PLANNER),
+        "truth": (f"Predicted and measured steps: {_where(result)}", _TRUTH),
     }
     if result["kind"] not in titles:
         raise ConfigError(f"report: no section for results of kind {result['kind']!r}; expected {', '.join(titles)}")
@@ -135,8 +149,8 @@ def _body(result: Result, picture: Path | None) -> str:
     if kind == "train":
         plot = "" if picture is None else f"\n![Loss against seconds and against bytes]({picture})\n"
         return _train(result) + plot
-    if kind == "sync":
-        return _sync(result)
+    if kind in _BODIES:
+        return _BODIES[kind](result)
     header, lines = _table_of(kind, result["rows"])
     plot = f"\n![Time against size and against ranks]({result['picture']})\n" if result.get("picture") else ""
     return _table(header, iter(lines)) + plot
@@ -258,3 +272,30 @@ def _train(result: Result) -> str:
     corpus = result["corpus"]
     note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"
     return _table(header, map(line, result["rows"])) + note
+
+
+def _planner(result: Result) -> str:
+    """A table for every part that was measured."""
+    rows = [planner_rows.KINDS[row["part"]](**row) for row in result["rows"]]
+    sections = []
+    for part, own in planner_tables.parts(rows):
+        notes = "".join(f"\n{note}\n" for note in result.get("notes", {}).get(part.name, []))
+        sections.append(f"\n### {part.title}\n{part.text}\n{_table(part.header, iter(part.lines(own)))}{notes}")
+    plot = f"\n![Selection time against tensors and options]({result['picture']})\n" if result.get("picture") else ""
+    return "".join(sections) + plot
+
+
+def _truth(result: Result) -> str:
+    """A table for every rate, and what it comes to."""
+    known = [field.name for field in fields(planner_rows.Truth)]
+    rows = [planner_rows.Truth(**{name: row[name] for name in known if name in row}) for row in result["rows"]]
+    sections = []
+    for rate in dict.fromkeys(row.rate for row in rows):
+        own = [row for row in rows if row.rate == rate]
+        heading = f"\n### {rate}\n\n" if rate else ""
+        table = _table(planner_tables.TRUTH_HEADER, iter(planner_tables.truth(own)))
+        sections.append(f"{heading}{table}\n{planner_tables.truth_summary(own)}\n")
+    return "".join(sections)
+
+
+_BODIES: dict[str, Callable[[Result], str]] = {"sync": _sync, "planner": _planner, "truth": _truth}

@@ -5,7 +5,7 @@ The network is ResNet-101: 314 tensors of very different sizes, in the order in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 
 from ..compressors import spellings
+from ..planner.models import MODELS
 from .contest import Contestant, Effort, Inputs, in_turns, wrong_mean, wrong_of, wrong_together
 from .output import check_writable, milliseconds, parse_sizes, progress, show, write_rows
 
 FUSED, EACH = "mpi-allreduce-fused", "mpi-allreduce-each"
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+resnet101 = MODELS["resnet101"].shapes
+"""The shapes of ResNet-101's 314 parameters by name, the last layer first, as a backward pass yields them."""
 
 
 @dataclass(frozen=True)
@@ -82,43 +86,6 @@ def shapes_of(sizes: str | None) -> dict[str, tuple[int, ...]]:
     if sizes is None:
         return resnet101()
     return {f"tensor{number}": (nbytes // 4,) for number, nbytes in enumerate(parse_sizes(sizes))}
-
-
-# --- ResNet-101 -------------------------------------------------------------------------------------------------------
-
-_STAGES = ((64, 3), (128, 4), (256, 23), (512, 3))
-"""Width and number of bottleneck blocks of each stage (He et al. 2015, arXiv:1512.03385, table 1)."""
-
-_EXPANSION = 4
-"""Channels that a bottleneck block yields, as a multiple of its width."""
-
-
-def resnet101() -> dict[str, tuple[int, ...]]:
-    """The shapes of ResNet-101's 314 parameters by name, the last layer first, as a backward pass yields them."""
-    return dict(reversed(list(_forward())))
-
-
-def _forward() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Convolutions without bias, each with the scale and shift of its normalisation, and the classifier."""
-    yield from _convolution("conv1", "bn1", 64, 3, 7)
-    channels = 64
-    for stage, (width, blocks) in enumerate(_STAGES, start=1):
-        for block in range(blocks):
-            at = f"layer{stage}.{block}"
-            yield from _convolution(f"{at}.conv1", f"{at}.bn1", width, channels, 1)
-            yield from _convolution(f"{at}.conv2", f"{at}.bn2", width, width, 3)
-            yield from _convolution(f"{at}.conv3", f"{at}.bn3", width * _EXPANSION, width, 1)
-            if block == 0:
-                yield from _convolution(f"{at}.downsample", f"{at}.downsample-bn", width * _EXPANSION, channels, 1)
-            channels = width * _EXPANSION
-    yield "fc.weight", (1000, channels)
-    yield "fc.bias", (1000,)
-
-
-def _convolution(name: str, norm: str, outputs: int, inputs: int, kernel: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (outputs, inputs, kernel, kernel)
-    yield f"{norm}.weight", (outputs,)
-    yield f"{norm}.bias", (outputs,)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

@@ -132,38 +132,48 @@ def main(trace: Path, output: Path | None = None, step: int | None = None) -> No
         ConfigError: the trace cannot be read, has no such step, or the picture cannot be written.
     """
     output = trace.with_suffix(".svg") if output is None else output
-    _require_output(output)
+    require_output(output)
     chosen = one_step(tracefile.read(trace), step, trace)
     draw(chosen, output)
     print(f"wrote {output}: {_title(chosen)}")
 
 
-def _require_output(path: Path) -> None:
-    if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"--output {path}: ends in {path.suffix or 'nothing'!r}; expected {' or '.join(SUFFIXES)}")
+def require_output(path: Path, what: str = "--output", suffixes: Sequence[str] = SUFFIXES) -> None:
+    """Refuse, before anything is drawn, a file that could not be.
+
+    Raises:
+        ConfigError: naming what is in the way; ``what``: how the file is called.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{what} {path}: ends in {path.suffix or 'nothing'!r}; expected {' or '.join(suffixes)}")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--output {path}: its directory does not exist; make it first")
-    if find_spec("matplotlib") is None:
+        raise ConfigError(f"{what} {path}: its directory does not exist; make it first")
+    if path.suffix.lower() in SUFFIXES and find_spec("matplotlib") is None:
         raise ConfigError("a timeline needs matplotlib; install it with: pip install 'espresso-mpi[report]'")
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
 
-_INSIDE = "wire in the machine"
+INSIDE = "wire in the machine"
 
-_COLOURS: dict[str, str] = {
+COLOURS: dict[str, str] = {
     "check": "#aa3377",
     "agree": "#66ccee",
     "encode": "#4477aa",
     "decode": "#228833",
     "wire": "#ee8866",
-    _INSIDE: "#f7d0ba",
+    INSIDE: "#f7d0ba",
+    "copy": "#ccbb44",
     "wait": "#d4d4d4",
+    "backward": "#bbbbbb",
 }
 """Told apart by colour-blind readers as well, and in grey (after P. Tol, "Colour Schemes", 2021)."""
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 14.0, 0.95, 1.85, 0.75, 0.55
 """Inches: the picture, and its margins."""
+
+MARGINS = _TOP + _BOTTOM
+"""Inches above and below the axes of a picture."""
 
 _RANK_HEIGHT, _TALLEST = 1.15, 60.0
 """Inches of a rank's two rows, and of the tallest picture."""
@@ -176,10 +186,10 @@ _FONT, _CHARACTER = 6.5, 0.62
 
 
 @dataclass(frozen=True)
-class _Bar:
+class Bar:
     """A rectangle: milliseconds from the left, ranks from the top (a rank is 1 high)."""
 
-    kind: str  # a key of _COLOURS
+    kind: str  # a key of COLOURS
     text: str
     start: float
     stop: float
@@ -189,41 +199,45 @@ class _Bar:
 
 def draw(step: StepTrace, path: Path) -> None:
     """Draw a step to ``path``; its suffix says in which format."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    height = min(_TALLEST, len(step.ranks) * _RANK_HEIGHT + _TOP + _BOTTOM)
-    figure = Figure(figsize=(_WIDTH, height))
-    FigureCanvasAgg(figure)
-    inner = _WIDTH - _LEFT - _RIGHT
-    box = (_LEFT / _WIDTH, _BOTTOM / height, inner / _WIDTH, 1 - (_TOP + _BOTTOM) / height)
-    axes = figure.add_axes(box)
+    figure, axes, inner = new_figure(min(_TALLEST, len(step.ranks) * _RANK_HEIGHT + MARGINS))
     bars = [bar for number, rank in enumerate(step.ranks) for bar in _bars(rank, number)]
     points = 72 * inner / max(step.seconds * 1e3, 1e-6)
-    row = 72 * height * box[3] / len(step.ranks)
-    _draw_bars(axes, bars, points)
-    _draw_names(axes, bars, points, row)
+    row = 72 * figure.get_figheight() * axes.get_position().height / len(step.ranks)
+    draw_bars(axes, bars, points)
+    draw_names(axes, bars, points, row)
     _draw_ranks(axes, step, min(8.0, row / 3.2))
-    _draw_frame(figure, axes, step, [kind for kind in _COLOURS if any(bar.kind == kind for bar in bars)])
+    _draw_frame(figure, axes, step, [kind for kind in COLOURS if any(bar.kind == kind for bar in bars)])
     figure.savefig(path, dpi=150, format=path.suffix.lower()[1:])
 
 
-def _bars(rank: RankTrace, number: int) -> Iterator[_Bar]:
+def new_figure(height: float) -> tuple[Any, Any, float]:
+    """A figure of this many inches, axes within the margins, and the width of those in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, height))
+    FigureCanvasAgg(figure)
+    inner = _WIDTH - _LEFT - _RIGHT
+    box = (_LEFT / _WIDTH, _BOTTOM / height, inner / _WIDTH, 1 - MARGINS / height)
+    return figure, figure.add_axes(box), inner
+
+
+def _bars(rank: RankTrace, number: int) -> Iterator[Bar]:
     """The rectangles of a rank."""
     top, end = _CPU
     waits = [span for span in rank.spans if span.kind == "wait"]
-    yield from (_Bar("wait", "", w.start * 1e3, w.stop * 1e3, number + top, end - top) for w in waits)
+    yield from (Bar("wait", "", w.start * 1e3, w.stop * 1e3, number + top, end - top) for w in waits)
     work = [span for span in rank.spans if span.kind not in ("wait", "wire")]
     wires = [span for span in rank.spans if span.kind == "wire"]
     for spans, (top, end) in ((work, _CPU), (wires, _WIRE)):
         lane_of = tracefile.lanes(spans)
         height = (end - top) / (max(lane_of, default=0) + 1)
         for span, lane in zip(spans, lane_of):
-            kind = _INSIDE if span.level == "intra" else span.kind
-            yield _Bar(kind, span.tensor, span.start * 1e3, span.stop * 1e3, number + top + lane * height, height)
+            kind = INSIDE if span.level == "intra" else span.kind
+            yield Bar(kind, span.tensor, span.start * 1e3, span.stop * 1e3, number + top + lane * height, height)
 
 
-def _draw_bars(axes: Any, bars: Sequence[_Bar], points: float) -> None:
+def draw_bars(axes: Any, bars: Sequence[Bar], points: float) -> None:
     """All rectangles, kind by kind; those that are wide enough are parted by a white line.
 
     Args:
@@ -231,18 +245,18 @@ def _draw_bars(axes: Any, bars: Sequence[_Bar], points: float) -> None:
     """
     from matplotlib.collections import PolyCollection
 
-    for kind in ("wait", *(kind for kind in _COLOURS if kind != "wait")):  # an agreement lies over its waits
+    for kind in ("wait", *(kind for kind in COLOURS if kind != "wait")):  # an agreement lies over its waits
         chosen = [bar for bar in bars if bar.kind == kind]
         corners = [
             [(b.start, b.top), (b.start, b.top + b.height), (b.stop, b.top + b.height), (b.stop, b.top)] for b in chosen
         ]
         edges = [0.4 if (bar.stop - bar.start) * points > 4 and kind != "wait" else 0.0 for bar in chosen]
         axes.add_collection(
-            PolyCollection(corners, facecolors=_COLOURS[kind], edgecolors="white", linewidths=edges or None)
+            PolyCollection(corners, facecolors=COLOURS[kind], edgecolors="white", linewidths=edges or None)
         )
 
 
-def _draw_names(axes: Any, bars: Sequence[_Bar], points: float, row: float) -> None:
+def draw_names(axes: Any, bars: Sequence[Bar], points: float, row: float) -> None:
     """Tensor names where they fit.
 
     Args:
@@ -252,7 +266,7 @@ def _draw_names(axes: Any, bars: Sequence[_Bar], points: float, row: float) -> N
         room = (bar.stop - bar.start) * points - 4
         text = _fitting(bar.text, int(room / (_FONT * _CHARACTER)))
         if text and bar.height * row > _FONT + 1:
-            colour = "black" if bar.kind in ("wire", _INSIDE, "agree") else "white"
+            colour = "black" if bar.kind in ("wire", INSIDE, "agree", "copy") else "white"
             middle = (bar.start + bar.stop) / 2, bar.top + bar.height / 2
             axes.text(*middle, text, size=_FONT, color=colour, ha="center", va="center_baseline")
 
@@ -306,21 +320,26 @@ def _covered(spans: Sequence[Span]) -> float:
 
 
 def _draw_frame(figure: Any, axes: Any, step: StepTrace, kinds: Sequence[str]) -> None:
+    doubt = f"; the machines' clocks agree to within {step.clocks_within * 1e3:.2g} ms" if step.clocks_within else ""
+    axes.set_xlabel(f"milliseconds{doubt}", fontsize=8)
+    draw_frame(figure, axes, step.seconds, len(step.ranks), _title(step), kinds)
+
+
+def draw_frame(figure: Any, axes: Any, seconds: float, rows: int, title: str, kinds: Sequence[str]) -> None:
+    """What is around the bars: the axes, milliseconds wide and rows high, the title, and a legend of the kinds."""
     from matplotlib.patches import Patch
 
-    axes.set_xlim(0, max(step.seconds * 1e3, 1e-6))
-    axes.set_ylim(len(step.ranks), 0)
+    axes.set_xlim(0, max(seconds * 1e3, 1e-6))
+    axes.set_ylim(rows, 0)
     axes.set_yticks([])
     axes.grid(axis="x", color="#e8e8e8", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(labelsize=8)
-    doubt = f"; the machines' clocks agree to within {step.clocks_within * 1e3:.2g} ms" if step.clocks_within else ""
-    axes.set_xlabel(f"milliseconds{doubt}", fontsize=8)
     top = 1 - 0.22 / figure.get_figheight()
-    figure.text(_LEFT / _WIDTH, top, _title(step), size=11, weight="bold", va="center")
-    handles = [Patch(facecolor=_COLOURS[kind], label=kind) for kind in kinds]
+    figure.text(_LEFT / _WIDTH, top, title, size=11, weight="bold", va="center")
+    handles = [Patch(facecolor=COLOURS[kind], label=kind) for kind in kinds]
     figure.legend(
         handles=handles, ncols=len(handles) or 1, loc="center left", frameon=False, fontsize=8, handlelength=1.2,
         bbox_to_anchor=(_LEFT / _WIDTH - 0.008, 1 - 0.52 / figure.get_figheight()), columnspacing=1.4,

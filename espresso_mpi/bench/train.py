@@ -44,6 +44,7 @@ def main(
     ablation: bool = True,
     eval_every: int | None = None,
     route: str | None = None,
+    plan: str | None = None,
     json: Path | None = None,
     plot: Path | None = None,
     trace: Path | None = None,
@@ -62,6 +63,8 @@ def main(
         ablation: also run methods that lose much without error feedback.
         eval_every: steps between validations; default: a fifteenth of all.
         route: route of the compressed methods; default: the session's choice.
+        plan: also train by the plan in this file; ``auto``: by one that the session makes, of these methods, in its
+            first steps. The time that planning takes is part of the run's.
         json, plot: files to write, the plot as PNG.
         trace: trace a few early steps of each method to this file, the method's name before its suffix.
         comm: mpi4py communicator, default ``MPI.COMM_WORLD``.
@@ -74,7 +77,7 @@ def main(
         CorpusError: this Python has no training text.
     """
     comm = _world() if comm is None else comm
-    chosen = parse_methods(methods, ablation)
+    chosen = parse_methods(methods, ablation) + planned_methods(methods, plan)
     settings = Settings(
         steps=steps,
         batch=max(1, TOTAL_BATCH // comm.size) if batch is None else batch,
@@ -108,6 +111,13 @@ def parse_methods(methods: str, ablation: bool) -> tuple[Method, ...]:
         needy = [method for method in found if method.compressor != "none" and _loses_much(method.compressor)]
         found += [replace(method, feedback=False) for method in needy]
     return tuple(dict.fromkeys(found))
+
+
+def planned_methods(methods: str, plan: str | None) -> tuple[Method, ...]:
+    """The method that goes by a plan, if one is given; a session that plans for itself may use all the others."""
+    if plan is None:
+        return ()
+    return (Method("none", plan=plan, candidates=tuple(name for name in spellings(methods) if name != "none")),)
 
 
 def _loses_much(spelling: str) -> bool:

@@ -61,14 +61,25 @@ class Settings:
 
 @dataclass(frozen=True)
 class Method:
-    """A compressor's spelling, and whether what it loses is added in the next step."""
+    """How tensors are synchronised.
+
+    Attributes:
+        compressor: its spelling.
+        feedback: whether what it loses is added in the next step.
+        plan: "auto" or the path of a plan, which then counts, not the compressor.
+        candidates: what a session that plans for itself may use.
+    """
 
     compressor: str
     feedback: bool = True
+    plan: str | None = None
+    candidates: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """Name in tables and plots."""
+        if self.plan is not None:
+            return "auto plan" if self.plan == "auto" else f"plan {Path(self.plan).stem}"
         name = "fp32" if self.compressor == "none" else self.compressor
         return name if self.feedback else f"{name}, no feedback"
 
@@ -151,12 +162,20 @@ def train(
     """
     replica = Replica(settings, corpus, comm.size, comm.rank)
     _require_same_start(comm, corpus, replica.model)
-    route = settings.route if method.compressor != "none" else None
-    session = Session(comm, compressor=method.compressor, route=route, seed=settings.seed, feedback=method.feedback)
+    session = Session(comm, seed=settings.seed, feedback=method.feedback, **_options(method, settings))
     # Divergence is a result here, which the session reports; numpy need not warn of it.
     with session, np.errstate(over="ignore", invalid="ignore"):
         _warm_up(session, replica)
         return _Loop(comm, session, replica, corpus, settings, progress).run(method, trace)
+
+
+def _options(method: Method, settings: Settings) -> dict[str, Any]:
+    """What a session is told about how tensors travel."""
+    if method.plan == "auto":
+        return {"plan": "auto", "compressors": method.candidates}
+    if method.plan is not None:
+        return {"plan": method.plan}
+    return {"compressor": method.compressor, "route": settings.route if method.compressor != "none" else None}
 
 
 def validation_loss(comm: Any, model: CharModel, corpus: text.Corpus, stride: int) -> float:

@@ -103,6 +103,15 @@ def encode_key(seed: int, step: int, rank: int, point: int, start: int, name: st
 Turns = Iterator[None]
 
 
+@dataclass(frozen=True)
+class Stage:
+    """One step of a segment on its way: what it is, what it works on, and the turns that carry it out."""
+
+    step: ScheduleStep
+    data: Data
+    turns: Callable[[], Turns]
+
+
 class Program:
     """A route made ready for tensors of one size: every message size known, every function bound.
 
@@ -132,7 +141,7 @@ class Program:
             compile_route(route, transport.topology, region, dtype, transport.rank, compressor)
             for region in self._regions
         ]
-        self._segments = [[self._bound(step) for step in steps] for steps in compiled]
+        self._segments = [[(step, self._bound(step)) for step in steps] for steps in compiled]
 
     def _bound(self, step: ScheduleStep) -> Callable[[_Segment], Turns]:
         """The function that does a step."""
@@ -152,10 +161,19 @@ class Program:
 
     def segment(self, number: int, x: Any, job: Job, recorder: Recorder) -> Turns:
         """The turns of one segment of replacing flat ``x`` by its mean over the ranks."""
+        for stage in self.stages(number, x, job, recorder):
+            yield from stage.turns()
+
+    def steps(self, number: int) -> list[ScheduleStep]:
+        """The steps of one segment."""
+        return [step for step, _ in self._segments[number]]
+
+    def stages(self, number: int, x: Any, job: Job, recorder: Recorder) -> Iterator[Stage]:
+        """The steps of one segment, each to be carried out before the next is asked for: ``segment`` in slow motion."""
         workspace = self._transport.borrow()
         segment = _Segment(Data(x, self._dtype, workspace), job, _Log(recorder, job, number, self._transport))
-        for act in self._segments[number]:
-            yield from act(segment)
+        for step, act in self._segments[number]:
+            yield Stage(step, segment.data, partial(act, segment))
         segment.finish(self._regions[number])
         self._transport.give_back(workspace)
 

@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..types import ITEMSIZE, Level
+from ..types import ALIGN, ITEMSIZE, Level
 from ..workspace import PAYLOAD_ALIGN
 
 PAYLOAD_ITEMSIZE = {**ITEMSIZE, "int8": 1, "int16": 2, "int32": 4, "uint8": 1}
 """Bytes of the element types that arrays and payloads may have when they are summed; uint8: what is only copied."""
-
-ALIGN = 64
-"""Regions begin at multiples of this many elements, so that vector loads and sign words stay whole."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Literal
 
 from ..compressors import Compressor
 from ..errors import ConfigError
-from ..types import CLOSING, SUMS, Collective, Decode, DeviceKind, Encode, Level, Route
+from ..types import ALIGN, CLOSING, SUMS, Collective, Decode, DeviceKind, Encode, Level, Route
 from .base import Move, Scene, operations
-from .layout import ALIGN, Copy, Dense, Packed, Part, State, Topology
+from .layout import Copy, Dense, Packed, Part, State, Topology
 from .reduction import Rule
 
 

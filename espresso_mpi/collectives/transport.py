@@ -16,7 +16,7 @@ from ..errors import ConfigError, EspressoError, RemoteError
 from ..launch import cores
 from ..workspace import Staging, Workspace
 from . import probe
-from .layout import ALIGN
+from ..types import ALIGN
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size

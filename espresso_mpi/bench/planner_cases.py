@@ -1,0 +1,150 @@
+"""Random cases, each against every choice that there is: our search and its bound, and Algorithm 2's offload."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numba import njit
+
+from ..planner.algorithms import algorithm1, algorithm2, on_cpu
+from ..planner.bound import lower_bound
+from ..planner.cluster import Cluster, Link, Memory
+from ..planner.problem import Problem
+from ..planner.search import search
+from ..planner.timeline import Timeline, backprop_time
+from ..planner.trace import Trace, TracedTensor
+from ..planner.tree import routes
+from .cases import random_case
+from .planner_rows import Cases
+
+TENSORS, OPTIONS = 6, 6
+"""At most, in a random case."""
+
+SAME = 1e-9
+"""Times that differ by less of themselves are equal: they are sums of the same numbers in another order."""
+
+
+# --- enumeration ------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _least(menus, sizes, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+    """The least F over all choices: counts through them like an odometer, and prices each from its begin.
+
+    Args:
+        menus: int64 (tensors, most options), rows; sizes: int64 (tensors,), how many of them count.
+    """
+    tensors = sizes.size
+    at, choice = np.zeros(tensors, np.int64), menus[:, 0].copy()
+    best = np.inf
+    while True:
+        best = min(best, backprop_time(choice, backward, home, total, lane, seconds, count, repeats))
+        place = 0
+        while place < tensors:
+            at[place] += 1
+            if at[place] < sizes[place]:
+                choice[place] = menus[place, at[place]]
+                break
+            at[place] = 0
+            choice[place] = menus[place, 0]
+            place += 1
+        if place == tensors:
+            return best
+
+
+def least(timeline: Timeline, menus: list[list[int]]) -> float:
+    """The least F, in the order ``backprop``, if each tensor may take any of its rows. For small cases."""
+    sizes = np.array([len(menu) for menu in menus], np.int64)
+    padded = np.array([menu + menu[:1] * (sizes.max() - len(menu)) for menu in menus], np.int64)
+    o, lanes = timeline.options, timeline.lanes
+    return float(
+        _least(padded, sizes, timeline.backward, lanes.backward, lanes.count, o.lane, o.seconds, o.count, o.repeats)
+    )
+
+
+# --- our search -------------------------------------------------------------------------------------------------------
+
+
+def searched(cases: int, tick: Callable[[], None], seed: int = 0) -> list[Cases]:
+    """Our search and its bound in random cases of up to 6 tensors with up to 6 options each."""
+    begin, rng = time.perf_counter(), np.random.default_rng(seed)
+    over, under = [], []
+    for _ in range(cases):
+        problem = random_case(rng, int(rng.integers(1, TENSORS + 1)), OPTIONS)
+        found = search(problem)
+        best = least(problem.timeline, [list(problem.rows(i)) for i in range(problem.tensors)]) + problem.around
+        bound = max(found.bound, lower_bound(problem))  # the search never says more than what it found; this might
+        over.append(_ratio(found.seconds, best))
+        under.append(_ratio(best, bound))
+        tick()
+    return [_row("our search, against every choice", over, under, time.perf_counter() - begin)] if cases else []
+
+
+def _ratio(a: float, b: float) -> float:
+    """a / b; steps that take no time are equal."""
+    return 1.0 if a == b else a / b if b else float("inf")
+
+
+def _row(what: str, over: list[float], under: list[float] | None, seconds: float) -> Cases:
+    excess = np.array(over) - 1
+    slack = None if under is None else np.array(under) - 1
+    return Cases(
+        what, excess.size, float(np.mean(excess <= SAME)), float(excess.max()), float(np.maximum(excess, 0).mean()),
+        None if slack is None else int((slack < -SAME).sum()), None if slack is None else float(slack.max()), seconds,
+    )  # fmt: skip
+
+
+# --- Algorithm 2 ------------------------------------------------------------------------------------------------------
+
+
+def offloaded(cases: int, tick: Callable[[], None], seed: int = 0) -> list[Cases]:
+    """Algorithm 2 after Algorithm 1 in random cases of up to 6 tensors, against all subsets of the compressed ones."""
+    begin, over = time.perf_counter(), []
+    for problem in _compressing(np.random.default_rng(seed), cases):
+        first = algorithm1(problem)
+        moved = on_cpu(problem, first.choice)
+        subsets = [[int(a), int(b)] if a != b else [int(a)] for a, b in zip(first.choice, moved)]
+        best = least(problem.timeline, subsets) + problem.around
+        over.append(algorithm2(problem, first).seconds / best)
+        tick()
+    what = "Algorithm 2, against every subset to offload"
+    return [_row(what, over, None, time.perf_counter() - begin)] if cases else []
+
+
+def _compressing(rng: np.random.Generator, cases: int) -> Iterator[Problem]:
+    """So many random cases in which Algorithm 1 compresses at least two tensors."""
+    while cases:
+        problem = offload_case(rng)
+        if (problem.method[algorithm1(problem).choice] >= 0).sum() > 1:
+            cases -= 1
+            yield problem
+
+
+def offload_case(rng: np.random.Generator) -> Problem:
+    """A few tensors on GPUs, often of equal sizes, on a random cluster; dense routes, and some to compress along."""
+    sizes = (10 ** rng.uniform(4, 7, size=rng.integers(1, 4))).astype(int)
+    tensors, at = [], rng.uniform(0, 0.01)
+    for number in range(int(rng.integers(3, 7))):
+        at += 10 ** rng.uniform(-4, -2)
+        tensors.append(TracedTensor(f"t{number}", int(rng.choice(sizes)), float(at)))
+    on_gpu = routes(("gpu",))
+    packed = [route for route in on_gpu if route.compressed]
+    some = [packed[place] for place in rng.choice(len(packed), size=8, replace=False)]
+    ways = [*(route for route in on_gpu if not route.compressed), *some, *(route.on("cpu") for route in some)]
+    trace = Trace(tuple(tensors), device="gpu")
+    return Problem.of(trace, _cluster(rng).profile(), ["onebit"], routes=ways, prune=False)
+
+
+def _cluster(rng: np.random.Generator) -> Cluster:
+    """Machines, links and processors of speeds that differ by orders of magnitude."""
+    return Cluster(
+        "random", int(rng.integers(2, 9)), int(rng.integers(1, 9)),
+        intra=Link(3e-6, 10 ** rng.uniform(-11, -10)), inter=Link(1e-5, 10 ** rng.uniform(-10, -8.5)),
+        memory={
+            "gpu": Memory(10 ** rng.uniform(10, 12), 0.5, launch=2e-5),
+            "cpu": Memory(10 ** rng.uniform(9.5, 11), 0.5, launch=5e-6),
+        },
+        compressors=("onebit",), copy=Link(1e-5, 1 / 10 ** rng.uniform(9.5, 10.5)),
+    )  # fmt: skip

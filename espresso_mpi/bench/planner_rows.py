@@ -1,0 +1,192 @@
+"""What ``bench planner`` and ``bench truth`` find, as rows; every kind of row names the part that it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How long one way of deciding takes for one model.
+
+    Attributes:
+        way: ``algorithms 1+2``, ``search`` or ``search, fused``.
+        tensors: of the model; menus: different sizes among them; options: of all menus, after pruning.
+        first: seconds of the first decision in this process: kernels loaded or compiled, routes walked.
+        problem: median seconds to price the menus and to leave out what is dominated.
+        decide: median seconds of the decision itself: Algorithm 1, or all of the search.
+        offload: median seconds of Algorithm 2.
+        paper_decide, paper_offload: the paper's; None for models that it does not have.
+    """
+
+    model: str
+    testbed: str
+    compressor: str
+    way: str
+    tensors: int
+    menus: int
+    options: int
+    repeats: int
+    first: float
+    problem: float
+    decide: float
+    offload: float | None
+    paper_decide: float | None
+    paper_offload: float | None
+    part: str = "selection"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far a decision is above what is proved of every decision.
+
+    Attributes:
+        seconds: F of our search; bound: certified; algorithms: F of Algorithms 1 and 2; dense: F of nothing compressed.
+        fused: F of our search over buffers as well; fused_bound: on all fusions of neighbours; None where not run.
+    """
+
+    model: str
+    testbed: str
+    compressor: str
+    tensors: int
+    seconds: float
+    bound: float
+    algorithms: float
+    fused: float | None
+    fused_bound: float | None
+    dense: float
+    part: str = "gap"
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Random cases against full enumeration.
+
+    Attributes:
+        what: what was compared.
+        optimal: share of cases in which F is that of the best.
+        worst: largest F / best - 1; mean: of all cases.
+        violations: cases in which the bound is above the best; None where there is no bound.
+        loosest: largest best / bound - 1; None likewise.
+        seconds: that all took.
+    """
+
+    what: str
+    cases: int
+    optimal: float
+    worst: float
+    mean: float
+    violations: int | None
+    loosest: float | None
+    seconds: float
+    part: str = "cases"
+
+
+@dataclass(frozen=True)
+class Against:
+    """The simulated step of one way beside the plan's, and what the paper says.
+
+    Attributes:
+        way: a baseline, or ``upper bound``.
+        seconds: F of that way; plan: F of our search; algorithms: F of Algorithms 1 and 2; compute: seconds of a step
+            whose synchronisation takes no time.
+        published: the gain over that way in percent, None where the paper gives none.
+        reason: where they differ, what in the model differs.
+    """
+
+    model: str
+    testbed: str
+    compressor: str
+    way: str
+    seconds: float
+    plan: float
+    algorithms: float
+    compute: float
+    published: float | None
+    reason: str
+    part: str = "paper"
+
+    @property
+    def gain(self) -> float:
+        """Percent of throughput that the plan gains over that way."""
+        return 100 * (self.seconds / self.plan - 1)
+
+    @property
+    def gain_of_algorithms(self) -> float:
+        """The same for the decision of Algorithms 1 and 2."""
+        return 100 * (self.seconds / self.algorithms - 1)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A scaling factor, ours and the published one: the step on one GPU over that on all."""
+
+    model: str
+    testbed: str
+    compressor: str
+    way: str
+    factor: float
+    published: float | None
+    part: str = "scaling"
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How long deciding takes for one size of problem.
+
+    Attributes:
+        along: ``tensors``, ``tensors of different sizes`` or ``options``.
+        label: what was added last, where options grow.
+        at: number of tensors, or of options of each size before pruning.
+        problem, decide: median seconds, as in ``Selection``; gap: F / bound - 1 of what was found.
+    """
+
+    along: str
+    label: str
+    at: int
+    problem: float
+    decide: float
+    gap: float
+    repeats: int
+    part: str = "growth"
+
+
+@dataclass(frozen=True)
+class Orders:
+    """One plan's F in every order; it was made for the first."""
+
+    model: str
+    testbed: str
+    compressor: str
+    backprop: float
+    fifo: float
+    priority: float
+    part: str = "orders"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One method's step, predicted and measured.
+
+    Attributes:
+        rate: of the links between machines; nothing where all rows have the same.
+        predicted, measured: seconds of a step, measured the median; p90: of the measured ones.
+        chosen: this is what ``auto`` chose. ratio_to_best: measured over the quickest method's.
+        plan: what travelled how, in words.
+    """
+
+    method: str
+    predicted: float | None
+    measured: float
+    p90: float
+    chosen: bool
+    ratio_to_best: float
+    plan: str = ""
+    rate: str = ""
+
+
+Row = Selection | Gap | Cases | Against | Factor | Growth | Orders
+
+KINDS: dict[str, type[Row]] = {
+    kind.part: kind for kind in (Selection, Gap, Cases, Against, Factor, Growth, Orders)
+}  # fmt: skip

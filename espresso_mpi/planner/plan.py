@@ -1,0 +1,322 @@
+"""Makes a plan: the search's choice, checked against simpler plans, rid of compression that noise could explain.
+
+1. The search chooses fusion groups and a strategy for every buffer (``search``).
+2. The paper's algorithms and the baselines are priced beside it; a quicker one of them is improved and taken instead.
+3. Under an error budget, the choice is made to keep it (``budget``).
+4. Compression whose gain does not exceed the noise of what was measured is taken back, tensor by tensor; the best plan
+   without any is taken if the whole gain over it does not (``noise``).
+5. What is predicted is noted for every buffer: what ``explain`` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .. import compressors as registry
+from ..errors import ConfigError
+from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy
+from .algorithms import published
+from .baselines import baseline, usable
+from .budget import limited, total_error
+from .noise import TIE, Doubts, Gain, best_dense, gain_over, without_noise
+from .problem import Problem, buffer_name, evaluated, lanes_of
+from .profile import Profile
+from .search import search, search_fused
+from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free
+from .timeline import LANES, Lanes, Order
+from .trace import Trace
+from .tree import routes as all_routes
+
+PUBLISHED = "espresso"
+"""What the choice of the paper's two algorithms is called among the baselines."""
+
+RUNNERS_UP = 12
+"""Options of a tensor that are looked at for a runner-up where that takes long; see ``outlooks``."""
+
+_ONE_FOR_ALL = ("fp32", "fp16")
+"""Baselines that have nothing to do with the compressor."""
+
+
+def plan(
+    trace: Trace,
+    profile: Profile,
+    compressors: Sequence[str] | None = None,
+    *,
+    lanes: Lanes | str | None = None,
+    order: Order | None = None,
+    fusion: bool = True,
+    linear: bool = True,
+    devices: Sequence[DeviceKind] | None = None,
+    error_budget: float | None = None,
+    noise: float | None = None,
+    baselines: bool = True,
+) -> Plan:
+    """The plan with the shortest step that is found, and what is predicted for it; see the module.
+
+    Args:
+        compressors: what may be used, by spellings; ``none`` always may. None: all that the profile has on all devices.
+        lanes, order: how the timeline is computed (``timeline``). None: as the executor does it, ``fifo``, with one
+            lane for processor and shared memory where tensors are in host memory; for GPUs of a described cluster as
+            the paper does it, ``backprop`` with one network.
+        fusion: whether tensors may share buffers.
+        linear: whether payloads of linear compressors may be summed.
+        devices: where may be compressed; None: wherever the tensors can go.
+        error_budget: the most that the plan may lose (``budget``); None: anything.
+        noise: relative error of every time; None: what profile and trace say.
+        baselines: price simpler plans as well, and take one if it is quicker.
+
+    Raises:
+        ConfigError: the profile lacks what is needed, an argument is out of its range.
+    """
+    return _Maker.of(trace, profile, compressors, lanes, order, fusion, linear, devices, error_budget, noise).made(
+        baselines
+    )
+
+
+def described(given: Plan, like: Plan, trace: Trace, profile: Profile) -> Plan:
+    """A plan of one's own, with what is predicted for it.
+
+    Args:
+        like: what ``plan`` made of the same trace and profile: the bound, the best dense time and the noise are its.
+
+    Raises:
+        PlanError: the plan does not know a tensor; ConfigError: the profile lacks what it needs.
+    """
+    assert like.forecast is not None
+    lanes, order = like.forecast.lanes, like.forecast.order
+    problem, choice = evaluated(given, trace, profile, lanes=lanes, order=order)
+    spellings = profiled(profile, ("cpu", "gpu") if trace.device == "gpu" else ("cpu",))
+    others = Problem.of(problem.trace, profile, spellings, lanes=lanes, order=order)
+    draft = Draft(_by_buffer(problem.trace, given.groups), problem, choice)
+    draft = draft.on(joined([problem, completed(others)]))
+    forecast = replace(
+        like.forecast, seconds=draft.seconds, buffers=outlooks(draft), forgone=0.0, baselines={},
+        error=total_error(draft.problem, draft.choice),
+    )  # fmt: skip
+    return replace(given, fuse_bytes=0, made_for=like.made_for, forecast=forecast)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A choice on its way to a plan. ``groups``: of all buffers, those of one tensor too."""
+
+    groups: tuple[tuple[str, ...], ...]
+    problem: Problem
+    choice: np.ndarray
+
+    @property
+    def seconds(self) -> float:
+        """Of the step."""
+        return self.problem.seconds(self.choice)
+
+    @property
+    def packed(self) -> bool:
+        """Whether it compresses anything."""
+        return bool((self.problem.method[self.choice] >= 0).any())
+
+    def on(self, problem: Problem) -> Draft:
+        """The same on menus that begin with these."""
+        return replace(self, problem=problem, choice=moved(self.choice, self.problem, problem))
+
+    def strategies(self) -> list[tuple[tuple[str, ...], Strategy]]:
+        """The tensors of each buffer and how it travels."""
+        return [(group, self.problem.strategy(int(row))) for group, row in zip(self.groups, self.choice)]
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """What ``plan`` was asked for."""
+
+    trace: Trace
+    profile: Profile
+    compressors: tuple[str, ...]
+    lanes: Lanes
+    order: Order
+    fusion: bool
+    routes: tuple[Route, ...]
+    budget: float | None
+    noise: float | None
+
+    @classmethod
+    def of(
+        cls, trace: Trace, profile: Profile, compressors: Sequence[str] | None, lanes: Lanes | str | None,
+        order: Order | None, fusion: bool, linear: bool, devices: Sequence[DeviceKind] | None,
+        budget: float | None, noise: float | None,
+    ) -> _Maker:  # fmt: skip
+        where = tuple(devices) if devices is not None else ("cpu", "gpu") if trace.device == "gpu" else ("cpu",)
+        _check(trace, where, budget, noise)
+        given = profiled(profile, where) if compressors is None else compressors
+        spellings = tuple(dict.fromkeys(str(registry.get(text).at(None)) for text in given if text != "none"))
+        usual_lanes, usual_order = defaults(trace, profile)
+        sums = linear and any(registry.get(text).linear for text in spellings)
+        return cls(trace, profile, spellings, lanes_of(usual_lanes if lanes is None else lanes),
+                   usual_order if order is None else order, fusion, all_routes(where, sums), budget, noise)  # fmt: skip
+
+    # --- the steps of the module ---
+
+    def made(self, with_baselines: bool) -> Plan:
+        draft, bound = self.searched(self.compressors)
+        rivals = dict(self.rivals()) if with_baselines else {}
+        draft = self.quickest(draft, list(rivals.values()))
+        draft = draft.on(completed(draft.problem, self.compressors if self.budget is not None else ()))
+        if self.budget is not None:
+            limit = limited(draft.problem, self.budget)
+            draft = replace(draft, choice=search(draft.problem, starts=[draft.choice], error=limit).choice)
+        doubts = Doubts(draft.problem, self.noise)
+        draft = replace(draft, choice=without_noise(doubts, draft.choice))
+        plain, _ = self.searched(())
+        dense = min([plain, *(rival for rival in rivals.values() if not rival.packed)], key=lambda one: one.seconds)
+        draft, gain, forgone = self.worth_it(draft, dense)
+        forecast = Forecast(
+            draft.seconds, min(bound, draft.seconds), self.trace.seconds, dense.seconds, gain.noise, self.order,
+            self.lanes_name, self.claim, forgone, {name: rival.seconds for name, rival in rivals.items()},
+            outlooks(draft), total_error(draft.problem, draft.choice),
+        )  # fmt: skip
+        return self.plan_of(draft, forecast)
+
+    def searched(self, spellings: Sequence[str]) -> tuple[Draft, float]:
+        """What the search finds with these compressors, and the bound on all that it chose from."""
+        if self.fusion:
+            groups, problem, found = search_fused(self.trace, self.profile, spellings, routes=self.routes,
+                                                  lanes=self.lanes, order=self.order)  # fmt: skip
+        else:
+            groups, problem = (), self.problem(self.trace, spellings)
+            found = search(problem)
+        return Draft(_by_buffer(problem.trace, groups), problem, found.choice), found.bound
+
+    def problem(self, buffers: Trace, spellings: Sequence[str]) -> Problem:
+        """All that may be done with some buffers."""
+        return Problem.of(buffers, self.profile, spellings, routes=self.routes, lanes=self.lanes, order=self.order)
+
+    def rivals(self) -> Iterator[tuple[str, Draft]]:
+        """The plans of others; without those that this profile cannot price, for want of a compressor or of copies."""
+        others = [name for name in usable(self.trace) if name not in _ONE_FOR_ALL]
+        named = [(name, spelling) for spelling in self.compressors for name in (*others, PUBLISHED)]
+        for name, spelling in [*named, *((name, "fp16") for name in _ONE_FOR_ALL)]:
+            try:
+                found = self.rival(name, spelling)
+            except ConfigError:
+                continue
+            yield (name if name in _ONE_FOR_ALL else f"{name} {spelling}"), found
+
+    def rival(self, name: str, spelling: str) -> Draft:
+        """A baseline, or the choice of the published algorithms."""
+        if name == PUBLISHED:
+            problem, chosen = published(self.trace, self.profile, spelling, lanes=self.lanes, order=self.order)
+            return Draft(_by_buffer(self.trace, ()), problem, chosen.choice)
+        other = baseline(name, self.trace, self.profile, spelling, lanes=self.lanes, order=self.order)
+        problem, choice = evaluated(other, self.trace, self.profile, lanes=self.lanes, order=self.order)
+        return Draft(_by_buffer(self.trace, ()), problem, choice)
+
+    def allowed(self, rival: Draft) -> bool:
+        """Whether a draft uses nothing that is not to be used."""
+        used = {rival.problem.strategy(int(row)) for row in np.unique(rival.choice)}
+        return all(s.compressor in {*self.compressors, "none"} and s.route in self.routes for s in used)
+
+    def quickest(self, draft: Draft, rivals: Sequence[Draft]) -> Draft:
+        """The draft, or the quickest rival after it was improved, if that is quicker."""
+        rivals = [rival for rival in rivals if rival.seconds < draft.seconds and self.allowed(rival)]
+        if not rivals:
+            return draft
+        best = min(rivals, key=lambda rival: rival.seconds)
+        menus = completed(best.problem, self.compressors)
+        best = best.on(menus)
+        return replace(best, choice=improved(menus, best.choice))
+
+    def worth_it(self, draft: Draft, dense: Draft) -> tuple[Draft, Gain, float]:
+        """The draft, or the dense one if the gain over it is not real; the gain and its noise; what was forgone."""
+        doubts = (Doubts(draft.problem, self.noise), draft.choice), (Doubts(dense.problem, self.noise), dense.choice)
+        gain = gain_over(*doubts, spread=self.trace.spread if self.noise is None else self.noise)
+        if (draft.packed and gain.real) or (not draft.packed and gain.seconds > 0):
+            return draft, gain, 0.0
+        whole = self.problem(dense.problem.trace, self.compressors)  # runners-up may be compressed
+        return dense.on(joined([dense.problem, whole])), gain, max(0.0, gain.seconds)
+
+    # --- what is said about it ---
+
+    @property
+    def lanes_name(self) -> str:
+        """The lanes as people call them."""
+        return next((name for name, known in LANES.items() if known == self.lanes), str(self.lanes))
+
+    @property
+    def claim(self) -> str:
+        """What the bound is on."""
+        ways = "all fusions of neighbours and all routes" if self.fusion else "all routes, no fusion"
+        return f"{ways}, with {', '.join(self.compressors) or 'no compressor'}"
+
+    def plan_of(self, draft: Draft, forecast: Forecast) -> Plan:
+        by_name = {name: strategy for group, strategy in draft.strategies() for name in group}
+        tensors = {t.name: (t.shape or t.size, t.dtype) for t in self.trace.tensors}
+        p = self.profile
+        made = MadeFor(tensors, p.machines, p.ranks_per_machine, self.trace.device, p.fingerprint)
+        strategies = {t.name: by_name[t.name] for t in self.trace.tensors}
+        return Plan(strategies, groups=tuple(g for g in draft.groups if len(g) > 1), fuse_bytes=0, made_for=made,
+                    forecast=forecast)  # fmt: skip
+
+
+def outlooks(draft: Draft) -> tuple[Outlook, ...]:
+    """What is predicted for each buffer of a draft whose menus are complete.
+
+    In orders in which every swap is a timeline of its own, only the options of each tensor that take least by
+    themselves are looked at for a runner-up.
+    """
+    problem, choice, size = draft.problem, draft.choice, draft.choice.size
+    plain, everyone = problem.timeline.seconds(choice), np.arange(size)
+    free, nothing = with_free(problem.timeline)
+    exposed = _settled(plain - swapped(free, choice, everyone, np.full(size, nothing)), plain)
+    every = problem.timeline.order == "backprop"
+    tensors, rows = swaps_of(problem, None if every else quickest_alone(problem, RUNNERS_UP))
+    others = rows != choice[tensors]
+    tensors, rows = tensors[others], rows[others]
+    longer = _settled(swapped(problem.timeline, choice, tensors, rows) - plain, plain)
+    second = best_of_each(tensors, longer, problem.alone[rows], size)
+    dense = _settled(swapped(problem.timeline, choice, everyone, best_dense(problem, choice)) - plain, plain)
+    dense[problem.method[choice] < 0] = 0.0
+    return tuple(
+        Outlook(
+            group, float(problem.alone[choice[i]]), float(np.clip(exposed[i], 0.0, problem.alone[choice[i]])),
+            problem.strategy(int(rows[second[i]])) if second[i] >= 0 else None,
+            float(longer[second[i]]) if second[i] >= 0 else 0.0, float(dense[i]),
+        )
+        for i, group in enumerate(draft.groups)
+    )  # fmt: skip
+
+
+def _settled(differences: np.ndarray, of: float) -> np.ndarray:
+    """Differences of times, 0 where rounding alone makes them."""
+    return np.where(np.abs(differences) <= TIE * of, 0.0, differences)
+
+
+def _by_buffer(buffers: Trace, groups: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """The tensors of every buffer of a trace of buffers, in its order."""
+    members = {buffer_name(group): tuple(group) for group in groups}
+    return tuple(members.get(buffer.name, (buffer.name,)) for buffer in buffers.tensors)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def defaults(trace: Trace, profile: Profile) -> tuple[str, Order]:
+    """The lanes and the order of the timeline, unless told otherwise; see ``plan``."""
+    if trace.device == "cpu":
+        return "host", "fifo"
+    return ("separate", "fifo") if profile.measured else ("one-network", "backprop")
+
+
+def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]:
+    """The compressors that a profile has both curves of, on all of some devices."""
+    spellings = dict.fromkeys(spelling for spelling, _, _ in profile.codecs)
+    wanted = [(device, way) for device in devices for way in ("encode", "decode")]
+    return tuple(s for s in spellings if all((s, *rest) in profile.codecs for rest in wanted))
+
+
+def _check(trace: Trace, devices: Sequence[DeviceKind], budget: float | None, noise: float | None) -> None:
+    if trace.device == "cpu" and "gpu" in devices:
+        raise ConfigError("devices: the tensors of this trace are in host memory; expected ('cpu',)")
+    for name, value in (("error_budget", budget), ("noise", noise)):
+        if value is not None and not value >= 0:
+            raise ConfigError(f"{name}={value!r}; expected a number, 0 or more, or None")

@@ -1,0 +1,564 @@
+"""What a cluster costs: the time of every encode, decode, collective and copy as a function of its size.
+
+A ``Profile`` is measured on the cluster, or worked out from a description (``planner.cluster``), and kept as JSON.
+Times are in seconds throughout, sizes in bytes, or in float32 elements where a codec is concerned.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+
+from ..compressors import get
+from ..errors import ConfigError
+from ..types import DeviceKind, Level, Op
+from . import _json
+
+VERSION = 1
+KIND = "espresso_mpi profile"
+
+Direction = Literal["encode", "decode"]
+Way = Literal["to_host", "to_gpu"]
+Codec = tuple[str, DeviceKind, Direction]
+Move = tuple[Op, Level, bool]
+
+_LEAST_NOISE = 1e-3
+"""Relative error that a median of times has at least, however small its spread: clocks change, neighbours come."""
+
+_WORTH_OF_A_KNOT = 0.5
+"""A further knot must lower the logarithm of the squared residual by this: the residual itself by 22 %."""
+
+_FAR = 2.0**40
+"""The second knot of ``Curve.line``: so far out that its value holds the slope to the last bit or two."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured point.
+
+    Attributes:
+        size: bytes, or float32 elements for codecs; at least 0.
+        seconds: median over the repetitions, above 0.
+        spread: interquartile range over the median.
+        repeats: how many repetitions.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    size: int
+    seconds: float
+    spread: float
+    repeats: int
+
+    def __post_init__(self) -> None:
+        _json.integer(self.size, "sample: size", 0)
+        if _json.number(self.seconds, "sample: seconds", 0.0) == 0:
+            raise ConfigError("sample: seconds: got 0; expected more; time several calls together if one is too short")
+        _json.number(self.spread, "sample: spread", 0.0)
+        _json.integer(self.repeats, "sample: repeats", 1)
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative error of the median, about: the spread of so many repetitions."""
+        return self.spread / math.sqrt(self.repeats)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds as a function of size: continuous, piecewise linear, never falling, never below 0.
+
+    Between knots it is linear; above the last one it goes on with the last piece, below the first one with the first
+    piece, at least 0. One knot is a constant. Size 0 costs the start-up, not nothing.
+
+    Attributes:
+        knots: rising sizes, at least one.
+        values: seconds there, never falling, at least 0.
+        residual: root mean square of the samples' relative deviations from the curve.
+        samples: what it was fitted to.
+
+    Raises:
+        ConfigError: the knots do not rise, a value falls, is below 0 or not finite.
+    """
+
+    knots: tuple[float, ...]
+    values: tuple[float, ...]
+    residual: float = 0.0
+    samples: tuple[Sample, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("knots", "values"):
+            numbers = tuple(_json.number(v, f"curve: {name}", 0.0) for v in getattr(self, name))
+            object.__setattr__(self, name, numbers)
+        object.__setattr__(self, "samples", tuple(self.samples))
+        _json.number(self.residual, "curve: residual", 0.0)
+        if not self.knots or len(self.knots) != len(self.values):
+            raise ConfigError(
+                f"curve: got {len(self.knots)} knots and {len(self.values)} values; expected at least one, and as many "
+                f"of both"
+            )
+        if any(b <= a for a, b in pairwise(self.knots)):
+            raise ConfigError(f"curve: knots {self.knots}; expected sizes that rise; sort them, each once")
+        if any(b < a for a, b in pairwise(self.values)):
+            raise ConfigError(f"curve: values {self.values}; expected seconds that never fall with the size")
+
+    @cached_property
+    def slopes(self) -> tuple[float, ...]:
+        """Seconds a byte (or element) of each piece; of a single knot 0."""
+        rises = [b - a for a, b in pairwise(self.values)]
+        steps = [b - a for a, b in pairwise(self.knots)]
+        return tuple(rise / step for rise, step in zip(rises, steps)) or (0.0,)
+
+    def __call__(self, size: float) -> float:
+        """Seconds for one size."""
+        piece = min(max(bisect_right(self.knots, size) - 1, 0), len(self.slopes) - 1)
+        return max(0.0, self.values[piece] + self.slopes[piece] * (size - self.knots[piece]))
+
+    def many(self, sizes: np.ndarray) -> np.ndarray:
+        """Seconds for an array of sizes of any shape: float64, the same bits as one call each."""
+        sizes = np.asarray(sizes, np.float64)
+        piece = np.clip(np.searchsorted(self.knots, sizes, "right") - 1, 0, len(self.slopes) - 1)
+        knots, values, slopes = map(np.asarray, (self.knots, self.values, self.slopes))
+        return np.maximum(0.0, values[piece] + slopes[piece] * (sizes - knots[piece]))
+
+    @classmethod
+    def line(cls, alpha: float, beta: float) -> Curve:
+        """alpha + beta · size, seconds and seconds a byte (or element), both at least 0.
+
+        Raises:
+            ConfigError: one of them is negative or not finite.
+        """
+        _json.number(alpha, "line: alpha", 0.0)
+        _json.number(beta, "line: beta", 0.0)
+        return cls((0.0, _FAR), (alpha, alpha + beta * _FAR)) if beta else cls((0.0,), (alpha,))
+
+    @classmethod
+    def fit(cls, samples: Sequence[Sample]) -> Curve:
+        """The curve with few knots that is nearest to the samples, in the least squares of relative errors.
+
+        Relative, because times range over five orders of magnitude. Knots are measured sizes. Beginning with all of
+        them, the knot that is missed least is taken out, again and again; of these curves the one is taken whose
+        residual no further knot would lower noticeably, beside what the samples' own medians leave uncertain.
+
+        Raises:
+            ConfigError: there are no samples.
+        """
+        if not samples:
+            raise ConfigError("curve: got no samples; expected at least one measured point")
+        ordered = sorted(samples, key=lambda s: s.size)
+        fitted = _Fit(np.array([s.size for s in ordered], np.float64), np.array([s.seconds for s in ordered]))
+        noise = max(_LEAST_NOISE, _median(s.uncertainty for s in ordered))
+        knots, values = min(fitted.thinned(), key=lambda found: fitted.score(found[0], found[1], noise))
+        rough = cls(tuple(map(float, knots)), tuple(map(float, values)))
+        deviation = rough.many(fitted.x) / fitted.t - 1
+        return cls(rough.knots, rough.values, float(np.sqrt(np.mean(deviation**2))), tuple(ordered))
+
+    @property
+    def spread(self) -> float:
+        """Median of the samples' spreads; 0 without samples."""
+        return _median(s.spread for s in self.samples)
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative error of a typical sample's median; 0 without samples."""
+        return _median(s.uncertainty for s in self.samples)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON; a sample is [size, seconds, spread, repeats]."""
+        rows = [[s.size, s.seconds, s.spread, s.repeats] for s in self.samples]
+        return {"knots": list(self.knots), "values": list(self.values), "residual": self.residual, "samples": rows}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Curve:
+        """What ``to_json`` made.
+
+        Raises:
+            ConfigError: it is not that.
+        """
+        _json.check_keys(data, "curve", _CURVE)
+        knots, values, rows = (_json.array(data[key], f"curve: {key}") for key in ("knots", "values", "samples"))
+        return cls(tuple(knots), tuple(values), data["residual"], tuple(map(_sample, rows)))
+
+
+_CURVE = ("knots", "values", "residual", "samples")
+
+
+def _sample(row: Any) -> Sample:
+    if len(_json.array(row, "curve: sample")) != len(fields(Sample)):
+        raise ConfigError(f"curve: sample: got {row!r}; expected [{', '.join(f.name for f in fields(Sample))}]")
+    return Sample(*row)
+
+
+ZERO = Curve((0.0,), (0.0,))
+"""What nobody has to do."""
+
+
+class _Fit:
+    """Piecewise linear fits to points (x [n], t [n]), x rising, t > 0."""
+
+    def __init__(self, x: np.ndarray, t: np.ndarray) -> None:
+        self.x, self.t = x, t
+
+    def thinned(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Knots and values of the fits with all sizes as knots, then ever fewer, down to a line."""
+        knots = np.unique(self.x)
+        yield knots, self.values(knots)
+        while len(knots) > 2:
+            fewer = [np.delete(knots, i) for i in range(1, len(knots) - 1)]
+            knots, values = min(((k, self.values(k)) for k in fewer), key=lambda found: self.squares(*found))
+            yield knots, values
+
+    def values(self, knots: np.ndarray) -> np.ndarray:
+        """Seconds at the knots, by least squares of relative errors among those that never fall."""
+        ramps = [np.clip((self.x - a) / (b - a), 0, 1) for a, b in pairwise(knots)]
+        columns = np.stack([np.ones_like(self.x), *ramps], axis=1) / self.t[:, None]
+        return np.cumsum(_least_squares_from_zero(columns, np.ones_like(self.t)))
+
+    def squares(self, knots: np.ndarray, values: np.ndarray) -> float:
+        """Sum of the squared relative errors."""
+        return float(np.sum((np.interp(self.x, knots, values) / self.t - 1) ** 2))
+
+    def score(self, knots: np.ndarray, values: np.ndarray, noise: float) -> float:
+        """What is least for the right number of knots: residual for the freedom that is left, noise, and each knot."""
+        free = max(1, len(self.x) - len(knots))
+        return math.log(self.squares(knots, values) / free + noise**2) + _WORTH_OF_A_KNOT * len(knots)
+
+
+def _least_squares_from_zero(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The x >= 0 with the least |a·x - b|², by Lawson and Hanson's active sets (Solving Least Squares Problems, 23)."""
+    x, used = np.zeros(a.shape[1]), np.zeros(a.shape[1], bool)
+    for _ in range(3 * len(x) + 1):
+        gain = np.where(used, -np.inf, a.T @ (b - a @ x))
+        if gain.max() <= 1e-12 * np.abs(a.T @ b).max():
+            break
+        used[gain.argmax()] = True
+        while True:
+            wanted = np.zeros_like(x)
+            wanted[used] = np.linalg.lstsq(a[:, used], b, rcond=None)[0]
+            if wanted[used].min(initial=0.0) >= 0:
+                break
+            falling = used & (wanted < 0)
+            steps = np.where(falling, x / np.where(falling, x - wanted, 1.0), np.inf)
+            x = x + steps.min() * (wanted - x)
+            used &= ~(falling & (steps == steps.min())) & ((x > 0) | ~falling)
+            x[~used] = 0.0
+        x = wanted
+    return x
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a cluster's operations cost.
+
+    A level with a single member (``ranks_per_machine`` 1: intra; ``machines`` 1: inter) needs no curves: it costs
+    nothing.
+
+    Attributes:
+        machines: above 0.
+        ranks_per_machine: of the smallest machine; above 0.
+        codecs: by (spelling, device, direction), over the float32 elements of one payload. Encode is with residual,
+            decode adds one payload to a sum.
+        moves: by (operation, level, alone), over the bytes that one rank puts in: for allreduce, reduce_scatter and
+            reduce the region before; for alltoall all payloads that the rank holds; for allgather and gather its own
+            contribution; for broadcast what the root sends. ``alone`` (inter only): one rank of each machine takes
+            part; otherwise all ranks of a machine cross at the same time and share its link.
+        copies: ``to_host`` and ``to_gpu``, over bytes; empty without a GPU.
+        check: what a session does with each tensor before it travels, over its bytes.
+        call: seconds that a sync costs whatever it brings.
+        tensor: seconds that every tensor (or buffer of fused ones) adds whatever its size.
+        segment_bytes: how sessions cut tensors, in bytes between machines; 0: not at all.
+        environment: what it was measured in, or what it describes.
+        fingerprint: what a plan made with it depends on.
+        measured: False if it was worked out from a description.
+
+    Raises:
+        ConfigError: a value or a key is out of its range.
+    """
+
+    machines: int
+    ranks_per_machine: int
+    codecs: Mapping[Codec, Curve]
+    moves: Mapping[Move, Curve]
+    copies: Mapping[Way, Curve]
+    check: Curve
+    call: float = 0.0
+    tensor: float = 0.0
+    segment_bytes: int = 0
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    measured: bool = True
+
+    def __post_init__(self) -> None:
+        _json.integer(self.machines, "profile: machines", 1)
+        _json.integer(self.ranks_per_machine, "profile: ranks_per_machine", 1)
+        _json.number(self.call, "profile: call", 0.0)
+        _json.number(self.tensor, "profile: tensor", 0.0)
+        _json.integer(self.segment_bytes, "profile: segment_bytes", 0)
+        if not isinstance(self.measured, bool):
+            raise ConfigError(f"profile: measured={self.measured!r}; expected True or False")
+        for name, spelt in (("codecs", _codec_key), ("moves", _move_key), ("copies", _copy_key)):
+            curves = getattr(self, name)
+            if not isinstance(curves, Mapping):
+                raise ConfigError(f"profile: {name}: got {_kind(curves)}; expected a mapping of keys to curves")
+            for key, curve in curves.items():
+                _read_key(name, _spell_key(name, key, spelt))
+                _curve(f"profile: {name}: {key}", curve)
+        _curve("profile: check", self.check)
+        for name in ("environment", "fingerprint"):
+            object.__setattr__(self, name, _plain(f"profile: {name}", getattr(self, name)))
+
+    # --- what it says ---
+
+    def codec(self, spelling: str, device: DeviceKind, direction: Direction) -> Curve:
+        """The curve of a compressor after all schedules, however its spelling orders or omits parameters.
+
+        Raises:
+            ConfigError: it was not profiled.
+        """
+        found = self._by_canonical.get((spelling, device, direction))
+        if found is None:
+            found = self._by_canonical.get((_canonical(spelling), device, direction))
+        if found is None:
+            known = ", ".join(sorted({f"{s} on {d}" for s, d, way in self.codecs if way == direction})) or "none"
+            raise ConfigError(
+                f"profile: {direction} of {spelling!r} on {device} is not in it; it has {known}; profile this "
+                f"compressor as well, or leave it out"
+            )
+        return found
+
+    @cached_property
+    def _by_canonical(self) -> dict[Codec, Curve]:
+        """The codecs' curves by canonical spellings."""
+        return {(_canonical(spelling), device, way): curve for (spelling, device, way), curve in self.codecs.items()}
+
+    def move(self, op: Op, level: Level, alone: bool = False) -> Curve:
+        """The curve of a collective; zero at a level with a single member.
+
+        Raises:
+            ConfigError: it was not profiled.
+        """
+        # The only rank of a machine is always alone.
+        same = self.ranks_per_machine == 1 and level == "inter"
+        for key in ((op, level, alone), (op, level, not alone)) if same else ((op, level, alone),):
+            if key in self.moves:
+                return self.moves[key]
+        if self.members(level) == 1:
+            return ZERO
+        known = ", ".join(sorted(map(_move_key, self.moves))) or "none"
+        raise ConfigError(
+            f"profile: {_move_key((op, level, alone))} is not in it; it has {known}; profile the cluster again"
+        )
+
+    def members(self, level: Level) -> int:
+        """How many ranks a group of a level has, on the smallest machine."""
+        return {
+            "flat": self.machines * self.ranks_per_machine,
+            "intra": self.ranks_per_machine,
+            "inter": self.machines,
+        }[level]
+
+    def copy(self, way: Way) -> Curve:
+        """The curve of a copy between host and GPU memory.
+
+        Raises:
+            ConfigError: it was not profiled.
+        """
+        if way not in self.copies:
+            raise ConfigError(
+                f"profile: copies {way} are not in it; it has {', '.join(self.copies) or 'none'}; profile on a machine "
+                f"with a GPU, or use CPU tensors and devices=('cpu',)"
+            )
+        return self.copies[way]
+
+    def curves(self) -> Iterator[tuple[str, Curve]]:
+        """All curves with their keys in words."""
+        yield from ((f"codec {_codec_key(key)}", curve) for key, curve in self.codecs.items())
+        yield from ((f"move {_move_key(key)}", curve) for key, curve in self.moves.items())
+        yield from ((f"copy {key}", curve) for key, curve in self.copies.items())
+        yield "check", self.check
+
+    def noise(self) -> float:
+        """The relative error that the measured medians typically have: the median over the measured curves; else 0."""
+        return _median(curve.uncertainty for _, curve in self.curves() if curve.samples)
+
+    # --- files ---
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON, with keys such as ``onebit|cpu|encode`` and ``alltoall@inter|alone``."""
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "check": self.check.to_json(),
+            "copies": {key: curve.to_json() for key, curve in self.copies.items()},
+            "moves": {_move_key(key): curve.to_json() for key, curve in self.moves.items()},
+            "codecs": {_codec_key(key): curve.to_json() for key, curve in self.codecs.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Profile:
+        """What ``to_json`` made.
+
+        Raises:
+            ConfigError: it is of another kind or version, an entry is missing or unknown, or a value does not fit.
+        """
+        _json.check_kind(data, KIND, VERSION, "espresso-mpi profile")
+        _json.check_keys(data, "profile", ("kind", "version", "check", *_CURVES, *_PLAIN))
+        curves: dict[str, Any] = {name: _curves(name, data[name]) for name in _CURVES}
+        check = _within("check", Curve.from_json, data["check"])
+        return cls(check=check, **curves, **{name: data[name] for name in _PLAIN})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON: all of it, or nothing if that fails.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        _json.write(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read it from JSON.
+
+        Raises:
+            ConfigError: the file cannot be read or holds no valid profile of this version.
+        """
+        return _within(str(path), cls.from_json, _json.read(path))
+
+
+_PLAIN = (
+    "measured", "machines", "ranks_per_machine", "call", "tensor", "segment_bytes", "fingerprint", "environment",
+)  # fmt: skip
+_CURVES = ("copies", "moves", "codecs")
+
+
+def difference(a: Mapping[str, Any], b: Mapping[str, Any], names: tuple[str, str] = ("there", "here")) -> list[str]:
+    """What differs between two fingerprints, one line an entry; empty if they agree.
+
+    Args:
+        names: what the two are called, such as ("the plan", "this job").
+    """
+    lines = []
+    for key in sorted({*a, *b}):
+        left, right = a.get(key, _ABSENT), b.get(key, _ABSENT)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            lines += [f"{key}.{line}" for line in difference(left, right, names)]
+        elif left != right:
+            lines.append(f"{key}: {_word(left)} ({names[0]}), {_word(right)} ({names[1]})")
+    return lines
+
+
+_ABSENT = object()
+
+
+def _word(value: Any) -> str:
+    return "not said" if value is _ABSENT else str(value)
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def _codec_key(key: Codec) -> str:
+    return "|".join(key)
+
+
+def _move_key(key: Move) -> str:
+    op, level, alone = key
+    return f"{op}@{level}" + ("|alone" if alone else "")
+
+
+def _copy_key(key: Way) -> str:
+    return key
+
+
+def _spell_key(name: str, key: Any, spelt: Callable[[Any], str]) -> str:
+    try:
+        return spelt(key)
+    except (TypeError, ValueError):
+        raise ConfigError(f"profile: {name}: cannot read the key {key!r}; {_KEYS[name][1]}") from None
+
+
+_CODEC = re.compile(rf"([^|]+)\|({'|'.join(get_args(DeviceKind))})\|({'|'.join(get_args(Direction))})")
+_MOVE = re.compile(rf"({'|'.join(get_args(Op))})@({'|'.join(get_args(Level))})(\|alone)?")
+_COPY = re.compile("|".join(get_args(Way)))
+
+_KEYS: dict[str, tuple[re.Pattern[str], str]] = {
+    "codecs": (_CODEC, "expected spelling, cpu or gpu, encode or decode, such as 'onebit|cpu|encode'"),
+    "moves": (
+        _MOVE,
+        "expected operation and level, such as 'alltoall@flat', 'alltoall@inter' or 'alltoall@inter|alone'",
+    ),
+    "copies": (_COPY, "expected 'to_host' or 'to_gpu'"),
+}
+
+
+def _read_key(name: str, text: str) -> Any:
+    """The key of a curve from its spelling in JSON."""
+    pattern, expected = _KEYS[name]
+    match = pattern.fullmatch(text)
+    if match is None or (name == "moves" and match[3] and match[2] != "inter"):
+        raise ConfigError(f"profile: {name}: cannot read the key {text!r}; {expected}")
+    if name == "moves":
+        return (match[1], match[2], bool(match[3]))
+    return match.groups() if name == "codecs" else text
+
+
+def _canonical(spelling: str) -> str:
+    """The spelling that ``str`` gives of the compressor after all schedules; as it is if it names none known here."""
+    try:
+        return str(get(spelling).at(None))
+    except ConfigError:
+        return spelling
+
+
+# --- reading and checking ---------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def _curves(name: str, data: Any) -> dict[Any, Curve]:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"profile: {name}: got {_kind(data)}; expected an object of curves")
+    return {_read_key(name, text): _within(f"{name}: {text}", Curve.from_json, value) for text, value in data.items()}
+
+
+def _within(where: str, read: Callable[[Any], T], data: Any) -> T:
+    """What ``read`` makes of it; errors say where."""
+    try:
+        return read(data)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _curve(what: str, value: Any) -> None:
+    if not isinstance(value, Curve):
+        raise ConfigError(f"{what}: got {_kind(value)}; expected a Curve, such as Curve.line(1e-5, 1e-9)")
+
+
+def _plain(what: str, value: Any) -> dict[str, Any]:
+    """A mapping as JSON gives it back: lists for tuples, text for keys."""
+    try:
+        plain = json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{what}: got {_kind(value)} that JSON cannot hold ({error}); expected plain values"
+        ) from None
+    return dict(plain)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(found)) if (found := list(values)) else 0.0

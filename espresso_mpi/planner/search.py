@@ -1,0 +1,429 @@
+"""The search for the choice with the least time of a step, and how far from the least it can be.
+
+In the order ``backprop``: the game of ``bound`` gives a bound and, for every state of the lanes before a tensor, what
+is to come at least. Choices are improved one tensor at a time, all its options against the exact time of the rest, at
+first against a soft maximum that sees what is nearly critical; then all choices are explored together, tensor by
+tensor, leaving out states that another one dominates, or from where nothing better than the best known can come, and
+keeping the most promising ones. Where nothing had to be left out for want of room the result is the optimum; else the
+bound of what was left out is a bound on it.
+
+In the orders ``fifo`` and ``priority`` a choice is improved by trying, and the bound is that of the loads.
+
+Everything is deterministic: ties go to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from ..errors import ConfigError, PlanError
+from ..types import ITEMSIZE, Route
+from ._search import candidates, descend, explore, soften, try_all
+from .bound import Flow, branched, certified, exact_network, fusion_bound, load_network, relaxed
+from .problem import Menu, Problem, fused, matrices
+from .profile import Profile
+from .timeline import Lanes, Order
+from .trace import Trace, TracedTensor
+
+Effort = Literal["quick", "normal", "thorough"]
+
+WIDTHS: dict[str, int] = {"quick": 0, "normal": 64, "thorough": 1024}
+"""How many states are kept for each tensor."""
+ANNEALS: dict[str, tuple[float, ...]] = {
+    "quick": (0.005,),
+    "normal": (0.02, 0.005, 0.003, 0.005, 0.002, 0.005),
+    "thorough": (0.02, 0.005, 0.003, 0.005, 0.002, 0.005, *(0.01, 0.02, 0.005, 0.002, 0.03, 0.003) * 4),
+}
+"""Heats with which passes of annealing begin, relative to F."""
+COOLINGS = 10
+NEAR = 1e-4
+"""Relative distance from the bound at which annealing stops, and what it must gain."""
+PATIENCE: dict[str, int] = {"quick": 1, "normal": 3, "thorough": 12}
+"""How many annealings in a row may gain less than that."""
+BRANCHES: dict[str, int] = {"quick": 0, "normal": 48, "thorough": 1000}
+"""How many options of the tensor that matters most are tried for a better bound, each alone."""
+WORTH = 0.006
+"""Relative distance from the bound above which this is done."""
+TRIES: dict[str, int] = {"quick": 500, "normal": 4000, "thorough": 40000}
+"""How often F is worked out from each start, in the orders other than ``backprop``."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        choice: int64 (tensors,), rows of the problem.
+        seconds: its time of a step; bound: no choice takes less.
+        claim: of what: of the ``choices`` of this problem, or also of all ``fusions`` of neighbours into buffers.
+    """
+
+    choice: np.ndarray
+    seconds: float
+    bound: float
+    claim: Literal["choices", "fusions"] = "choices"
+
+    @property
+    def gap(self) -> float:
+        """By how much the time may be above the least, relative to the bound."""
+        return self.seconds / self.bound - 1 if self.bound > 0 else (0.0 if self.seconds <= 0 else float("inf"))
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """A limit on what compression may spoil.
+
+    Attributes:
+        limit: of the sum over tensors of the errors of their options.
+        errors: float64 (rows,), of every option of the problem; at least 0.
+    """
+
+    limit: float
+    errors: np.ndarray
+
+
+def search(
+    problem: Problem,
+    *,
+    effort: Effort = "normal",
+    starts: Iterable[np.ndarray] = (),
+    error: ErrorBudget | None = None,
+) -> Found:
+    """The choice with the least time that is found, and a certified bound on the least there is.
+
+    With a budget the choice is always within it. In the order ``backprop`` it is the best there is where exploring had
+    room for all states that no other one dominates in time and error (for some ten tensors it has); the bound is that
+    without the budget, over the options that fit into it.
+
+    Args:
+        effort: ``quick`` improves a few choices, one tensor at a time; the others also explore all choices together.
+        starts: choices to improve, besides the search's own.
+        error: what compression may spoil at most.
+
+    Raises:
+        ConfigError: an effort that there is not; a budget of another problem.
+        PlanError: no choice is within the budget.
+    """
+    if effort not in WIDTHS:
+        raise ConfigError(f"effort={effort!r}; expected one of {', '.join(get_args(Effort))}")
+    budget = _checked(problem, error)
+    given = [start for start in starts if budget.sum(start) <= budget.limit]
+    lanes = _Lanes(problem.ordered("backprop"), budget)
+    found = lanes.search(effort, given)
+    if problem.timeline.order == "backprop":
+        return found
+    return _tried(problem, lanes, [found.choice, *given], TRIES[effort])
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """An ``ErrorBudget`` that fits its problem; without one every error is 0."""
+
+    limit: float
+    errors: np.ndarray
+
+    def sum(self, choice: np.ndarray) -> float:
+        return float(self.errors[choice].sum())
+
+
+def _checked(problem: Problem, error: ErrorBudget | None) -> _Budget:
+    rows = problem.method.size
+    if error is None:
+        return _Budget(np.inf, np.zeros(rows))
+    errors = np.asarray(error.errors, np.float64)
+    if errors.shape != (rows,) or not (errors >= 0).all():
+        raise ConfigError(
+            f"error budget: errors of shape {errors.shape}; expected {rows} numbers of at least 0, one for each option"
+        )
+    least = np.minimum.reduceat(errors, problem.first[:-1])[problem.menu].sum()
+    if not least <= error.limit:
+        raise PlanError(f"error budget: the limit is {error.limit:g}, but every choice sums up to at least {least:g}")
+    return _Budget(float(error.limit), errors)
+
+
+class _Lanes:
+    """A search in the order ``backprop``."""
+
+    def __init__(self, problem: Problem, budget: _Budget) -> None:
+        timeline = problem.timeline
+        o = timeline.options
+        self.problem, self.budget = problem, budget
+        self.full = matrices(o, timeline.lanes)
+        self.network = exact_network(problem, self.full)
+        self.tables = (o.lane, o.seconds, o.count, o.repeats, timeline.backward, timeline.lanes.backward, problem.menu,
+                       problem.first)  # fmt: skip
+
+    def search(self, effort: Effort, starts: list[np.ndarray]) -> Found:
+        problem = self.problem
+        own = self.own()
+        self.relaxation = relaxed(self.network, min(own, key=problem.timeline.seconds))
+        self.narrow(np.inf)
+        best, time = own[0], np.inf
+        for start in [*self.within(self.relaxation.game.rounded()), *own, *starts]:
+            choice, seconds = self.improved(start)
+            if seconds < time:
+                best, time = choice, seconds
+            self.narrow(time)
+        best, time = self.annealed(best, time, effort)
+        bound = self.relaxation.value
+        if WIDTHS[effort]:
+            best, time, bound = self.explored(WIDTHS[effort], best, time)
+        if BRANCHES[effort] and time > (1 + WORTH) * bound:
+            bound = max(bound, branched(problem, self.full, self.relaxation, best, time, BRANCHES[effort]))
+        return Found(best, problem.seconds(best), min(certified(bound), time) + problem.around)
+
+    def own(self) -> list[np.ndarray]:
+        """Choices to begin with, within the budget."""
+        problem, errors = self.problem, self.budget.errors
+        least = np.minimum.reduceat(errors, problem.first[:-1])
+        modest = problem.quickest(errors <= np.repeat(least, np.diff(problem.first)))
+        quick = problem.quickest(np.ones(errors.size, bool))
+        everywhere = np.logical_or.reduceat(problem.method < 0, problem.first[:-1]).all()
+        plain = [problem.dense()] if everywhere else []
+        return [modest, *(c for c in (quick, *plain) if self.budget.sum(c) <= self.budget.limit)]
+
+    def within(self, choice: np.ndarray) -> list[np.ndarray]:
+        """The choice if it is within the budget, else what a price on errors makes of it."""
+        if self.budget.sum(choice) <= self.budget.limit:
+            return [choice]
+        low, high = 0.0, self.problem.timeline.seconds(choice) / max(self.budget.limit, 1e-9 * self.budget.sum(choice))
+        found: list[np.ndarray] = []
+        for _ in range(16):
+            priced = np.array(choice, np.int64)
+            self._descend(priced, np.inf, high)
+            if self.budget.sum(priced) <= self.budget.limit:
+                break
+            low, high = high, 4 * high
+        for _ in range(12):
+            price = 0.5 * (low + high)
+            priced = np.array(choice, np.int64)
+            self._descend(priced, np.inf, price)
+            if self.budget.sum(priced) <= self.budget.limit:
+                found, high = [priced], price
+            else:
+                low = price
+        return found
+
+    def _descend(self, choice: np.ndarray, limit: float, price: float, passes: int = 8) -> None:
+        flow = self.relaxation.flows[0]
+        descend(choice, *self.tried, self.budget.errors, limit, price, passes, self.full, flow.mass, *self.tables)
+
+    def improved(self, choice: np.ndarray) -> tuple[np.ndarray, float]:
+        found = np.array(choice, np.int64)
+        self._descend(found, self.budget.limit, 0.0)
+        return found, self.problem.timeline.seconds(found)
+
+    def annealed(self, best: np.ndarray, time: float, effort: Effort) -> tuple[np.ndarray, float]:
+        """Look at what is nearly critical too, at first with a heat of so much of F, then ever less."""
+        useless = 0
+        for heat in ANNEALS[effort]:
+            if time <= self.relaxation.value * (1 + NEAR):
+                break
+            choice, now = best.copy(), heat * time
+            for _ in range(COOLINGS):
+                soften(choice, *self.tried, self.budget.errors, self.budget.limit, now, self.full, *self.tables)
+                now *= 0.7
+            choice, seconds = self.improved(choice)
+            useless = 0 if seconds < time * (1 - NEAR) else useless + 1
+            if seconds < time:
+                best, time = choice, seconds
+                self.narrow(time)
+            if useless == PATIENCE[effort]:
+                break
+        return best, time
+
+    def narrow(self, time: float) -> None:
+        """Leave out, from now on, options that no choice quicker than this has: they alone lift the bound above it."""
+        flow = self.relaxation.flows[0]
+        slack = time - flow.value + 1e-9 * time if time < np.inf else np.inf
+        self.tried = candidates(flow.flow, slack, self.network.weight, self.problem.menu, self.problem.first)
+
+    def explored(self, width: int, best: np.ndarray, time: float) -> tuple[np.ndarray, float, float]:
+        """The best of all choices from the states that there was room for, and the bound of all."""
+        cuts = _spread(self.relaxation.flows)
+        masses, rests, flows = (np.stack([getattr(cut, name) for cut in cuts]) for name in ("mass", "rest", "flow"))
+        found, choice, left_out = explore(width, time, self.budget.errors, self.budget.limit, *self.tables,
+                                          masses, rests, flows, self.network.weight)  # fmt: skip
+        if found < time:
+            best, time = self.improved(choice)
+        return best, time, max(self.relaxation.value, min(left_out, time))
+
+    def promising(self, tensor: int, most: int) -> np.ndarray:
+        """The options of a tensor that cost the bound least, the first first."""
+        rows = self.problem.rows(tensor)
+        flow = self.relaxation.flows[0].flow[tensor]
+        used = flow > 0
+        cost = flow[used] @ self.network.weight[used, rows.start : rows.stop]
+        return rows.start + np.argsort(cost, kind="stable")[:most]
+
+
+def _spread(flows: Sequence[Flow], most: int = 4) -> list[Flow]:
+    """The best, and some of those that differ from it."""
+    step = max(1, len(flows) // most)
+    return list(flows[::step][:most])
+
+
+def _tried(problem: Problem, lanes: _Lanes, starts: list[np.ndarray], tries: int) -> Found:
+    """A search in the orders ``fifo`` and ``priority``, from choices of the search in the order ``backprop``."""
+    timeline, o = problem.timeline, problem.timeline.options
+    budget = lanes.budget
+    most = max(4, tries // (8 * problem.tensors))
+    rows = [lanes.promising(tensor, most) for tensor in range(problem.tensors)]
+    table = np.full((problem.tensors, max(map(len, rows))), -1, np.int64)
+    for tensor, found in enumerate(rows):
+        table[tensor, : found.size] = found
+    best, time = starts[0], np.inf
+    for start in [*starts, *lanes.own()]:
+        choice = np.array(start, np.int64)
+        seconds = try_all(choice, table, budget.errors, budget.limit, tries, timeline.backward,
+                          timeline.lanes.backward, timeline.lanes.count, o.lane, o.seconds, o.count, o.repeats,
+                          timeline.order == "priority")  # fmt: skip
+        if seconds < time:
+            best, time = choice, seconds
+    bound = certified(relaxed(load_network(problem), best).value)
+    return Found(best, problem.seconds(best), min(bound, time) + problem.around)
+
+
+# --- fusion -----------------------------------------------------------------------------------------------------------
+
+
+Groups = tuple[tuple[str, ...], ...]
+
+
+def search_fused(
+    trace: Trace,
+    profile: Profile,
+    compressors: Sequence[str],
+    *,
+    routes: Sequence[Route] | None = None,
+    lanes: Lanes | str = "one-network",
+    order: Order = "backprop",
+    fusions: Sequence[int] | None = None,
+    effort: Effort = "normal",
+) -> tuple[Groups, Problem, Found]:
+    """Which neighbours in the backward pass travel in one buffer, and the choice for these buffers.
+
+    Tensors are joined until a buffer has so many bytes, for several thresholds; each is searched quickly, the best ones
+    thoroughly; then neighbours with equal strategies are joined, and buffers cut in two, while that helps.
+
+    Args:
+        routes, lanes, order: as in ``Problem.of``; effort: as in ``search``.
+        fusions: thresholds in bytes, 0 for no fusion; default: 0, and a geometric series up to the whole model.
+
+    Returns:
+        The groups of two tensors and more; the problem whose tensors are the buffers; its choice. The bound is one on
+        every fusion of neighbours with every choice (``claim`` says so), and so lower than that of ``search``.
+    """
+    buffers = _Buffers(trace, profile, tuple(compressors), routes, lanes, order)
+    series = [0, *(4**power << 16 for power in range(16))] if fusions is None else list(fusions)
+    total = sum(tensor.size * ITEMSIZE[tensor.dtype] for tensor in trace.tensors)
+    cuts = list(dict.fromkeys(joined(trace, min(limit, total)) for limit in series))
+    buffers.price(cuts)
+    ranked = sorted(cuts, key=lambda cut: buffers.found(cut, "quick").seconds)[:2]
+    best = min(ranked, key=lambda cut: buffers.found(cut, effort).seconds)
+    best = buffers.improved(best, effort)
+    found = buffers.found(best, effort)
+    bound = fusion_bound(buffers.problem(best), trace)
+    return buffers.groups(best), buffers.problem(best), replace(found, bound=min(bound, found.seconds), claim="fusions")
+
+
+Cut = tuple[int, ...]
+"""Where buffers begin among the tensors of a trace; the first is 0."""
+
+
+def joined(trace: Trace, limit: int) -> Cut:
+    """Neighbours of one element type joined until a buffer has ``limit`` bytes."""
+    begins, held, kind = [], limit, ""
+    for place, tensor in enumerate(trace.tensors):
+        if held >= limit or tensor.dtype != kind:
+            begins.append(place)
+            held, kind = 0, tensor.dtype
+        held += tensor.size * ITEMSIZE[tensor.dtype]
+    return tuple(begins)
+
+
+class _Buffers:
+    """Cuts of a trace into buffers, priced and searched once each."""
+
+    def __init__(
+        self, trace: Trace, profile: Profile, compressors: tuple[str, ...], routes: Sequence[Route] | None,
+        lanes: Lanes | str, order: Order,
+    ) -> None:  # fmt: skip
+        self.trace, self.profile, self.compressors = trace, profile, compressors
+        self.routes, self.lanes, self.order = routes, lanes, order
+        self.menus: dict[tuple[int, str], Menu] = {}
+        self.results: dict[tuple[Cut, Effort], Found] = {}
+        self.priced: Problem | None = None
+
+    def groups(self, cut: Cut) -> Groups:
+        return tuple(tuple(t.name for t in members) for members in self.members(cut) if len(members) > 1)
+
+    def members(self, cut: Cut) -> list[tuple[TracedTensor, ...]]:
+        return [self.trace.tensors[a:b] for a, b in zip(cut, (*cut[1:], len(self.trace.tensors)))]
+
+    def buffers(self, cut: Cut) -> Trace:
+        return fused(self.trace, self.groups(cut))
+
+    def price(self, cuts: Iterable[Cut]) -> None:
+        """Menus for all buffers of some cuts."""
+        sizes = {(sum(t.size for t in members), members[0].dtype) for cut in cuts for members in self.members(cut)}
+        missing = sorted(sizes - self.menus.keys())
+        if not missing and self.priced is not None:
+            return
+        alike = tuple(TracedTensor(str(n), size, 0.0, kind) for n, (size, kind) in enumerate(missing))
+        self.priced = Problem.of(replace(self.trace, tensors=alike), self.profile, self.compressors, routes=self.routes,
+                                 lanes=self.lanes, order=self.order)  # fmt: skip
+        self.menus |= {size: self.priced.menu_of(number) for number, size in enumerate(missing)}
+
+    def problem(self, cut: Cut) -> Problem:
+        """The problem whose tensors are the buffers of a cut."""
+        self.price([cut])
+        assert self.priced is not None
+        trace = self.buffers(cut)
+        sizes = [(tensor.size, tensor.dtype) for tensor in trace.tensors]
+        return self.priced.with_menus(trace, {size: self.menus[size] for size in sizes}, sizes)
+
+    def found(self, cut: Cut, effort: Effort, starts: Sequence[np.ndarray] = ()) -> Found:
+        if (cut, effort) not in self.results:
+            self.results[cut, effort] = search(self.problem(cut), effort=effort, starts=starts)
+        return self.results[cut, effort]
+
+    def improved(self, cut: Cut, effort: Effort, rounds: int = 3, most: int = 24) -> Cut:
+        """Join and cut buffers, the one that helps most in every round."""
+        for _ in range(rounds):
+            nearby = [*self.fewer(cut, effort), *self.more(cut)][:most]
+            self.price(nearby)
+            best = min(nearby, key=lambda other: self.found(other, "quick").seconds, default=cut)
+            if best == cut or self.found(best, "quick").seconds >= self.found(cut, effort).seconds:
+                return cut
+            if self.found(best, effort).seconds >= self.found(cut, effort).seconds:
+                return cut
+            cut = best
+        return cut
+
+    def fewer(self, cut: Cut, effort: Effort) -> list[Cut]:
+        """Two neighbours of equal strategy and type joined, the smallest first."""
+        problem, choice = self.problem(cut), self.found(cut, effort).choice
+        strategies = [problem.strategy(int(row)) for row in choice]
+        members = self.members(cut)
+        pairs = [n for n in range(1, len(cut)) if strategies[n] == strategies[n - 1] and _alike(members[n - 1 : n + 1])]
+        pairs.sort(key=lambda n: sum(t.size for t in members[n - 1] + members[n]))
+        return [cut[:n] + cut[n + 1 :] for n in pairs]
+
+    def more(self, cut: Cut) -> list[Cut]:
+        """One buffer cut in the middle of its bytes, the largest first."""
+        found = []
+        for number, members in enumerate(self.members(cut)):
+            sizes = np.cumsum([tensor.size for tensor in members])
+            if len(members) > 1:
+                middle = cut[number] + min(len(members) - 1, 1 + int(np.searchsorted(sizes, sizes[-1] / 2)))
+                found.append((int(sizes[-1]), (*cut[: number + 1], middle, *cut[number + 1 :])))
+        return [other for _, other in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _alike(buffers: Sequence[tuple[TracedTensor, ...]]) -> bool:
+    return len({tensor.dtype for members in buffers for tensor in members}) == 1

@@ -1,0 +1,338 @@
+"""When everything of a training step happens: F(S), from the operations of every tensor on shared resources.
+
+A tensor's gradient is ready when its part of the backward pass ends; its operations then follow each other, each on one
+resource: GPU, CPU, the network inside machines and between them. Which operation a resource serves next is the *order*:
+
+``backprop``
+    The tensors' order, fixed. A tensor's first visit to a resource is served in that order. What it comes back for (a
+    decode on the processor that encoded, a second collective) runs beside in the same order, and takes its time from
+    the resource right after the first visit: the resource is shared, and nobody waits for what is still on its way. The
+    completion times are maxima and sums of durations, so they never fall when a duration grows (a max-plus system),
+    which is what exact search and certified bounds need.
+``fifo``
+    What became ready first is served first, one at a time, to its end; of several the earlier tensor.
+``priority``
+    Of what is ready, the tensor that is earlier in the backward pass.
+
+The backward pass itself occupies the processor that computes it, so compression there delays it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numba import njit
+
+from ..errors import ConfigError
+from .cost import RESOURCES, Resource
+
+Order = Literal["backprop", "fifo", "priority"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Which resources are one and the same: those with the same number share one lane.
+
+    ``compute``: the lane of the backward pass; None: one of its own, which nothing else delays.
+    """
+
+    gpu: int = 0
+    cpu: int = 1
+    intra: int = 2
+    inter: int = 3
+    compute: int | None = 0
+
+    def of(self, resource: Resource) -> int:
+        """The lane of a resource."""
+        return int(getattr(self, resource))
+
+    @property
+    def count(self) -> int:
+        """Number of lanes."""
+        return max(*(self.of(resource) for resource in RESOURCES), self.backward) + 1
+
+    @property
+    def backward(self) -> int:
+        """The lane of the backward pass."""
+        own = max(self.of(resource) for resource in RESOURCES) + 1
+        return own if self.compute is None else self.compute
+
+    def name(self, lane: int) -> str:
+        """What a lane is called in pictures."""
+        here = [str(resource) for resource in RESOURCES if self.of(resource) == lane]
+        return "+".join(here + (["compute"] if lane == self.backward and not here else []))
+
+
+SEPARATE = Lanes()
+"""Every resource for itself; the GPU computes."""
+ONE_NETWORK = Lanes(inter=2)
+"""The network is one serial lane, as the paper draws it."""
+HOST = Lanes(gpu=0, cpu=1, intra=1, inter=2, compute=None)
+"""Tensors in host memory: one thread of a rank encodes, sums and copies, so the CPU and shared memory are one lane."""
+
+LANES: dict[str, Lanes] = {"separate": SEPARATE, "one-network": ONE_NETWORK, "host": HOST}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Ways in which tensors can travel, as numbers: a row an option.
+
+    Attributes:
+        lane: int8 (options, most operations), the virtual lane of each operation: that of its resource, plus the number
+            of lanes where the tensor was there before.
+        seconds: float64, the same shape.
+        count: int32 (options,), operations; repeats: segments that follow each other.
+    """
+
+    lane: np.ndarray
+    seconds: np.ndarray
+    count: np.ndarray
+    repeats: np.ndarray
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What one tensor did on one lane, in seconds since the step began. ``tensor`` -1: the backward pass."""
+
+    tensor: int
+    segment: int
+    position: int
+    lane: int
+    start: float
+    stop: float
+
+
+def virtual(lanes: np.ndarray, count: int, total: int, backward: int) -> np.ndarray:
+    """The virtual lanes of one option's operations: ``total`` is added where a tensor comes back to a lane.
+
+    The backward pass is the first visit to its lane; operations that follow it at once belong to it.
+    """
+    found, seen, last, late = lanes.copy(), {backward}, backward, False
+    for position in range(count):
+        lane = int(lanes[position])
+        if lane != last:
+            late = lane in seen
+        found[position] = lane + total * late
+        seen.add(lane)
+        last = lane
+    return found
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def follow(state, ready, lane, seconds, count, repeats, starts):  # type: ignore[no-untyped-def]
+    """Lead one tensor through the lanes in the order ``backprop``; returns when it is there.
+
+    Args:
+        state: float64 (2 · lanes,), when each virtual lane is free; advanced in place.
+        ready: when the gradient is there; lane, seconds: (most operations,) of its option.
+        starts: float64 (segments, most operations), receives the start of each operation; of no size: not wanted.
+    """
+    total = state.size // 2
+    end = ready
+    for segment in range(repeats):
+        now = ready
+        for position in range(count):
+            where = lane[position]
+            start = max(now, state[where])
+            if starts.size:
+                starts[segment, position] = start
+            now = start + seconds[position]
+            state[where] = now
+        end = max(end, now)
+    for position in range(count):
+        where = lane[position]
+        if where >= total:
+            state[where - total] += repeats * seconds[position]
+    return end
+
+
+@njit(cache=True)
+def backprop_time(choice, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+    """F in the order ``backprop``: when the last tensor is there and the lane of the backward pass has done all of its.
+
+    That is no less than the sum of what is done on that lane, also of what ran beside something else at the very end.
+
+    Args:
+        choice: int64 (tensors,), the option of each; backward: float64 (tensors,), seconds of the backward pass that
+            end with its gradient; home: the lane of the backward pass; total: number of lanes.
+    """
+    state, nothing, end = np.zeros(2 * total), np.empty((0, 0)), 0.0
+    for tensor in range(choice.size):
+        option = choice[tensor]
+        state[home] += backward[tensor]
+        there = follow(state, state[home], lane[option], seconds[option], count[option], repeats[option], nothing)
+        end = max(end, there)
+    return max(end, state[home])
+
+
+@njit(cache=True)
+def _before(a_ready, a_tensor, a_job, b_ready, b_tensor, b_job, by_tensor):  # type: ignore[no-untyped-def]
+    """Whether a waiting operation is served before another."""
+    if not by_tensor and a_ready != b_ready:
+        return a_ready < b_ready
+    if a_tensor != b_tensor:
+        return a_tensor < b_tensor
+    return a_job < b_job
+
+
+@njit(cache=True)
+def event_time(choice, backward, home, total, lane, seconds, count, repeats, by_tensor, starts):  # type: ignore[no-untyped-def]
+    """F in the orders ``fifo`` and ``priority`` (``by_tensor``): events in the order of their times.
+
+    A job is a segment of a tensor; the last job is the backward pass, whose operations are its parts. ``starts``:
+    float64 (jobs, most operations), receives the start of every operation; of no size: not wanted.
+    """
+    tensors = choice.size
+    first = np.zeros(tensors + 1, np.int64)
+    for tensor in range(tensors):
+        first[tensor + 1] = first[tensor] + repeats[choice[tensor]]
+    jobs = first[tensors]
+    owner, at = np.empty(jobs + 1, np.int64), np.zeros(jobs + 1, np.int64)
+    for tensor in range(tensors):
+        owner[first[tensor] : first[tensor + 1]] = tensor
+    owner[jobs] = 0
+    waiting, waits = np.empty((total, jobs + 1), np.int64), np.zeros(total, np.int64)
+    since = np.zeros(jobs + 1)
+    running, until = np.full(total, -1, np.int64), np.full(total, np.inf)
+    now, end = 0.0, 0.0
+    if tensors:
+        waiting[home, 0], waits[home] = jobs, 1
+    while True:
+        for place in range(total):  # serve every lane that is free
+            if running[place] >= 0 or waits[place] == 0:
+                continue
+            best = 0
+            for entry in range(1, waits[place]):
+                a, b = waiting[place, entry], waiting[place, best]
+                if _before(since[a], owner[a], a, since[b], owner[b], b, by_tensor):
+                    best = entry
+            job = waiting[place, best]
+            waits[place] -= 1
+            waiting[place, best] = waiting[place, waits[place]]
+            took = backward[at[job]] if job == jobs else seconds[choice[owner[job]], at[job]]
+            if starts.size:
+                starts[job, at[job]] = now
+            running[place], until[place] = job, now + took
+        soonest = np.inf
+        for place in range(total):
+            soonest = min(soonest, until[place])
+        if soonest == np.inf:
+            return end
+        now = soonest
+        for place in range(total):
+            if until[place] != now:
+                continue
+            job = running[place]
+            running[place], until[place] = -1, np.inf
+            end = max(end, now)
+            at[job] += 1
+            released_from, released_to = job, job + 1
+            if job == jobs:  # a part of the backward pass: its tensor's segments are ready, and the next part
+                tensor = at[job] - 1
+                owner[job] = at[job]
+                if at[job] < tensors:
+                    since[job] = now
+                    waiting[home, waits[home]] = job
+                    waits[home] += 1
+                released_from, released_to = first[tensor], first[tensor + 1]
+            for other in range(released_from, released_to):
+                option = choice[owner[other]]
+                if at[other] < count[option]:
+                    where = lane[option, at[other]] % total
+                    since[other] = now
+                    waiting[where, waits[where]] = other
+                    waits[where] += 1
+
+
+# --- in Python --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """F of the choices for one step, in one order.
+
+    Attributes:
+        backward: float64 (tensors,), seconds of the backward pass that end with each gradient.
+        options: of all tensors together; a choice names a row.
+        lanes: which resources are one.
+
+    Raises:
+        ConfigError: an order that there is not.
+    """
+
+    backward: np.ndarray
+    options: Options
+    lanes: Lanes = SEPARATE
+    order: Order = "backprop"
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ConfigError(f"order={self.order!r}; expected one of {', '.join(ORDERS)}")
+
+    def seconds(self, choice: np.ndarray) -> float:
+        """The iteration time: from the beginning of the step until every tensor is there and the backward pass over."""
+        if self.order == "backprop":
+            return float(backprop_time(choice, self.backward, self.lanes.backward, self.lanes.count, *self._arrays))
+        return float(self._events(choice, np.empty((0, 0))))
+
+    @property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        o = self.options
+        return o.lane, o.seconds, o.count, o.repeats
+
+    def _events(self, choice: np.ndarray, starts: np.ndarray) -> float:
+        return event_time(
+            choice,
+            self.backward,
+            self.lanes.backward,
+            self.lanes.count,
+            *self._arrays,
+            self.order == "priority",
+            starts,
+        )
+
+    def intervals(self, choice: np.ndarray) -> list[Interval]:
+        """Everything that happens, by tensor; the backward pass as tensor -1, its parts as positions."""
+        return self._backprop_intervals(choice) if self.order == "backprop" else self._event_intervals(choice)
+
+    def _backprop_intervals(self, choice: np.ndarray) -> list[Interval]:
+        home, total, found = self.lanes.backward, self.lanes.count, list[Interval]()
+        state = np.zeros(2 * total)
+        for tensor, option in enumerate(choice):
+            found.append(Interval(-1, 0, tensor, home, state[home], state[home] + self.backward[tensor]))
+            state[home] += self.backward[tensor]
+            lane, seconds, count, repeats = (array[option] for array in self._arrays)
+            starts = np.zeros((repeats, lane.size))
+            follow(state, state[home], lane, seconds, count, repeats, starts)
+            found += self._of_tensor(tensor, option, starts)
+        return found
+
+    def _event_intervals(self, choice: np.ndarray) -> list[Interval]:
+        repeats = self.options.repeats[choice]
+        starts = np.zeros((int(repeats.sum()) + 1, max(self.options.lane.shape[1], choice.size)))
+        self._events(choice, starts)
+        home = self.lanes.backward
+        found = [
+            Interval(-1, 0, part, home, starts[-1, part], starts[-1, part] + self.backward[part])
+            for part in range(choice.size)
+        ]
+        first = 0
+        for tensor, option in enumerate(choice):
+            found += self._of_tensor(tensor, option, starts[first : first + repeats[tensor]])
+            first += repeats[tensor]
+        return found
+
+    def _of_tensor(self, tensor: int, option: int, starts: np.ndarray) -> list[Interval]:
+        o, total = self.options, self.lanes.count
+        return [
+            Interval(tensor, segment, position, int(o.lane[option, position]) % total, float(row[position]),
+                     float(row[position] + o.seconds[option, position]))
+            for segment, row in enumerate(starts)
+            for position in range(o.count[option])
+        ]  # fmt: skip

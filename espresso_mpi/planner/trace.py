@@ -1,0 +1,284 @@
+"""What a training step gives to synchronise, and when: its tensors in the order of the backward pass.
+
+A trace is recorded from training or made from a model's architecture (``models``); the planner needs nothing else of a
+model. It is a value and a JSON file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..types import ITEMSIZE, DeviceKind, TensorSpec
+from . import _json
+
+VERSION = 1
+_KIND = "espresso-trace"
+_MADE_BY = "Trace.save or espresso_mpi.planner.models.model_trace"
+
+
+@dataclass(frozen=True)
+class TracedTensor:
+    """One tensor of a step.
+
+    Attributes:
+        size: elements, above 0.
+        ready: seconds from the begin of the step until its gradient is there.
+        dtype: element type.
+        shape: () where it is not known; else its product is the size.
+
+    Raises:
+        ConfigError: a value is not of this kind.
+    """
+
+    name: str
+    size: int
+    ready: float
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _json.text(self.name, "trace: the name of a tensor")
+        where = f"trace: tensor {self.name!r}"
+        object.__setattr__(self, "size", _json.integer(self.size, f"{where}: size", 1))
+        object.__setattr__(self, "ready", _json.number(self.ready, f"{where}: ready", 0))
+        _json.text(self.dtype, f"{where}: dtype", ITEMSIZE)
+        object.__setattr__(self, "shape", tuple(_json.integer(n, f"{where}: shape", 0) for n in self.shape))
+        if self.shape and math.prod(self.shape) != self.size:
+            raise ConfigError(
+                f"{where}: size {self.size} with shape {list(self.shape)}; expected {math.prod(self.shape)} elements, "
+                f"or no shape"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the uncompressed gradient."""
+        return self.size * ITEMSIZE[self.dtype]
+
+    def to_json(self) -> dict[str, Any]:
+        """The tensor as JSON values."""
+        return {
+            "name": self.name,
+            "size": self.size,
+            "ready": self.ready,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any, where: str = "trace: a tensor") -> TracedTensor:
+        """The tensor in JSON values.
+
+        Raises:
+            ConfigError: they describe none.
+        """
+        _json.check_keys(document, where, ("name", "size", "ready"), ("dtype", "shape"))
+        shape = _json.array(document.get("shape", []), f"{where}: shape")
+        return cls(**{**document, "shape": tuple(shape)})
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The tensors of a training step, and what else takes time in it.
+
+    Attributes:
+        tensors: in the order of the backward pass, so ready times never fall; at least one, and no name twice.
+        device: where gradients are, and what computes them.
+        update: seconds from the arrival of the last mean gradient to the end of the step.
+        spread: of the step times that were measured: interquartile range / median.
+        source: where it comes from, in words.
+
+    Raises:
+        ConfigError: a value is not of this kind.
+    """
+
+    tensors: tuple[TracedTensor, ...]
+    device: DeviceKind = "cpu"
+    update: float = 0.0
+    spread: float = 0.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", tuple(self.tensors))
+        _json.text(self.device, "trace: device", get_args(DeviceKind))
+        _json.text(self.source, "trace: source")
+        for field in ("update", "spread"):
+            object.__setattr__(self, field, _json.number(getattr(self, field), f"trace: {field}", 0))
+        self._check_tensors()
+
+    def _check_tensors(self) -> None:
+        if not self.tensors:
+            raise ConfigError("trace: got no tensors; expected at least one")
+        seen: set[str] = set()
+        for previous, tensor in zip((None, *self.tensors), self.tensors):
+            if tensor.name in seen:
+                raise ConfigError(f"trace: tensor {tensor.name!r} stands in it twice; expected names of their own")
+            seen.add(tensor.name)
+            if previous is not None and tensor.ready < previous.ready:
+                raise ConfigError(
+                    f"trace: tensor {tensor.name!r} is ready after {tensor.ready:g} s, before {previous.name!r} after "
+                    f"{previous.ready:g} s; expected ready times that never fall: sort the tensors by them"
+                )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all gradients together."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def backward(self) -> np.ndarray:
+        """Seconds of computation before each tensor since the one before it, the first since the begin of the step.
+
+        float64, shape (tensors,).
+        """
+        return np.diff([tensor.ready for tensor in self.tensors], prepend=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step in which synchronising takes no time."""
+        return self.tensors[-1].ready + self.update
+
+    @classmethod
+    def of_steps(
+        cls,
+        specs: Sequence[TensorSpec],
+        ready: np.ndarray,
+        steps: np.ndarray,
+        update: np.ndarray,
+        device: DeviceKind,
+        source: str,
+    ) -> Trace:
+        """The trace of one rank from measured steps: medians over the steps, tensors sorted by their median ready time.
+
+        Args:
+            specs: the tensors; those without elements are left out, as there is nothing to synchronise.
+            ready: seconds from the begin of the step, shape (steps, tensors).
+            steps: seconds of whole dense steps, shape (steps,); their spread is kept.
+            update: seconds from the last arrival to the end of the step, shape (steps,).
+
+        Raises:
+            ConfigError: shapes do not fit together, or a time is negative or not finite.
+        """
+        ready, steps, update = (np.asarray(times, np.float64) for times in (ready, steps, update))
+        _check_measured(len(specs), ready, steps, update)
+        medians = [float(t) for t in np.median(ready, axis=0)]
+        known = [(spec, at) for spec, at in zip(specs, medians) if spec.dtype is not None and spec.size]
+        tensors = tuple(
+            TracedTensor(spec.name, spec.size, at, spec.dtype or "", spec.shape)
+            for spec, at in sorted(known, key=lambda pair: pair[1])  # stable: equal times keep the caller's order
+        )
+        low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75))
+        spread = float((high - low) / middle) if middle else 0.0
+        return cls(tensors, device, float(np.median(update)), spread, source)
+
+    @classmethod
+    def merged(cls, traces: Sequence[Trace]) -> Trace:
+        """One trace for all ranks, from one of each.
+
+        A tensor is ready when the slowest rank has it: no collective can finish before every rank has given its part,
+        so the median over the ranks would promise an overlap that does not happen. Ranks begin a step together, because
+        the one before ended with synchronised gradients. The update and the spread are the largest as well.
+
+        Raises:
+            ConfigError: no traces, or their tensors or devices differ.
+        """
+        if not traces:
+            raise ConfigError("trace: got no traces to merge; expected one of each rank")
+        first = traces[0]
+        found = [_described(trace) for trace in traces]
+        for rank, described in enumerate(found):
+            _check_same(found[0], described, rank)
+        latest = {name: max(at) for name, *at in zip(found[0], *(_ready_of(trace, found[0]) for trace in traces))}
+        tensors = sorted((replace(t, ready=latest[t.name]) for t in first.tensors), key=lambda t: t.ready)
+        source = f"{first.source}; the slowest of {len(traces)} ranks" if len(traces) > 1 else first.source
+        update, spread = max(t.update for t in traces), max(t.spread for t in traces)
+        return cls(tuple(tensors), first.device, update, spread, source)
+
+    def to_json(self) -> dict[str, Any]:
+        """The trace as JSON values, with its version."""
+        return {
+            "kind": _KIND,
+            "version": VERSION,
+            "device": self.device,
+            "update": self.update,
+            "spread": self.spread,
+            "source": self.source,
+            "tensors": [tensor.to_json() for tensor in self.tensors],
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Trace:
+        """The trace in JSON values.
+
+        Raises:
+            ConfigError: they describe none, or of another version.
+        """
+        _json.check_kind(document, _KIND, VERSION, _MADE_BY)
+        _json.check_keys(document, "trace", ("kind", "version", "tensors"), ("device", "update", "spread", "source"))
+        rows = _json.array(document["tensors"], "trace: tensors")
+        tensors = tuple(TracedTensor.from_json(row, f"trace: tensor {n}") for n, row in enumerate(rows))
+        about = {key: document[key] for key in ("device", "update", "spread", "source") if key in document}
+        return cls(tensors, **about)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a JSON file.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        _json.write(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a file that ``save`` wrote.
+
+        Raises:
+            ConfigError: it cannot be read, is no trace, or one of another version.
+        """
+        document = _json.read(path)
+        try:
+            return cls.from_json(document)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+
+def _check_measured(tensors: int, ready: np.ndarray, steps: np.ndarray, update: np.ndarray) -> None:
+    count = len(steps) if steps.ndim == 1 else 0
+    for what, times, shape in (
+        ("ready", ready, (count, tensors)), ("steps", steps, (count,)), ("update", update, (count,))
+    ):  # fmt: skip
+        if times.shape != shape or not count:
+            raise ConfigError(
+                f"trace: {what} has shape {times.shape}, with {steps.shape} steps and {tensors} tensors; expected "
+                f"{'(steps, tensors)' if what == 'ready' else '(steps,)'} with at least one step"
+            )
+        if not np.all(np.isfinite(times)) or np.any(times < 0):
+            raise ConfigError(f"trace: {what} holds a time that is negative or not finite; expected seconds")
+
+
+Described = Mapping[str, tuple[int, str, tuple[int, ...], DeviceKind]]
+
+
+def _described(trace: Trace) -> Described:
+    """What must be equal on all ranks, by name."""
+    return {t.name: (t.size, t.dtype, t.shape, trace.device) for t in trace.tensors}
+
+
+def _check_same(first: Described, other: Described, rank: int) -> None:
+    for name in [*first, *other]:
+        if first.get(name) != other.get(name):
+            raise ConfigError(
+                f"trace: tensor {name!r} is {other.get(name)} (size, dtype, shape, device) in trace {rank} and "
+                f"{first.get(name)} in the first; expected the same tensors on all ranks: record the same steps on each"
+            )
+
+
+def _ready_of(trace: Trace, names: Described) -> list[float]:
+    ready = {t.name: t.ready for t in trace.tensors}
+    return [ready[name] for name in names]

@@ -1,0 +1,119 @@
+"""What ``Session(plan="auto")`` goes by: its settings, and a clock that tells the steps of a training loop apart."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from . import compressors
+from .errors import ConfigError
+from .types import TensorSpec
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a session plans for itself.
+
+    Attributes:
+        compressors: spellings that a plan may use; whatever they lose is fed back, but it is the user's choice.
+        skip: first steps, which compile and allocate and so are not timed.
+        steps: dense steps that are timed, then the plan is made.
+        seconds: about how long the micro-benchmarks take, and trials of the best plans once more.
+        check: steps between comparisons of measured step times with the plan's.
+        factor: how far they may differ, either way, until the session measures and plans anew.
+        every: least number of steps from one plan to the next.
+
+    Raises:
+        ConfigError: a value is not in its range.
+    """
+
+    compressors: tuple[str, ...] = ("fp16", "int8", "onebit")
+    skip: int = 2
+    steps: int = 8
+    seconds: float = 5.0
+    check: int = 50
+    factor: float = 1.5
+    every: int = 500
+
+    def __post_init__(self) -> None:
+        if isinstance(self.compressors, str):
+            raise ConfigError(f"tuning: compressors={self.compressors!r}; expected a list such as ['fp16', 'onebit']")
+        spellings = tuple(str(compressors.get(text)) for text in self.compressors if text != "none")
+        object.__setattr__(self, "compressors", spellings)
+        for name, least in (("skip", 0), ("steps", 3), ("check", 1), ("every", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"tuning: {name}={value!r}; expected a whole number from {least} on")
+        for name, above in (("seconds", 0.0), ("factor", 1.0)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not above < value < 1e9:
+                raise ConfigError(f"tuning: {name}={value!r}; expected a number above {above:g}")
+
+    def __str__(self) -> str:
+        return ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one rank, in seconds since the step before ended.
+
+    Attributes:
+        specs: the tensors, in the order in which they came; ready: float64 (tensors,), when each came.
+        seconds: when all of them were waited for.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    ready: np.ndarray
+    seconds: float
+
+
+class StepClock:
+    """Tells steps apart: a step ends when a tensor comes that it already had; what is between two steps is compute.
+
+    Args:
+        keep: how many of the last steps are remembered.
+    """
+
+    def __init__(self, keep: int = 16, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.steps: deque[Step] = deque(maxlen=keep)
+        self.count = 0
+        self._calls: list[tuple[tuple[TensorSpec, ...], float]] = []
+        self._names: set[str] = set()
+        self._began: float | None = None
+        self._waited = 0.0
+
+    def begins(self, specs: Sequence[TensorSpec]) -> bool:
+        """Whether a call with these tensors begins another step."""
+        return any(spec.name in self._names for spec in specs)
+
+    def end_step(self) -> None:
+        """The step that these calls made is over."""
+        if self._began is not None and self._calls:
+            specs = tuple(spec for tensors, _ in self._calls for spec in tensors)
+            ready = np.array([at - self._began for tensors, at in self._calls for _ in tensors])
+            self.steps.append(Step(specs, ready, self._waited - self._began))
+        self.count += 1
+        self._began, self._calls, self._names = self._waited, [], set()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done in the with-block, between two steps, is part of neither."""
+        since = self._clock() - self._waited
+        yield
+        if self._began is not None:
+            self._began = self._clock() - since
+
+    def called(self, specs: Sequence[TensorSpec]) -> None:
+        """A call came."""
+        self._calls.append((tuple(specs), self._clock()))
+        self._names.update(spec.name for spec in specs)
+
+    def waited(self) -> None:
+        """A call was waited for."""
+        self._waited = self._clock()

@@ -1,0 +1,263 @@
+"""Sessions that plan for themselves, that change plans, and that record traces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from espresso_mpi import Plan, Session, Strategy, Tuning
+from espresso_mpi.errors import ConfigError, MismatchError, PlanError
+from espresso_mpi.planner.planfile import load, save
+from espresso_mpi.planner.trace import Trace
+from espresso_mpi.types import MadeFor, TensorSpec
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
+
+SIZE = MPI.COMM_WORLD.size
+SHAPES = {"w1": (64, 48), "b1": (48,), "w2": (48, 200), "b2": (200,)}
+HURRY = {"skip": 1, "steps": 3, "seconds": 0.3}
+
+
+def gradients(rank, step, shapes=SHAPES):
+    rng = np.random.default_rng([rank, step])
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def mean(step, shapes=SHAPES):
+    every = [gradients(rank, step, shapes) for rank in range(SIZE)]
+    return {name: np.mean([g[name] for g in every], axis=0, dtype=np.float64) for name in shapes}
+
+
+def train(session, rank, steps, first=0):
+    """The sum of all results; in every step all ranks have the same bits."""
+    total = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(first, first + steps):
+        grads = gradients(rank, step)
+        session.sync(grads)
+        for name in SHAPES:
+            total[name] += grads[name]
+    return total
+
+
+def expected(steps, first=0):
+    return {
+        name: np.sum([mean(step)[name] for step in range(first, first + steps)], axis=0, dtype=np.float64)
+        for name in SHAPES
+    }
+
+
+def everyone(world, value):
+    assert len(set(world.allgather(value))) == 1, world.allgather(value)
+    return value
+
+
+# --- plan="auto" ------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
+    if SIZE == 1:
+        pytest.skip("alone there is nothing to choose")
+    session = open_session(plan="auto", compressors=["fp16"], tuning=Tuning(**HURRY))
+    before = train(session, world.rank, 4)
+    assert session.plan is None  # the first step has no begin, three are timed
+    after = train(session, world.rank, 3, first=4)
+    assert everyone(world, session.plan.digest)
+    assert set(session.plan.strategies) == set(SHAPES)
+    assert {s.compressor for s in session.plan.strategies.values()} <= {"none", "fp16"}
+    assert session.plan.forecast.seconds > 0
+    assert 0 < session.plan.forecast.bound
+    for name in SHAPES:
+        assert np.allclose(before[name], expected(4)[name], atol=1e-5)
+        assert np.allclose(after[name], expected(3, 4)[name], atol=1e-2)
+
+
+def test_it_plans_anew_when_steps_take_longer_than_the_plan_said(world, open_session, caplog):
+    if SIZE == 1:
+        pytest.skip("alone there is nothing to choose")
+    tuning = Tuning(("onebit",), check=2, every=2, factor=1.0001, **HURRY)
+    with caplog.at_level("INFO", "espresso_mpi"):
+        session = open_session(plan="auto", tuning=tuning)
+        train(session, world.rank, 16)
+    assert everyone(world, session.plan.digest)
+    if world.rank == 0:
+        assert sum("planning anew" in record.message for record in caplog.records) >= 1
+        assert sum(record.message.startswith("plan: ") for record in caplog.records) >= 2
+
+
+def test_pushed_gradients_are_planned_for_as_well(world, open_session):
+    if SIZE == 1:
+        pytest.skip("alone there is nothing to choose")
+    session = open_session(plan="auto", tuning=Tuning(("int8",), **HURRY))
+    for step in range(7):
+        grads = gradients(world.rank, step)
+        for name in SHAPES:
+            session.push(name, grads[name])
+        session.wait_all()
+    assert everyone(world, session.plan.digest)
+    assert len(session.plan.strategies) == len(SHAPES)
+
+
+def test_steps_that_differ_cannot_be_planned_for(world, open_session):
+    if SIZE == 1:
+        pytest.skip("alone there is nothing to choose")
+    session = open_session(plan="auto", tuning=Tuning(("int8",), **HURRY))
+    sizes = iter(range(10, 1000))
+    with pytest.raises(PlanError, match="other tensors"):
+        for _ in range(8):
+            session.sync({"w": np.zeros(next(sizes), np.float32)})
+    grads = {"w": np.full(5, world.rank, np.float32)}
+    session.sync(grads)  # training goes on, dense
+    assert np.allclose(grads["w"], (SIZE - 1) / 2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"plan": "auto", "compressor": "fp16"},
+        {"plan": "auto", "compressors": "fp16"},
+        {"plan": "auto", "compressors": ["fp61"]},
+        {"plan": "auto", "tuning": 3},
+        {"compressors": ["fp16"]},
+        {"tuning": Tuning()},
+        {"plan": "no such file.json"},
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_on_every_rank(world, options):
+    with pytest.raises(ConfigError):
+        Session(world, **options)
+
+
+def test_ranks_with_other_settings_are_told(world):
+    if SIZE == 1:
+        pytest.skip("alone there is nobody to differ from")
+    with pytest.raises(MismatchError, match="tuning"):
+        Session(world, plan="auto", tuning=Tuning(steps=5 + world.rank))
+
+
+# --- changing plans ---------------------------------------------------------------------------------------------------
+
+WAY = "flat-alltoall"
+ONEBIT, TOPK = Strategy("onebit", WAY), Strategy("topk:ratio=0.1", WAY)
+PLANS = [
+    Plan(dict.fromkeys(SHAPES, ONEBIT), groups=(("w1", "b1"), ("w2", "b2"))),
+    Plan(dict.fromkeys(SHAPES, TOPK)),
+    Plan(dict.fromkeys(SHAPES, ONEBIT), groups=(("b1", "w2", "b2"),)),
+    Plan({**dict.fromkeys(SHAPES, Strategy("none", "flat")), "w2": TOPK}, groups=(("w1", "b1"),)),
+    Plan(dict.fromkeys(SHAPES, Strategy("none", "flat"))),
+]
+
+
+def test_nothing_that_is_owed_is_lost_when_plans_change(world, open_session):
+    """Σ means = Σ results in the end, since the last plan is dense and pays all that is owed."""
+    session = open_session(plan=PLANS[0])
+    total = train(session, world.rank, 3)
+    for number, plan in enumerate(PLANS[1:], 1):
+        session._together("adopt", lambda plan=plan: session._adopt(plan))
+        part = train(session, world.rank, 3, first=3 * number)
+        total = {name: total[name] + part[name] for name in SHAPES}
+    steps = 3 * len(PLANS)
+    for name in SHAPES:
+        everyone(world, total[name].tobytes())
+        assert np.allclose(total[name], expected(steps)[name], atol=2e-4), name
+    assert not session._engine.keeping.memory
+
+
+def test_what_travels_as_before_keeps_its_residual_bit_for_bit(world, open_session):
+    session = open_session(plan=PLANS[1])
+    train(session, world.rank, 2)
+    before = {k: v.copy() for k, v in session._engine.keeping.memory.items() if k.startswith("w2|")}
+    session._together("adopt", lambda: session._adopt(PLANS[3]))
+    after = session._engine.keeping.memory
+    assert before
+    assert all(np.array_equal(after[key], value) for key, value in before.items())
+    assert SIZE == 1 or any(key.startswith("w1|") and "|carry|" in key for key in after)
+
+
+# --- plans that do not fit --------------------------------------------------------------------------------------------
+
+
+def made_for(**changes):
+    tensors = {name: (shape, "float32") for name, shape in SHAPES.items()}
+    return MadeFor(**{"tensors": tensors, "machines": 1, "ranks_per_machine": SIZE, **changes})
+
+
+def test_a_plan_from_a_file_is_followed(world, open_session, tmp_path):
+    path = world.bcast(str(tmp_path / "plan.json"))
+    if world.rank == 0:
+        save(PLANS[1], path)
+    world.Barrier()
+    session = open_session(plan=path)
+    assert session.strategy(TensorSpec("w1", (64, 48), "float32")) == TOPK
+    assert load(path).digest == session.plan.digest
+
+
+def test_a_plan_for_other_ranks_is_refused(world):
+    plan = Plan(PLANS[1].strategies, made_for=made_for(machines=1, ranks_per_machine=SIZE + 1))
+    with pytest.raises(PlanError, match="ranks on each machine"):
+        Session(world, plan=plan)
+
+
+def test_a_plan_for_other_versions_is_refused(world):
+    plan = Plan(PLANS[1].strategies, made_for=made_for(fingerprint={"espresso_mpi": "0.0.1"}))
+    with pytest.raises(PlanError, match=r"0\.0\.1"):
+        Session(world, plan=plan)
+
+
+def test_a_plan_for_other_tensors_is_refused(world, open_session):
+    machines = [list(range(SIZE))]
+    session = open_session(plan=Plan(PLANS[1].strategies, made_for=made_for()), machines=machines)
+    session.sync(gradients(world.rank, 0))
+    with pytest.raises(PlanError, match=r"w1.*\[64, 48\].*\[48, 64\]"):
+        session.sync({"w1": np.zeros((48, 64), np.float32)})
+    with pytest.raises(PlanError, match="'w3'"):
+        session.sync({"w3": np.zeros(4, np.float32)})
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_recorded_of_dense_steps(world, open_session, tmp_path):
+    path = world.bcast(str(tmp_path / "trace.json"))
+    session = open_session(compressor="onebit")
+    with session.record_trace(path):
+        results = train(session, world.rank, 5)
+    for name in SHAPES:
+        assert np.allclose(results[name], expected(5)[name], atol=1e-5)
+    world.Barrier()
+    trace = Trace.load(path)
+    assert {t.name: t.shape for t in trace.tensors} == SHAPES
+    assert all(t.ready > 0 for t in trace.tensors)
+    lossy = gradients(world.rank, 0)
+    session.sync(lossy)
+    assert SIZE == 1 or not np.allclose(lossy["w1"], mean(0)["w1"], atol=1e-3)  # compressed again
+
+
+def test_pushed_tensors_are_recorded_in_their_order(world, open_session, tmp_path):
+    path = world.bcast(str(tmp_path / "trace.json"))
+    session = open_session()
+    order = ["w2", "b2", "w1", "b1"]
+    with session.record_trace(path):
+        for step in range(5):
+            grads = gradients(world.rank, step)
+            for name in order:
+                np.linalg.norm(np.ones((80, 80)))  # time passes
+                session.push(name, grads[name])
+            session.wait_all()
+    world.Barrier()
+    assert [t.name for t in Trace.load(path).tensors] == order
+
+
+def test_too_few_steps_are_no_trace(world, open_session, tmp_path):
+    session = open_session()
+    path = world.bcast(str(tmp_path / "trace.json"))
+    with pytest.raises(PlanError, match="expected 3 or more"), session.record_trace(path):
+        train(session, world.rank, 2)
+    train(session, world.rank, 1)
+
+
+def test_a_trace_that_cannot_be_written_is_refused_at_once(world, open_session):
+    session = open_session()
+    with pytest.raises(ConfigError, match="no/such"), session.record_trace("/no/such/folder/trace.json"):
+        raise AssertionError("the block was entered")
+    train(session, world.rank, 1)

@@ -1,0 +1,131 @@
+"""The profiler on real ranks: what it measures, that all ranks agree, how long it takes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+
+import pytest
+
+from espresso_mpi import Session
+from espresso_mpi.bench import profile as bench
+from espresso_mpi.collectives.transport import Transport
+from espresso_mpi.errors import ConfigError
+from espresso_mpi.options import Options
+from espresso_mpi.planner.cost import operations
+from espresso_mpi.planner.profile import Profile
+from espresso_mpi.planner.tree import routes
+from espresso_mpi.profiler import measure
+from espresso_mpi.types import Strategy
+
+SIZES = [1000, 20_000]
+
+
+@pytest.fixture
+def opened(world):
+    """Opens transports; they are closed on all ranks if the test passed."""
+    found = []
+
+    def opener(machines=None):
+        options, problem = Options.checked(machines=machines, timeout=20.0)
+        assert problem is None
+        found.append(Transport.open(world, options.transport(), lambda notes: None))
+        return found[-1]
+
+    yield opener
+    for transport in found:
+        transport.close()
+
+
+def split(world):
+    """Two machines of half the ranks each, or of one."""
+    half = world.size // 2
+    return [tuple(range(half)), tuple(range(half, world.size))]
+
+
+@pytest.mark.parametrize("machines", ["found", "two"])
+def test_every_route_can_be_priced(world, opened, machines):
+    wanted = None if machines == "found" else split(world)
+    transport = opened(wanted)
+    opener = partial(Session, world, machines=wanted)
+    start = time.perf_counter()
+    found = measure(transport, ["int8", "randomk:ratio=0.1"], open_session=opener, sizes=SIZES, seconds=3)
+    took = time.perf_counter() - start
+
+    assert (found.machines, found.ranks_per_machine) == ((1, world.size) if wanted is None else (2, world.size // 2))
+    assert len(set(world.allgather(json.dumps(found.to_json())))) == 1
+    assert Profile.from_json(json.loads(json.dumps(found.to_json()))) == found
+    for method in ("int8", "randomk:ratio=0.1"):
+        for route in routes(("cpu",), linear=method != "int8"):
+            strategy = Strategy(method if route.compressed else "none", route)
+            steps = operations(strategy, SIZES[1], found)
+            assert steps and all(step.seconds >= 0 for step in steps)
+            assert sum(step.seconds for step in steps) > 0
+    assert took < 20, "the budget of 3 seconds, and compiling"
+    assert found.call > 0 or found.tensor > 0 or found.check(0) > 0
+
+
+def test_samples_tell_how_they_were_made(world, opened):
+    found = measure(opened(), ["onebit"], open_session=partial(Session, world), sizes=[4096], seconds=2)
+    curves = dict(found.curves())
+    assert {"codec onebit|cpu|encode", "codec onebit|cpu|decode", "check"} <= set(curves)
+    for curve in curves.values():
+        assert curve.samples
+        assert all(sample.repeats >= 2 and sample.seconds > 0 for sample in curve.samples)
+    sizes = {sample.size for sample in found.codec("onebit", "cpu", "encode").samples}
+    assert sizes == {4096, 4096 // world.size}, "the regions that routes cut such a tensor into"
+    dense = [sample.size for sample in found.move("allreduce", "flat").samples]
+    assert max(dense) == 4 * 4096
+    assert found.environment["left_out"] == [] or all(isinstance(text, str) for text in found.environment["left_out"])
+    assert found.fingerprint["machines"] == 1 and found.fingerprint["ranks_per_machine"] == world.size
+    assert "host" not in found.fingerprint and "date" not in found.fingerprint
+
+
+def test_larger_data_takes_longer(world, opened):
+    found = measure(opened(), ["fp16"], open_session=partial(Session, world), sizes=[1 << 10, 1 << 20], seconds=4)
+    for curve in (found.move("allreduce", "flat"), found.codec("fp16", "cpu", "encode"), found.check):
+        least, most = curve.knots[0], curve.knots[-1]
+        assert curve(most) > curve(least)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"seconds": 0}, "expected a number above 0"),
+        ({"sizes": []}, "elements of tensors"),
+        ({"sizes": [0]}, "elements of tensors"),
+        ({"devices": ["tpu"]}, "cpu, gpu"),
+        ({"spellings": ["nosuch"]}, "nosuch"),
+        ({"spellings": "onebit"}, "a sequence of spellings"),
+    ],
+)
+def test_what_is_wrong_on_one_rank_is_an_error_on_all(world, opened, given, text):
+    transport = opened()
+    arguments = {"spellings": ["fp16"], "sizes": [1000], "seconds": 1.0}
+    if world.rank == world.size - 1:
+        arguments |= given
+    with pytest.raises(ConfigError, match=text):
+        measure(transport, arguments.pop("spellings"), open_session=partial(Session, world), **arguments)
+
+
+def test_ranks_that_ask_for_different_things_hear_of_it(world, opened):
+    with pytest.raises(ConfigError, match=rf"rank {world.size - 1}.*something else than rank 0"):
+        measure(
+            opened(), ["fp16"], open_session=partial(Session, world), sizes=[1000 + (world.rank == world.size - 1)],
+            devices=["cpu"], seconds=1.0,
+        )  # fmt: skip
+
+
+def test_the_command_writes_what_it_measured(world, tmp_path, capsys):
+    path = world.bcast(tmp_path / "profile.json")
+    found = bench.main(output=path, compressors="fp16", sizes="4KiB", seconds=2)
+    world.Barrier()
+    assert Profile.load(path) == found
+    said = capsys.readouterr().out
+    assert (f"wrote {path}" in said) == (world.rank == 0)
+
+
+def test_the_command_refuses_a_file_that_cannot_be_written(world, tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        bench.main(output=world.bcast(tmp_path) / "no" / "profile.json", seconds=2)

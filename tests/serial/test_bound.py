@@ -1,0 +1,157 @@
+"""Lower bounds against the optimum of small cases, by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from espresso_mpi.bench.cases import enumerated, random_case
+from espresso_mpi.planner.bound import (
+    branched,
+    certified,
+    exact_network,
+    fusion_bound,
+    load_network,
+    lower_bound,
+    relaxed,
+)
+from espresso_mpi.planner.problem import Problem, fused, matrices
+from espresso_mpi.planner.profile import Curve, Profile
+from espresso_mpi.planner.timeline import HOST, ORDERS, Lanes, Order, follow
+from espresso_mpi.planner.trace import Trace, TracedTensor
+
+CASES = 250
+
+
+def small_profile(**changes: object) -> Profile:
+    """2 x 2 ranks with formulas as of the textbook, and one compressor."""
+    moves = {}
+    for level, members, alpha, beta in (("intra", 2, 1e-6, 1e-10), ("inter", 2, 1e-5, 1e-9), ("flat", 4, 1e-5, 1e-9)):
+        for op in ("allreduce", "reduce_scatter", "allgather", "alltoall", "reduce", "gather", "broadcast"):
+            for alone in (False, True) if level == "inter" else (False,):
+                times = 2 if op == "allreduce" else 1
+                moves[op, level, alone] = Curve.line(times * (members - 1) * alpha, times * beta * (1 if alone else 2))
+    codecs = {("int8", "cpu", way): Curve.line(2e-6, rate) for way, rate in (("encode", 5e-10), ("decode", 2e-10))}
+    profile = Profile(2, 2, codecs, moves, {}, Curve.line(0.0, 1e-11), call=1e-5, tensor=2e-6)
+    return replace(profile, **changes)
+
+
+def small_trace(tensors: int, seed: int) -> Trace:
+    rng = np.random.default_rng(seed)
+    ready = np.cumsum(rng.uniform(0, 2e-4, tensors))
+    sizes = (10 ** rng.uniform(2, 5, tensors)).astype(int)
+    return Trace(tuple(TracedTensor(f"t{i}", int(n), float(t)) for i, (n, t) in enumerate(zip(sizes, ready))))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_bound_is_never_above_the_optimum(order: Order) -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(CASES):
+        problem = random_case(rng, int(rng.integers(1, 5)), 4, order=order)
+        assert lower_bound(problem) <= enumerated(problem)[0]
+
+
+def test_every_flow_on_the_way_is_a_bound() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(60):
+        problem = random_case(rng, int(rng.integers(1, 5)), 3)
+        least, choice = enumerated(problem)
+        for network in (exact_network(problem), load_network(problem)):
+            for flow in relaxed(network, choice).flows:
+                assert certified(flow.value) <= least
+                np.testing.assert_allclose(flow.mass.sum(axis=1), 1.0, rtol=1e-9)
+
+
+def test_branching_lifts_a_bound_but_not_above_the_optimum() -> None:
+    rng = np.random.default_rng(15)
+    lifted = 0
+    for _ in range(60):
+        problem = random_case(rng, int(rng.integers(1, 5)), 4)
+        least, choice = enumerated(problem)
+        full = matrices(problem.timeline.options, problem.timeline.lanes)
+        relaxation = relaxed(exact_network(problem, full), choice)
+        value = branched(problem, full, relaxation, choice, least, 10)
+        assert relaxation.value <= value and certified(value) <= least
+        lifted += value > relaxation.value + 1e-6
+    assert lifted > 3
+
+
+def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
+    """Against the definition: every option of the whole menu has one in the pruned menu with no higher matrix."""
+    for segment_bytes in (0, 20_000):
+        trace, profile = small_trace(2, 1), small_profile(segment_bytes=segment_bytes)
+        slim, whole = (Problem.of(trace, profile, ["int8"], lanes=HOST, prune=prune) for prune in (True, False))
+        assert slim.method.size < whole.method.size
+        for tensor in range(2):
+            kept, all_of_them = (matrices(p.menu_of(tensor).options, HOST) for p in (slim, whole))
+            for matrix in all_of_them:
+                assert (kept <= matrix + 1e-12).all(axis=(1, 2)).any()
+            for number, matrix in enumerate(kept):
+                below = (kept <= matrix).all(axis=(1, 2))
+                assert below.sum() == 1 and below[number]
+
+
+def test_what_a_flow_says_of_the_rest_is_a_bound_from_every_state() -> None:
+    """``mass[i] · state + rest[i]`` against all ways to go on after the first tensor."""
+    rng = np.random.default_rng(13)
+    for _ in range(40):
+        problem = random_case(rng, 3, 3)
+        timeline, total = problem.timeline, problem.timeline.lanes.count
+        _, choice = enumerated(problem)
+        flow = relaxed(exact_network(problem), choice).flows[0]
+        for row in problem.rows(0):
+            best = min(
+                problem.seconds(np.array([row, *rest])) for rest in itertools.product(*map(problem.rows, (1, 2)))
+            )
+            o, state = timeline.options, np.zeros(2 * total + 1)
+            state[timeline.lanes.backward] = timeline.backward[0]
+            state[-1] = follow(state[:-1], timeline.backward[0], o.lane[row], o.seconds[row], o.count[row],
+                               o.repeats[row], np.empty((0, 0)))  # fmt: skip
+            assert certified(float(flow.mass[1] @ state + flow.rest[1])) <= best
+
+
+def test_single_options_leave_no_gap() -> None:
+    """With one option a tensor F itself is the longest path; the game only softens it."""
+    rng = np.random.default_rng(14)
+    for _ in range(50):
+        problem = random_case(rng, 4, 1, lanes=Lanes())
+        choice = problem.first[:-1][problem.menu]
+        if (problem.timeline.options.repeats == 1).all():
+            assert lower_bound(problem) >= 0.99 * problem.seconds(choice) - 1e-12
+
+
+def test_nothing_takes_no_time() -> None:
+    problem = random_case(np.random.default_rng(3), 2, 2)
+    still = replace(problem, timeline=replace(problem.timeline, backward=np.zeros(2)))
+    still.timeline.options.seconds[:] = 0.0
+    assert lower_bound(still) == 0.0
+
+
+def contiguous(tensors: int) -> list[tuple[tuple[int, ...], ...]]:
+    """All ways to cut some tensors into neighbours."""
+    ways = []
+    for cuts in itertools.product((False, True), repeat=tensors - 1):
+        edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), tensors]
+        ways.append(tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges)))
+    return ways
+
+
+@pytest.mark.parametrize("order", ["backprop", "fifo"])
+@pytest.mark.parametrize("segment_bytes", [0, 100_000])
+def test_fusion_bound_is_below_every_fusion(order: Order, segment_bytes: int) -> None:
+    profile = small_profile(segment_bytes=segment_bytes)
+    routes = [r for r in Problem.of(small_trace(1, 0), profile, ["int8"], lanes=HOST).routes if len(r.steps) <= 5][:40]
+    for seed in range(3):
+        trace, best = small_trace(3, seed), np.inf
+        for way in contiguous(3):
+            buffers = fused(trace, [tuple(f"t{i}" for i in group) for group in way])
+            problem = Problem.of(buffers, profile, ["int8"], routes=routes, lanes=HOST, order=order)
+            quick = [problem.quickest(problem.method < 0), problem.quickest(problem.method >= -1)]
+            rng = np.random.default_rng(seed)
+            tried = [np.array([rng.choice(problem.rows(i)) for i in range(problem.tensors)]) for _ in range(300)]
+            best = min(best, *(problem.seconds(choice) for choice in [*quick, *tried]))
+        bound = fusion_bound(problem, trace)
+        assert 0.3 * best < bound <= best

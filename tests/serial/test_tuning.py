@@ -1,0 +1,106 @@
+"""Telling the steps of a training loop apart, with a clock of our own; the settings of plan='auto'."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from espresso_mpi.errors import ConfigError
+from espresso_mpi.tuning import StepClock, Tuning
+from espresso_mpi.types import TensorSpec
+
+A, B = TensorSpec("a", (4,), "float32"), TensorSpec("b", (8,), "float32")
+
+
+class Time:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def called(clock, specs):
+    if clock.begins(specs):
+        clock.end_step()
+    clock.called(specs)
+
+
+def test_steps_of_sync_begin_where_the_last_wait_ended():
+    time = Time()
+    clock = StepClock(clock=time)
+    for _ in range(3):
+        time.now += 2.0  # computing
+        called(clock, (A, B))
+        time.now += 0.5  # synchronising
+        clock.waited()
+    clock.end_step()
+    assert clock.count == 3
+    assert [(step.specs, step.seconds) for step in clock.steps] == [((A, B), 2.5)] * 2  # the first has no begin
+    assert all(np.array_equal(step.ready, [2.0, 2.0]) for step in clock.steps)
+
+
+def test_pushed_tensors_are_ready_one_after_the_other():
+    time = Time()
+    clock = StepClock(clock=time)
+    for _ in range(2):
+        for spec in (B, A):
+            time.now += 1.0
+            called(clock, (spec,))
+        time.now += 3.0
+        clock.waited()
+    clock.end_step()
+    (step,) = clock.steps
+    assert step.specs == (B, A)
+    assert np.array_equal(step.ready, [1.0, 2.0])
+    assert step.seconds == 5.0
+
+
+def test_what_is_done_aside_is_no_part_of_a_step():
+    time = Time()
+    clock = StepClock(clock=time)
+    called(clock, (A,))
+    clock.waited()
+    time.now += 1.0  # computed before the pause
+    clock.end_step()
+    with clock.aside():
+        time.now += 60.0
+    clock.called((A,))
+    time.now += 0.25
+    clock.waited()
+    clock.end_step()
+    assert clock.steps[-1].seconds == 1.25
+    assert clock.steps[-1].ready[0] == 1.0
+
+
+def test_only_the_last_steps_are_kept():
+    clock = StepClock(keep=4)
+    for _ in range(10):
+        called(clock, (A,))
+        clock.waited()
+    assert (len(clock.steps), clock.count) == (4, 9)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"compressors": "onebit"},
+        {"compressors": ("onebite",)},
+        {"steps": 2},
+        {"steps": 3.5},
+        {"skip": -1},
+        {"check": 0},
+        {"every": True},
+        {"seconds": 0},
+        {"factor": 1.0},
+        {"factor": float("nan")},
+    ],
+)
+def test_settings_out_of_their_range_are_refused(wrong):
+    with pytest.raises(ConfigError, match="expected|not known"):
+        Tuning(**wrong)
+
+
+def test_settings_are_spelled_out_for_the_comparison_among_ranks():
+    assert str(Tuning(("topk",), steps=5)) != str(Tuning(("topk",), steps=6))
+    assert "none" not in Tuning(("none", "fp16")).compressors
