@@ -22,7 +22,6 @@ from .options import Options
 from .planner.explain import short
 from .planner.plan import described, plan
 from .planner.planfile import from_json, to_json
-from .planner.problem import evaluated
 from .planner.profile import Profile
 from .planner.trace import Trace
 from .profiler import measure
@@ -34,9 +33,6 @@ _LOG = logging.getLogger("espresso_mpi")
 
 _FINALISTS = 4
 """Plans whose trial is repeated for longer."""
-
-_LONGEST_PAUSE = 0.05
-"""Seconds between the steps of a trial at most, in the place of computing: links rest meanwhile, as in training."""
 
 FEWEST = 3
 """Steps that a trace is made of at least."""
@@ -51,15 +47,15 @@ class Made:
 
     Attributes:
         plan: its forecast is the model's.
-        seconds: how long a step should take, by its trial.
-        trials: every plan that was tried, those that were tried longest first.
+        seconds: how long a step should take: what it took so far, less what the trials say that the plan saves.
+        trials: what the session did before, the plan, and every other one that was tried.
     """
 
     plan: Plan
     seconds: float
     trace: Trace
     profile: Profile
-    trials: tuple[_Entry, ...]
+    trials: tuple[Entry, ...]
 
 
 def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[Step]) -> Made:
@@ -71,12 +67,11 @@ def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence
     trace = recorded(transport, steps, "recorded by the session")
     sizes = sorted({tensor.size for tensor in trace.tensors} | {sum(tensor.size for tensor in trace.tensors)})
     profile = profiled(transport, options, tuning.compressors, sizes, tuning.seconds, device=trace.device)
-    entries = [_entry(one, trace, profile) for one in _proposed(transport, options, trace, profile, tuning)]
-    specs = {spec.name: spec for spec in steps[-1].specs}
-    tensors = [specs[tensor.name] for tensor in trace.tensors]
-    tried = _tried(transport, options, entries, tensors, trace, tuning.seconds)
-    best = _best(tried[: _FINALISTS + 1])
-    return Made(best.plan, best.step, trace, profile, tuple(tried))
+    plans = _proposed(transport, options, trace, profile, tuning)
+    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds)
+    assert best.plan is not None
+    watched = slowest(transport, float(np.median([step.seconds for step in steps])))
+    return Made(best.plan, watched + best.seconds - now.seconds, trace, profile, (now, best, *others))
 
 
 def profiled(
@@ -101,9 +96,11 @@ def report(transport: Transport, made: Made) -> None:
         return
     _LOG.info("plan: %s; a step should take %.4g s", summary(made.plan), made.seconds)
     for entry in made.trials:
-        predicted = entry.plan.forecast.seconds if entry.plan.forecast else 0.0
-        words = "tried: %.4g s a step by its trial, %.4g s by the model: %s"
-        _LOG.info(words, entry.step, predicted, summary(entry.plan))
+        if entry.plan is not None and entry.plan.forecast is not None:
+            words = "tried: %.4g s a step, %.4g s by the model: %s"
+            _LOG.info(words, entry.seconds, entry.plan.forecast.seconds, summary(entry.plan))
+        else:
+            _LOG.info("tried: %.4g s a step as it was before", entry.seconds)
 
 
 def slowest(transport: Transport, seconds: float) -> float:
@@ -143,38 +140,49 @@ def write_trace(transport: Transport, steps: Sequence[Step], path: Path) -> None
 
 
 def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Trace:
-    """The trace of the steps that every rank has watched, of the slowest rank. Collective.
+    """The trace of the steps that the ranks have watched. Collective; the same on every rank.
+
+    A tensor is ready when the last rank has it, which is another one in every step: no collective can finish before all
+    have given their part. So it is the median over the steps of the maximum over the ranks. They begin a step together,
+    because the one before ended with synchronised gradients.
 
     Raises:
-        ConfigError: on every rank: no step, or other tensors in one step than in the next.
+        PlanError: on every rank: too few steps, or other tensors in one step than in the next.
     """
-    mine, problem = None, None
+    mine, problem, specs = None, None, list[TensorSpec]()
     try:
-        mine = _own_trace(steps, source)
+        alike = _alike(steps)
+        specs = sorted(alike[-1].specs, key=lambda spec: spec.name)
+        ready = [[_ready(step)[spec.name] for spec in specs] for step in alike]
+        mine = {"ready": ready, "seconds": [step.seconds for step in alike]}
     except EspressoError as error:
         problem = str(error)
-    said = _exchanged(transport, {"problem": problem, "trace": mine and mine.to_json()})
-    return Trace.merged([Trace.from_json(one["trace"]) for one in said])
+    said = _exchanged(transport, {"problem": problem, "times": mine})
+    count = min(len(one["times"]["seconds"]) for one in said)
+    latest = np.max([np.array(one["times"]["ready"])[-count:] for one in said], axis=0)
+    seconds = np.max([one["times"]["seconds"][-count:] for one in said], axis=0)
+    first = {spec.name: place for place, spec in enumerate(steps[-1].specs)}
+    order = sorted(range(len(specs)), key=lambda column: first[specs[column].name])  # of equal times the caller's
+    where: DeviceKind = "gpu" if any(spec.device == "gpu" for spec in specs) else "cpu"
+    text = f"{source}; {count} steps, the slowest of {len(said)} ranks in each"
+    return Trace.of_steps([specs[c] for c in order], latest[:, order], seconds, np.zeros(count), where, text)
 
 
-def _own_trace(steps: Sequence[Step], source: str) -> Trace:
+def _alike(steps: Sequence[Step]) -> list[Step]:
+    """The steps with the same tensors as the last."""
     if len(steps) < FEWEST:
         raise ConfigError(
             f"{len(steps)} step(s) were timed; expected {FEWEST} or more besides the first: synchronise the same "
             f"tensors in several steps"
         )
-    specs = {spec.name: spec for spec in steps[-1].specs}
-    alike = [step for step in steps if {spec.name: spec for spec in step.specs} == specs]
+    specs = set(steps[-1].specs)
+    alike = [step for step in steps if set(step.specs) == specs]
     if 2 * len(alike) <= len(steps):
         raise ConfigError(
             "most of the recorded steps have other tensors than the last; a plan is for steps that are alike: "
             "call sync, or push and wait_all, with the same tensors in every step"
         )
-    ready = np.array([[_ready(step)[name] for name in specs] for step in alike])
-    seconds = np.array([step.seconds for step in alike])
-    where = "gpu" if any(spec.device == "gpu" for spec in specs.values()) else "cpu"
-    text = f"{source}; {len(alike)} dense steps"
-    return Trace.of_steps(list(specs.values()), ready, seconds, np.zeros(len(alike)), where, text)  # type: ignore[arg-type]
+    return alike
 
 
 def _ready(step: Step) -> dict[str, float]:
@@ -230,58 +238,46 @@ def _of_one_type(trace: Trace, names: Sequence[str]) -> tuple[tuple[str, ...], .
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """A plan on trial. ``offset``: what a step takes besides the synchronisation that trials time."""
+class Entry:
+    """A plan on trial: median seconds of a step, and their uncertainty. ``plan`` None: what the session did before."""
 
-    plan: Plan
-    offset: float
+    plan: Plan | None
     seconds: float = 0.0
     uncertain: float = 0.0
 
-    @property
-    def step(self) -> float:
-        """Seconds of a step, by the trial."""
-        return self.offset + self.seconds
-
-
-def _entry(plan: Plan, trace: Trace, profile: Profile) -> _Entry:
-    """A step is predicted to take ``forecast.seconds``, of them so much for what a trial times."""
-    forecast = plan.forecast
-    assert forecast is not None
-    at_once = replace(trace, tensors=tuple(replace(tensor, ready=0.0) for tensor in trace.tensors))
-    problem, choice = evaluated(plan, at_once, profile, lanes=forecast.lanes, order=forecast.order)
-    return _Entry(plan, forecast.seconds - problem.seconds(choice))
-
-
-def _best(entries: Sequence[_Entry]) -> _Entry:
-    """The plan with the shortest step; with compression only if that is shorter by more than the trials' noise."""
-    best = min(entries, key=lambda entry: entry.step)
-    dense = [entry for entry in entries if not compresses(entry.plan)]
-    plain = min(dense, key=lambda entry: entry.step, default=best)
-    return best if plain.step - best.step > plain.uncertain + best.uncertain else plain
-
 
 def _tried(
-    transport: Transport, options: Options, entries: Sequence[_Entry], specs: Sequence[TensorSpec], trace: Trace,
-    seconds: float,
-) -> list[_Entry]:  # fmt: skip
-    """All plans in a short trial, the best of them, and the best without compression, in a long one. Collective."""
-    pause = min(trace.seconds, _LONGEST_PAUSE)
+    transport: Transport, options: Options, plans: Sequence[Plan], trace: Trace, seconds: float
+) -> tuple[Entry, list[Entry]]:
+    """Trials of what the session does now, and of the plans, the best first. Collective.
 
-    def tried(entry: _Entry, share: float) -> _Entry:
-        median, uncertain = trial(transport, options, entry.plan, specs, share, pause)
-        return replace(entry, seconds=median, uncertain=uncertain)
+    All plans have a short trial; the best of them, and the best without compression, a long one after it.
+    """
 
-    first = sorted((tried(entry, seconds / 2 / len(entries)) for entry in entries), key=lambda entry: entry.step)
+    def tried(entry: Entry, share: float) -> Entry:
+        return Entry(entry.plan, *trial(transport, options, entry.plan or options.plan, trace, share))
+
+    entries = [Entry(None), *map(Entry, plans)]
+    now, *first = [tried(entry, seconds / 2 / len(entries)) for entry in entries]
+    first.sort(key=lambda entry: entry.seconds)
     plain = [entry for entry in first if not compresses(entry.plan)][:1]
     final = first[:_FINALISTS] + [entry for entry in plain if entry not in first[:_FINALISTS]]
-    again = [tried(entry, seconds / 2 / len(final)) for entry in final]
-    return again + [entry for entry in first if entry not in final]
+    now, *again = [tried(entry, seconds / 2 / (len(final) + 1)) for entry in [now, *final]]
+    rest = [entry for entry in first if entry not in final]
+    return now, [_best(again), *(entry for entry in again if entry != _best(again)), *rest]
 
 
-def compresses(plan: Plan) -> bool:
+def _best(entries: Sequence[Entry]) -> Entry:
+    """The plan with the shortest step; with compression only if that is shorter by more than the trials' noise."""
+    best = min(entries, key=lambda entry: entry.seconds)
+    dense = [entry for entry in entries if not compresses(entry.plan)]
+    plain = min(dense, key=lambda entry: entry.seconds, default=best)
+    return best if plain.seconds - best.seconds > plain.uncertain + best.uncertain else plain
+
+
+def compresses(plan: Plan | None) -> bool:
     """Whether any tensor is compressed."""
-    return any(strategy.compressor != "none" for strategy in plan.strategies.values())
+    return plan is not None and any(strategy.compressor != "none" for strategy in plan.strategies.values())
 
 
 def summary(plan: Plan) -> str:

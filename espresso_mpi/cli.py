@@ -354,8 +354,9 @@ def growth(
 def truth(
     compressors: Compressors = "fp16,int8,onebit,topk:ratio=0.01",
     hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Characters that a step predicts.")] = 128,
     seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for all training steps.")] = 60.0,
-    profile_seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for the profile.")] = 20.0,
+    profile_seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for the profile.")] = 40.0,
     json: JsonOut = None,
 ) -> None:
     """Compare predicted with measured training steps, of a session that plans for itself and of every baseline.
@@ -364,7 +365,9 @@ def truth(
     """
     from espresso_mpi.bench import truth
 
-    truth.main(compressors=compressors, hidden=hidden, seconds=seconds, profile_seconds=profile_seconds, json=json)
+    truth.main(
+        compressors=compressors, hidden=hidden, batch=batch, seconds=seconds, profile_seconds=profile_seconds, json=json
+    )
 
 
 @bench.command()

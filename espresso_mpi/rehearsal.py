@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from . import buffers, device
-from .batches import batch_of
+from .batches import Batch, batch_of
 from .collectives.agreement import gather_small
 from .collectives.transport import Transport
 from .engine import Engine, Keeping, Unit
 from .errors import ConfigError
 from .options import Options
+from .planner.trace import Trace, TracedTensor
 from .trace import Recorder
-from .types import Plan, TensorSpec
+from .types import DeviceKind, Plan, TensorSpec
+from .verdicts import Call
 
 _WARM_UP = 2
 """Trial steps of a plan that are not timed."""
@@ -26,35 +28,30 @@ _WARM_UP = 2
 _LEAST, _MOST = 5, 60
 """Trial steps of a plan that are timed."""
 
+_WORK_SIZE, _WORK_UNITS = 1 << 16, 1000
+"""Elements that are multiplied in the place of computing, so few that they stay in the cache, and how often to find
+out how long that takes."""
+
 
 def trial(
-    transport: Transport,
-    options: Options,
-    plan: Plan | None,
-    specs: Sequence[TensorSpec],
-    seconds: float,
-    pause: float = 0.0,
+    transport: Transport, options: Options, plan: Plan | None, trace: Trace, seconds: float
 ) -> tuple[float, float]:
-    """Median seconds of synchronising such tensors, all there at once, by a plan, and its uncertainty. Collective.
+    """Median seconds of a step like the trace's by a plan, on the slowest rank, and its uncertainty. Collective.
 
-    The arrays are others, with normal values, and nothing of them is kept.
+    Gradients appear when the trace says so, and the processor is at work until then: it may be the same that
+    synchronises, and links rest meanwhile. The arrays are others, with normal values, and nothing of them is kept.
 
     Args:
         seconds: no further repetition is begun after this time, but for the first few.
-        pause: seconds before each repetition in which nothing is sent.
     """
-    with rehearsing(transport, replace(options, plan=plan, nonfinite="raise")) as session:
-        values = [_values(spec, transport.rank) for spec in specs]
-        arrays = {spec.name: _array(spec, x) for spec, x in zip(specs, values)}
+    with rehearsing(transport, replace(options, plan=plan)) as session:
+        step = _Step(session, trace, _Work(transport, trace.device), transport.rank)
         times: list[float] = []
         started = time.perf_counter()
         while len(times) < _WARM_UP + _MOST:
-            for spec, x in zip(specs, values):
-                _fill(arrays[spec.name], x)
-            time.sleep(pause)
-            gather_small(transport, np.zeros(8, np.uint8), 8)  # ranks begin together
+            _meet(transport)
             start = time.perf_counter()
-            session.sync(arrays)
+            step.run()
             mine = np.array([time.perf_counter() - start, time.perf_counter() - started])
             rows = np.array([row.view(np.float64) for row in gather_small(transport, mine.view(np.uint8), 16)])
             times.append(float(rows[:, 0].max()))
@@ -65,18 +62,65 @@ def trial(
     return float(middle), float(high - low) / np.sqrt(timed.size)
 
 
-def _values(spec: TensorSpec, rank: int) -> np.ndarray:
-    return np.random.default_rng([rank, spec.size]).standard_normal(spec.size).astype(np.float32)
+def _meet(transport: Transport) -> None:
+    gather_small(transport, np.zeros(8, np.uint8), 8)
 
 
-def _array(spec: TensorSpec, x: np.ndarray) -> Any:
+class _Step:
+    """The step of a trace with arrays of its own."""
+
+    def __init__(self, session: Rehearsal, trace: Trace, work: _Work, rank: int) -> None:
+        self._session, self._work, self._trace = session, work, trace
+        self._arrays = {tensor.name: _array(tensor, trace.device, rank) for tensor in trace.tensors}
+        self._gaps = [float(gap) for gap in trace.backward]
+
+    def run(self) -> None:
+        """Compute and synchronise: all at once, if all is there at once."""
+        if not any(self._gaps[1:]):
+            self._work.last(self._gaps[0])
+            self._session.sync(self._arrays)
+            return
+        for gap, (name, array) in zip(self._gaps, self._arrays.items()):
+            self._work.last(gap)
+            self._session.push(name, array)
+        self._session.wait_all()
+
+
+class _Work:
+    """Keeps the processor busy, as training does; where a GPU computes, only time passes."""
+
+    def __init__(self, transport: Transport, where: DeviceKind) -> None:
+        self._x, self._where, self._rate = np.ones(_WORK_SIZE, np.float32), where, 0.0
+        if where == "cpu":
+            rates = []
+            for _ in range(3):
+                _meet(transport)  # ranks that share cores compete for them
+                start = time.perf_counter()
+                self._multiply(_WORK_UNITS)
+                rates.append(_WORK_UNITS / (time.perf_counter() - start))
+            mine = np.array([float(np.median(rates))])
+            rows = gather_small(transport, mine.view(np.uint8), 8)
+            self._rate = min(float(row.view(np.float64)[0]) for row in rows)
+
+    def last(self, seconds: float) -> None:
+        """Be busy for about so long, if the ranks compete as they did when the rate was measured."""
+        if self._where == "gpu":
+            time.sleep(seconds)
+        else:
+            self._multiply(round(seconds * self._rate))
+
+    def _multiply(self, times: int) -> None:
+        for _ in range(times):
+            np.multiply(self._x, 1.0, out=self._x)
+
+
+def _array(tensor: TracedTensor, where: DeviceKind, rank: int) -> Any:
     """An array like a tensor, where it is. bfloat16 is stood in for by float16, which takes as long."""
-    kind = np.float16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
-    return device.empty(spec.size, kind, spec.device).reshape(spec.shape)
-
-
-def _fill(array: Any, x: np.ndarray) -> None:
-    device.copy(array.reshape(-1), x.astype(array.dtype, copy=False))
+    kind = np.float16 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype)
+    values = np.random.default_rng([rank, tensor.size]).standard_normal(tensor.size, np.float32)
+    array = device.empty(tensor.size, kind, where)
+    device.copy(array, values.astype(kind, copy=False))
+    return array.reshape(tensor.shape or (tensor.size,))
 
 
 class Rehearsal:
@@ -85,20 +129,44 @@ class Rehearsal:
     def __init__(self, transport: Transport, options: Options) -> None:
         self._transport, self._options = transport, options
         self._engine = Engine(transport, options, Keeping(), Recorder())
+        self._batches: dict[tuple[TensorSpec, ...], Batch] = {}
+        self._open: list[Unit] = []
 
     def sync(self, grads: Any) -> Any:
         """As ``Session.sync``."""
-        gradients = [buffers.adopt(name, value) for name, value in buffers.flatten(grads)]
-        batch = batch_of(tuple(g.spec for g in gradients), self._options, self._transport.topology)
-        return self._engine.wait(self._engine.submit(Unit(("sync", ""), grads, gradients, batch, title="a trial")))
+        return self._engine.wait(self._engine.submit(self._unit(("sync", ""), grads, buffers.flatten(grads))))
+
+    def push(self, name: str, grad: Any) -> None:
+        """As ``Session.push``."""
+        self._open.append(self._engine.submit(self._unit(("push", name), grad, [(name, grad)]), background=True))
+
+    def wait_all(self) -> None:
+        """As ``Session.wait_all``."""
+        units, self._open = self._open, []
+        for unit in units:
+            self._engine.wait(unit)
+
+    def _unit(self, call: Call, given: Any, flat: Iterable[tuple[str, Any]]) -> Unit:
+        gradients = [buffers.adopt(name, value) for name, value in flat]
+        specs = tuple(gradient.spec for gradient in gradients)
+        if specs not in self._batches:
+            alone = call[0] == "sync"
+            self._batches[specs] = batch_of(specs, self._options, self._transport.topology, alone)
+        return Unit(call, given, gradients, self._batches[specs], title="a trial")
+
+    def leave(self) -> None:
+        """The end of it, on this rank."""
+        self._engine.leave("the trial is over", tell=False)
 
 
 @contextmanager
 def rehearsing(transport: Transport, options: Options) -> Iterator[Rehearsal]:
     """A rehearsal; afterwards the transport serves the session's engine again."""
     before, background = transport.waiter.interrupted, transport.waiter.background
+    rehearsal = Rehearsal(transport, options)
     try:
-        yield Rehearsal(transport, options)
+        yield rehearsal
+        rehearsal.leave()
     finally:
         transport.waiter.interrupted, transport.waiter.background = before, background
 
@@ -110,9 +178,7 @@ def opener(transport: Transport, options: Options) -> Callable[..., Any]:
         checked, problem = Options.checked(**changes)
         if problem:
             raise ConfigError(problem)
-        kept = {name: getattr(checked, name) for name in changes}
-        return rehearsing(
-            transport, replace(options, plan=None, **kept) if "plan" not in kept else replace(options, **kept)
-        )
+        kept = {"plan": None, **{name: getattr(checked, name) for name in changes}}
+        return rehearsing(transport, replace(options, **kept))
 
     return opened

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,9 @@ _RECORDED = 12
 def main(
     compressors: str = "fp16,int8,onebit,topk:ratio=0.01",
     hidden: int = 1024,
+    batch: int = 128,
     seconds: float = 60.0,
-    profile_seconds: float = 20.0,
+    profile_seconds: float = 40.0,
     json: Path | None = None,
 ) -> list[Truth]:
     """Measure, print a table on rank 0, and write JSON if asked. Collective.
@@ -54,6 +55,7 @@ def main(
     Args:
         compressors: comma list of spellings that plans may use.
         hidden: width of the model's hidden layer; 1024 makes 264 256 parameters.
+        batch: characters that all ranks together predict in a step: how much is computed.
         seconds: time for the training steps of all methods together.
         profile_seconds: time for the profile.
         json: file for the result.
@@ -64,11 +66,15 @@ def main(
     check_writable(json)
     names = [name for name in spellings(compressors) if name != "none"]
     corpus = text.load()
-    settings = Settings(batch=max(1, 512 // world.size), shape=ModelShape(hidden=hidden))
+    settings = Settings(batch=max(1, batch // world.size), shape=ModelShape(hidden=hidden))
     replica = Replica(settings, corpus, world.size, world.rank)
-    trace, profile = _recorded(world, replica), _profiled(world, names, replica, profile_seconds)
+    profile = _profiled(world, names, replica, profile_seconds)
+    with _recording(world) as (session, trace_of):
+        for _ in range(_RECORDED):
+            _step(session, replica)
+        trace = trace_of()
     plans = _agreed(world, lambda: _plans(trace, profile, names))
-    rows = _compared(world, replica, plans, trace, profile, names, seconds)
+    rows = _compared(world, replica, plans, profile, names, seconds)
     if world.rank == 0:
         _print(rows, trace)
         if json is not None:
@@ -79,14 +85,18 @@ def main(
 # --- what is predicted ------------------------------------------------------------------------------------------------
 
 
-def _recorded(comm: Any, replica: Replica) -> Trace:
-    """The trace of some dense steps, the same on every rank."""
-    with tempfile.TemporaryDirectory() as folder, Session(comm) as session:
+@contextmanager
+def _recording(comm: Any) -> Iterator[tuple[Session, Callable[[], Trace]]]:
+    """A dense session whose steps are recorded, and what ends that and gives the trace, the same on every rank."""
+    with tempfile.TemporaryDirectory() as folder, Session(comm) as session, ExitStack() as recording:
         path = Path(folder) / "trace.json"
-        with session.record_trace(path):
-            for _ in range(_RECORDED):
-                _step(session, replica)
-        return Trace.from_json(comm.bcast(Trace.load(path).to_json() if comm.rank == 0 else None))
+        recording.enter_context(session.record_trace(path))
+
+        def trace() -> Trace:
+            recording.close()
+            return Trace.from_json(comm.bcast(Trace.load(path).to_json() if comm.rank == 0 else None))
+
+        yield session, trace
 
 
 def _profiled(comm: Any, names: Sequence[str], replica: Replica, seconds: float) -> Profile:
@@ -136,9 +146,10 @@ def predicted(plan: Plan, trace: Trace, profile: Profile) -> float:
 
 
 def _compared(
-    comm: Any, replica: Replica, plans: Mapping[str, Plan], trace: Trace, profile: Profile, names: Sequence[str],
-    seconds: float,
-) -> list[Truth]:  # fmt: skip
+    comm: Any, replica: Replica, plans: Mapping[str, Plan], profile: Profile, names: Sequence[str], seconds: float
+) -> list[Truth]:
+    """Steps of all in turns. A dense session that records its steps has turns of its own: the machine's speed changes
+    by the minute, and what is predicted must be for the minutes that are measured."""
     with ExitStack() as stack:
         tuning = Tuning(tuple(names), every=10**9)
         auto = stack.enter_context(Session(comm, plan="auto", tuning=tuning))
@@ -147,7 +158,9 @@ def _compared(
         sessions = {AUTO: auto}
         for name, plan in plans.items():
             sessions[name] = stack.enter_context(Session(comm, plan=replace(plan, made_for=None)))
-        times = _in_turns(comm, replica, list(sessions.values()), seconds)
+        recorder, trace_of = stack.enter_context(_recording(comm))
+        times = _in_turns(comm, replica, [*sessions.values(), recorder], seconds)[:, :-1]
+        trace = trace_of()
         expected, chosen = auto.expected_seconds, auto.plan
     assert expected is not None and chosen is not None
     guesses = {AUTO: expected, **{name: predicted(plan, trace, profile) for name, plan in plans.items()}}

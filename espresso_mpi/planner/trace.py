@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -177,29 +177,6 @@ class Trace:
         spread = float((high - low) / middle) if middle else 0.0
         return cls(tensors, device, float(np.median(update)), spread, source)
 
-    @classmethod
-    def merged(cls, traces: Sequence[Trace]) -> Trace:
-        """One trace for all ranks, from one of each.
-
-        A tensor is ready when the slowest rank has it: no collective can finish before every rank has given its part,
-        so the median over the ranks would promise an overlap that does not happen. Ranks begin a step together, because
-        the one before ended with synchronised gradients. The update and the spread are the largest as well.
-
-        Raises:
-            ConfigError: no traces, or their tensors or devices differ.
-        """
-        if not traces:
-            raise ConfigError("trace: got no traces to merge; expected one of each rank")
-        first = traces[0]
-        found = [_described(trace) for trace in traces]
-        for rank, described in enumerate(found):
-            _check_same(found[0], described, rank)
-        latest = {name: max(at) for name, *at in zip(found[0], *(_ready_of(trace, found[0]) for trace in traces))}
-        tensors = sorted((replace(t, ready=latest[t.name]) for t in first.tensors), key=lambda t: t.ready)
-        source = f"{first.source}; the slowest of {len(traces)} ranks" if len(traces) > 1 else first.source
-        update, spread = max(t.update for t in traces), max(t.spread for t in traces)
-        return cls(tuple(tensors), first.device, update, spread, source)
-
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON values, with its version."""
         return {
@@ -260,25 +237,3 @@ def _check_measured(tensors: int, ready: np.ndarray, steps: np.ndarray, update: 
             )
         if not np.all(np.isfinite(times)) or np.any(times < 0):
             raise ConfigError(f"trace: {what} holds a time that is negative or not finite; expected seconds")
-
-
-Described = Mapping[str, tuple[int, str, tuple[int, ...], DeviceKind]]
-
-
-def _described(trace: Trace) -> Described:
-    """What must be equal on all ranks, by name."""
-    return {t.name: (t.size, t.dtype, t.shape, trace.device) for t in trace.tensors}
-
-
-def _check_same(first: Described, other: Described, rank: int) -> None:
-    for name in [*first, *other]:
-        if first.get(name) != other.get(name):
-            raise ConfigError(
-                f"trace: tensor {name!r} is {other.get(name)} (size, dtype, shape, device) in trace {rank} and "
-                f"{first.get(name)} in the first; expected the same tensors on all ranks: record the same steps on each"
-            )
-
-
-def _ready_of(trace: Trace, names: Described) -> list[float]:
-    ready = {t.name: t.ready for t in trace.tensors}
-    return [ready[name] for name in names]

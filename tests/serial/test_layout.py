@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from espresso_mpi import compressors
 from espresso_mpi.collectives.base import operations
 from espresso_mpi.collectives.layout import Dense, Topology
-from espresso_mpi.types import ALIGN
 from espresso_mpi.collectives.schedule import DecodeStep, EncodeStep, LearnStep, MoveStep, bytes_sent, compile_route
 from espresso_mpi.planner import routes
-from espresso_mpi.types import Op, Route
+from espresso_mpi.types import ALIGN, Op, Route
 
 
 def topology(*counts):
