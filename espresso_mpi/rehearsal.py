@@ -12,6 +12,7 @@ import numpy as np
 
 from . import buffers, device
 from .batches import Batch, batch_of
+from .busy import Work
 from .collectives.agreement import gather_small
 from .collectives.transport import Transport
 from .engine import Engine, Keeping, Unit
@@ -25,12 +26,8 @@ from .verdicts import Call
 _WARM_UP = 2
 """Trial steps of a plan that are not timed."""
 
-_LEAST, _MOST = 5, 60
+_LEAST, _MOST = 5, 100
 """Trial steps of a plan that are timed."""
-
-_WORK_SIZE, _WORK_UNITS = 1 << 16, 1000
-"""Elements that are multiplied in the place of computing, so few that they stay in the cache, and how often to find
-out how long that takes."""
 
 
 def trial(
@@ -45,7 +42,7 @@ def trial(
         seconds: no further repetition is begun after this time, but for the first few.
     """
     with rehearsing(transport, replace(options, plan=plan)) as session:
-        step = _Step(session, trace, _Work(transport, trace.device), transport.rank)
+        step = _Step(session, trace, Work(transport, trace.device), transport.rank)
         times: list[float] = []
         started = time.perf_counter()
         while len(times) < _WARM_UP + _MOST:
@@ -69,7 +66,7 @@ def _meet(transport: Transport) -> None:
 class _Step:
     """The step of a trace with arrays of its own."""
 
-    def __init__(self, session: Rehearsal, trace: Trace, work: _Work, rank: int) -> None:
+    def __init__(self, session: Rehearsal, trace: Trace, work: Work, rank: int) -> None:
         self._session, self._work, self._trace = session, work, trace
         self._arrays = {tensor.name: _array(tensor, trace.device, rank) for tensor in trace.tensors}
         self._gaps = [float(gap) for gap in trace.backward]
@@ -84,34 +81,6 @@ class _Step:
             self._work.last(gap)
             self._session.push(name, array)
         self._session.wait_all()
-
-
-class _Work:
-    """Keeps the processor busy, as training does; where a GPU computes, only time passes."""
-
-    def __init__(self, transport: Transport, where: DeviceKind) -> None:
-        self._x, self._where, self._rate = np.ones(_WORK_SIZE, np.float32), where, 0.0
-        if where == "cpu":
-            rates = []
-            for _ in range(3):
-                _meet(transport)  # ranks that share cores compete for them
-                start = time.perf_counter()
-                self._multiply(_WORK_UNITS)
-                rates.append(_WORK_UNITS / (time.perf_counter() - start))
-            mine = np.array([float(np.median(rates))])
-            rows = gather_small(transport, mine.view(np.uint8), 8)
-            self._rate = min(float(row.view(np.float64)[0]) for row in rows)
-
-    def last(self, seconds: float) -> None:
-        """Be busy for about so long, if the ranks compete as they did when the rate was measured."""
-        if self._where == "gpu":
-            time.sleep(seconds)
-        else:
-            self._multiply(round(seconds * self._rate))
-
-    def _multiply(self, times: int) -> None:
-        for _ in range(times):
-            np.multiply(self._x, 1.0, out=self._x)
 
 
 def _array(tensor: TracedTensor, where: DeviceKind, rank: int) -> Any:

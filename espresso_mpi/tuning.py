@@ -35,7 +35,7 @@ class Tuning:
     compressors: tuple[str, ...] = ("fp16", "int8", "onebit")
     skip: int = 2
     steps: int = 8
-    seconds: float = 5.0
+    seconds: float = 8.0
     check: int = 50
     factor: float = 1.5
     every: int = 500

@@ -19,6 +19,7 @@ import numpy as np
 from ..autoplan import summary
 from ..compressors import spellings
 from ..planner.baselines import baseline, usable
+from ..planner.plan import defaults
 from ..planner.plan import plan as planned
 from ..planner.problem import evaluated
 from ..planner.profile import Profile
@@ -138,7 +139,8 @@ def _agreed(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
 
 def predicted(plan: Plan, trace: Trace, profile: Profile) -> float:
     """Seconds of a step by a plan, as the executor goes about it."""
-    problem, choice = evaluated(plan, trace, profile, lanes="host", order="fifo")
+    lanes, order = defaults(trace, profile)
+    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
     return problem.seconds(choice)
 
 

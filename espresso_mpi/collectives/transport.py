@@ -14,9 +14,9 @@ import numpy as np
 from .. import device
 from ..errors import ConfigError, EspressoError, RemoteError
 from ..launch import cores
+from ..types import ALIGN
 from ..workspace import Staging, Workspace
 from . import probe
-from ..types import ALIGN
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size

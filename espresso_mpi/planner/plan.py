@@ -96,7 +96,7 @@ def described(given: Plan, like: Plan, trace: Trace, profile: Profile) -> Plan:
         like.forecast, seconds=draft.seconds, buffers=outlooks(draft), forgone=0.0, baselines={},
         error=total_error(draft.problem, draft.choice),
     )  # fmt: skip
-    return replace(given, fuse_bytes=0, made_for=like.made_for, forecast=forecast)
+    return replace(given, made_for=like.made_for, forecast=forecast)
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def _by_buffer(buffers: Trace, groups: Sequence[Sequence[str]]) -> tuple[tuple[s
 def defaults(trace: Trace, profile: Profile) -> tuple[str, Order]:
     """The lanes and the order of the timeline, unless told otherwise; see ``plan``."""
     if trace.device == "cpu":
-        return "host", "fifo"
+        return "host" if profile.overlaps else "serial", "fifo"
     return ("separate", "fifo") if profile.measured else ("one-network", "backprop")
 
 

@@ -277,6 +277,8 @@ class Profile:
         call: seconds that a sync costs whatever it brings.
         tensor: seconds that every tensor (or buffer of fused ones) adds whatever its size.
         segment_bytes: how sessions cut tensors, in bytes between machines; 0: not at all.
+        overlaps: whether a tensor in host memory is worked on while another's messages are under way. Not so where
+            ranks share cores: there one's waiting is another's work already.
         environment: what it was measured in, or what it describes.
         fingerprint: what a plan made with it depends on.
         measured: False if it was worked out from a description.
@@ -294,6 +296,7 @@ class Profile:
     call: float = 0.0
     tensor: float = 0.0
     segment_bytes: int = 0
+    overlaps: bool = True
     environment: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     measured: bool = True
@@ -304,8 +307,9 @@ class Profile:
         _json.number(self.call, "profile: call", 0.0)
         _json.number(self.tensor, "profile: tensor", 0.0)
         _json.integer(self.segment_bytes, "profile: segment_bytes", 0)
-        if not isinstance(self.measured, bool):
-            raise ConfigError(f"profile: measured={self.measured!r}; expected True or False")
+        for name in ("measured", "overlaps"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"profile: {name}={getattr(self, name)!r}; expected True or False")
         for name, spelt in (("codecs", _codec_key), ("moves", _move_key), ("copies", _copy_key)):
             curves = getattr(self, name)
             if not isinstance(curves, Mapping):
@@ -437,7 +441,8 @@ class Profile:
 
 
 _PLAIN = (
-    "measured", "machines", "ranks_per_machine", "call", "tensor", "segment_bytes", "fingerprint", "environment",
+    "measured", "machines", "ranks_per_machine", "call", "tensor", "segment_bytes", "overlaps", "fingerprint",
+    "environment",
 )  # fmt: skip
 _CURVES = ("copies", "moves", "codecs")
 

@@ -73,7 +73,10 @@ ONE_NETWORK = Lanes(inter=2)
 HOST = Lanes(gpu=0, cpu=1, intra=1, inter=2, compute=None)
 """Tensors in host memory: one thread of a rank encodes, sums and copies, so the CPU and shared memory are one lane."""
 
-LANES: dict[str, Lanes] = {"separate": SEPARATE, "one-network": ONE_NETWORK, "host": HOST}
+SERIAL = Lanes(gpu=0, cpu=1, intra=1, inter=1, compute=None)
+"""One operation at a time: tensors in host memory, where ranks share cores and one's waiting is another's work."""
+
+LANES: dict[str, Lanes] = {"separate": SEPARATE, "one-network": ONE_NETWORK, "host": HOST, "serial": SERIAL}
 
 
 @dataclass(frozen=True)

@@ -56,15 +56,17 @@ def test_calls_are_shared_out():
     count, nbytes = np.array([1, 1, 1, 6, 6.0]), np.array([4e3, 6e4, 5e5, 2e4, 4e5])
     seconds = 3e-4 + 2e-5 * count + 1e-10 * nbytes
     rows = np.stack([count, nbytes, seconds, seconds + 1e-3 * count], axis=1)
-    np.testing.assert_allclose(profiler._shared_out(rows), (3e-4, 2e-5, 1e-10), rtol=1e-9)
+    found, left = profiler._shared_out(rows)
+    np.testing.assert_allclose(found, (3e-4, 2e-5, 1e-10), rtol=1e-9)
+    assert left < 1e-20
 
 
 def test_no_share_is_below_nothing():
     count, nbytes = np.array([1, 1, 1, 6, 6.0]), np.array([4e3, 6e4, 5e5, 2e4, 4e5])
     rows = np.stack([count, nbytes, 5e-4 - 1e-5 * count, np.full(5, 1e-3)], axis=1)
-    call, tensor, byte = profiler._shared_out(rows)
-    assert call > 0 and tensor == 0 and byte >= 0
-    assert profiler._shared_out(rows * [1, 1, -1, 1]) == (0, 0, 0)
+    (call, tensor, byte), left = profiler._shared_out(rows)
+    assert call > 0 and tensor == 0 and byte >= 0 and left > 0
+    assert profiler._shared_out(rows * [1, 1, -1, 1])[0] == (0, 0, 0)
 
 
 def test_a_steeper_curve():
