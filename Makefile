@@ -108,7 +108,7 @@ define bench_here
 	$(VENV)/bin/espresso-mpi run -n $(1) --timeout $(BENCH_TIMEOUT) -- python -m espresso_mpi bench $(2)
 endef
 
-bench: $(VENV)/.demo ## measure on the emulated cluster and on this machine, write BENCHMARKS.md (17 minutes)
+bench: $(VENV)/.demo ## measure on the emulated cluster and on this machine, write BENCHMARKS.md (half an hour)
 	@mkdir -p $(OUT)
 	$(call bench_lab,2,2,1gbit,sync --sizes 1MiB$(comma)64MiB --seconds 40 --json $(OUT)/sync-1g.json)
 	$(call bench_lab,4,1,1gbit,sync --sizes 64MiB --seconds 40 --json $(OUT)/sync-4x1.json)
@@ -121,10 +121,14 @@ bench: $(VENV)/.demo ## measure on the emulated cluster and on this machine, wri
 	$(call bench_lab,2,1,1gbit,overlap --seconds 25 --json $(OUT)/overlap.json)
 	$(call bench_lab,8,1,1gbit,growth --seconds 8 --json $(OUT)/growth.json --plot docs/growth.png)
 	$(call bench_lab,2,2,100mbit,train --json $(OUT)/train.json --plot docs/train.png)
+	$(call bench_lab,2,2,100mbit,truth --json $(OUT)/truth-100m.json)
+	$(call bench_lab,2,2,1gbit,truth --json $(OUT)/truth-1g.json)
+	$(call bench_lab,2,2,unlimited,truth --json $(OUT)/truth-unlimited.json)
+	$(VENV)/bin/espresso-mpi bench planner --json $(OUT)/planner.json --plot docs/planner-growth.png
 	$(MAKE) bench-compressors
 	$(VENV)/bin/espresso-mpi bench report --output BENCHMARKS.md --picture docs/train.png \
 	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local tensors-1g tensors-local \
-	  overlap growth train compressors))
+	  overlap growth train truth-100m truth-1g truth-unlimited planner compressors))
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) build $(OUT) *.egg-info \

@@ -47,7 +47,7 @@ class Made:
 
     Attributes:
         plan: its forecast is the model's.
-        seconds: how long a step should take: what it took so far, less what the trials say that the plan saves.
+        seconds: how long a step should take: what it took so far, times what the trials say that it becomes.
         trials: what the session did before, the plan, and every other one that was tried.
     """
 
@@ -71,7 +71,7 @@ def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence
     now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds)
     assert best.plan is not None
     watched = slowest(transport, float(np.median([step.seconds for step in steps])))
-    return Made(best.plan, watched + best.seconds - now.seconds, trace, profile, (now, best, *others))
+    return Made(best.plan, watched * best.seconds / now.seconds, trace, profile, (now, best, *others))
 
 
 def profiled(

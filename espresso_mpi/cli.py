@@ -373,6 +373,10 @@ def truth(
 @bench.command()
 def planner(
     quick: Annotated[bool, typer.Option(help="A few cases only.")] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Parts: selection, gap, cases, paper, growth, orders; default: all."),
+    ] = None,
     json: JsonOut = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw selection time against size to a PNG file.")
@@ -384,7 +388,7 @@ def planner(
     """
     from espresso_mpi.bench import planner
 
-    planner.main(quick=quick, json=json, plot=plot)
+    planner.main(quick=quick, only=only, json=json, plot=plot)
 
 
 @bench.command()

@@ -15,8 +15,8 @@ from .report import size_text
 
 DEFAULT = "fp16,int8,int4,onebit,topk:ratio=0.01"
 
-LARGE_SPREAD = 0.25
-"""Typical relative spread above which the figures are called rough."""
+LARGE_ERROR = 0.1
+"""Typical relative error of a median above which the figures are called rough."""
 
 _STEPS = 100
 """Of the progress bar."""
@@ -130,10 +130,10 @@ def _line(name: str, curve: Any, seconds: list[float]) -> list[str]:
 def remarks(profile: Profile) -> list[str]:
     """What whoever uses the profile should know."""
     found = []
-    if profile.noise() > LARGE_SPREAD:
+    if profile.noise() > LARGE_ERROR:
         found.append(
-            f"the figures are rough: repetitions typically spread by {profile.noise():.0%}; measure again while "
-            f"nothing else runs, or longer with --seconds"
+            f"the figures are rough: medians are typically known to {profile.noise():.0%}; measure again while nothing "
+            f"else runs, or longer with --seconds"
         )
     left_out = profile.environment.get("left_out", [])
     if left_out:
