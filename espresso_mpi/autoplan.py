@@ -18,7 +18,7 @@ import numpy as np
 from .collectives.agreement import documents, gather_small
 from .collectives.transport import Transport
 from .errors import ConfigError, EspressoError, PlanError
-from .options import Options
+from .options import Options, default_route
 from .planner.explain import short
 from .planner.plan import described, plan
 from .planner.planfile import from_json, to_json
@@ -27,7 +27,7 @@ from .planner.trace import Trace
 from .profiler import measure
 from .rehearsal import opener, trial
 from .tuning import Step, Tuning
-from .types import DeviceKind, Plan, TensorSpec
+from .types import DeviceKind, Plan, Route, Strategy, TensorSpec
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -47,7 +47,7 @@ class Made:
 
     Attributes:
         plan: its forecast is the model's.
-        seconds: how long a step should take: what it took so far, times what the trials say that it becomes.
+        seconds: how long a step should take, by its trial.
         trials: what the session did before, the plan, and every other one that was tried.
     """
 
@@ -68,10 +68,11 @@ def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence
     sizes = sorted({tensor.size for tensor in trace.tensors} | {sum(tensor.size for tensor in trace.tensors)})
     profile = profiled(transport, options, tuning.compressors, sizes, tuning.seconds, device=trace.device)
     plans = _proposed(transport, options, trace, profile, tuning)
-    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds)
+    if options.plan is not None and options.plan.forecast is not None:
+        plans.append(options.plan)
+    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds, steps[-1].pushed)
     assert best.plan is not None
-    watched = slowest(transport, float(np.median([step.seconds for step in steps])))
-    return Made(best.plan, watched * best.seconds / now.seconds, trace, profile, (now, best, *others))
+    return Made(best.plan, best.seconds, trace, profile, (now, best, *others))
 
 
 def profiled(
@@ -154,15 +155,16 @@ def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Trace:
         alike = _alike(steps)
         specs = sorted(alike[-1].specs, key=lambda spec: spec.name)
         ready = [[_ready(step)[spec.name] for spec in specs] for step in alike]
-        mine = {"ready": ready, "seconds": [step.seconds for step in alike]}
+        names = list(dict.fromkeys(spec.name for spec in alike[-1].specs))
+        mine = {"ready": ready, "seconds": [step.seconds for step in alike], "names": names}
     except EspressoError as error:
         problem = str(error)
     said = _exchanged(transport, {"problem": problem, "times": mine})
     count = min(len(one["times"]["seconds"]) for one in said)
     latest = np.max([np.array(one["times"]["ready"])[-count:] for one in said], axis=0)
     seconds = np.max([one["times"]["seconds"][-count:] for one in said], axis=0)
-    first = {spec.name: place for place, spec in enumerate(steps[-1].specs)}
-    order = sorted(range(len(specs)), key=lambda column: first[specs[column].name])  # of equal times the caller's
+    first = {name: place for place, name in enumerate(said[0]["times"]["names"])}
+    order = sorted(range(len(specs)), key=lambda column: first[specs[column].name])  # of equal times rank 0's
     where: DeviceKind = "gpu" if any(spec.device == "gpu" for spec in specs) else "cpu"
     text = f"{source}; {count} steps, the slowest of {len(said)} ranks in each"
     return Trace.of_steps([specs[c] for c in order], latest[:, order], seconds, np.zeros(count), where, text)
@@ -182,6 +184,8 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
             "most of the recorded steps have other tensors than the last; a plan is for steps that are alike: "
             "call sync, or push and wait_all, with the same tensors in every step"
         )
+    if len({spec.device for spec in specs}) > 1:
+        raise ConfigError("some tensors are in host memory and some on a GPU; a plan is for tensors of one place")
     return alike
 
 
@@ -214,7 +218,8 @@ def _candidates(
     spellings = ("none", *tuning.compressors)
     given = [simple for spelling in spellings for simple in _simple(transport, options, trace, spelling)]
     plans = [best, dense, *(described(simple, best, trace, profile) for simple in given)]
-    return iter({one.digest: one for one in plans}.values())
+    other = Strategy("none", Route.parse(default_route(transport.topology, compressed=False)))
+    return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
 
 
 def _simple(transport: Transport, options: Options, trace: Trace, spelling: str) -> Iterator[Plan]:
@@ -247,7 +252,7 @@ class Entry:
 
 
 def _tried(
-    transport: Transport, options: Options, plans: Sequence[Plan], trace: Trace, seconds: float
+    transport: Transport, options: Options, plans: Sequence[Plan], trace: Trace, seconds: float, pushed: bool
 ) -> tuple[Entry, list[Entry]]:
     """Trials of what the session does now, and of the plans, the best first. Collective.
 
@@ -255,7 +260,7 @@ def _tried(
     """
 
     def tried(entry: Entry, share: float) -> Entry:
-        return Entry(entry.plan, *trial(transport, options, entry.plan or options.plan, trace, share))
+        return Entry(entry.plan, *trial(transport, options, entry.plan or options.plan, trace, share, pushed))
 
     entries = [Entry(None), *map(Entry, plans)]
     now, *first = [tried(entry, seconds / 2 / len(entries)) for entry in entries]

@@ -17,7 +17,8 @@ from .errors import ConfigError, PlanError
 from .feedback import NO_FEEDBACK, Feedback
 from .options import Options
 from .planner.planfile import misfits
-from .types import MadeFor, Strategy, TensorSpec
+from .planner.problem import buffer_name
+from .types import MadeFor, Plan, Strategy, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ class Bucket:
     @property
     def name(self) -> str:
         """Under which residuals are kept and statistics shown."""
-        first, last = self.members[0][1].spec.name, self.members[-1][1].spec.name
-        return self.label or (first if len(self.members) == 1 else f"{first}..{last} ({len(self.members)})")
+        return self.label or buffer_name([item.spec.name for _, item in self.members])
 
     @property
     def size(self) -> int:
@@ -116,7 +116,9 @@ def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology
         if spec.size
     ]
     _check_groups(items)
-    if alone:
+    if alone and options.tuning is not None:
+        items = _without_incomplete(items)
+    elif alone:
         _check_complete(items)
     plan = options.plan.digest if options.plan is not None else ""
     return Batch(specs, tuple(items), fingerprint([plan, *(dataclasses.astuple(spec) for spec in specs)]))
@@ -127,9 +129,19 @@ def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology)
     plan = options.plan
     if plan is None or plan.made_for is None:
         return
-    found = misfits(plan, specs, len(topology.machines), topology.lanes, _here(plan.made_for), complete=False)
+    found = misfits(plan, specs, len(topology.machines), topology.lanes, complete=False)
     if found:
         raise PlanError(f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan")
+
+
+def other_versions(plan: Plan | None) -> str | None:
+    """What is wrong with a plan because it was made with other versions than this rank has; None: nothing."""
+    if plan is None or plan.made_for is None:
+        return None
+    made = plan.made_for
+    tensors = [TensorSpec(name, (), None) for name in made.tensors]
+    found = misfits(plan, tensors, made.machines, made.ranks_per_machine, _here(made))
+    return f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan" if found else None
 
 
 def _here(made: MadeFor) -> dict[str, Any]:
@@ -162,6 +174,12 @@ def _check_groups(items: Sequence[Item]) -> None:
                     f"{other.spec.name!r} ({other.spec} on {other.spec.device}); put different types and devices into "
                     f"groups of their own"
                 )
+
+
+def _without_incomplete(items: Sequence[Item]) -> list[Item]:
+    """Tensors of a group that the call does not bring whole travel alone: nobody asked for the group."""
+    here = {item.spec.name for item in items}
+    return [item if here.issuperset(item.group) else dataclasses.replace(item, group=()) for item in items]
 
 
 def _check_complete(items: Sequence[Item]) -> None:

@@ -205,10 +205,13 @@ def plan(
         str | None, typer.Option(metavar="ORDER", help="What a resource serves next: backprop, fifo or priority.")
     ] = None,
     lanes: Annotated[
-        str | None, typer.Option(metavar="LANES", help="What shares a lane: separate, one-network or host.")
+        str | None, typer.Option(metavar="LANES", help="What shares a lane: separate, one-network, host or serial.")
     ] = None,
     error_budget: Annotated[
         float | None, typer.Option(min=0.0, metavar="E", help="Most compression error of all tensors together.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|gpu", help="Where the tensors of a shipped model are; default: gpu.")
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the step as PNG or SVG, or for Perfetto as JSON.")
@@ -222,7 +225,7 @@ def plan(
 
     command.plan_main(
         profile=profile, trace=trace, compressors=compressors, output=output, order=order, lanes=lanes,
-        error_budget=error_budget, picture=picture,
+        error_budget=error_budget, picture=picture, device=device,
     )  # fmt: skip
 
 

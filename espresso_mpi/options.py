@@ -72,6 +72,10 @@ class Options:
             return [
                 "plan='auto' chooses compressor and route for every tensor; pass compressors=[...], which it may use"
             ]
+        if self.tuning is not None and self.feedback.momentum != 1:
+            return [
+                f"feedback={str(self.feedback)!r} gives no plain mean; with plan='auto' some tensors would, some not"
+            ]
         if self.plan is not None and (self.compressor != "none" or self.route is not None):
             return [
                 "plan= already says compressor and route for every tensor; pass either plan, or compressor and route"
@@ -128,7 +132,8 @@ class Options:
         route, plan = self.route, self.plan
         texts = {"route": str(route) if route else None, "feedback": str(self.feedback)}
         texts["tuning"] = str(self.tuning) if self.tuning else None
-        return {**values, **texts, "plan": plan.digest if plan else None}
+        made = f", made for {plan.made_for}" if plan and plan.made_for else ""
+        return {**values, **texts, "plan": plan.digest + made if plan else None}
 
 
 def default_route(topology: Topology, compressed: bool, summed: bool = False) -> str:

@@ -185,22 +185,21 @@ def _agreed(
         problem = str(error)
     except Exception as error:  # a method of the user's own may raise anything
         problem = f"profile: {type(error).__name__}: {error}"
-    mine = {"problem": problem, "request": repr(request), "devices": request.devices if request else []}
+    asked = repr(request if devices is not None or request is None else replace(request, devices=()))
+    mine = {"problem": problem, "request": asked, "devices": request.devices if request else []}
     notes = documents(transport, _json(mine))
     problems = [f"{transport.describe(rank)}: {note['problem']}" for rank, note in enumerate(notes) if note["problem"]]
     if problems:
         raise ConfigError(problems[0])
     assert request is not None
     common = [d for d in request.devices if all(d in note["devices"] for note in notes)]
-    if devices is None:
-        return replace(request, devices=tuple(common))
     different = [rank for rank, note in enumerate(notes) if note["request"] != notes[0]["request"]]
     if different:
         raise ConfigError(
             f"profile: {transport.describe(different[0])} was asked to measure something else than rank 0; pass the "
             f"same arguments on every rank"
         )
-    return request
+    return replace(request, devices=tuple(common)) if devices is None else request
 
 
 def _json(value: Any) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import buffers, device
+from . import buffers, compressors, device
 from .batches import Batch, batch_of
 from .busy import Work
 from .collectives.agreement import gather_small
@@ -20,18 +20,18 @@ from .errors import ConfigError
 from .options import Options
 from .planner.trace import Trace, TracedTensor
 from .trace import Recorder
-from .types import DeviceKind, Plan, TensorSpec
+from .types import DeviceKind, Plan, Strategy, TensorSpec
 from .verdicts import Call
 
-_WARM_UP = 2
+_WARM_UP = 1
 """Trial steps of a plan that are not timed."""
 
-_LEAST, _MOST = 5, 100
+_LEAST, _MOST = 3, 100
 """Trial steps of a plan that are timed."""
 
 
 def trial(
-    transport: Transport, options: Options, plan: Plan | None, trace: Trace, seconds: float
+    transport: Transport, options: Options, plan: Plan | None, trace: Trace, seconds: float, pushed: bool
 ) -> tuple[float, float]:
     """Median seconds of a step like the trace's by a plan, on the slowest rank, and its uncertainty. Collective.
 
@@ -40,9 +40,10 @@ def trial(
 
     Args:
         seconds: no further repetition is begun after this time, but for the first few.
+        pushed: gradients are pushed when they are there; else all are synchronised at once at the end.
     """
-    with rehearsing(transport, replace(options, plan=plan)) as session:
-        step = _Step(session, trace, Work(transport, trace.device), transport.rank)
+    with rehearsing(transport, replace(options, plan=plan and _settled(plan))) as session:
+        step = _Step(session, trace, Work(transport, trace.device), transport.rank, pushed)
         times: list[float] = []
         started = time.perf_counter()
         while len(times) < _WARM_UP + _MOST:
@@ -59,6 +60,15 @@ def trial(
     return float(middle), float(high - low) / np.sqrt(timed.size)
 
 
+def _settled(plan: Plan) -> Plan:
+    """The plan with all schedules at their end, for whatever tensors: bfloat16 has a stand-in."""
+    strategies = {
+        name: Strategy("none" if s.compressor == "none" else str(compressors.get(s.compressor).at(None)), s.route)
+        for name, s in plan.strategies.items()
+    }
+    return replace(plan, strategies=strategies, made_for=None)
+
+
 def _meet(transport: Transport) -> None:
     gather_small(transport, np.zeros(8, np.uint8), 8)
 
@@ -66,15 +76,15 @@ def _meet(transport: Transport) -> None:
 class _Step:
     """The step of a trace with arrays of its own."""
 
-    def __init__(self, session: Rehearsal, trace: Trace, work: Work, rank: int) -> None:
-        self._session, self._work, self._trace = session, work, trace
+    def __init__(self, session: Rehearsal, trace: Trace, work: Work, rank: int, pushed: bool) -> None:
+        self._session, self._work, self._pushed = session, work, pushed
         self._arrays = {tensor.name: _array(tensor, trace.device, rank) for tensor in trace.tensors}
         self._gaps = [float(gap) for gap in trace.backward]
 
     def run(self) -> None:
-        """Compute and synchronise: all at once, if all is there at once."""
-        if not any(self._gaps[1:]):
-            self._work.last(self._gaps[0])
+        """Compute and synchronise."""
+        if not self._pushed:
+            self._work.last(sum(self._gaps))
             self._session.sync(self._arrays)
             return
         for gap, (name, array) in zip(self._gaps, self._arrays.items()):
@@ -121,7 +131,8 @@ class Rehearsal:
         if specs not in self._batches:
             alone = call[0] == "sync"
             self._batches[specs] = batch_of(specs, self._options, self._transport.topology, alone)
-        return Unit(call, given, gradients, self._batches[specs], title="a trial")
+        gpu = device.current_gpu() if any(spec.device == "gpu" for spec in specs) else None
+        return Unit(call, given, gradients, self._batches[specs], title="a trial", gpu=gpu)
 
     def leave(self) -> None:
         """The end of it, on this rank."""
@@ -135,8 +146,8 @@ def rehearsing(transport: Transport, options: Options) -> Iterator[Rehearsal]:
     rehearsal = Rehearsal(transport, options)
     try:
         yield rehearsal
-        rehearsal.leave()
     finally:
+        rehearsal.leave()
         transport.waiter.interrupted, transport.waiter.background = before, background
 
 

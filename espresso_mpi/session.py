@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import buffers, device, state
-from .batches import Batch, batch_of, check_fit, strategy_of
+from .batches import Batch, batch_of, check_fit, other_versions, strategy_of
 from .buffers import Gradient
 from .collectives import tracing
 from .collectives.layout import Topology
@@ -30,6 +30,7 @@ from .errors import ConfigError, EspressoError, GradientError, PlanError
 from .feedback import Feedback
 from .launch import threads_per_rank
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
+from .planner.problem import buffer_name
 from .stats import Stats
 from .trace import Recorder
 from .tracefile import refuse_unwritable
@@ -87,7 +88,7 @@ class Session:
         compressors: with ``plan="auto"``: spellings of those that it may use; default: those of ``Tuning``.
         tuning: with ``plan="auto"``: a ``Tuning``, how long to watch and measure, and when to plan anew.
         seed: of stochastic compressors; the same on every rank.
-        min_bytes: tensors below this many bytes stay dense.
+        min_bytes: tensors below this many bytes stay dense, unless a plan says otherwise.
         timeout: seconds after which a rank that does not come is reported.
         feedback: what becomes of what compression loses, a ``Feedback`` or its spelling: ``"auto"`` (add it in the next
             step, where the compressor allows it), ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``,
@@ -135,7 +136,7 @@ class Session:
             machines=machines,
         )  # fmt: skip
         self._options = options
-        note = {"problem": problem, "options": options.described()}
+        note = {"problem": problem or other_versions(options.plan), "options": options.described()}
         self._transport = Transport.open(comm, options.transport(), agree_on_options, note)
         self._require_fit()
         self._step, self._seconds, self._warned = 0, 0.0, False
@@ -143,7 +144,7 @@ class Session:
         self._open: dict[int, Unit] = {}
         self._gpu: int | None = None
         tunes = options.tuning is not None and self._transport.topology.size > 1  # alone there is nothing to choose
-        self._clock = StepClock() if tunes else None
+        self._clock = StepClock(max(16, options.tuning.steps)) if tunes and options.tuning else None
         self._tuned: _Tuned | None = None
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, Keeping(), self._recorder)
@@ -234,7 +235,7 @@ class Session:
             if unit.finished:
                 self._open.pop(id(unit), None)
             if self._clock is not None and unit.call[0] in ("sync", "push"):
-                self._clock.waited()
+                self._clock.waited(start, unit.call if unit.error is not None else None)
             self._seconds += time.perf_counter() - start
 
     def _ended(self, unit: Unit) -> bool:
@@ -258,8 +259,8 @@ class Session:
         except Exception as error:  # a foreign array may raise anything
             problem = GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
         specs = tuple(gradient.spec for gradient in gradients)
+        self._watch(call, specs if problem is None else None)
         if problem is None:
-            self._watch(specs)
             batch, problem = self._settled(specs, alone=call[0] == "sync")
         return Unit(call, given, gradients, batch, problem, order, title=title, gpu=gpu)
 
@@ -330,7 +331,8 @@ class Session:
         same tensors. They run dense, whatever the session does otherwise, and the first one is not counted.
 
         Raises:
-            ConfigError: on every rank: the file cannot be written, too few steps, or a session that plans for itself.
+            ConfigError: on every rank: the file cannot be written, or a session that plans for itself. PlanError: too
+                few steps, or steps with other tensors each.
         """
         from . import autoplan  # most sessions need none of it
 
@@ -342,43 +344,51 @@ class Session:
         self._follow(replace(before, compressor="none", route=None, plan=None))
         try:
             yield
-        except BaseException:
+        finally:
+            clock.end_step()
             self._clock = None
-            raise
-        clock.end_step()
-        self._clock = None
+            self._follow(before)
         self._together("record_trace", lambda: autoplan.write_trace(transport, list(clock.steps), target))
-        self._follow(before)
 
-    def _watch(self, specs: tuple[TensorSpec, ...]) -> None:
-        """A call with these tensors is made: note when, and do what is to be done between two steps."""
+    def _watch(self, call: Call, specs: tuple[TensorSpec, ...] | None) -> None:
+        """A call is made: note when, and do what is to be done between two steps.
+
+        Args:
+            specs: its tensors; None: it failed on this rank. Then it will fail on all, which take part in what is done
+                between the steps all the same.
+        """
         clock = self._clock
         if clock is None:
             return
-        if clock.begins(specs):
+        if clock.repeats(call) if specs is None else clock.begins(specs):
             clock.end_step()
             if self._options.tuning is not None:
                 with clock.aside():
                     self._tune(clock, self._options.tuning)
-        clock.called(specs)
+        if specs is not None:
+            clock.called(call, specs)
 
     def _tune(self, clock: StepClock, tuning: Tuning) -> None:
         """Plan when enough steps were watched; compare step times with the plan's from then on."""
-        if self._tuned is None:
-            if clock.count == max(1, tuning.skip) + tuning.steps:
-                self._together("plan", lambda: self._plan_now(clock, tuning))
-        elif (clock.count - self._tuned.at) % tuning.check == 0:
-            self._together("compare", lambda: self._compare(clock, tuning, self._tuned))
+        try:
+            if self._tuned is None:
+                if clock.count == max(1, tuning.skip) + tuning.steps:
+                    self._together("plan", lambda: self._plan_now(clock, tuning))
+            elif (clock.count - self._tuned.at) % tuning.check == 0:
+                self._together("compare", lambda: self._compare(clock, tuning, self._tuned))
+        except (ConfigError, PlanError) as error:  # on all ranks alike
+            if self._transport.rank == 0:
+                _LOG.warning("%s; training goes on as before", error)
 
     def _plan_now(self, clock: StepClock, tuning: Tuning) -> None:
         """Make a plan and go on by it. Collective."""
         from . import autoplan
 
-        self._tuned = _Tuned(clock.count, math.inf)  # also if it fails: training goes on as it did
+        self._tuned = _Tuned(clock.count, None)  # also if it fails: training goes on as it did
         made = autoplan.make(self._transport, self._options, tuning, list(clock.steps)[-tuning.steps :])
         autoplan.report(self._transport, made)
         again = self.plan is not None and self.plan.digest == made.plan.digest
-        expected = _median_seconds(clock) if again else made.seconds
+        expected = autoplan.slowest(self._transport, _median_seconds(clock)) if again else made.seconds
         self._tuned = _Tuned(clock.count, expected)
         if not again:
             self._adopt(made.plan)
@@ -389,13 +399,13 @@ class Session:
         from . import autoplan
 
         assert tuned is not None
-        measured = autoplan.slowest(self._transport, _median_seconds(clock))
-        off = max(measured / tuned.expected, tuned.expected / measured)
+        measured, expected = autoplan.slowest(self._transport, _median_seconds(clock)), tuned.expected
+        off = math.inf if expected is None else max(measured / expected, expected / measured)
         early = clock.count - tuned.at < tuning.every or len(clock.steps) < autoplan.FEWEST
         if off <= tuning.factor or early:
             return
         if self._transport.rank == 0:
-            _LOG.info("a step takes %.4g s, %.4g s were expected: planning anew", measured, tuned.expected)
+            _LOG.info("a step takes %.4g s, %s were expected: planning anew", measured, _spelled(expected))
         self._plan_now(clock, tuning)
 
     def _adopt(self, plan: Plan) -> None:
@@ -406,7 +416,8 @@ class Session:
         owed = state.handed_over(self._transport, going, keeping.weights, keeping.members)
         staying = {key: value for key, value in keeping.memory.items() if key not in going}
         members = {name: of for name, of in keeping.members.items() if name not in moved}
-        kept = Keeping(state.Memory({**staying, **owed}), dict(keeping.weights), keeping.counts, members)
+        counts = keeping.counts + _counts_of_groups(plan, keeping)
+        kept = Keeping(state.Memory({**staying, **owed}), dict(keeping.weights), counts, members)
         self._follow(replace(self._options, plan=plan), kept)
 
     def _follow(self, options: Options, keeping: Keeping | None = None) -> None:
@@ -527,7 +538,8 @@ class Session:
         def load() -> None:
             loaded = read()
             self._step, self._engine.seed = loaded.step, loaded.seed
-            self._engine.keeping = Keeping(loaded.memory, dict(loaded.weights), Counter(loaded.counts))
+            members = self._engine.keeping.members
+            self._engine.keeping = Keeping(loaded.memory, dict(loaded.weights), Counter(loaded.counts), members)
             self._recorder.rewind()
 
         self._together(name, load)
@@ -587,11 +599,27 @@ class _Tuned:
     """When a session planned last, in steps, and how long a step should take since."""
 
     at: int
-    expected: float
+    expected: float | None
+
+
+def _spelled(seconds: float | None) -> str:
+    return "none" if seconds is None else f"{seconds:.4g} s"
 
 
 def _median_seconds(clock: StepClock) -> float:
     return float(np.median([step.seconds for step in clock.steps]))
+
+
+def _counts_of_groups(plan: Plan, keeping: Keeping) -> Counter[str]:
+    """Steps of groups, and of tensors that leave one, as many as any of their tensors had; of those that had none."""
+    had: Counter[str] = Counter()
+    for name, members in keeping.members.items():
+        for member, _ in members:
+            had[member] = max(had[member], keeping.counts[name])
+    alone = {name: (name,) for name in plan.strategies}
+    wanted = {**alone, **{buffer_name(group): group for group in plan.groups}}
+    found = {name: max(had[member] for member in group) for name, group in wanted.items()}
+    return Counter({name: count for name, count in found.items() if not keeping.counts[name]})
 
 
 def _alike(name: str, members: Sequence[tuple[str, int]], old: Plan | None, new: Plan) -> bool:

@@ -14,6 +14,9 @@ from . import compressors
 from .errors import ConfigError
 from .types import TensorSpec
 
+Call = tuple[str, str]
+"""What a call is known by: sync, or push and the tensor's name."""
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -45,6 +48,12 @@ class Tuning:
             raise ConfigError(f"tuning: compressors={self.compressors!r}; expected a list such as ['fp16', 'onebit']")
         spellings = tuple(str(compressors.get(text)) for text in self.compressors if text != "none")
         object.__setattr__(self, "compressors", spellings)
+        votes = [text for text in spellings if not compressors.get(text).averages]
+        if votes:
+            raise ConfigError(
+                f"tuning: {', '.join(votes)}: the result is no mean, so a plan may not choose between it and dense "
+                f"tensors; pass compressor={votes[0]!r} for all tensors instead"
+            )
         for name, least in (("skip", 0), ("steps", 3), ("check", 1), ("every", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -63,13 +72,16 @@ class Step:
     """One step of one rank, in seconds since the step before ended.
 
     Attributes:
-        specs: the tensors, in the order in which they came; ready: float64 (tensors,), when each came.
+        specs: the tensors, in the order in which they came.
+        ready: float64 (tensors,), when each came, less what was waited for others before.
         seconds: when all of them were waited for.
+        pushed: whether any was pushed.
     """
 
     specs: tuple[TensorSpec, ...]
     ready: np.ndarray
     seconds: float
+    pushed: bool = False
 
 
 class StepClock:
@@ -83,37 +95,46 @@ class StepClock:
         self._clock = clock
         self.steps: deque[Step] = deque(maxlen=keep)
         self.count = 0
-        self._calls: list[tuple[tuple[TensorSpec, ...], float]] = []
-        self._names: set[str] = set()
+        self._calls: list[tuple[Call, tuple[TensorSpec, ...], float]] = []
         self._began: float | None = None
-        self._waited = 0.0
+        self._waited = self._idle = 0.0
 
     def begins(self, specs: Sequence[TensorSpec]) -> bool:
         """Whether a call with these tensors begins another step."""
-        return any(spec.name in self._names for spec in specs)
+        names = {spec.name for spec in specs}
+        return any(spec.name in names for _, tensors, _ in self._calls for spec in tensors)
+
+    def repeats(self, call: Call) -> bool:
+        """Whether a call, of tensors that are not known because it failed on this rank, would begin another step."""
+        return any(known == call for known, _, _ in self._calls)
 
     def end_step(self) -> None:
         """The step that these calls made is over."""
         if self._began is not None and self._calls:
-            specs = tuple(spec for tensors, _ in self._calls for spec in tensors)
-            ready = np.array([at - self._began for tensors, at in self._calls for _ in tensors])
-            self.steps.append(Step(specs, ready, self._waited - self._began))
+            specs = tuple(spec for _, tensors, _ in self._calls for spec in tensors)
+            ready = np.array([at - self._began for _, tensors, at in self._calls for _ in tensors])
+            pushed = any(call[0] == "push" for call, _, _ in self._calls)
+            self.steps.append(Step(specs, ready, self._waited - self._began, pushed))
         self.count += 1
-        self._began, self._calls, self._names = self._waited, [], set()
+        self._began, self._calls, self._idle = self._waited, [], 0.0
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What is done in the with-block, between two steps, is part of neither."""
         since = self._clock() - self._waited
-        yield
-        if self._began is not None:
-            self._began = self._clock() - since
+        try:
+            yield
+        finally:
+            if self._began is not None:
+                self._began = self._clock() - since
 
-    def called(self, specs: Sequence[TensorSpec]) -> None:
+    def called(self, call: Call, specs: Sequence[TensorSpec]) -> None:
         """A call came."""
-        self._calls.append((tuple(specs), self._clock()))
-        self._names.update(spec.name for spec in specs)
+        self._calls.append((call, tuple(specs), self._clock() - self._idle))
 
-    def waited(self) -> None:
-        """A call was waited for."""
+    def waited(self, since: float, failed: Call | None = None) -> None:
+        """A call was waited for since then; one that failed, which it does on all ranks, was no part of the step."""
         self._waited = self._clock()
+        self._idle += self._waited - since
+        if failed is not None:
+            self._calls = [known for known in self._calls if known[0] != failed]

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..autoplan import summary
 from ..compressors import spellings
+from ..errors import ConfigError
 from ..planner.baselines import baseline, usable
 from ..planner.plan import defaults
 from ..planner.plan import plan as planned
@@ -65,6 +66,8 @@ def main(
 
     world = MPI.COMM_WORLD
     check_writable(json)
+    if world.size == 1:
+        raise ConfigError("bench truth: one rank has nobody to synchronise with; start it on several, or in the lab")
     names = [name for name in spellings(compressors) if name != "none"]
     corpus = text.load()
     settings = Settings(batch=max(1, batch // world.size), shape=ModelShape(hidden=hidden))
@@ -163,10 +166,11 @@ def _compared(
         recorder, trace_of = stack.enter_context(_recording(comm))
         times = _in_turns(comm, replica, [*sessions.values(), recorder], seconds)[:, :-1]
         trace = trace_of()
-        expected, chosen = auto.expected_seconds, auto.plan
-    assert expected is not None and chosen is not None
-    guesses = {AUTO: expected, **{name: predicted(plan, trace, profile) for name, plan in plans.items()}}
-    return rows_of(times, guesses, {AUTO: chosen, **plans})
+        chosen = auto.plan
+    assert chosen is not None
+    everyone = {AUTO: chosen, **plans}
+    guesses = {name: predicted(plan, trace, profile) for name, plan in everyone.items()}
+    return rows_of(times, guesses, everyone)
 
 
 def _in_turns(comm: Any, replica: Replica, sessions: Sequence[Session], seconds: float) -> np.ndarray:

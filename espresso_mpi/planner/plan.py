@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,7 +93,8 @@ def described(given: Plan, like: Plan, trace: Trace, profile: Profile) -> Plan:
     draft = Draft(_by_buffer(problem.trace, given.groups), problem, choice)
     draft = draft.on(joined([problem, completed(others)]))
     forecast = replace(
-        like.forecast, seconds=draft.seconds, buffers=outlooks(draft), forgone=0.0, baselines={},
+        like.forecast, seconds=draft.seconds, bound=min(like.forecast.bound, draft.seconds),
+        buffers=outlooks(draft), forgone=0.0, baselines={},
         error=total_error(draft.problem, draft.choice),
     )  # fmt: skip
     return replace(given, made_for=like.made_for, forecast=forecast)
@@ -139,6 +140,7 @@ class _Maker:
     routes: tuple[Route, ...]
     budget: float | None
     noise: float | None
+    spelled: Mapping[str, str]
 
     @classmethod
     def of(
@@ -149,11 +151,13 @@ class _Maker:
         where = tuple(devices) if devices is not None else ("cpu", "gpu") if trace.device == "gpu" else ("cpu",)
         _check(trace, where, budget, noise)
         given = profiled(profile, where) if compressors is None else compressors
-        spellings = tuple(dict.fromkeys(str(registry.get(text).at(None)) for text in given if text != "none"))
+        spelled = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
+        spellings = tuple(spelled)
         usual_lanes, usual_order = defaults(trace, profile)
         sums = linear and any(registry.get(text).linear for text in spellings)
         return cls(trace, profile, spellings, lanes_of(usual_lanes if lanes is None else lanes),
-                   usual_order if order is None else order, fusion, all_routes(where, sums), budget, noise)  # fmt: skip
+                   usual_order if order is None else order, fusion, all_routes(where, sums), budget, noise,
+                   spelled)  # fmt: skip
 
     # --- the steps of the module ---
 
@@ -248,8 +252,12 @@ class _Maker:
         ways = "all fusions of neighbours and all routes" if self.fusion else "all routes, no fusion"
         return f"{ways}, with {', '.join(self.compressors) or 'no compressor'}"
 
+    def as_given(self, strategy: Strategy) -> Strategy:
+        """A strategy with the compressor as it was spelled: the search knows it with all schedules at their end."""
+        return Strategy(self.spelled.get(strategy.compressor, strategy.compressor), strategy.route)
+
     def plan_of(self, draft: Draft, forecast: Forecast) -> Plan:
-        by_name = {name: strategy for group, strategy in draft.strategies() for name in group}
+        by_name = {name: self.as_given(strategy) for group, strategy in draft.strategies() for name in group}
         tensors = {t.name: (t.shape or t.size, t.dtype) for t in self.trace.tensors}
         p = self.profile
         made = MadeFor(tensors, p.machines, p.ranks_per_machine, self.trace.device, p.fingerprint)
