@@ -94,7 +94,7 @@ def _cluster(profile: Profile) -> Table:
         "machines": str(profile.machines),
         "ranks a machine": str(profile.ranks_per_machine),
         "made by": "measuring" if profile.measured else "a description",
-        "typical spread": f"{profile.noise():.1%}" if profile.measured else "",
+        "medians known to": f"{profile.noise():.1%}" if profile.measured else "",
         "a sync costs": _microseconds(profile.call),
         "a tensor costs": _microseconds(profile.tensor),
         "segments": size_text(profile.segment_bytes) if profile.segment_bytes else "none",

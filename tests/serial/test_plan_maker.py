@@ -177,8 +177,8 @@ def test_gains_of_single_tensors_are_those_of_choices_that_differ_in_one(order):
         assert gain.noise == pytest.approx(expected.noise, abs=1e-12)
 
 
-def test_a_curve_may_be_wrong_by_its_spread_and_its_residual():
-    curve = Curve((0.0,), (1.0,), 0.4, (Sample(1, 1.0, 0.3, 5),))
+def test_a_curve_may_be_wrong_by_its_medians_and_its_residual():
+    curve = Curve((0.0,), (1.0,), 0.4, (Sample(1, 1.0, 0.6, 4),))  # medians known to 0.6 / sqrt(4)
     profile = two_machines(Curve((0.0,), (1e-2,)), measured_as=curve)
     assert relative_error(profile, curve) == pytest.approx(0.5)
     assert relative_error(profile, Curve((0.0,), (1.0,))) == pytest.approx(profile.noise()) == pytest.approx(0.3)
