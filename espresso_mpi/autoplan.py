@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .collectives.agreement import documents, gather_small
+from .collectives.agreement import documents, floats
 from .collectives.transport import Transport
 from .errors import ConfigError, EspressoError, PlanError
 from .options import Options, default_route
@@ -106,8 +106,7 @@ def report(transport: Transport, made: Made) -> None:
 
 def slowest(transport: Transport, seconds: float) -> float:
     """The largest value of all ranks. Collective."""
-    rows = gather_small(transport, np.array([seconds]).view(np.uint8), 8)
-    return max(float(row.view(np.float64)[0]) for row in rows)
+    return float(floats(transport, seconds).max())
 
 
 def on_rank_0(transport: Transport, act: Callable[[], None]) -> None:
@@ -131,7 +130,7 @@ def write_trace(transport: Transport, steps: Sequence[Step], path: Path) -> None
     """Write the trace of the steps that were watched, on rank 0. Collective.
 
     Raises:
-        ConfigError: on every rank: too few steps, or steps that are not alike; the file cannot be written.
+        PlanError: on every rank: too few steps, or steps that are not alike; ConfigError: the file cannot be written.
     """
     trace = recorded(transport, steps, f"recorded on {transport.topology}")
     on_rank_0(transport, lambda: trace.save(path))
@@ -269,7 +268,8 @@ def _tried(
     final = first[:_FINALISTS] + [entry for entry in plain if entry not in first[:_FINALISTS]]
     now, *again = [tried(entry, seconds / 2 / (len(final) + 1)) for entry in [now, *final]]
     rest = [entry for entry in first if entry not in final]
-    return now, [_best(again), *(entry for entry in again if entry != _best(again)), *rest]
+    best = _best(again)
+    return now, [best, *(entry for entry in again if entry != best), *rest]
 
 
 def _best(entries: Sequence[Entry]) -> Entry:

@@ -16,9 +16,7 @@ from .compressors import Compressor
 from .errors import ConfigError, PlanError
 from .feedback import NO_FEEDBACK, Feedback
 from .options import Options
-from .planner.planfile import misfits
-from .planner.problem import buffer_name
-from .types import MadeFor, Plan, Strategy, TensorSpec
+from .types import MadeFor, Plan, Strategy, TensorSpec, buffer_name
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,8 @@ def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology)
     plan = options.plan
     if plan is None or plan.made_for is None:
         return
+    from .planner.planfile import misfits  # sessions without such a plan need nothing of the planner
+
     found = misfits(plan, specs, len(topology.machines), topology.lanes, complete=False)
     if found:
         raise PlanError(f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan")
@@ -138,6 +138,8 @@ def other_versions(plan: Plan | None) -> str | None:
     """What is wrong with a plan because it was made with other versions than this rank has; None: nothing."""
     if plan is None or plan.made_for is None:
         return None
+    from .planner.planfile import misfits
+
     made = plan.made_for
     tensors = [TensorSpec(name, (), None) for name in made.tensors]
     found = misfits(plan, tensors, made.machines, made.ranks_per_machine, _here(made))

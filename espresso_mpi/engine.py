@@ -27,7 +27,7 @@ from . import buffers, device, express
 from .batches import Batch, Bucket, Item, buckets_of, grouped
 from .buffers import Gradient
 from .collectives import reduction
-from .collectives.agreement import documents, gather_small
+from .collectives.agreement import documents, floats, gather_small
 from .collectives.executor import Job, Program, Turns, interleave, take_turn
 from .collectives.transport import Transport
 from .collectives.waiting import sharpen_naps
@@ -875,8 +875,7 @@ def measured_fusion(transport: Transport, route: Route) -> int:
     collective = _median_seconds(run) / several
     source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
     copying = _median_seconds(lambda: device.copy(target, source)) / source.size
-    mine = np.array([collective / (2 * copying)]).view(np.uint8)
-    return int(max(float(row.view(np.float64)[0]) for row in gather_small(transport, mine, 8)))
+    return int(floats(transport, collective / (2 * copying)).max())
 
 
 def _median_seconds(act: Callable[[], None], repeats: int = 7) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from . import buffers, compressors, device
 from .batches import Batch, batch_of
 from .busy import Work
-from .collectives.agreement import gather_small
+from .collectives.agreement import floats
 from .collectives.transport import Transport
 from .engine import Engine, Keeping, Unit
 from .errors import ConfigError
@@ -47,11 +47,10 @@ def trial(
         times: list[float] = []
         started = time.perf_counter()
         while len(times) < _WARM_UP + _MOST:
-            _meet(transport)
+            floats(transport, 0.0)  # ranks begin together
             start = time.perf_counter()
             step.run()
-            mine = np.array([time.perf_counter() - start, time.perf_counter() - started])
-            rows = np.array([row.view(np.float64) for row in gather_small(transport, mine.view(np.uint8), 16)])
+            rows = floats(transport, time.perf_counter() - start, time.perf_counter() - started)
             times.append(float(rows[:, 0].max()))
             if len(times) >= _WARM_UP + _LEAST and rows[0, 1] > seconds:
                 break
@@ -67,10 +66,6 @@ def _settled(plan: Plan) -> Plan:
         for name, s in plan.strategies.items()
     }
     return replace(plan, strategies=strategies, made_for=None)
-
-
-def _meet(transport: Transport) -> None:
-    gather_small(transport, np.zeros(8, np.uint8), 8)
 
 
 class _Step:

@@ -30,12 +30,11 @@ from .errors import ConfigError, EspressoError, GradientError, PlanError
 from .feedback import Feedback
 from .launch import threads_per_rank
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
-from .planner.problem import buffer_name
 from .stats import Stats
 from .trace import Recorder
 from .tracefile import refuse_unwritable
 from .tuning import StepClock, Tuning
-from .types import Plan, Route, Strategy, TensorSpec
+from .types import Plan, Route, Strategy, TensorSpec, buffer_name
 from .verdicts import Call, agree_on_options
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard, get_args
 
@@ -275,6 +275,11 @@ class Strategy:
                 f"compressor {self.compressor!r} does not go with route {str(self.route)!r}; a route that encodes "
                 f"needs a compressor and one that does not needs 'none'"
             )
+
+
+def buffer_name(group: Sequence[str]) -> str:
+    """What the tensors of a group are called together."""
+    return group[0] if len(group) == 1 else f"{group[0]}..{group[-1]} ({len(group)})"
 
 
 @dataclass(frozen=True)

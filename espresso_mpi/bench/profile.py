@@ -18,7 +18,7 @@ DEFAULT = "fp16,int8,int4,onebit,topk:ratio=0.01"
 LARGE_ERROR = 0.1
 """Typical relative error of a median above which the figures are called rough."""
 
-_STEPS = 100
+STEPS = 100
 """Of the progress bar."""
 
 _SHOWN = (64 << 10, 1 << 20)
@@ -55,8 +55,8 @@ def main(
     _check_output(world, output)
     elements = None if sizes is None else [nbytes // 4 for nbytes in parse_sizes(sizes)]
     transport = Transport.open(world, Options().transport(), lambda notes: None)
-    with progress("profile", _STEPS, world.rank == 0) as advance:
-        tick = _Ticks(advance)
+    with progress("profile", STEPS, world.rank == 0) as advance:
+        tick = Ticks(advance)
         profile = measure(
             transport, spellings(compressors), open_session=partial(Session, world), sizes=elements, seconds=seconds,
             tick=tick,
@@ -69,14 +69,14 @@ def main(
     return profile
 
 
-class _Ticks:
-    """Moves a bar of ``_STEPS`` to a share."""
+class Ticks:
+    """Moves a bar of ``STEPS`` to a share."""
 
     def __init__(self, advance: Any) -> None:
         self._advance, self._done = advance, 0
 
     def __call__(self, share: float) -> None:
-        while self._done < round(share * _STEPS):
+        while self._done < round(share * STEPS):
             self._done += 1
             self._advance()
 

@@ -33,6 +33,7 @@ from .model import ModelShape
 from .output import check_writable, progress, show, write_rows
 from .planner_rows import Truth
 from .planner_tables import TRUTH_HEADER, truth, truth_summary
+from .profile import STEPS, Ticks
 from .training import Replica, Settings
 
 AUTO = "auto"
@@ -106,15 +107,8 @@ def _recording(comm: Any) -> Iterator[tuple[Session, Callable[[], Trace]]]:
 def _profiled(comm: Any, names: Sequence[str], replica: Replica, seconds: float) -> Profile:
     """The cluster, at the sizes of these tensors."""
     sizes = sorted({x.size for x in replica.model.grads.values()} | {replica.model.gradient.size})
-    with Session(comm) as session, progress("profile", 100, comm.rank == 0) as tick:
-        done = [0]
-
-        def advance(share: float) -> None:
-            while done[0] < int(100 * share):
-                done[0] += 1
-                tick()
-
-        return session.measure(names, sizes=sizes, seconds=seconds, tick=advance)
+    with Session(comm) as session, progress("profile", STEPS, comm.rank == 0) as tick:
+        return session.measure(names, sizes=sizes, seconds=seconds, tick=Ticks(tick))
 
 
 def _plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:

@@ -44,6 +44,12 @@ def differences(
     return documents(transport, text or json.dumps(document()).encode())
 
 
+def floats(transport: Transport, *mine: float) -> np.ndarray:
+    """Some numbers of every rank, float64 (ranks, numbers), the same on all ranks. Collective."""
+    message = np.array(mine, np.float64).view(np.uint8)
+    return np.array([row.view(np.float64) for row in gather_small(transport, message, message.size)])
+
+
 def documents(transport: Transport, text: bytes) -> list[Any]:
     """The JSON documents of all ranks in rank order, given this rank's as text."""
     sizes = gather_small(transport, np.array([len(text)], np.int64).view(np.uint8), 8)

@@ -17,12 +17,12 @@ import numpy as np
 
 from .. import compressors as registry
 from ..errors import ConfigError
-from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy
+from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy, buffer_name
 from .algorithms import published
 from .baselines import baseline, usable
 from .budget import limited, total_error
 from .noise import TIE, Doubts, Gain, best_dense, gain_over, without_noise
-from .problem import Problem, buffer_name, evaluated, lanes_of
+from .problem import Problem, evaluated, lanes_of
 from .profile import Profile
 from .search import search, search_fused
 from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free

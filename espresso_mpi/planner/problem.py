@@ -18,7 +18,7 @@ from numba import njit
 from .. import compressors
 from ..compressors import Compressor
 from ..errors import ConfigError, PlanError
-from ..types import ITEMSIZE, Plan, Route, Strategy
+from ..types import ITEMSIZE, Plan, Route, Strategy, buffer_name
 from .cost import Prices, Shape, Slot, price_table, walk
 from .profile import Profile
 from .timeline import LANES, Lanes, Options, Order, Timeline, follow, virtual
@@ -322,11 +322,6 @@ def evaluated(plan: Plan, trace: Trace, profile: Profile, *, lanes: Lanes | str 
 
 
 # --- fusion -----------------------------------------------------------------------------------------------------------
-
-
-def buffer_name(group: Sequence[str]) -> str:
-    """What the tensors of a group are called together."""
-    return group[0] if len(group) == 1 else f"{group[0]}..{group[-1]} ({len(group)})"
 
 
 def fused(trace: Trace, groups: Sequence[Sequence[str]]) -> Trace:

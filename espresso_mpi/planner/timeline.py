@@ -20,15 +20,15 @@ The backward pass itself occupies the processor that computes it, so compression
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numba import njit
 
 from ..errors import ConfigError
+from ..types import Order as Order
 from .cost import RESOURCES, Resource
 
-Order = Literal["backprop", "fifo", "priority"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 
