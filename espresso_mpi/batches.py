@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from . import compressors, environment
@@ -65,8 +67,23 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """Under which residuals are kept and statistics shown."""
+        """Under which statistics are shown and random numbers drawn."""
         return self.label or buffer_name([item.spec.name for _, item in self.members])
+
+    @property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        """(name, elements) of the tensors."""
+        return tuple((item.spec.name, item.spec.size) for _, item in self.members)
+
+    @cached_property
+    def kept(self) -> str:
+        """The name under which the memory keeps what belongs to a compressed bucket.
+
+        Tensors that are compressed as one have another for other members or sizes: their residual means another thing.
+        """
+        if len(self.members) == 1:
+            return self.name
+        return f"{self.name} {zlib.crc32(repr(self.sizes).encode()):08x}"
 
     @property
     def size(self) -> int:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
 from typing import Any
@@ -33,8 +33,8 @@ from .collectives.transport import Transport
 from .collectives.waiting import sharpen_naps
 from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, PlanError, RemoteError, StateError
 from .feedback import NO_FEEDBACK
+from .memory import Keeping, Memory
 from .options import Options
-from .state import Memory
 from .trace import Recorder
 from .types import Route
 from .verdicts import Call, Content, absent_error, conflict_error, non_finite_text, problem_error, spelled, stuck_error
@@ -118,18 +118,6 @@ class Unit:
         return (self.call, self.priority, self.batch.digest if self.batch else b"")
 
 
-@dataclass
-class Keeping:
-    """What a session keeps from step to step."""
-
-    memory: Memory = field(default_factory=Memory)
-    weights: dict[str, float] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    """How often each compressed tensor was synchronised: seeds and schedules go by it."""
-    members: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
-    """(name, elements) of the tensors that were compressed as one, by the name that they kept something under."""
-
-
 class Engine:
     """Runs the calls of one session.
 
@@ -142,6 +130,7 @@ class Engine:
         self._transport, self._options, self.keeping, self._recorder = transport, options, keeping, recorder
         self.tally: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
+        self._dropped = False
         self._dense_steps: Counter[str] = Counter()
         self.seed = options.seed
         self.broken: BaseException | None = None
@@ -709,10 +698,12 @@ class Engine:
         counts = self._dense_steps if bucket.compressor is None else self.keeping.counts
         step = counts[bucket.name]
         counts[bucket.name] += 1
-        if bucket.compressor is not None and bucket.name not in self.keeping.members:
-            self.keeping.members[bucket.name] = tuple((i.spec.name, i.spec.size) for _, i in bucket.members)
-        program = self._program(bucket, step)
-        job = Job(bucket.name, self.keeping.memory, bucket.feedback, self.seed, step, self.keeping.weights, self.tally)
+        if bucket.compressor is not None:
+            self._warn_of_dropped(self.keeping.use(bucket.kept, bucket.sizes))
+        program, keeping = self._program(bucket, step), self.keeping
+        job = Job(
+            bucket.name, keeping.memory, bucket.feedback, self.seed, step, keeping.weights, self.tally, bucket.kept
+        )
         before, left = self._latest.get(bucket.name), [program.count]
         self._latest[bucket.name] = left
 
@@ -730,6 +721,16 @@ class Engine:
                 self._bucket_done(owners)
 
         return [segment(number) for number in range(program.count)]
+
+    def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
+        """Once a session: a residual that is dropped is lost."""
+        if dropped is not None and not self._dropped and self._transport.rank == 0:
+            _LOG.warning(
+                "%s comes in ever new sizes: what is kept of its oldest size, %d elements, is dropped, and so will be "
+                "that of others; give tensors of different sizes different names, or do not compress them",
+                *dropped,
+            )
+        self._dropped = self._dropped or dropped is not None
 
     def _bucket_done(self, owners: Sequence[Unit]) -> None:
         for unit in owners:
@@ -819,7 +820,7 @@ class _Buffer:
         with others is added to it.
         """
         compressed = self.bucket.compressor is not None
-        together = [(self.bucket.name, self.x, self.bucket.feedback.kind == "plain")] if compressed else []
+        together = [(self.bucket.kept, self.x, self.bucket.feedback.kind == "plain")] if compressed else []
         if compressed and len(self.arrays) == 1:
             return together
         members = zip(self.bucket.members, self._pieces(), self.skip)

@@ -64,10 +64,11 @@ class Options:
                 problems.append(f"{key}={value!r}: {type(error).__name__}: {error}")
         options = cls(**good)
         if not problems:
-            problems = options._conflicts()
+            problems = options.conflicts()
         return options, "; ".join(problems) or None
 
-    def _conflicts(self) -> list[str]:
+    def conflicts(self) -> list[str]:
+        """What is wrong with options that are valid each by itself."""
         if self.tuning is not None and (self.compressor != "none" or self.route is not None):
             return [
                 "plan='auto' chooses compressor and route for every tensor; pass compressors=[...], which it may use"

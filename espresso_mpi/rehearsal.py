@@ -15,8 +15,9 @@ from .batches import Batch, batch_of
 from .busy import Work
 from .collectives.agreement import floats
 from .collectives.transport import Transport
-from .engine import Engine, Keeping, Unit
+from .engine import Engine, Unit
 from .errors import ConfigError
+from .memory import Keeping
 from .options import Options
 from .planner.trace import Trace, TracedTensor
 from .trace import Recorder

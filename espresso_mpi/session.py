@@ -10,7 +10,6 @@ import numbers
 import os
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,16 +24,18 @@ from .buffers import Gradient
 from .collectives import tracing
 from .collectives.layout import Topology
 from .collectives.transport import MESSAGE_BYTES, Transport
-from .engine import Engine, Keeping, Unit
+from .engine import Engine, Unit
 from .errors import ConfigError, EspressoError, GradientError, PlanError
 from .feedback import Feedback
+from .handover import agree_on_plan, carried_along
 from .launch import threads_per_rank
+from .memory import Keeping, Key
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
 from .stats import Stats
 from .trace import Recorder
 from .tracefile import refuse_unwritable
 from .tuning import StepClock, Tuning
-from .types import Plan, Route, Strategy, TensorSpec, buffer_name
+from .types import Plan, Route, Strategy, TensorSpec
 from .verdicts import Call, agree_on_options
 
 if TYPE_CHECKING:
@@ -407,17 +408,30 @@ class Session:
             _LOG.info("a step takes %.4g s, %s were expected: planning anew", measured, _spelled(expected))
         self._plan_now(clock, tuning)
 
-    def _adopt(self, plan: Plan) -> None:
+    def follow(self, plan: Plan | str | os.PathLike[str]) -> None:
+        """Go on by another plan. Collective, between two steps, with the same plan on every rank.
+
+        What tensors are owed that travel another way from then on comes along: Σ mean = Σ results + residuals holds
+        over the change. Tensors that travel as before keep their residuals bit for bit.
+
+        Args:
+            plan: a Plan, or the path of a file that one was saved in.
+
+        Raises:
+            PlanError: on every rank: the plan does not fit; MismatchError: the ranks have different plans; ConfigError:
+                the session plans for itself.
+        """
+        if self._options.tuning is not None:
+            raise ConfigError("follow: this session plans for itself; open one without plan='auto'")
+        made, problem = Options.checked(plan=plan)
+        new = made.plan or Plan()
+        transport, before = self._transport, self._options
+        self._together("follow", lambda: self._adopt(new, agree_on_plan(transport, before, new, problem)))
+
+    def _adopt(self, plan: Plan, options: Options | None = None) -> None:
         """Go on by another plan; what tensors that travel otherwise now are owed comes along. Collective."""
-        keeping, old = self._engine.keeping, self._options.plan
-        moved = {name for name, of in keeping.members.items() if not _alike(name, of, old, plan)}
-        going = {key: value for key, value in keeping.memory.items() if state.Key.parse(key).name in moved}
-        owed = state.handed_over(self._transport, going, keeping.weights, keeping.members)
-        staying = {key: value for key, value in keeping.memory.items() if key not in going}
-        members = {name: of for name, of in keeping.members.items() if name not in moved}
-        counts = keeping.counts + _counts_of_groups(plan, keeping)
-        kept = Keeping(state.Memory({**staying, **owed}), dict(keeping.weights), counts, members)
-        self._follow(replace(self._options, plan=plan), kept)
+        kept = carried_along(self._transport, self._engine.keeping, self._options.plan, plan)
+        self._follow(options or replace(self._options, plan=plan), kept)
 
     def _follow(self, options: Options, keeping: Keeping | None = None) -> None:
         """Let tensors travel by other options from now on."""
@@ -462,12 +476,13 @@ class Session:
 
     def _residual_norms(self) -> dict[str, float]:
         squares: dict[str, float] = {}
-        for text, value in list(self._engine.keeping.memory.items()):
-            key = state.Key.parse(text)
+        keeping = self._engine.keeping
+        for text, value in list(keeping.memory.items()):
+            key = Key.parse(text)
             if key.what == "residual":
-                here = np.empty(value.size, np.float32)
+                here, name = np.empty(value.size, np.float32), keeping.label(key.name)
                 device.copy(here, value)
-                squares[key.name] = squares.get(key.name, 0.0) + float(np.square(here, dtype=np.float64).sum())
+                squares[name] = squares.get(name, 0.0) + float(np.square(here, dtype=np.float64).sum())
         return {name: math.sqrt(square) for name, square in squares.items()}
 
     @contextmanager
@@ -505,7 +520,7 @@ class Session:
 
     def _snapshot(self) -> dict[str, Any]:
         keeping, options = self._engine.keeping, replace(self._options, seed=self._engine.seed)
-        return state.snapshot(self._transport, options, self._step, keeping.counts, keeping.memory, keeping.weights)
+        return state.snapshot(self._transport, options, self._step, keeping)
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``state_dict()`` of a job with the same compressors and feedback. Collective.
@@ -537,8 +552,7 @@ class Session:
         def load() -> None:
             loaded = read()
             self._step, self._engine.seed = loaded.step, loaded.seed
-            members = self._engine.keeping.members
-            self._engine.keeping = Keeping(loaded.memory, dict(loaded.weights), Counter(loaded.counts), members)
+            self._engine.keeping = loaded.keeping
             self._recorder.rewind()
 
         self._together(name, load)
@@ -607,27 +621,6 @@ def _spelled(seconds: float | None) -> str:
 
 def _median_seconds(clock: StepClock) -> float:
     return float(np.median([step.seconds for step in clock.steps]))
-
-
-def _counts_of_groups(plan: Plan, keeping: Keeping) -> Counter[str]:
-    """Steps of groups, and of tensors that leave one, as many as any of their tensors had; of those that had none."""
-    had: Counter[str] = Counter()
-    for name, members in keeping.members.items():
-        for member, _ in members:
-            had[member] = max(had[member], keeping.counts[name])
-    alone = {name: (name,) for name in plan.strategies}
-    wanted = {**alone, **{buffer_name(group): group for group in plan.groups}}
-    found = {name: max(had[member] for member in group) for name, group in wanted.items()}
-    return Counter({name: count for name, count in found.items() if not keeping.counts[name]})
-
-
-def _alike(name: str, members: Sequence[tuple[str, int]], old: Plan | None, new: Plan) -> bool:
-    """Whether tensors that were compressed as one, or by themselves, travel as before by another plan."""
-    names = [member for member, _ in members]
-    if old is None or old.strategies.get(names[0]) != new.strategies.get(names[0]):
-        return False
-    of = [next((group for group in plan.groups if names[0] in group), (names[0],)) for plan in (old, new)]
-    return list(of[0]) == list(of[1])
 
 
 def _leave_at_exit(engine: weakref.ref[Engine]) -> None:

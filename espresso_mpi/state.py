@@ -13,150 +13,43 @@ import contextlib
 import itertools
 import json
 import logging
-import math
 import os
 import re
+import secrets
+import shutil
+import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from . import compressors, device
 from .collectives.agreement import documents, fingerprint
 from .collectives.executor import OWN
 from .collectives.transport import Transport
-from .errors import StateError
+from .errors import EspressoError, StateError
+from .memory import CARRY, Keeping, Key, Members, Memory, Weights
 from .options import Options
 
-VERSION = 3
-"""Version 3 added step counters and weights, without which a state cannot be carried over; older ones are refused."""
+VERSION = 4
+"""Version 4 added which tensors were compressed as one, without which plans cannot change; older ones are refused."""
 
 MANIFEST = "espresso-state.json"
 
-_CARRY = "carry"
 _SAME = ("compressor", "route", "plan", "min_bytes", "segment_bytes", "feedback")
 _EXECUTORS = ("residual", "sent", "average", "mean")
-_FILE = re.compile(r"rank-\d{5,}-of-\d{5,}-([0-9a-f]{16})\.npz(\.[0-9a-f]{8}\.tmp)?")
+_FILE = re.compile(r"rank-\d{5,}-of-\d{5,}-([0-9a-f]{16})\.npz")
+_UNFINISHED = ".espresso-unfinished-"
+"""What the names of folders begin with in which files are written; a process that is killed leaves one."""
+
 _LOG = logging.getLogger("espresso_mpi")
 
 State = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Key:
-    """The key of an array in a memory, ``name|n|point|start:stop|what``.
-
-    Attributes:
-        name: of the tensor, of ``n`` elements.
-        point: number of the encode, ``k-decoded`` after it, or ``carry`` for what is to be cut up.
-        start, stop: the elements that the array belongs to.
-        what: residual, sent, average, mean, or ``own.`` and the name that a method keeps it by.
-    """
-
-    name: str
-    n: int
-    point: str
-    start: int
-    stop: int
-    what: str
-
-    @classmethod
-    def parse(cls, text: Any) -> Key:
-        """The parts of a key.
-
-        Raises:
-            StateError: it is none.
-        """
-        found = _KEY.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
-            raise StateError(f"state: memory has the key {text!r}; expected name|n|point|start:stop|what")
-        name, n, point, start, stop, what = found.groups()
-        key = cls(name, int(n), point, int(start), int(stop), what)
-        if not key.start <= key.stop <= key.n:
-            raise StateError(f"state: memory has the key {text!r}, whose region is not within its {n} elements")
-        return key
-
-    @property
-    def size(self) -> int:
-        """Elements of the region."""
-        return self.stop - self.start
-
-    def __str__(self) -> str:
-        return f"{self.name}|{self.n}|{self.point}|{self.start}:{self.stop}|{self.what}"
-
-
-_KEY = re.compile(r"(.*)\|(\d+)\|(\d+|\d+-decoded|carry)\|(\d+):(\d+)\|([^|]+)", re.DOTALL)
-
-
-class Memory(dict[str, Any]):
-    """What a session keeps from step to step, by key.
-
-    What was carried over from other ranks waits here, whole, until its tensor is synchronised. Between ``begin`` and
-    ``end`` of that, whoever asks for the array of a region that is not there gets its share of what was carried over.
-    """
-
-    def __init__(self, content: Mapping[str, Any] | None = None) -> None:
-        super().__init__(content or {})
-        self._begun: dict[tuple[str, int], dict[str, np.ndarray]] = {}
-        self._waiting: dict[tuple[str, int], list[Key]] = {}
-        for key in map(Key.parse, self):
-            if key.point == _CARRY:
-                self._waiting.setdefault((key.name, key.n), []).append(key)
-
-    def owes(self, name: str, n: int) -> bool:
-        """Whether something was carried over for a tensor, which it has not taken yet."""
-        return (name, n) in self._waiting
-
-    def begin(self, name: str, n: int, fed_back: bool) -> np.ndarray | None:
-        """The synchronisation of a tensor, or of a group that is compressed as one, begins.
-
-        Args:
-            fed_back: whether it is compressed with plain feedback: then the residual is cut up like the rest.
-
-        Returns:
-            None, or the mean residual, float32, shape (n,), that is to be added to the tensor on every rank.
-        """
-        found = {key.what: self.pop(str(key)) for key in self._waiting.pop((name, n), ())}
-        residual = None if fed_back else found.pop("residual", None)
-        if found:
-            self._begun[name, n] = found
-        return residual
-
-    def end(self, name: str, n: int) -> None:
-        """The tensor is synchronised: every region that this rank has a part in was asked for."""
-        self._begun.pop((name, n), None)
-
-    def __missing__(self, text: str) -> Any:
-        if not self._begun:
-            raise KeyError(text)
-        key = Key.parse(text)
-        whole = _whole(key, self._begun.get((key.name, key.n), {}))
-        if whole is None:
-            raise KeyError(text)
-        self[text] = whole[key.start : key.stop].copy()
-        return self[text]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """As ``self[key]``, or the default."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
-
-def _whole(key: Key, carried: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """The array that holds the first content of a region; None if it begins as zeros.
-
-    What the ranks said so far (ef21) is needed at every encode and decode; the rest is of the first encode. Where a
-    route has more encodes than that of the state, the later ones go on from the last that there was.
-    """
-    if key.what not in ("sent", "mean"):
-        return carried.get(key.what) if key.point == "0" else None
-    known = [point for point in range(int(key.point.partition("-")[0]) + 1) if f"sent.{point}" in carried]
-    return carried[f"sent.{known[-1]}"] if known else None
 
 
 # --- a state of one rank ----------------------------------------------------------------------------------------------
@@ -168,29 +61,14 @@ class Loaded:
 
     step: int
     seed: int
-    counts: dict[str, int]
-    memory: Memory
-    weights: dict[str, float]
+    keeping: Keeping
     carried: bool = False
 
 
-def snapshot(
-    transport: Transport,
-    options: Options,
-    step: int,
-    counts: Mapping[str, int],
-    memory: Mapping[str, Any],
-    weights: Mapping[str, float],
-) -> dict[str, Any]:
-    """The state of this rank, as copies.
-
-    Args:
-        step: calls of ``sync`` so far; counts: how often each tensor was synchronised.
-        memory: arrays of float32, on any device, by key.
-        weights: what one unit of the residual of a region adds to the mean, by the key of the residual.
-    """
+def snapshot(transport: Transport, options: Options, step: int, keeping: Keeping) -> dict[str, Any]:
+    """The state of this rank, as copies; ``step``: calls of ``sync`` so far."""
     kept = {}
-    for key, value in memory.items():
+    for key, value in keeping.memory.items():
         kept[key] = np.empty(value.size, np.float32)
         device.copy(kept[key], value)
     return sealed(
@@ -201,8 +79,9 @@ def snapshot(
             "step": int(step),
             "seed": int(options.seed),
             "generation": "",
-            "counts": {name: int(count) for name, count in counts.items()},
-            "weights": {key: float(weight) for key, weight in weights.items()},
+            "counts": {name: int(count) for name, count in keeping.counts.items()},
+            "weights": {key: float(weight) for key, weight in keeping.weights.items()},
+            "groups": {name: [list(member) for member in members] for name, members in keeping.groups.items()},
             "memory": kept,
         }
     )
@@ -254,9 +133,7 @@ def _checked(state: Any) -> State:
     if not isinstance(state, Mapping):
         raise StateError(f"state: got {type(state).__name__}; expected what state_dict() returned, or a list of such")
     _check_version(state.get("version"))
-    for key, (what, fits) in _FIELDS.items():
-        if not fits(state.get(key)):
-            raise StateError(f"state: {key} is {_short(state.get(key))}; expected {what}; the state is damaged")
+    _check_types(state)
     ranks = sorted(itertools.chain.from_iterable(state["machines"]))
     if ranks != list(range(len(ranks))) or not 0 <= state["rank"] < len(ranks):
         raise StateError(f"state: rank is {state['rank']} and machines {state['machines']!r}; the state is damaged")
@@ -270,12 +147,13 @@ def _checked(state: Any) -> State:
 def _check_version(version: Any) -> None:
     if version == VERSION:
         return
-    if _is_count(version) and version > VERSION:
+    known = isinstance(version, int) and not isinstance(version, bool)
+    if known and version > VERSION:
         cure = f"it was made by a newer espresso_mpi than this, which reads version {VERSION}; update espresso_mpi"
-    elif _is_count(version) and version > 0:
+    elif known and version > 0:
         cure = (
-            f"it was made by an older espresso_mpi, before step counters were kept by tensor (version {VERSION}); "
-            f"go on from the model's weights without it: what compression had not sent yet is lost once"
+            f"it was made by an older espresso_mpi than this, which reads version {VERSION}; go on from "
+            f"the model's weights without it: what compression had not sent yet is lost once"
         )
     else:
         cure = f"expected {VERSION}; pass what state_dict() returned"
@@ -287,47 +165,43 @@ def _check_array(key: Key, value: Any) -> None:
         got = f"{value.dtype} with shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
         raise StateError(f"state: {str(key)!r} is {got}; expected a flat float32 numpy array")
     own = key.what.startswith(OWN)  # methods' own arrays may have any size, the others are as large as their region
-    if not own and key.what not in _EXECUTORS and key.point != _CARRY:
+    if not own and key.what not in _EXECUTORS and key.point != CARRY:
         raise StateError(f"state: {str(key)!r} is of an unknown kind; the state is damaged")
-    if (not own or key.point == _CARRY) and value.size != key.size:
+    if (not own or key.point == CARRY) and value.size != key.size:
         raise StateError(f"state: {str(key)!r} has {value.size} elements; expected {key.size}; the state is damaged")
     if not np.isfinite(value).all():
         raise StateError(f"state: {str(key)!r} has values that are not finite; the state is damaged")
 
 
-def _in_64_bits(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63 - 1
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Weight = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-def _is_count(value: Any) -> bool:
-    return _in_64_bits(value) and value >= 0
+class _Schema(msgspec.Struct):
+    """The types of a state's values."""
+
+    rank: _Count
+    machines: list[list[_Count]]
+    options: dict[str, Any]
+    methods: dict[str, Any]
+    step: _Count
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    generation: str
+    counts: dict[str, _Count]
+    weights: dict[str, _Weight]
+    groups: dict[str, list[tuple[str, _Count]]]
+    memory: dict[Any, Any]
+    checksum: _Count
 
 
-def _is_text_map(value: Any, fits: Callable[[Any], bool]) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) and fits(v) for key, v in value.items())
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, float) and math.isfinite(value) and value > 0
-
-
-def _are_machines(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(group, list) and all(map(_is_count, group)) for group in value)
-
-
-_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "rank": ("a rank", _is_count),
-    "machines": ("lists of ranks", _are_machines),
-    "options": ("options by name", lambda value: _is_text_map(value, lambda _: True)),
-    "methods": ("methods by name", lambda value: _is_text_map(value, lambda _: True)),
-    "step": ("a number of steps", _is_count),
-    "seed": ("a whole number of 64 bits", _in_64_bits),
-    "generation": ("text", lambda value: isinstance(value, str)),
-    "counts": ("numbers of steps by tensor", lambda value: _is_text_map(value, _is_count)),
-    "weights": ("numbers above 0 by key", lambda value: _is_text_map(value, _is_weight)),
-    "memory": ("arrays by key", lambda value: isinstance(value, Mapping)),
-    "checksum": ("a checksum", _is_count),
-}
+def _check_types(state: State) -> None:
+    try:
+        msgspec.convert(state, _Schema)
+    except msgspec.ValidationError as error:
+        said, _, place = str(error).partition(" - at `$.")
+        name = re.split(r"[.\[`]", place)[0] or "a key"
+        got = f" is {_short(state[name])}" if name in state else ""
+        raise StateError(f"state: {name}{got}: {said}; the state is damaged") from None
 
 
 def _short(value: Any) -> str:
@@ -359,7 +233,7 @@ def _listed(states: Any) -> Sequence[Any]:
 
 def _load(transport: Transport, options: Options, bring: Callable[[], Sequence[Any]]) -> Loaded:
     mine, problem = _tried(lambda: [_checked(state) for state in bring()])
-    found = _exchange(transport, {"problem": problem, "states": [_head(state) for state in mine or ()]})
+    found = exchange(transport, {"problem": problem, "states": [_head(state) for state in mine or ()]})
     heads = [_Head(rank, **head) for rank, document in enumerate(found) for head in document["states"]]
     _check_together(heads, transport.describe)
     identity = _identity(transport, options)
@@ -391,11 +265,11 @@ def _tried(act: Callable[[], Any]) -> tuple[Any, str | None]:
         return None, f"state: cannot be used: {type(error).__name__}: {error}"
 
 
-def _exchange(transport: Transport, document: Mapping[str, Any]) -> list[Any]:
+def exchange(transport: Transport, document: Mapping[str, Any], kind: type[EspressoError] = StateError) -> list[Any]:
     """The documents of all ranks, unless one of them tells of a problem.
 
     Raises:
-        StateError: on every rank, with the problems of all.
+        kind: on every rank, with the problems of all.
     """
     found = documents(transport, json.dumps(document).encode())
     ranks: dict[str, list[str]] = {}
@@ -404,9 +278,7 @@ def _exchange(transport: Transport, document: Mapping[str, Any]) -> list[Any]:
             ranks.setdefault(said["problem"], []).append(transport.describe(rank))
     if ranks:
         everyone = len(found) > 1 and [len(who) for who in ranks.values()] == [len(found)]
-        raise StateError(
-            "; ".join(f"{'all ranks' if everyone else ', '.join(who)}: {text}" for text, who in ranks.items())
-        )
+        raise kind("; ".join(f"{'all ranks' if everyone else ', '.join(who)}: {text}" for text, who in ranks.items()))
     return found
 
 
@@ -478,7 +350,14 @@ def _check_methods(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
 
 def _continued(state: State) -> Loaded:
     memory = Memory({key: value.copy() for key, value in state["memory"].items()})
-    return Loaded(state["step"], state["seed"], dict(state["counts"]), memory, dict(state["weights"]))
+    groups = _groups(state["groups"])
+    return Loaded(
+        state["step"], state["seed"], Keeping(memory, dict(state["weights"]), Counter(state["counts"]), groups)
+    )
+
+
+def _groups(said: Mapping[str, Any]) -> dict[str, Members]:
+    return {name: tuple((member, n) for member, n in members) for name, members in said.items()}
 
 
 # --- carrying over to other ranks -------------------------------------------------------------------------------------
@@ -488,10 +367,10 @@ def _carried_over(transport: Transport, options: Options, states: Sequence[State
     """The weighted means of what all old ranks kept, the same bits on every rank."""
     sums, problem = _tried(lambda: _weighted_sums(states, _rules(options)))
     keys, gone = (sorted(sums.sums), sums.gone) if sums else ([], [])
-    counts = dict(states[0]["counts"]) if transport.rank == head.brought_by else {}
-    found = _exchange(transport, {"problem": problem, "counts": counts, "keys": keys, "gone": gone})
+    chosen = {key: states[0][key] for key in ("counts", "groups")} if transport.rank == head.brought_by else {}
+    found = exchange(transport, {"problem": problem, "chosen": chosen, "keys": keys, "gone": gone})
     means = {
-        key: _reduced(transport, sums.sums.get(key), Key.parse(key).n)
+        key: reduced(transport, sums.sums.get(key), Key.parse(key).n)
         for key in sorted({key for document in found for key in document["keys"]})
     }
     if transport.rank == 0:
@@ -499,44 +378,13 @@ def _carried_over(transport: Transport, options: Options, states: Sequence[State
         anew = f"; what methods keep as {', '.join(gone)} begins anew" if gone else ""
         _LOG.warning("a state is carried over %s: the mean of what was owed is conserved%s", why, anew)
     memory = Memory({key: mean for key, mean in means.items() if mean.any()})
-    return Loaded(head.step, head.seed, found[head.brought_by]["counts"], memory, {}, carried=True)
-
-
-def handed_over(
-    transport: Transport,
-    memory: Mapping[str, Any],
-    weights: Mapping[str, float],
-    members: Mapping[str, Sequence[tuple[str, int]]],
-) -> dict[str, Any]:
-    """What tensors are owed that travel another way from now on: the mean of their residuals, whole. Collective.
-
-    Whatever else was kept of them begins anew.
-
-    Args:
-        memory: of the tensors concerned; weights: as for ``snapshot``.
-        members: (name, elements) of the tensors that kept something under one name.
-    """
-    own, found = _Weights(weights), _Sums()
-    for text, value in memory.items():
-        key = Key.parse(text)
-        if key.what == "residual":
-            here = np.empty(value.size, np.float32)
-            device.copy(here, value)
-            weight = 1 / transport.topology.size if key.point == _CARRY else own.of(key)
-            found.add(key, weight, here)
-    said = _exchange(transport, {"problem": None, "keys": sorted(found.sums)})
-    owed: dict[str, Any] = {}
-    for text in sorted({key for document in said for key in document["keys"]}):
-        key = Key.parse(text)
-        mean, first = _reduced(transport, found.sums.get(text), key.n), 0
-        for name, n in members.get(key.name, ((key.name, key.n),)):
-            owed[str(Key(name, n, _CARRY, 0, n, "residual"))] = mean[first : first + n].copy()
-            first += n
-    return owed
+    chosen = found[head.brought_by]["chosen"]
+    keeping = Keeping(memory, {}, Counter(chosen["counts"]), _groups(chosen["groups"]))
+    return Loaded(head.step, head.seed, keeping, carried=True)
 
 
 @dataclass
-class _Sums:
+class Sums:
     """Float64 sums over some ranks, by the key of what is carried over; ``gone``: what methods keep and lose."""
 
     sums: dict[str, np.ndarray] = field(default_factory=dict)
@@ -544,24 +392,24 @@ class _Sums:
 
     def add(self, key: Key, weight: float, value: np.ndarray) -> None:
         """``sum[region] += weight · value``."""
-        whole = str(Key(key.name, key.n, _CARRY, 0, key.n, key.what))
+        whole = str(Key(key.name, key.n, CARRY, 0, key.n, key.what))
         if whole not in self.sums:
             self.sums[whole] = np.zeros(key.n)
         self.sums[whole][key.start : key.stop] += weight * value.astype(np.float64)
 
 
-def _weighted_sums(states: Iterable[State], rules: Mapping[str, str]) -> _Sums:
-    found = _Sums()
+def _weighted_sums(states: Iterable[State], rules: Mapping[str, str]) -> Sums:
+    found = Sums()
     for state in states:
-        weights, ranks = _Weights(state["weights"]), sum(map(len, state["machines"]))
+        weights, ranks = Weights(state["weights"]), sum(map(len, state["machines"]))
         for text, value in state["memory"].items():
             key = Key.parse(text)
-            if key.point == _CARRY:
+            if key.point == CARRY:
                 found.add(key, 1 / ranks, value)  # never begun: every rank still has the whole
                 continue
             what = _carried_as(key, value, rules)
             if what is not None:
-                found.add(Key(key.name, key.n, _CARRY, key.start, key.stop, what), weights.of(key), value)
+                found.add(Key(key.name, key.n, CARRY, key.start, key.stop, what), weights.of(key), value)
             elif key.what.startswith(OWN):
                 found.gone.append(key.what[len(OWN) :])
     found.gone = sorted(set(found.gone))
@@ -605,28 +453,7 @@ def _rules(options: Options) -> dict[str, str]:
     return rules
 
 
-class _Weights:
-    """Weights of regions, from those by key."""
-
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._regions: dict[tuple[str, int, str], list[tuple[int, int, float]]] = {}
-        for text, weight in weights.items():
-            key = Key.parse(text)
-            self._regions.setdefault((key.name, key.n, key.point), []).append((key.start, key.stop, weight))
-
-    def of(self, key: Key) -> float:
-        """The weight of the region that holds an array's.
-
-        Raises:
-            StateError: there is none.
-        """
-        for start, stop, weight in self._regions.get((key.name, key.n, key.point), ()):
-            if start <= key.start and key.stop <= stop:
-                return weight
-        raise StateError(f"state: {str(key)!r} has no weight; the state is damaged")
-
-
-def _reduced(transport: Transport, mine: np.ndarray | None, n: int) -> np.ndarray:
+def reduced(transport: Transport, mine: np.ndarray | None, n: int) -> np.ndarray:
     """The sum over the ranks as float32, shape (n,): each piece summed once, in rank order, and copied."""
     count, rank = transport.topology.size, transport.rank
     partial = np.zeros(n) if mine is None else mine
@@ -655,10 +482,13 @@ def save(transport: Transport, state: State, path: str | os.PathLike[str]) -> No
         StateError: on every rank: a file cannot be written, or the ranks are at different steps.
         RankTimeoutError: a rank did not come.
     """
-    folder, problem = _tried(lambda: Path(path))
+    folder, problem = _tried(lambda: Path(path).resolve())
     place = {"step": state["step"], "seed": state["seed"], "counters": fingerprint(state["counts"]).hex()}
-    found = _exchange(transport, {"problem": problem, "place": place, "generation": os.urandom(8).hex()})
+    found = exchange(
+        transport, {"problem": problem, "place": place, "folder": str(folder), "generation": secrets.token_hex(8)}
+    )
     _check_places([document["place"] for document in found], transport.describe)
+    _check_folders([document["folder"] for document in found], transport)
     generation = found[0]["generation"]
     file = folder / file_name(transport.rank, transport.topology.size, generation)
 
@@ -714,6 +544,17 @@ def _check_places(places: Sequence[Mapping[str, Any]], describe: Callable[[int],
                 )
 
 
+def _check_folders(folders: Sequence[str], transport: Transport) -> None:
+    """Refuse to save a machine's ranks into different folders: none of these could be loaded."""
+    for machine in transport.topology.machines:
+        other = next((rank for rank in machine if folders[rank] != folders[machine[0]]), None)
+        if other is not None:
+            raise StateError(
+                f"save: the path is {folders[machine[0]]} on {transport.describe(machine[0])}, {folders[other]} on "
+                f"{transport.describe(other)}; pass the same folder on every rank: each writes a file of its own there"
+            )
+
+
 def _together(transport: Transport, what: str, act: Callable[[], None]) -> None:
     """Do something on every rank; raise on all if it fails on one."""
     problem = None
@@ -721,21 +562,19 @@ def _together(transport: Transport, what: str, act: Callable[[], None]) -> None:
         act()
     except Exception as error:  # the other ranks must hear of anything
         problem = f"{what}: {type(error).__name__}: {error}"
-    _exchange(transport, {"problem": problem})
+    exchange(transport, {"problem": problem})
 
 
 def _write(file: Path, content: Callable[[Any], Any]) -> None:
     """Write a file that is either whole or not there."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.{os.urandom(4).hex()}.tmp")
-    try:
-        with open(temporary, "wb") as out:
+    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=file.parent) as folder:
+        unfinished = Path(folder, file.name)
+        with open(unfinished, "wb") as out:
             content(out)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.replace(unfinished, file)
 
 
 def _write_state(out: Any, state: State) -> None:
@@ -753,6 +592,8 @@ def _remove_others(folder: Path, generation: str) -> None:
             found = _FILE.fullmatch(file.name)
             if found and found[1] != generation:
                 file.unlink(missing_ok=True)
+            elif file.name.startswith(_UNFINISHED):
+                shutil.rmtree(file, ignore_errors=True)
     except OSError as error:  # what was saved is complete
         _LOG.warning("%s: files of former saves cannot be removed: %s", folder, error)
 
@@ -781,8 +622,8 @@ def _read_manifest(folder: Path) -> Mapping[str, Any]:
     if not isinstance(manifest, dict):
         raise StateError(f"{file}: got {type(manifest).__name__}; expected what Session.save wrote")
     _check_version(manifest.get("version"))
-    generation = manifest.get("generation")
-    if not _is_count(manifest.get("ranks")) or not re.fullmatch("[0-9a-f]{16}", str(generation)):
+    ranks, generation = manifest.get("ranks"), manifest.get("generation")
+    if not isinstance(ranks, int) or ranks < 1 or not re.fullmatch("[0-9a-f]{16}", str(generation)):
         raise StateError(f"{file}: ranks or generation are missing or damaged; expected what Session.save wrote")
     return manifest
 

@@ -56,6 +56,8 @@ class Job:
     """What a unit of each residual will add to the mean, by key; see ``EncodeStep.weight``."""
     tally: Counter[str] = field(default_factory=Counter)
     """Counts "saturated": integers of summed payloads that reached the end of their range."""
+    kept: str = ""
+    """The name in the memory, where it is not ``name``."""
 
 
 @dataclass
@@ -373,7 +375,7 @@ class _Segment:
 
     def _place(self, point: str, start: int, stop: int) -> str:
         """What keys of the memory begin with: tensor, its size, encode point and region."""
-        return f"{self._job.name}|{self._home.size}|{point}|{start}:{stop}|"
+        return f"{self._job.kept or self._job.name}|{self._home.size}|{point}|{start}:{stop}|"
 
     def _context(self, point: int, part: Part, who: int, ranks: int = 1, summary: Any = None) -> Context:
         """What a method is given for a part. ``who``: the rank that random bits are drawn for."""

@@ -185,7 +185,7 @@ def test_nothing_that_is_owed_is_lost_when_plans_change(world, open_session):
     session = open_session(plan=PLANS[0])
     total = train(session, world.rank, 3)
     for number, plan in enumerate(PLANS[1:], 1):
-        session._together("adopt", lambda plan=plan: session._adopt(plan))
+        session.follow(plan)
         part = train(session, world.rank, 3, first=3 * number)
         total = {name: total[name] + part[name] for name in SHAPES}
     steps = 3 * len(PLANS)
@@ -199,7 +199,7 @@ def test_what_travels_as_before_keeps_its_residual_bit_for_bit(world, open_sessi
     session = open_session(plan=PLANS[1])
     train(session, world.rank, 2)
     before = {k: v.copy() for k, v in session._engine.keeping.memory.items() if k.startswith("w2|")}
-    session._together("adopt", lambda: session._adopt(PLANS[3]))
+    session.follow(PLANS[3])
     after = session._engine.keeping.memory
     assert before
     assert all(np.array_equal(after[key], value) for key, value in before.items())

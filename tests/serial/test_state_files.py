@@ -6,7 +6,10 @@ import json
 import os
 import queue
 import shutil
+import subprocess
+import sys
 import threading
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +19,7 @@ from espresso_mpi import compressors, device, state
 from espresso_mpi.collectives.layout import Topology
 from espresso_mpi.compressors import Context
 from espresso_mpi.errors import StateError
+from espresso_mpi.memory import Keeping, Key, Memory, Weights
 from espresso_mpi.options import Options
 from espresso_mpi.types import Plan, Strategy
 
@@ -135,9 +139,8 @@ def mean_of(memories, kind="residual", point=None):
 def states_of(memories, machines=TWO_BY_TWO, opts=None, step=5, counts=None):
     opts = opts or options()
     counts = {"w": 5} if counts is None else counts
-    return loaded(
-        on_ranks(machines, lambda t: state.snapshot(t, opts, step, counts, memories[t.rank][0], memories[t.rank][1]))
-    )
+    kept = [Keeping(Memory(memory), weights, Counter(counts)) for memory, weights in memories]
+    return loaded(on_ranks(machines, lambda t: state.snapshot(t, opts, step, kept[t.rank])))
 
 
 def dealt(states, ranks):
@@ -157,17 +160,17 @@ def test_the_same_session_goes_on_with_what_was_saved(memories):
     states = states_of(memories)
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: state.load(t, options(), states[t.rank])))
     for result, (memory, weights) in zip(results, memories):
-        assert (result.step, result.counts, result.carried) == (5, {"w": 5}, False)
-        assert result.weights == weights
-        assert result.memory.keys() == memory.keys()
-        assert all(np.array_equal(result.memory[key], memory[key]) for key in memory)
+        assert (result.step, result.keeping.counts, result.carried) == (5, {"w": 5}, False)
+        assert result.keeping.weights == weights
+        assert result.keeping.memory.keys() == memory.keys()
+        assert all(np.array_equal(result.keeping.memory[key], memory[key]) for key in memory)
 
 
 def test_what_is_loaded_is_a_copy(memories):
     states = states_of(memories)
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: state.load(t, options(), states[t.rank])))
     key = next(iter(states[0]["memory"]))
-    results[0].memory[key][:] = 7
+    results[0].keeping.memory[key][:] = 7
     assert not np.any(states[0]["memory"][key] == 7)
 
 
@@ -190,9 +193,9 @@ def test_the_mean_residual_is_conserved_on_any_ranks(memories, machines):
     oracle = mean_of(memories).astype(np.float32)
     for result in results:
         assert result.carried
-        assert (result.step, result.counts) == (5, {"w": 5})
-        assert list(result.memory) == [f"w|{N}|carry|0:{N}|residual"]
-        assert np.array_equal(result.memory[f"w|{N}|carry|0:{N}|residual"], oracle)
+        assert (result.step, result.keeping.counts) == (5, {"w": 5})
+        assert list(result.keeping.memory) == [f"w|{N}|carry|0:{N}|residual"]
+        assert np.array_equal(result.keeping.memory[f"w|{N}|carry|0:{N}|residual"], oracle)
 
 
 @pytest.mark.parametrize("given", [{"segment_bytes": 512}, {"min_bytes": 0}, {"route": "flat-allgather"}], ids=str)
@@ -200,7 +203,7 @@ def test_other_segments_or_routes_carry_over_as_well(memories, given):
     states = states_of(memories)
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: state.load(t, options(**given), states[t.rank])))
     oracle = mean_of(memories).astype(np.float32)
-    assert all(np.array_equal(result.memory[f"w|{N}|carry|0:{N}|residual"], oracle) for result in results)
+    assert all(np.array_equal(result.keeping.memory[f"w|{N}|carry|0:{N}|residual"], oracle) for result in results)
 
 
 def test_rank_0_says_what_is_not_exact(memories, caplog):
@@ -219,7 +222,7 @@ def test_replicas_count_once():
     memories = [(memory, dict.fromkeys(memory, 1 / 4))] * 4  # four ranks that encode the same mean
     states = dealt(states_of(memories), 2)
     results = loaded(on_ranks(((0, 1),), lambda t: state.load(t, options(), states[t.rank])))
-    assert np.array_equal(results[1].memory[f"w|{N}|carry|0:{N}|residual"], values(3))
+    assert np.array_equal(results[1].keeping.memory[f"w|{N}|carry|0:{N}|residual"], values(3))
 
 
 def test_what_was_carried_and_not_yet_used_is_carried_again(memories):
@@ -228,9 +231,9 @@ def test_what_was_carried_and_not_yet_used_is_carried_again(memories):
         ranks = sum(map(len, machines))
         shares = dealt(states, ranks)
         results = loaded(on_ranks(machines, lambda t, shares=shares: state.load(t, options(), shares[t.rank])))
-        states = states_of([(r.memory, r.weights) for r in results], machines)
+        states = states_of([(r.keeping.memory, r.keeping.weights) for r in results], machines)
     expected = mean_of(memories)
-    got = results[0].memory[f"w|{N}|carry|0:{N}|residual"]
+    got = results[0].keeping.memory[f"w|{N}|carry|0:{N}|residual"]
     assert np.allclose(got, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -238,7 +241,9 @@ def test_a_rank_may_bring_everything_and_others_nothing(memories):
     states = states_of(memories)
     shares = [[], states, []]
     results = loaded(on_ranks(FLAT_THREE, lambda t: state.load(t, options(), shares[t.rank])))
-    assert np.array_equal(results[0].memory[f"w|{N}|carry|0:{N}|residual"], mean_of(memories).astype(np.float32))
+    assert np.array_equal(
+        results[0].keeping.memory[f"w|{N}|carry|0:{N}|residual"], mean_of(memories).astype(np.float32)
+    )
 
 
 def test_ef21_begins_again_with_what_all_have_said():
@@ -248,7 +253,7 @@ def test_ef21_begins_again_with_what_all_have_said():
     results = loaded(on_ranks(FLAT_THREE, lambda t: state.load(t, opts, states[t.rank])))
     first, second = (mean_of(memories, "sent", point).astype(np.float32) for point in "01")
     for result in results:
-        memory = result.memory
+        memory = result.keeping.memory
         assert memory.begin("w", N, fed_back=False) is None
         assert np.array_equal(memory[f"w|{N}|0|0:{N}|sent"], first)
         assert np.array_equal(memory[f"w|{N}|0-decoded|100:300|mean"], first[100:300])
@@ -268,7 +273,7 @@ def test_a_momentum_is_averaged_like_a_residual():
         memories.append((memory, {f"w|{N}|0|0:{N}|residual": 1 / 2}))
     states = dealt(states_of(memories, ((0, 1),), opts), 3)
     results = loaded(on_ranks(FLAT_THREE, lambda t: state.load(t, opts, states[t.rank])))
-    memory = results[2].memory
+    memory = results[2].keeping.memory
     assert memory.begin("w", N, fed_back=True) is None
     parts = [sum(values(5, rank, start, n=N // 2).astype(np.float64) for rank in range(2)) / 2 for start in (0, N // 2)]
     whole = np.concatenate(parts).astype(np.float32)
@@ -284,7 +289,7 @@ def test_warm_starts_begin_anew():
     memory = {f"w|{N}|0|0:{N}|residual": values(1), f"w|{N}|0|0:{N}|own.q": values(2, n=128)}
     states = states_of([(memory, {f"w|{N}|0|0:{N}|residual": 1.0})], ((0,),), opts)
     results = loaded(on_ranks(((0, 1),), lambda t: state.load(t, opts, dealt(states, 2)[t.rank])))
-    assert all(list(result.memory) == [f"w|{N}|carry|0:{N}|residual"] for result in results)
+    assert all(list(result.keeping.memory) == [f"w|{N}|carry|0:{N}|residual"] for result in results)
 
 
 def test_what_a_method_does_not_name_is_refused(memories):
@@ -292,7 +297,7 @@ def test_what_a_method_does_not_name_is_refused(memories):
     states = states_of(memories)
     refused(on_ranks(FLAT_THREE, lambda t: state.load(t, options(), dealt(states, 3)[t.rank])), "'own.mystery'"[1:-1])
     results = on_ranks(TWO_BY_TWO, lambda t: state.load(t, options(), states[t.rank]))
-    assert np.array_equal(loaded(results)[2].memory[f"w|{N}|0|0:500|own.mystery"], values(1, n=3))
+    assert np.array_equal(loaded(results)[2].keeping.memory[f"w|{N}|0|0:500|own.mystery"], values(1, n=3))
 
 
 def test_a_momentum_of_another_size_is_refused():
@@ -327,7 +332,7 @@ def test_methods_name_what_they_keep(name):
 
 
 def test_a_memory_is_cut_up_once():
-    memory = state.Memory({f"w|{N}|carry|0:{N}|residual": values(1)})
+    memory = Memory({f"w|{N}|carry|0:{N}|residual": values(1)})
     with pytest.raises(KeyError):
         memory[f"w|{N}|0|0:10|residual"]
     assert memory.begin("w", N, fed_back=True) is None
@@ -342,12 +347,37 @@ def test_a_memory_is_cut_up_once():
 
 
 def test_without_feedback_the_residual_is_handed_out_once():
-    memory = state.Memory({f"a|b|{N}|carry|0:{N}|residual": values(1), f"c|{N}|carry|0:{N}|residual": values(2)})
+    memory = Memory({f"a|b|{N}|carry|0:{N}|residual": values(1), f"c|{N}|carry|0:{N}|residual": values(2)})
     assert np.array_equal(memory.begin("a|b", N, fed_back=False), values(1))
     assert memory.begin("a|b", N, fed_back=False) is None
     assert memory.get(f"a|b|{N}|0|0:{N}|residual") is None
     assert np.array_equal(memory.begin("c", N, fed_back=False), values(2))
     assert memory == {}
+
+
+def test_weights_are_those_of_the_region_itself():
+    weights = Weights({"w|90|0|0:90|residual": 0.25, "w|90|0|0:30|residual": 0.5, "w|90|1|0:30|residual": 1.0})
+    assert weights.of(Key.parse("w|90|0|0:30|residual")) == 0.5
+    assert weights.of(Key.parse("w|90|1|0:10|own.u")) == 1.0
+    with pytest.raises(StateError, match="several weights"):
+        weights.of(Key.parse("w|90|0|0:10|own.u"))
+
+
+def test_of_a_tensor_in_ever_new_sizes_the_last_few_are_kept():
+    keeping = Keeping()
+    dropped = []
+    for n in [*range(1, 9), 1, 9, 10, 1]:
+        dropped.append(keeping.use("w", (("w", n),)))
+        keeping.memory.setdefault(f"w|{n}|0|0:{n}|residual", np.ones(n, np.float32))
+        keeping.memory.setdefault(
+            f"w|{n}|7|0|0:7|residual", np.ones(7, np.float32)
+        )  # another tensor: its name has a bar
+        keeping.weights[f"w|{n}|0|0:{n}|residual"] = 1.0
+    assert dropped == [None] * 9 + [("w", 2), ("w", 3), None]
+    sizes = {key.n for key in map(Key.parse, keeping.memory) if key.name == "w"}
+    assert sizes == {1, 4, 5, 6, 7, 8, 9, 10}
+    assert {Key.parse(text).n for text in keeping.weights} == sizes
+    assert sum(key.n == 7 and key.name != "w" for key in map(Key.parse, keeping.memory)) == 10
 
 
 # --- what is refused, on all ranks alike ------------------------------------------------------------------------------
@@ -364,7 +394,7 @@ KEY = "w|9|0|0:9|residual"
     "change, words",
     [
         ({"version": 99}, "newer espresso_mpi"),
-        ({"version": 2}, "older espresso_mpi"),
+        ({"version": 3}, "older espresso_mpi"),
         ({"version": None}, "pass what state_dict() returned"),
         ({"rank": 77}, "rank is 77"),
         ({"rank": True}, "rank is True"),
@@ -479,8 +509,8 @@ def test_files_are_read_back_by_the_same_ranks(tmp_path, memories):
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: state.load_files(t, options(), tmp_path / "deep" / "down")))
     for result, (memory, weights) in zip(results, memories):
         assert not result.carried
-        assert result.weights == weights
-        assert all(np.array_equal(result.memory[key], memory[key]) for key in memory)
+        assert result.keeping.weights == weights
+        assert all(np.array_equal(result.keeping.memory[key], memory[key]) for key in memory)
 
 
 @pytest.mark.parametrize("machines", [FLAT_THREE, ((0,),), ((0, 1), (2, 3), (4, 5))], ids=str)
@@ -488,7 +518,7 @@ def test_files_are_read_by_other_ranks(tmp_path, memories, machines):
     saved(tmp_path, memories)
     results = loaded(on_ranks(machines, lambda t: state.load_files(t, options(), str(tmp_path))))
     oracle = mean_of(memories).astype(np.float32)
-    assert all(np.array_equal(result.memory[f"w|{N}|carry|0:{N}|residual"], oracle) for result in results)
+    assert all(np.array_equal(result.keeping.memory[f"w|{N}|carry|0:{N}|residual"], oracle) for result in results)
 
 
 def test_names_of_tensors_may_be_anything(tmp_path):
@@ -496,7 +526,7 @@ def test_names_of_tensors_may_be_anything(tmp_path):
     memory = {f"{name}|{N}|0|0:{N}|residual": values(1)}
     saved(tmp_path, [(memory, dict.fromkeys(memory, 1.0))], ((0,),))
     results = loaded(on_ranks(((0,),), lambda t: state.load_files(t, options(), tmp_path)))
-    assert np.array_equal(results[0].memory[f"{name}|{N}|0|0:{N}|residual"], values(1))
+    assert np.array_equal(results[0].keeping.memory[f"{name}|{N}|0|0:{N}|residual"], values(1))
 
 
 def test_a_new_save_replaces_the_old_one_whatever_its_ranks(tmp_path, memories):
@@ -589,16 +619,38 @@ def test_a_renamed_file_is_refused(tmp_path, memories):
     [
         ("", "cannot be read"),
         ("[]", "got list"),
-        ('{"version": 4}', "newer"),
-        ('{"version": 3}', "missing or damaged"),
-        ('{"version": 3, "ranks": 4, "generation": "../../etc/passwd"}', "missing or damaged"),
-        ('{"version": 3, "ranks": -4, "generation": "0123456789abcdef"}', "missing or damaged"),
+        ('{"version": 5}', "newer"),
+        ('{"version": 4}', "missing or damaged"),
+        ('{"version": 4, "ranks": 4, "generation": "../../etc/passwd"}', "missing or damaged"),
+        ('{"version": 4, "ranks": -4, "generation": "0123456789abcdef"}', "missing or damaged"),
     ],
 )
 def test_a_damaged_manifest_is_refused(tmp_path, memories, content, words):
     saved(tmp_path, memories)
     (tmp_path / "espresso-state.json").write_text(content)
     refused(on_ranks(TWO_BY_TWO, lambda t: state.load_files(t, options(), tmp_path)), words)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from espresso_mpi import state
+state._write(Path(sys.argv[1]), lambda out: os.kill(os.getpid(), 9))
+"""
+
+
+def test_what_a_killed_save_left_is_cleared_away_by_the_next(tmp_path, memories):
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "espresso-state.json")])
+    assert killed.returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1
+    assert len(saved(tmp_path, memories)) == 5
+
+
+def test_ranks_of_one_machine_save_into_one_folder(tmp_path, memories):
+    states, paths = states_of(memories), [tmp_path / str(rank) for rank in range(4)]
+    results = on_ranks(TWO_BY_TWO, lambda t: state.save(t, states[t.rank], paths[t.rank]))
+    refused(results, f"the path is {paths[0]} on rank 0 (host), {paths[1]} on rank 1 (host)")
+    assert not list(tmp_path.iterdir())
 
 
 def test_folders_of_different_saves_are_refused(tmp_path, memories):

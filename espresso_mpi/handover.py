@@ -1,0 +1,109 @@
+"""Changing plans: what tensors are owed comes along, whichever way they travel from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from . import device
+from .batches import check_fit, other_versions
+from .collectives.transport import Transport
+from .errors import ConfigError, MismatchError, PlanError
+from .memory import CARRY, Keeping, Key, Members, Memory, Weights
+from .options import Options
+from .state import Sums, exchange, reduced
+from .types import Plan, Strategy
+
+
+def options_with(options: Options, plan: Plan) -> Options:
+    """The options of a session that goes on by a plan.
+
+    Raises:
+        ConfigError: the plan's strategies do not go with the other options; PlanError: it was made for another cluster.
+    """
+    found = replace(options, plan=plan, compressor="none", route=None)
+    problems = found.conflicts() + [text for text in [other_versions(plan)] if text]
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return found
+
+
+def agree_on_plan(transport: Transport, options: Options, plan: Plan, problem: str | None) -> Options:
+    """``options_with``, checked on all ranks. Collective.
+
+    Args:
+        problem: what is wrong on this rank already; None: nothing.
+
+    Raises:
+        PlanError: on every rank, if the plan does not fit on one; MismatchError: the ranks have different plans.
+    """
+    found = options
+    try:
+        found = options_with(options, plan)
+        check_fit((), found, transport.topology)
+    except (ConfigError, PlanError) as error:
+        problem = problem or str(error)
+    said = exchange(transport, {"problem": problem, "digest": plan.digest}, PlanError)
+    other = next((rank for rank, one in enumerate(said) if one["digest"] != said[0]["digest"]), None)
+    if other is not None:
+        raise MismatchError(
+            f"follow: {transport.describe(0)} and {transport.describe(other)} have different plans; pass the same plan "
+            f"on every rank"
+        )
+    return found
+
+
+def carried_along(transport: Transport, keeping: Keeping, old: Plan | None, new: Plan) -> Keeping:
+    """What is kept when tensors travel by another plan from now on. Collective; nothing may be under way.
+
+    What travels as before keeps all of it, bit for bit. Of the others the weighted mean of the residuals is kept, the
+    same on every rank, and what else was kept of them begins anew.
+    """
+    moved = {kept: of for kept, of in keeping.names().items() if not _alike(of, old, new)}
+    kept = keeping.without(moved, keeping.counts_of(new.groups))
+    owed = _owed(transport, keeping, moved)
+    for text, array in kept.memory.items():
+        _add(owed, text, array)
+    return Keeping(Memory(owed), kept.weights, kept.counts, kept.groups)
+
+
+def _owed(transport: Transport, keeping: Keeping, moved: Mapping[tuple[str, int], Members]) -> dict[str, Any]:
+    """The mean of the residuals of some tensors, whole, float32, by tensor. Collective."""
+    weights, found = Weights(keeping.weights), Sums()
+    for text, value in keeping.memory.items():
+        key = Key.parse(text)
+        if key.what == "residual" and (key.name, key.n) in moved:
+            here = np.empty(value.size, np.float32)
+            device.copy(here, value)
+            found.add(key, 1 / transport.topology.size if key.point == CARRY else weights.of(key), here)
+    said = exchange(transport, {"problem": None, "keys": sorted(found.sums)})
+    owed: dict[str, Any] = {}
+    for text in sorted({key for document in said for key in document["keys"]}):
+        key = Key.parse(text)
+        mean, first = reduced(transport, found.sums.get(text), key.n), 0
+        for name, n in keeping.members(key.name, key.n):
+            _add(owed, str(Key(name, n, CARRY, 0, n, "residual")), mean[first : first + n].copy())
+            first += n
+    return owed
+
+
+def _add(owed: dict[str, Any], key: str, part: Any) -> None:
+    """A tensor may be owed something by itself, and as one of a group that it was in before."""
+    owed[key] = owed[key] + part if key in owed else part
+
+
+def _alike(members: Members, old: Plan | None, new: Plan) -> bool:
+    """Whether tensors that are compressed as one, or by themselves, travel as before by another plan."""
+    if old is None:
+        return False
+    name = members[0][0]
+    return _way(old, name) == _way(new, name)
+
+
+def _way(plan: Plan, name: str) -> tuple[Strategy | None, tuple[str, ...]]:
+    """How a tensor travels, and with which others."""
+    group = next((group for group in plan.groups if name in group), (name,))
+    return plan.strategies.get(name, plan.default), group

@@ -1,0 +1,276 @@
+"""What a session keeps from step to step: residuals, what methods keep of their own, and what belongs to them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import StateError
+from .types import buffer_name
+
+CARRY = "carry"
+"""The encode point of what was carried over whole and is still to be cut up."""
+
+Members = tuple[tuple[str, int], ...]
+"""(name, elements) of the tensors that are compressed as one."""
+
+_SIZES = 8
+"""Sizes of one tensor whose residuals are kept: a tensor whose size changes for ever must not fill the memory."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of an array in a memory, ``name|n|point|start:stop|what``.
+
+    Attributes:
+        name: of the tensor, of ``n`` elements.
+        point: number of the encode, ``k-decoded`` after it, or ``carry`` for what is to be cut up.
+        start, stop: the elements that the array belongs to.
+        what: residual, sent, average, mean, or ``own.`` and the name that a method keeps it by.
+    """
+
+    name: str
+    n: int
+    point: str
+    start: int
+    stop: int
+    what: str
+
+    @classmethod
+    def parse(cls, text: Any) -> Key:
+        """The parts of a key.
+
+        Raises:
+            StateError: it is none.
+        """
+        found = _KEY.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise StateError(f"state: memory has the key {text!r}; expected name|n|point|start:stop|what")
+        name, n, point, start, stop, what = found.groups()
+        key = cls(name, int(n), point, int(start), int(stop), what)
+        if not key.start <= key.stop <= key.n:
+            raise StateError(f"state: memory has the key {text!r}, whose region is not within its {n} elements")
+        return key
+
+    @property
+    def size(self) -> int:
+        """Elements of the region."""
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.name}|{self.n}|{self.point}|{self.start}:{self.stop}|{self.what}"
+
+
+_KEY = re.compile(r"(.*)\|(\d+)\|(\d+|\d+-decoded|carry)\|(\d+):(\d+)\|([^|]+)", re.DOTALL)
+
+
+class Memory(dict[str, Any]):
+    """What a session keeps from step to step, by key.
+
+    What was carried over from other ranks waits here, whole, until its tensor is synchronised. Between ``begin`` and
+    ``end`` of that, whoever asks for the array of a region that is not there gets its share of what was carried over.
+    """
+
+    def __init__(self, content: Mapping[str, Any] | None = None) -> None:
+        super().__init__(content or {})
+        self._begun: dict[tuple[str, int], dict[str, np.ndarray]] = {}
+        self._waiting: dict[tuple[str, int], list[Key]] = {}
+        for key in map(Key.parse, self):
+            if key.point == CARRY:
+                self._waiting.setdefault((key.name, key.n), []).append(key)
+
+    def owes(self, name: str, n: int) -> bool:
+        """Whether something was carried over for a tensor, which it has not taken yet."""
+        return (name, n) in self._waiting
+
+    def begin(self, name: str, n: int, fed_back: bool) -> np.ndarray | None:
+        """The synchronisation of a tensor, or of a group that is compressed as one, begins.
+
+        Args:
+            fed_back: whether it is compressed with plain feedback: then the residual is cut up like the rest.
+
+        Returns:
+            None, or the mean residual, float32, shape (n,), that is to be added to the tensor on every rank: where it
+            is not cut up, or regions have residuals already.
+        """
+        waiting = self._waiting.pop((name, n), None)
+        if waiting is None:
+            return None
+        found = {key.what: self.pop(str(key)) for key in waiting}
+        whole = fed_back and not any(key.endswith("|residual") for key in self._of(name, n))
+        residual = None if whole else found.pop("residual", None)
+        if found:
+            self._begun[name, n] = found
+        return residual
+
+    def end(self, name: str, n: int) -> None:
+        """The tensor is synchronised: every region that this rank has a part in was asked for."""
+        self._begun.pop((name, n), None)
+
+    def forget(self, name: str, n: int) -> None:
+        """Drop everything that is kept of a tensor of this size."""
+        self._waiting.pop((name, n), None)
+        for key in self._of(name, n):
+            del self[key]
+
+    def _of(self, name: str, n: int) -> list[str]:
+        """The keys of a tensor of this size."""
+        return _belonging(self, name, n)
+
+    def __missing__(self, text: str) -> Any:
+        if not self._begun:
+            raise KeyError(text)
+        key = Key.parse(text)
+        whole = _whole(key, self._begun.get((key.name, key.n), {}))
+        if whole is None:
+            raise KeyError(text)
+        self[text] = whole[key.start : key.stop].copy()
+        return self[text]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As ``self[key]``, or the default."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+
+def _whole(key: Key, carried: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The array that holds the first content of a region; None if it begins as zeros.
+
+    What the ranks said so far (ef21) is needed at every encode and decode; the rest is of the first encode. Where a
+    route has more encodes than that of the state, the later ones go on from the last that there was.
+    """
+    if key.what not in ("sent", "mean"):
+        return carried.get(key.what) if key.point == "0" else None
+    known = [point for point in range(int(key.point.partition("-")[0]) + 1) if f"sent.{point}" in carried]
+    return carried[f"sent.{known[-1]}"] if known else None
+
+
+class Weights:
+    """What one unit of each residual adds to the mean, found by region.
+
+    Args:
+        weights: by the key of the residual of an encode.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._regions: dict[tuple[str, int, str], dict[tuple[int, int], float]] = {}
+        for text, weight in weights.items():
+            key = Key.parse(text)
+            self._regions.setdefault((key.name, key.n, key.point), {})[key.start, key.stop] = weight
+
+    def of(self, key: Key) -> float:
+        """The weight of the region of an array, or of the encode that its part belongs to.
+
+        Raises:
+            StateError: there is none, or regions with different weights hold the part.
+        """
+        regions = self._regions.get((key.name, key.n, key.point), {})
+        if (key.start, key.stop) in regions:
+            return regions[key.start, key.stop]
+        found = {w for (start, stop), w in regions.items() if start <= key.start and key.stop <= stop}
+        if len(found) != 1:
+            problem = "no weight" if not found else "several weights"
+            raise StateError(f"state: {str(key)!r} has {problem}; the state is damaged")
+        return found.pop()
+
+
+@dataclass
+class Keeping:
+    """Everything that a session keeps.
+
+    Attributes:
+        memory: arrays by key.
+        weights: what one unit of each residual adds to the mean, by its key; of what is in the memory only.
+        counts: how often each compressed tensor was synchronised: seeds and schedules go by it.
+        groups: the tensors that are compressed as one, by the name that their arrays have in the memory.
+    """
+
+    memory: Memory = field(default_factory=lambda: Memory())
+    weights: dict[str, float] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    groups: dict[str, Members] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._sizes: dict[str, dict[tuple[str, int], None]] = {}
+        for name, n in dict.fromkeys((key.name, key.n) for key in map(Key.parse, self.memory)):
+            self._sizes.setdefault(self.label(name), {})[name, n] = None
+
+    def label(self, kept: str) -> str:
+        """The name in statistics of what has this name in the memory."""
+        return buffer_name([name for name, _ in self.groups[kept]]) if kept in self.groups else kept
+
+    def members(self, kept: str, n: int) -> Members:
+        """(name, elements) of the tensors whose arrays have this name in the memory."""
+        return self.groups.get(kept, ((kept, n),))
+
+    def use(self, kept: str, members: Members) -> tuple[str, int] | None:
+        """A tensor, or several as one, are about to be compressed.
+
+        Returns:
+            None, or the label and number of elements of what was dropped from the memory, because the same tensor was
+            seen in too many sizes since.
+        """
+        n = sum(size for _, size in members)
+        if len(members) > 1:
+            self.groups[kept] = members
+        label = self.label(kept)
+        sizes = self._sizes.setdefault(label, {})
+        if sizes and next(reversed(sizes)) == (kept, n):
+            return None
+        sizes.pop((kept, n), None)
+        sizes[kept, n] = None  # the last one used stands last
+        if len(sizes) <= _SIZES:
+            return None
+        oldest = next(iter(sizes))
+        del sizes[oldest]
+        self._drop(*oldest)
+        return label, oldest[1]
+
+    def _drop(self, kept: str, n: int) -> None:
+        self.memory.forget(kept, n)
+        for key in _belonging(self.weights, kept, n):
+            del self.weights[key]
+        self.groups.pop(kept, None)
+
+    def names(self) -> dict[tuple[str, int], Members]:
+        """By name in the memory and elements: the tensors that something is kept of."""
+        found = dict.fromkeys((key.name, key.n) for key in map(Key.parse, self.memory))
+        return {(kept, n): self.members(kept, n) for kept, n in found}
+
+    def without(self, moved: Iterable[tuple[str, int]], counts: Counter[str]) -> Keeping:
+        """What is kept of all but some tensors, given by their name in the memory and elements."""
+        gone = set(moved)
+
+        def stays(text: str) -> bool:
+            key = Key.parse(text)
+            return (key.name, key.n) not in gone
+
+        left = Memory({key: value for key, value in self.memory.items() if stays(key)})
+        weights = {key: weight for key, weight in self.weights.items() if stays(key)}
+        names = {kept for kept, _ in gone}
+        groups = {kept: members for kept, members in self.groups.items() if kept not in names}
+        return Keeping(left, weights, counts, groups)
+
+    def counts_of(self, groups: Sequence[Sequence[str]]) -> Counter[str]:
+        """The counters, with those of tensors that join or leave a group: as many as any of the tensors had."""
+        counts = Counter(self.counts)
+        for members in self.groups.values():
+            together = self.counts[buffer_name([name for name, _ in members])]
+            for name, _ in members:
+                counts[name] = max(counts[name], together)
+        for group in groups:
+            counts[buffer_name(group)] = max(counts[name] for name in [buffer_name(group), *group])
+        return +counts
+
+
+def _belonging(keys: Iterable[str], name: str, n: int) -> list[str]:
+    """The keys of a tensor of n elements."""
+    near = [key for key in keys if key.startswith(f"{name}|{n}|")]  # a name may have such a bar itself
+    return [key for key in near if Key.parse(key).name == name]
