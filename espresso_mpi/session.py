@@ -63,7 +63,8 @@ class Handle:
         Raises:
             GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank, naming rank and tensor,
                 which was not changed.
-            RankTimeoutError, RemoteError: a rank did not come, or failed; the session cannot be used any more.
+            RankTimeoutError, RemoteError, TransportError: a rank did not come, or failed, or MPI did; the session
+                cannot be used any more.
         """
         return self._session._wait(self._unit)
 
@@ -173,8 +174,8 @@ class Session:
         Raises:
             GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank, naming rank and tensor;
                 nothing was changed.
-            RankTimeoutError, RemoteError: a rank did not come, or failed; the gradients are undefined and the session
-                cannot be used any more.
+            RankTimeoutError, RemoteError, TransportError: a rank did not come, or failed, or MPI did; the gradients are
+                undefined and the session cannot be used any more.
         """
         self._engine.require_usable()
         unit = self._unit(("sync", ""), grads, lambda: buffers.flatten(grads), f"sync number {self._step + 1}")
