@@ -75,7 +75,8 @@ class Unit:
         priority: the higher, the sooner.
         action: run by itself, when nothing else is under way, once all ranks have made the call.
         gpu: the number of the GPU that the tensors are on.
-        number: the call's bit in headers, once all know it; told: whether the others were told what is new about it.
+        number: the call's bit in headers, once all know it; told: whether the others were told what is new about it;
+            noticed: whether the log was told that it waits for long.
         since: when it was made.
         left: buckets that are not finished yet.
         finished, error, result: how it ended.
@@ -99,7 +100,7 @@ class Unit:
         self.gpu = gpu
         self.number: int | None = None
         self.bad: dict[str, int] = {}
-        self.told = False
+        self.told = self.noticed = False
         self.since = time.perf_counter()
         self.left = 0
         self.finished = False
@@ -564,11 +565,17 @@ class Engine:
 
     def _require_patience(self, front: Sequence[Unit], masks: Sequence[int]) -> None:
         """Raise RankTimeoutError if a rank that answers has not made a call of this one for too long."""
-        timeout, now = self._transport.waiter.timeout, time.perf_counter()
+        waiter, now = self._transport.waiter, time.perf_counter()
         for unit in front:
-            if unit.number is not None and now - max(unit.since, self._progress) > timeout:
-                missing = [rank for rank, mask in enumerate(masks) if not mask >> unit.number & 1]
-                raise absent_error(timeout, unit.title, missing, self._transport.describe)
+            waited = now - max(unit.since, self._progress)
+            if unit.number is None or waited < min(waiter.notice, waiter.timeout):
+                continue
+            missing = [rank for rank, mask in enumerate(masks) if not mask >> unit.number & 1]
+            if waited > waiter.timeout:
+                raise absent_error(waiter.timeout, unit.title, missing, self._transport.describe)
+            if not unit.noticed:
+                unit.noticed = True
+                waiter.say(waited, missing, unit.title)
 
     def _without_progress(self, all_stuck: bool, all_blocked: bool, masks: Sequence[int]) -> None:
         """No call is common to all ranks and nothing is under way."""

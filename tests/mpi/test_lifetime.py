@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import time
 
 import numpy as np
 import pytest
@@ -77,3 +79,23 @@ def test_variables_of_a_launcher_do_not_matter_where_mpi_has_several_ranks(world
     Session(timeout=20).close()
 
 
+
+
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "answers"])
+def test_the_log_says_who_is_waited_for(world, open_session, caplog, answers):
+    session, late = open_session(), world.size - 1
+    session._transport.waiter.notice = 0.3
+    x, y = np.ones(100, np.float32), np.ones(100, np.float32)
+    with caplog.at_level(logging.WARNING, "espresso_mpi"):
+        world.Barrier()
+        if world.rank != late or answers:
+            session.push("y", y)
+        if world.rank == late:
+            time.sleep(1.5)
+            session.push("y", y) if not answers else None
+        session.push("x", x).wait()
+        session.wait_all()
+    said = [record.getMessage() for record in caplog.records if "waited" in record.getMessage()]
+    where = "push('x')" if answers else ""
+    assert world.rank == late or any(f"for rank {late} (" in text and where in text for text in said), said
