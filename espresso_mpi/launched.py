@@ -98,7 +98,8 @@ def claim(variables: Mapping[str, str] = os.environ) -> Claim | None:
 
     Not counted, because a single process may run with them: ``SLURM_NTASKS`` of an allocation or a batch script (the
     script is one process until ``srun`` starts more), and ``JOB_COMPLETION_INDEX``, for the pods of an indexed
-    Kubernetes job may be independent. ``WORLD_SIZE`` without ``RANK`` counts unless a launcher of MPI has started this process.
+    Kubernetes job may be independent. ``WORLD_SIZE`` without ``RANK`` counts unless a launcher of MPI has started this
+    process.
     """
     torch = _claimed(_TORCH, variables)
     if torch is not None and (_TORCH.rank in variables or not _started_by_mpi(variables)):

@@ -1,8 +1,8 @@
 """What a session must not outlive: the process, MPI, and the process that opened it.
 
-MPI may end before a session does: at the end of the process, or because somebody calls ``MPI.Finalize``. MPI deletes the
-attributes of ``COMM_SELF`` first thing in there, so an attribute of ours hears of it while MPI still works. A forked child
-has the memory of a session, but neither its thread nor MPI.
+MPI may end before a session does: at the end of the process, or because somebody calls ``MPI.Finalize``. MPI deletes
+the attributes of ``COMM_SELF`` first thing in there, so an attribute of ours hears of it while MPI still works. A
+forked child has the memory of a session, but neither its thread nor MPI.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def refuse_forked() -> None:
     """Raise StateError in a process that was forked from one in which MPI was running."""
     if _forked_from is not None:
         raise StateError(
-            f"a session cannot be opened: this process ({os.getpid()}) was forked from process {_forked_from}, in which "
-            f"MPI was running, and MPI does not survive a fork; open it in that process, or start workers by the method "
-            f"'spawn' or 'forkserver'"
+            f"a session cannot be opened: this process ({os.getpid()}) was forked from process {_forked_from}, in "
+            f"which MPI was running, and MPI does not survive a fork; open it in that process, or start workers by the "
+            f"method 'spawn' or 'forkserver'"
         )
 
 

@@ -119,8 +119,8 @@ class Waiter:
 
     def _timeout(self, late: Sequence[int]) -> RankTimeoutError:
         return RankTimeoutError(
-            f"waited {self.timeout:g} s for {self._names(late)} in {self.what}; every rank must call it, in the same order; "
-            f"see what that rank is doing, or raise timeout= if it is only slow"
+            f"waited {self.timeout:g} s for {self._names(late)} in {self.what}; every rank must call it, in the same "
+            f"order; see what that rank is doing, or raise timeout= if it is only slow"
         )
 
     def _names(self, late: Sequence[int]) -> str:

@@ -79,8 +79,6 @@ def test_variables_of_a_launcher_do_not_matter_where_mpi_has_several_ranks(world
     Session(timeout=20).close()
 
 
-
-
 @pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
 @pytest.mark.parametrize("answers", [False, True], ids=["silent", "answers"])
 def test_the_log_says_who_is_waited_for(world, open_session, caplog, answers):
