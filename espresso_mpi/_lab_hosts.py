@@ -1,8 +1,11 @@
 """The first process of a lab: makes the hosts, starts mpirun on the first one, and waits for it.
 
-`espresso_mpi.lab` starts it inside fresh namespaces; it is not for use by hand:
+`espresso_mpi.lab` starts it inside fresh namespaces. It is not for use by hand: it signals every process that it sees
+and mounts over /dev/shm and /etc/hosts, so it refuses to run anywhere else.
 
-    python -m espresso_mpi._lab_hosts SPEC PIPE COMMAND...
+    python -m espresso_mpi._lab_hosts ORDER PIPE COMMAND...
+
+ORDER is JSON: the lab's shape, and the namespaces of who started it.
 """
 
 import json
@@ -12,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from espresso_mpi import lab, launch
@@ -39,8 +42,17 @@ exec nsenter --net={room}/"$host".net --uts={room}/"$host".uts -- sh -c "$*"
 """
 
 
-def main(spec: lab.Spec, owner: int, command: Sequence[str]) -> int:
-    """Builds the lab, runs `command` on all its ranks, and returns its exit status."""
+def main(spec: lab.Spec, owner: int, command: Sequence[str], outside: Mapping[str, str] | None = None) -> int:
+    """Builds the lab, runs `command` on all its ranks, and returns its exit status.
+
+    Args:
+        owner: the reading end of a pipe; the lab ends when its other end closes.
+        outside: the namespaces that `espresso_mpi.lab` itself is in; whoever cannot tell them is refused.
+
+    Raises:
+        LabUnavailable: this process is not the first one of namespaces of its own, or the lab cannot be built.
+    """
+    _require_own_namespaces(outside or {})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides; mpirun gets the terminal's Ctrl-C itself
     threading.Thread(target=_leave_with_owner, args=(owner,), daemon=True).start()
     _furnish(spec)
@@ -48,6 +60,20 @@ def main(spec: lab.Spec, owner: int, command: Sequence[str]) -> int:
         _add_host(number, spec)
     job = [*_on(_name(0)), *_mpirun(launch.find_mpirun(), spec), *_LATE, *command]
     return _reap(subprocess.Popen(job, preexec_fn=_default_interrupt))
+
+
+def _require_own_namespaces(outside: Mapping[str, str]) -> None:
+    """Refuse where a signal to all, or a mount, would reach what is not the lab's."""
+    inside = lab.namespaces()
+    shared = [kind for kind in lab.NAMESPACES if outside.get(kind, inside[kind]) == inside[kind]]
+    if os.getpid() != 1 or shared:
+        first = "" if os.getpid() == 1 else f"; it is process {os.getpid()}, expected 1"
+        same = f"; it shares the namespaces {', '.join(shared)} with who started it" if shared else ""
+        raise LabUnavailable(
+            f"espresso_mpi._lab_hosts is the first process of a lab and must run in namespaces of its own, because it "
+            f"signals every process and mounts file systems{first}{same}; nothing was touched; start a lab by "
+            f"espresso-mpi lab -- COMMAND"
+        )
 
 
 def _default_interrupt() -> None:
@@ -161,9 +187,17 @@ def _mpich(hosts: str) -> list[str]:
     return options
 
 
+def _run(arguments: Sequence[str]) -> int:
+    """`main` from the command line."""
+    if len(arguments) < 3:
+        _require_own_namespaces({})
+    order = json.loads(arguments[0])
+    return main(lab.Spec(**order.get("spec", order)), int(arguments[1]), arguments[2:], order.get("outside"))
+
+
 if __name__ == "__main__":
     try:
-        sys.exit(main(lab.Spec(**json.loads(sys.argv[1])), int(sys.argv[2]), sys.argv[3:]))
+        sys.exit(_run(sys.argv[1:]))
     except LabUnavailable as error:
         print(f"espresso-mpi: {error}", file=sys.stderr)
         sys.exit(3)

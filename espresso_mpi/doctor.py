@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from espresso_mpi import environment as facts_of
-from espresso_mpi import lab, launch
+from espresso_mpi import lab, launch, launched
 from espresso_mpi.environment import environment
 from espresso_mpi.errors import ConfigError
 
@@ -62,7 +62,7 @@ def examine() -> tuple[dict[str, Any], list[Finding]]:
     everyone = sys.modules["mpi4py.MPI"].COMM_WORLD.allgather(facts)
     facts = everyone[0] | {"hosts": [each["host"] for each in everyone]}
     findings = [finding for check in CHECKS for finding in check(facts)]
-    return facts, findings + list(_ranks_differ(everyone))
+    return facts, findings + list(alone(facts["job"]["ranks"], os.environ)) + list(_ranks_differ(everyone))
 
 
 def _start_mpi() -> Finding | None:
@@ -102,6 +102,13 @@ def wrong_launcher(library: str, variables: Mapping[str, str]) -> Finding | None
             fatal=True,
         )
     return None
+
+
+def alone(ranks: int, variables: Mapping[str, str]) -> Iterator[Finding]:
+    """A finding if MPI runs ``ranks`` = 1 rank where the launcher started several: sessions refuse that."""
+    claim = launched.claim(variables)
+    if ranks == 1 and claim is not None and not launched.allowed(variables):
+        yield Finding(claim.difference(), claim.remedy(), fatal=True)
 
 
 def _facts() -> dict[str, Any]:
@@ -150,6 +157,9 @@ def _rank(variables: Mapping[str, str]) -> int:
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized() and module.COMM_WORLD.size > 1:
         return int(module.COMM_WORLD.rank)
+    claim = launched.claim(variables)
+    if claim is not None:
+        return claim.rank
     return next((int(variables[rank]) for _, rank, _ in _LAUNCHERS if rank in variables), 0)
 
 

@@ -75,7 +75,8 @@ class Unit:
         priority: the higher, the sooner.
         action: run by itself, when nothing else is under way, once all ranks have made the call.
         gpu: the number of the GPU that the tensors are on.
-        number: the call's bit in headers, once all know it; told: whether the others were told what is new about it.
+        number: the call's bit in headers, once all know it; told: whether the others were told what is new about it;
+            noticed: whether the log was told that it waits for long.
         since: when it was made.
         left: buckets that are not finished yet.
         finished, error, result: how it ended.
@@ -99,7 +100,7 @@ class Unit:
         self.gpu = gpu
         self.number: int | None = None
         self.bad: dict[str, int] = {}
-        self.told = False
+        self.told = self.noticed = False
         self.since = time.perf_counter()
         self.left = 0
         self.finished = False
@@ -224,7 +225,8 @@ class Engine:
     def require_usable(self) -> None:
         """Raise EspressoError if ranks may be out of step."""
         if self.broken is not None:
-            raise EspressoError(f"this session cannot be used any more: {self._why()}; open a new one")
+            cure = self.broken.cure if isinstance(self.broken, _Left) else "open a new one"
+            raise EspressoError(f"this session cannot be used any more: {self._why()}; {cure}")
 
     def _why(self) -> str:
         error = self.broken
@@ -255,11 +257,11 @@ class Engine:
             with self._changed:
                 self._changed.notify_all()
 
-    def leave(self, why: str, tell: bool = True) -> None:
+    def leave(self, why: str, tell: bool = True, cure: str = "open a new one") -> None:
         """Stop without waiting for anybody; ``tell`` the other ranks if they may be waiting for this one."""
         self._stopping = True
         if self.broken is None:
-            self._break(_Left(why), tell)
+            self._break(_Left(why, cure), tell)
         with self._changed:
             self._changed.notify_all()
         thread = self._thread
@@ -267,6 +269,12 @@ class Engine:
             thread.join(timeout=5)
             if thread.is_alive():
                 _LOG.warning("the engine's thread is still at work; the end of MPI may not be clean")
+
+    def forked(self, why: str, cure: str) -> None:
+        """This process is a fork: it has no thread of the engine, and nobody here releases what that one held."""
+        self._changed, self._driver, self._thread, self._stopping = threading.Condition(), threading.Lock(), None, True
+        self._recorder.forked()
+        self._break(_Left(why, cure), tell=False)
 
     def _interrupted(self) -> None:
         """Called while waiting for other ranks."""
@@ -546,11 +554,17 @@ class Engine:
 
     def _require_patience(self, front: Sequence[Unit], masks: Sequence[int]) -> None:
         """Raise RankTimeoutError if a rank that answers has not made a call of this one for too long."""
-        timeout, now = self._transport.waiter.timeout, time.perf_counter()
+        waiter, now = self._transport.waiter, time.perf_counter()
         for unit in front:
-            if unit.number is not None and now - max(unit.since, self._progress) > timeout:
-                missing = [rank for rank, mask in enumerate(masks) if not mask >> unit.number & 1]
-                raise absent_error(timeout, unit.title, missing, self._transport.describe)
+            waited = now - max(unit.since, self._progress)
+            if unit.number is None or waited < min(waiter.notice, waiter.timeout):
+                continue
+            missing = [rank for rank, mask in enumerate(masks) if not mask >> unit.number & 1]
+            if waited > waiter.timeout:
+                raise absent_error(waiter.timeout, unit.title, missing, self._transport.describe)
+            if not unit.noticed:
+                unit.noticed = True
+                waiter.say(waited, missing, unit.title)
 
     def _without_progress(self, all_stuck: bool, all_blocked: bool, masks: Sequence[int]) -> None:
         """No call is common to all ranks and nothing is under way."""
@@ -779,6 +793,10 @@ class Engine:
 
 class _Left(EspressoError):  # noqa: N818 - a state, not a failure
     """The session was closed or left on this rank."""
+
+    def __init__(self, why: str, cure: str = "open a new one") -> None:
+        super().__init__(why)
+        self.cure = cure
 
 
 @dataclass

@@ -33,6 +33,10 @@ class RemoteError(EspressoError):
     """Another rank failed or left; the text says which and why."""
 
 
+class TransportError(EspressoError):
+    """The MPI library itself failed on this rank; the text says in what, and what the library said."""
+
+
 class PayloadError(EspressoError):
     """A compressed payload is damaged, truncated or of another format."""
 

@@ -32,6 +32,8 @@ from espresso_mpi.errors import ConfigError, LabUnavailable
 MAX_HOSTS = 8
 MAX_RANKS = 64
 UNLIMITED = "unlimited"
+NAMESPACES = ("pid", "mnt", "net", "uts")
+"""The kinds of namespaces of its own that a lab cannot do without: it signals, mounts, and names hosts and devices."""
 
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _PROGRAMS = {
@@ -131,7 +133,8 @@ def run(
 
 def _start(spec: Spec, command: Sequence[str], timeout: float | None) -> int:
     watched, held = os.pipe()
-    first = [sys.executable, "-m", "espresso_mpi._lab_hosts", json.dumps(asdict(spec)), str(watched)]
+    order = {"spec": asdict(spec), "outside": namespaces()}
+    first = [sys.executable, "-m", "espresso_mpi._lab_hosts", json.dumps(order), str(watched)]
     environment = {**launch.child_environment(spec.size), "ESPRESSO_LAB": str(spec)}
     try:
         argv = [*_new_namespaces(), *first, *command]
@@ -140,6 +143,11 @@ def _start(spec: Spec, command: Sequence[str], timeout: float | None) -> int:
         os.close(watched)
     with open(held, "wb") as owner:
         return launch.supervise(process, timeout, owner.close)
+
+
+def namespaces() -> dict[str, str]:
+    """The namespaces that this process is in, of the kinds that a lab has for itself."""
+    return {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES}
 
 
 def _new_namespaces() -> list[str]:

@@ -6,6 +6,7 @@ needs, and how a job ends when its time is up or its owner is told to stop.
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import shlex
@@ -25,6 +26,8 @@ TIMED_OUT = 124
 
 _GRACE_S = 10.0
 """How long a job that was asked to stop may take before it is killed."""
+
+_PR_SET_PDEATHSIG = 1
 
 _BANNERS = (
     ("Open MPI", re.compile(r"\(Open MPI\) (\d[\w.]*)")),
@@ -151,8 +154,25 @@ def run(command: Sequence[str], ranks: int, timeout: float | None = None, mpirun
     if ranks < 1:
         raise ConfigError(f"-n must be at least 1 rank, got {ranks}")
     argv = [find_mpirun().path, "-n", str(ranks), *shlex.split(mpirun_options), *with_this_python(command)]
-    process = subprocess.Popen(argv, env=child_environment(ranks))
+    process = subprocess.Popen(argv, env=child_environment(ranks), preexec_fn=_end_with(os.getpid()))
     return supervise(process, timeout, process.terminate)
+
+
+def _end_with(parent: int) -> Callable[[], None] | None:
+    """What a child does before it becomes mpirun: ask the kernel for SIGTERM when its parent ends, even by SIGKILL.
+
+    mpirun then ends its ranks, on all machines. None where the kernel is not Linux: the job outlives its owner there.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform.startswith("linux") else None
+    if prctl is None:
+        return None
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(128 + signal.SIGTERM)
+
+    return ask
 
 
 def supervise(process: subprocess.Popen[bytes], timeout: float | None, stop: Callable[[], None]) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import math
 import numbers
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ import numpy as np
 from . import buffers, device, state
 from .batches import Batch, batch_of, check_fit, other_versions, strategy_of
 from .buffers import Gradient
-from .collectives import tracing
+from .collectives import lifetime, tracing
 from .collectives.layout import Topology
 from .collectives.transport import MESSAGE_BYTES, Transport
 from .engine import Engine, Unit
@@ -66,7 +64,8 @@ class Handle:
         Raises:
             GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank, naming rank and tensor,
                 which was not changed.
-            RankTimeoutError, RemoteError: a rank did not come, or failed; the session cannot be used any more.
+            RankTimeoutError, RemoteError, TransportError: a rank did not come, or failed, or MPI did; the session
+                cannot be used any more.
         """
         return self._session._wait(self._unit)
 
@@ -149,7 +148,7 @@ class Session:
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, Keeping(), self._recorder)
         _limit_threads(len(self._transport.machine))
-        atexit.register(_leave_at_exit, weakref.ref(self._engine))
+        lifetime.watch(self._engine)
 
     def _require_fit(self) -> None:
         """Refuse a plan for other ranks or versions."""
@@ -176,8 +175,8 @@ class Session:
         Raises:
             GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank, naming rank and tensor;
                 nothing was changed.
-            RankTimeoutError, RemoteError: a rank did not come, or failed; the gradients are undefined and the session
-                cannot be used any more.
+            RankTimeoutError, RemoteError, TransportError: a rank did not come, or failed, or MPI did; the gradients are
+                undefined and the session cannot be used any more.
         """
         self._engine.require_usable()
         unit = self._unit(("sync", ""), grads, lambda: buffers.flatten(grads), f"sync number {self._step + 1}")
@@ -621,13 +620,6 @@ def _spelled(seconds: float | None) -> str:
 
 def _median_seconds(clock: StepClock) -> float:
     return float(np.median([step.seconds for step in clock.steps]))
-
-
-def _leave_at_exit(engine: weakref.ref[Engine]) -> None:
-    """The process ends: a thread must not call MPI any more. Ranks hear of it if calls of this one are unfinished."""
-    left = engine()
-    if left is not None and left.broken is None:
-        left.leave("its process ended without close()", tell=left.busy)
 
 
 def _checked_name(name: Any) -> str:

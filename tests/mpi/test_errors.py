@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import espresso_mpi
 from espresso_mpi.errors import (
@@ -15,6 +16,8 @@ from espresso_mpi.errors import (
     NonFiniteError,
     PlanError,
     RankTimeoutError,
+    RemoteError,
+    TransportError,
 )
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -268,3 +271,43 @@ def test_closed_sessions_say_so(world):
         session.sync(np.ones(3, np.float32))
     with pytest.raises(espresso_mpi.errors.EspressoError, match="closed"):
         session.sync(np.ones(3, np.float32))
+
+
+BROKEN = MPI.Exception(MPI.ERR_OTHER)
+
+
+class Failing:
+    """A communicator whose messages fail."""
+
+    def __init__(self, comm):
+        self._comm = comm
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def Irecv(self, *arguments):  # noqa: N802
+        raise BROKEN
+
+
+@several
+def test_a_failure_of_mpi_names_rank_and_phase(world, monkeypatch):
+    session, bad = espresso_mpi.Session(timeout=20, window_bytes=0), world.rank == world.size - 1
+    if bad:
+        monkeypatch.setattr(session._transport, "_comm", Failing(session._transport._comm))
+    with pytest.raises(TransportError if bad else RemoteError) as caught:
+        session.sync(np.ones(10, np.float32))
+    text = str(caught.value)
+    assert f"rank {world.size - 1} (" in text and "MPI failed while" in text and f"in sync number 1: {BROKEN}" in text
+    assert bad or "TransportError" in text
+    assert bad == isinstance(caught.value.__cause__, MPI.Exception)
+    world.Barrier()
+
+
+def test_a_failure_of_mpi_at_opening_is_named(world):
+    class Broken(MPI.Intracomm):
+        def Idup(self):  # noqa: N802
+            raise BROKEN
+
+    with pytest.raises(TransportError) as caught:
+        espresso_mpi.Session(Broken(world), timeout=20)
+    assert f"rank {world.rank} (" in str(caught.value) and f"while opening a session: {BROKEN}" in str(caught.value)

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -165,6 +167,36 @@ def test_a_missing_kernel_module_is_named(monkeypatch):
 def test_an_old_open_mpi_is_refused(monkeypatch):
     monkeypatch.setattr(launch, "find_mpirun", lambda: launch.Mpirun("/usr/bin/mpirun", "Open MPI", "4.1.6"))
     assert "Open MPI 4.1.6" in lab.problems()[0]
+
+
+@pytest.mark.parametrize("pid", [4711, 1], ids=["not the first process", "first process of a container"])
+@pytest.mark.parametrize("tells", [False, True], ids=["by hand", "no namespaces of its own"])
+def test_the_labs_helper_refuses_to_run_elsewhere(monkeypatch, capsys, tells, pid):
+    """Whatever could do harm is replaced by a note of it: a helper that goes on must not end the tests."""
+    done = []
+
+    def note(name):
+        return lambda *arguments, **options: done.append((name, arguments))
+
+    class Popen:
+        __class_getitem__ = classmethod(lambda cls, item: cls)
+        __init__ = note("Popen")
+
+    for module, name in [(os, "kill"), (signal, "signal"), (threading, "Thread"), (subprocess, "run")]:
+        monkeypatch.setattr(module, name, note(name))
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    order = {"spec": {"hosts": 2, "ranks": 1, "rate": "unlimited"}, "outside": lab.namespaces() if tells else {}}
+    watched, held = os.pipe()
+    monkeypatch.setattr(sys, "argv", ["_lab_hosts", json.dumps(order), str(watched), "true"])
+    monkeypatch.delitem(sys.modules, "espresso_mpi._lab_hosts", raising=False)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("espresso_mpi._lab_hosts", run_name="__main__")
+    os.close(watched)
+    os.close(held)
+    said = capsys.readouterr().err
+    assert (end.value.code, done) == (3, [])
+    assert "namespaces of its own" in said and "nothing was touched" in said and "espresso-mpi lab" in said
 
 
 @needs_lab

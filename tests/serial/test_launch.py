@@ -1,6 +1,7 @@
 """Starting jobs: which mpirun, which variables, which end."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -85,10 +86,27 @@ def test_refuses_nonsense(command, ranks, complaint):
         launch.run(command, ranks)
 
 
-def test_terminating_the_owner_ends_the_job():
-    seconds = f"33{os.getpid()}"
-    owner = subprocess.Popen([sys.executable, "-m", "espresso_mpi", "run", "-n", "2", "--", "sleep", seconds])
-    time.sleep(3)
-    owner.terminate()
-    assert owner.wait(20) == 143
-    assert subprocess.run(["pgrep", "-f", f"sleep {seconds}"], stdout=subprocess.DEVNULL).returncode == 1
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_ending_the_owner_ends_the_job(number, status):
+    marker = f"sleep 33{os.getpid()}{int(number)}"
+    owner = subprocess.Popen([sys.executable, "-m", "espresso_mpi", "run", "-n", "2", "--", *marker.split()])
+
+    def alive():
+        return subprocess.run(["pgrep", "-f", marker], stdout=subprocess.PIPE, text=True).stdout.split()
+
+    try:
+        assert until(lambda: len(alive()) >= 4, 30)  # the owner, mpirun and the ranks
+        owner.send_signal(number)
+        assert owner.wait(20) == status
+        assert until(lambda: not alive(), 20)
+    finally:
+        owner.kill()
+        for process in alive():
+            os.kill(int(process), signal.SIGKILL)
+
+
+def until(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+    return condition()

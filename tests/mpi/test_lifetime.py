@@ -1,0 +1,99 @@
+"""Sessions end with MPI, with the process and at a fork, by a clear error and without touching MPI."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import time
+
+import numpy as np
+import pytest
+
+from espresso_mpi import Session
+from espresso_mpi.errors import EspressoError
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+
+
+def in_a_fork(act):
+    """The text of what ``act`` raises in a forked child."""
+    answers = multiprocessing.get_context("fork").SimpleQueue()
+
+    def child():
+        try:
+            answers.put(("went on", repr(act())))
+        except EspressoError as error:
+            answers.put((type(error).__name__, str(error)))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0, f"the child hangs or crashed: {process.exitcode}"
+    return answers.get()
+
+
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size != 2", reason="the same on any number of ranks")
+def test_a_fork_while_tensors_are_under_way(world, open_session):
+    session = open_session()
+    grads = [np.full(1 << 20, world.rank, np.float32) for _ in range(12)]
+    handles = [session.push(f"g{i}", grad) for i, grad in enumerate(grads)]
+    belongs = f"belongs to process {os.getpid()}, from which this one"
+    for act in (
+        lambda: session.sync(np.ones(3, np.float32)),
+        lambda: session.push("x", np.ones(3, np.float32)),
+        handles[-1].wait,
+        session.wait_all,
+    ):
+        kind, text = in_a_fork(act)
+        assert kind == "EspressoError" and belongs in text, text
+    kind, text = in_a_fork(Session)
+    assert kind == "StateError" and f"forked from process {os.getpid()}" in text
+    assert in_a_fork(lambda: (session.close(), session.usable, bool(session.stats())))[0] == "went on"
+    session.wait_all()
+    assert all(np.all(grad == 0.5) for grad in grads)
+
+
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size != 2", reason="the same on any number of ranks")
+def test_workers_of_a_data_loader(world, open_session):
+    torch = pytest.importorskip("torch")
+    session = open_session()
+    data = torch.utils.data.DataLoader(torch.arange(8), num_workers=2, multiprocessing_context="fork")
+    for step in range(2):
+        grad = np.full(1 << 20, world.rank + step, np.float32)
+        handle = session.push("g", grad)
+        assert sum(int(x) for x in data) == 28
+        handle.wait()
+        assert np.all(grad == 0.5 + step)
+
+
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
+def test_variables_of_a_launcher_do_not_matter_where_mpi_has_several_ranks(world, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "64")
+    monkeypatch.setenv("SLURM_PROCID", str(world.rank))
+    alone = world.Split(world.rank)
+    with Session(alone, timeout=20) as session:
+        session.sync(np.ones(3, np.float32))
+    alone.Free()
+    Session(timeout=20).close()
+
+
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "answers"])
+def test_the_log_says_who_is_waited_for(world, open_session, caplog, answers):
+    session, late = open_session(), world.size - 1
+    session._transport.waiter.notice = 0.3
+    x, y = np.ones(100, np.float32), np.ones(100, np.float32)
+    with caplog.at_level(logging.WARNING, "espresso_mpi"):
+        world.Barrier()
+        if world.rank != late or answers:
+            session.push("y", y)
+        if world.rank == late:
+            time.sleep(1.5)
+            session.push("y", y) if not answers else None
+        session.push("x", x).wait()
+        session.wait_all()
+    said = [record.getMessage() for record in caplog.records if "waited" in record.getMessage()]
+    where = "push('x')" if answers else ""
+    assert world.rank == late or any(f"for rank {late} (" in text and where in text for text in said), said
