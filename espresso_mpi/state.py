@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +32,7 @@ from .collectives.agreement import documents, fingerprint
 from .collectives.executor import OWN
 from .collectives.transport import Transport
 from .errors import EspressoError, StateError
+from .files import replacing, unfinished
 from .memory import CARRY, Keeping, Key, Members, Memory, Weights
 from .options import Options
 
@@ -44,9 +44,6 @@ MANIFEST = "espresso-state.json"
 _SAME = ("compressor", "route", "plan", "min_bytes", "segment_bytes", "feedback")
 _EXECUTORS = ("residual", "sent", "average", "mean")
 _FILE = re.compile(r"rank-\d{5,}-of-\d{5,}-([0-9a-f]{16})\.npz")
-_UNFINISHED = ".espresso-unfinished-"
-"""What the names of folders begin with in which files are written; a process that is killed leaves one."""
-
 _LOG = logging.getLogger("espresso_mpi")
 
 State = Mapping[str, Any]
@@ -494,7 +491,9 @@ def save(transport: Transport, state: State, path: str | os.PathLike[str]) -> No
 
     def write() -> None:
         content = sealed({**state, "generation": generation})
-        _write(file, lambda out: _write_state(out, content))
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(file, "wb") as out:
+            _write_state(out, content)
 
     try:
         _together(transport, f"{file}: cannot be written", write)
@@ -512,7 +511,8 @@ def _publish(transport: Transport, folder: Path, generation: str) -> None:
 
     def write() -> None:
         if first:
-            _write(folder / MANIFEST, lambda out: out.write(manifest.encode()))
+            with replacing(folder / MANIFEST) as out:
+                out.write(manifest)
 
     _together(transport, f"{folder / MANIFEST}: cannot be written", write)
     if first:
@@ -565,18 +565,6 @@ def _together(transport: Transport, what: str, act: Callable[[], None]) -> None:
     exchange(transport, {"problem": problem})
 
 
-def _write(file: Path, content: Callable[[Any], Any]) -> None:
-    """Write a file that is either whole or not there."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=file.parent) as folder:
-        unfinished = Path(folder, file.name)
-        with open(unfinished, "wb") as out:
-            content(out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(unfinished, file)
-
-
 def _write_state(out: Any, state: State) -> None:
     """A header of JSON as bytes, and the arrays by number: their keys may have characters that files cannot."""
     keys = list(state["memory"])
@@ -592,7 +580,8 @@ def _remove_others(folder: Path, generation: str) -> None:
             found = _FILE.fullmatch(file.name)
             if found and found[1] != generation:
                 file.unlink(missing_ok=True)
-            elif file.name.startswith(_UNFINISHED):
+            left = unfinished(file.name)
+            if left is not None and (left == MANIFEST or _FILE.fullmatch(left)):
                 shutil.rmtree(file, ignore_errors=True)
     except OSError as error:  # what was saved is complete
         _LOG.warning("%s: files of former saves cannot be removed: %s", folder, error)

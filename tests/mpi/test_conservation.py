@@ -185,7 +185,7 @@ plans = st.builds(
     st.lists(st.sampled_from(COMPRESSED), min_size=3, max_size=3),
     st.booleans(),
 )
-shapes = st.sampled_from(["one", "even", "uneven", "apart"])
+shapes = st.sampled_from(["even", "uneven", "even", "uneven", "apart", "one"])
 chosen = st.tuples(*(st.sampled_from(sizes) for sizes in SIZES.values()))
 ranks_ = st.integers(1, WORLD.size)
 
@@ -224,10 +224,11 @@ class Conservation(RuleBasedStateMachine):
         for _ in range(times):
             self.tell("sync", which, pushed)
 
-    @rule(given=plans)
-    def follow(self, given):
+    @rule(given=plans, which=chosen, pushed=st.booleans())
+    def follow(self, given, which, pushed):
         self.compressors, routes, self.grouped = given
         self.tell("follow", self._plan(routes, self.shape))
+        self.tell("sync", which, pushed)
 
     @rule()
     def save(self):

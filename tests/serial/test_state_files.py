@@ -634,8 +634,9 @@ def test_a_damaged_manifest_is_refused(tmp_path, memories, content, words):
 KILLED = """
 import os, sys
 from pathlib import Path
-from espresso_mpi import state
-state._write(Path(sys.argv[1]), lambda out: os.kill(os.getpid(), 9))
+from espresso_mpi.files import replacing
+with replacing(Path(sys.argv[1])) as out:
+    os.kill(os.getpid(), 9)
 """
 
 
