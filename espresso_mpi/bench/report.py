@@ -76,11 +76,15 @@ that loses more than a cast does. Another library is the quicker of its float32 
 """
 
 _COMPRESSORS = """
-`make bench-compressors`. GB/s are of float32 input. *of bound*: the least time that the method's memory traffic could
-take, at the bandwidth of the plain copy in the first row, divided by the time it took; above 1 where the traffic is
-kinder to the caches than a copy's. Encode includes the residual, eight of the twelve bytes an element that it reads and
-writes, except in the rows that say so: those methods refuse error feedback. *vNMSE* is ‖x − C(x)‖²/‖x‖² on normal
-values, *expected* what analysis says of it. *call* is the time to encode one element.
+`make bench-compressors`. GB/s are of float32 input, in the median and in the *best* repetition. *of bound*: the least
+time that the method's memory traffic could take, at the best rate of the plain kernels in the first rows, divided by
+the best time it took. *read*, *update* and *accumulate* move 4, 8 and 12 bytes an element; *copy* counts 8, but lines
+that are written without having been read are read first, so it is below the others. Caches are emptied before each
+call of the large arrays, which are four times the last-level cache. The small ones are timed after four calls in a row,
+as where a gradient has just been computed; memory does not bound them. Encode includes the residual, eight of the
+twelve bytes an element that it reads and writes, except in the rows that say so: those methods refuse error feedback.
+*vNMSE* is ‖x − C(x)‖²/‖x‖² on normal values, *expected* what analysis says of it. *call* is the time to encode one
+element.
 """
 
 _TRAIN = """
@@ -185,10 +189,8 @@ def _body(result: Result, picture: Path | None) -> str:
 
 
 def _table_of(kind: str, rows: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
-    from . import compressors, growth, overlap, tensors
+    from . import growth, overlap, tensors
 
-    if kind == "compressors":
-        return compressors.table([compressors.Row(**row) for row in rows])
     if kind == "tensors":
         return tensors.table([tensors.Row(**row) for row in rows])
     if kind == "overlap":
@@ -279,6 +281,17 @@ def _train(result: Result) -> str:
     return _table(header, map(line, result["rows"])) + note
 
 
+def _compressors(result: Result) -> str:
+    """A table for every size: caches make one of another kind of the others."""
+    from . import compressor_tables, compressors
+
+    rows = [compressors.Row(**row) for row in result["rows"]]
+    tables = compressor_tables.tables(rows, result["cache"])
+    text = "".join(f"\n### {title}\n\n{_table(head, iter(lines))}" for title, (head, lines) in tables.items())
+    note = compressor_tables.above(rows)
+    return text + (f"\n{note}\n" if note else "")
+
+
 def _planner(result: Result) -> str:
     """A table for every part that was measured."""
     rows = [planner_rows.KINDS[row["part"]](**row) for row in result["rows"]]
@@ -303,4 +316,6 @@ def _truth(result: Result) -> str:
     return "".join(sections)
 
 
-_BODIES: dict[str, Callable[[Result], str]] = {"sync": _sync, "planner": _planner, "truth": _truth}
+_BODIES: dict[str, Callable[[Result], str]] = {
+    "sync": _sync, "compressors": _compressors, "planner": _planner, "truth": _truth,
+}  # fmt: skip
