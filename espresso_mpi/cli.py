@@ -263,6 +263,7 @@ def sync(
         str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")
     ] = "64KiB,1MiB,16MiB",
     compressors: Compressors = "none,fp16,int8,int4,onebit,topk:ratio=0.01",
+    only_mpi: Annotated[bool, typer.Option("--only-mpi", help="Measure MPI's own allreduce only.")] = False,
     route: Annotated[
         str | None,
         typer.Option(metavar="ROUTE", help="Route of the compressed methods; default: the session's choice."),
@@ -279,8 +280,9 @@ def sync(
     from espresso_mpi.bench import sync
 
     sync.main(
-        sizes=sizes, compressors=compressors, route=route, repeats=repeats, seconds=seconds, json=json, trace=trace
-    )
+        sizes=sizes, compressors=compressors, only_mpi=only_mpi, route=route, repeats=repeats, seconds=seconds,
+        json=json, trace=trace,
+    )  # fmt: skip
 
 
 @bench.command()

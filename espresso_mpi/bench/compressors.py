@@ -1,9 +1,10 @@
 """``bench compressors``: what each method costs on one device, beside the least time that its memory traffic allows.
 
-In every repetition a plain copy, every method and every peer's operation take turns, so that a noisy moment meets them
+In every repetition plain kernels, every method and every peer's operation take turns, so that a noisy moment meets them
 all. The bound of a method is the least number of bytes that it must read and write (``Compressor.encode_traffic``,
-``decode_traffic``) over the bandwidth of that copy; the fraction is the bound's time over the measured one. At its turn
-each runs a few times in a row and the quickest counts, the copy as well: so all find their arrays in the same caches.
+``decode_traffic``) over the best rate at which any plain kernel moved bytes (``memory``; on a GPU a copy); the fraction
+is the bound's time over the method's best. Arrays of four times the last-level cache are measured with cold caches;
+smaller ones may be in it, as they are after a few calls in a row, and have no such bound.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError
+from . import memory
+from .compressor_tables import COLD, tables
+from .memory import last_level_cache
 from .output import check_writable, parse_sizes, progress, show, write_rows
 
-_IN_A_ROW = 5
-"""Calls at each turn. It takes about four until a cache of the last level has forgotten the method before."""
+_CACHED = 16
+"""The smaller array that is measured by default has this part of the last-level cache."""
+
+_REHEARSALS = 4
+"""Calls in a row before one is timed, until a cache of the last level has forgotten the method before."""
 
 _ERROR_SIZE = 1 << 22
 """The error is measured on at most this many elements: it hardly depends on more."""
@@ -38,12 +45,14 @@ class Row:
         device: ``cpu`` or ``cuda``; threads: those that the kernels may use (0 on a GPU).
         n: float32 elements.
         feedback: whether the encode that was timed has a residual.
-        encode_s, decode_s: median seconds of encode and of decode_add; 0 where a peer has no such operation.
-        encode_bound_fraction, decode_bound_fraction: the share of the memory bound that is reached; None for peers.
+        encode_s, decode_s: median seconds of encode and of decode_add; 0 where there is no such operation.
+        encode_bound_fraction, decode_bound_fraction: the share of the memory bound that the best call reaches; None for
+            peers, and for arrays that caches may hold.
         payload_bytes: size of the payload.
         vnmse: measured ``‖x - C(x)‖² / ‖x‖²`` on normal values, without feedback.
         vnmse_expected: what analysis says of it; None where it is not known.
         launch_s: the same encode of one element: the cost of the call itself.
+        encode_best_s, decode_best_s: the least seconds of each.
     """
 
     method: str
@@ -59,15 +68,26 @@ class Row:
     vnmse: float | None
     vnmse_expected: float | None
     launch_s: float | None = None
+    encode_best_s: float = 0.0
+    decode_best_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Contestant:
-    """Something to time: encode and decode_add (or None) once, and the row that its times complete."""
+    """Something to time.
 
-    encode: Callable[[], None]
-    decode: Callable[[], None] | None
-    row: Callable[[float, float, float], Row]
+    Attributes:
+        encode: does it once. decode: decode_add once; None where there is none.
+        row: what is known of it before it is timed.
+        traffic: bytes that encode and decode must read and write; 0: not known, or not to be compared.
+        before: before each turn; after: after each encode. Both outside the clock.
+    """
+
+    encode: Callable[[], object]
+    decode: Callable[[], object] | None
+    row: Row
+    traffic: tuple[int, int] = (0, 0)
+    before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
 
 
@@ -82,7 +102,8 @@ def main(
     """Measure, print a table, and write JSON if asked.
 
     Args:
-        sizes: comma list of sizes of the float32 array; default 16MiB on the CPU, 400 MB on a GPU.
+        sizes: comma list of sizes of the float32 array; default on the CPU: four times its last-level cache, and a
+            sixteenth of it; 400 MB on a GPU.
         device: ``cpu`` or ``cuda``.
         methods: comma list of spellings; ``all`` for every method with its defaults, ``variants`` for those and the
             examples that each method names.
@@ -95,7 +116,7 @@ def main(
     """
     check_writable(json)
     specs = _specs(methods)
-    lengths = [nbytes // 4 for nbytes in parse_sizes(sizes or ("400000000B" if device == "cuda" else "16MiB"))]
+    lengths = [nbytes // 4 for nbytes in parse_sizes(sizes or _usual(device))]
     counts = _thread_counts(threads) if device == "cpu" else [0]
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"--device {device}; expected cpu or cuda")
@@ -108,8 +129,14 @@ def main(
                 rows += _measure(_Stage(device, count, n), specs, repeats, tick)
     _print(rows)
     if json is not None:
-        write_rows(json, rows)
+        write_rows(json, rows, cache=last_level_cache())
     return rows
+
+
+def _usual(device: str) -> str:
+    """The sizes that are measured by default."""
+    cache = last_level_cache()
+    return "400000000B" if device == "cuda" else f"{COLD * cache}B,{cache // _CACHED}B"
 
 
 def _specs(methods: str) -> list[str]:
@@ -161,13 +188,33 @@ class _Stage:
 
         return cuda.to_device(values)
 
-    def seconds(self, work: Callable[[], None]) -> float:
+    def seconds(self, work: Callable[[], object]) -> float:
         """How long something takes, on a GPU until it has finished."""
         self._wait()
         start = time.perf_counter()
         work()
         self._wait()
         return time.perf_counter() - start
+
+    @property
+    def cold(self) -> bool:
+        """Whether caches are emptied before each call: for arrays that do not fit into them."""
+        return self.device != "cpu" or 4 * self.n >= COLD * last_level_cache()
+
+    @cached_property
+    def _filler(self) -> np.ndarray:
+        return np.ones(2 * last_level_cache(), np.uint8)
+
+    def timed(self, work: Callable[[], object], after: Callable[[], None] = lambda: None) -> float:
+        """Seconds of a call with cold caches, or of the last of several where the array may be in them."""
+        for _ in range(0 if self.cold else _REHEARSALS):
+            work()
+            after()
+        if self.cold and self.device == "cpu":
+            np.bitwise_xor(self._filler, 1, out=self._filler)
+        seconds = self.seconds(work)
+        after()
+        return seconds
 
     def _wait(self) -> None:
         if self.device == "cuda":
@@ -192,72 +239,114 @@ class _Stage:
 
 
 def _measure(stage: _Stage, specs: Sequence[str], repeats: int, tick: Callable[[], None]) -> list[Row]:
-    x = np.random.default_rng(stage.n).standard_normal(stage.n).astype(np.float32)
+    x = np.random.default_rng(stage.n).standard_normal(stage.n, np.float32)
     with stage.set():
-        arrays = stage.array(x), stage.array(np.zeros(stage.n, np.float32))
-        contestants = [_copy(stage, x), *(_ours(stage, x, *arrays, spec) for spec in specs), *_peers(stage, x)]
+        arrays = _Arrays(*(stage.array(values) for values in (x, np.zeros_like(x), np.zeros_like(x), np.zeros_like(x))))
+        plain = _plain(stage, arrays)
+        contestants = [*plain, *(_ours(stage, x, arrays, spec) for spec in specs), *_peers(stage, x)]
         for contestant in contestants:  # compiles, and takes the memory that is kept
-            _repetition(stage, contestant)
-        times = []
+            _turn(stage, contestant)
+        turns = []
         for _ in range(repeats):
-            times.append([_repetition(stage, contestant) for contestant in contestants])
+            turns.append([_turn(stage, contestant) for contestant in contestants])
             tick()
-    median = np.median(np.array(times), axis=0)
-    per_byte = median[0, 0] / (8 * stage.n)  # the copy reads and writes 4 bytes an element
-    return [c.row(float(encode), float(decode), per_byte) for c, (encode, decode) in zip(contestants, median)]
+    times = np.array(turns)
+    median, best = np.median(times, axis=0), times.min(axis=0)
+    rate = max(c.traffic[0] / seconds for c, (seconds, _) in zip(plain, best))
+    return [_row(stage, c, *of_one, rate) for c, *of_one in zip(contestants, median, best)]
 
 
-def _repetition(stage: _Stage, contestant: _Contestant) -> tuple[float, float]:
-    """Seconds of encode and decode: of each the quickest of a few calls in a row, which has the caches to itself."""
-    encode = []
-    for _ in range(_IN_A_ROW):
-        encode.append(stage.seconds(contestant.encode))
-        contestant.after()
-    if contestant.decode is None:
-        return min(encode), 0.0
-    return min(encode), min(stage.seconds(contestant.decode) for _ in range(_IN_A_ROW))
+def _turn(stage: _Stage, contestant: _Contestant) -> tuple[float, float]:
+    """Seconds of encode and decode."""
+    contestant.before()
+    encode = stage.timed(contestant.encode, contestant.after)
+    return encode, 0.0 if contestant.decode is None else stage.timed(contestant.decode)
 
 
-def _copy(stage: _Stage, x: np.ndarray) -> _Contestant:
+def _row(stage: _Stage, c: _Contestant, median: np.ndarray, best: np.ndarray, rate: float) -> Row:
+    """A contestant's row with its times, and the shares of its bound at a rate in bytes a second."""
+    shares = [
+        float(traffic / rate / seconds) if stage.cold and traffic and seconds else None
+        for traffic, seconds in zip(c.traffic, best)
+    ]
+    return replace(
+        c.row, encode_s=float(median[0]), decode_s=float(median[1]), encode_best_s=float(best[0]),
+        decode_best_s=float(best[1]), encode_bound_fraction=shares[0], decode_bound_fraction=shares[1],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """What all methods share, on the device: the values, what is added to, the residual, and zeros to reset it."""
+
+    x: Any
+    out: Any
+    residual: Any
+    zeros: Any
+
+    def reset(self) -> None:
+        """Nothing has been kept back yet."""
+        from ..device import copy
+
+        copy(self.residual, self.zeros)
+
+
+def _bare(stage: _Stage, name: str, nbytes: int = 0) -> Row:
+    """A row without times and errors."""
+    return Row(name, stage.device, stage.threads, stage.n, False, 0.0, 0.0, None, None, nbytes, None, None)
+
+
+def _plain(stage: _Stage, arrays: _Arrays) -> list[_Contestant]:
+    """What moves bytes and does nothing else."""
     from ..device import copy
 
-    source, target = stage.array(x), stage.array(x)
+    n, x, out, residual = stage.n, arrays.x, arrays.out, arrays.residual
+    kernels: dict[str, tuple[int, Callable[[], object]]] = {"copy": (8, lambda: copy(out, x))}
+    if stage.device == "cpu":
+        bits = x.view(np.uint32)
+        kernels |= {
+            "read": (4, lambda: memory.read(bits)),
+            "update": (8, lambda: memory.update(out)),
+            "accumulate": (12, lambda: memory.accumulate(residual, x)),
+        }
+    return [
+        _Contestant(work, None, replace(_bare(stage, name, 4 * n), vnmse=0.0, vnmse_expected=0.0), (moved * n, 0))
+        for name, (moved, work) in kernels.items()
+    ]
 
-    def row(encode: float, decode: float, per_byte: float) -> Row:
-        return Row("copy", stage.device, stage.threads, stage.n, False, encode, 0.0, 1.0, None, x.nbytes, 0.0, 0.0)
 
-    return _Contestant(lambda: copy(target, source), None, row)
-
-
-def _ours(stage: _Stage, values: np.ndarray, x: Any, out: Any, spec: str) -> _Contestant:
+def _ours(stage: _Stage, values: np.ndarray, arrays: _Arrays, spec: str) -> _Contestant:
     from ..compressors import Context, get
     from ..feedback import Feedback
 
     n, compressor = stage.n, get(spec).at(None)
     feedback = Feedback().resolved(compressor, n).kind != "none"
-    error, launch = _error(stage, values[:_ERROR_SIZE], compressor), _launch(stage, compressor)
-    residual = stage.array(np.zeros(n, np.float32)) if feedback else None
+    residual = arrays.residual if feedback else None
     payload = stage.array(np.zeros(compressor.nbytes(n), np.uint8))
     context = Context(key=1, shared=2)
 
     def encode() -> None:
         context.step += 1
         context.key, context.shared = context.key + 1, context.shared + 1
-        compressor.encode(x, payload, residual, context)
+        compressor.encode(arrays.x, payload, residual, context)
 
-    def row(encode_s: float, decode_s: float, per_byte: float) -> Row:
-        traffic = compressor.encode_traffic(n) - (0 if feedback else 8 * n)
-        return Row(
-            spec, stage.device, stage.threads, n, feedback, encode_s, decode_s, traffic * per_byte / encode_s,
-            compressor.decode_traffic(n) * per_byte / decode_s, compressor.nbytes(n), error,
-            compressor.gaussian_error(min(n, _ERROR_SIZE)), launch,
-        )  # fmt: skip
+    def before() -> None:
+        arrays.reset()
+        if feedback:
+            encode()  # so that there is a residual
+            learn()
 
+    def learn() -> None:
+        compressor.learn(payload, n, context)
+
+    row = replace(
+        _bare(stage, spec, compressor.nbytes(n)), feedback=feedback, launch_s=_launch(stage, compressor),
+        vnmse=_error(stage, values[:_ERROR_SIZE], compressor),
+        vnmse_expected=compressor.gaussian_error(min(n, _ERROR_SIZE)),
+    )  # fmt: skip
+    traffic = compressor.encode_traffic(n) - (0 if feedback else 8 * n), compressor.decode_traffic(n)
     return _Contestant(
-        encode,
-        lambda: compressor.decode_add(payload, out, context),
-        row,
-        lambda: compressor.learn(payload, n, context),
+        encode, lambda: compressor.decode_add(payload, arrays.out, context), row, traffic, before, learn
     )
 
 
@@ -327,48 +416,12 @@ def _peers(stage: _Stage, values: np.ndarray) -> list[_Contestant]:
 def _peer(
     stage: _Stage, name: str, nbytes: int, encode: Callable[[], Any], decode: Callable[[Any], Any]
 ) -> _Contestant:
-    payload = encode()
-
-    def row(encode_s: float, decode_s: float, per_byte: float) -> Row:
-        return Row(
-            name, stage.device, stage.threads, stage.n, False, encode_s, decode_s, None, None, nbytes, None, None
-        )
-
-    def discard(operation: Callable[..., Any], *args: Any) -> None:
-        operation(*args)
-
-    return _Contestant(partial(discard, encode), partial(discard, decode, payload), row)
+    return _Contestant(encode, partial(decode, encode()), _bare(stage, name, nbytes))
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
 def _print(rows: Sequence[Row]) -> None:
-    header, lines = table(rows)
-    show("encode (with feedback where it is allowed) and decode_add of normal values", header, lines)
-
-
-def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Heading and lines of the table that people read."""
-    header = ["method", "threads", "n", "encode GB/s", "of bound", "decode GB/s", "of bound", "bits/element", "vNMSE",
-              "expected", "call µs"]  # fmt: skip
-    return header, [_line(row) for row in rows]
-
-
-def _line(row: Row) -> list[str]:
-    def rate(seconds: float) -> str:
-        return f"{4 * row.n / seconds / 1e9:.2f}" if seconds else ""
-
-    def share(value: float | None) -> str:
-        return "" if value is None else f"{value:.2f}"
-
-    def error(value: float | None) -> str:
-        return "" if value is None else f"{value:.3g}"
-
-    name = row.method if row.feedback or row.vnmse_expected is None else f"{row.method} (no feedback)"
-    return [
-        name if row.method != "copy" else "copy", str(row.threads or row.device), f"{row.n:,}", rate(row.encode_s),
-        share(row.encode_bound_fraction), rate(row.decode_s), share(row.decode_bound_fraction),
-        f"{8 * row.payload_bytes / row.n:.2f}", error(row.vnmse), error(row.vnmse_expected),
-        "" if row.launch_s is None else f"{row.launch_s * 1e6:.0f}",
-    ]  # fmt: skip
+    for title, (header, lines) in tables(rows, last_level_cache()).items():
+        show(f"encode (with feedback where it is allowed) and decode_add of normal values: {title}", header, lines)

@@ -34,6 +34,7 @@ class Contestant:
         sent: bytes sent so far by this rank, by level; None where it cannot be told.
         trace: writes a trace of one more run to a file; None where there is nothing to see. Collective.
         close: gives back what it holds. Collective.
+        text: the way that MPI goes, in words.
     """
 
     method: str
@@ -44,6 +45,7 @@ class Contestant:
     sent: Callable[[], Mapping[str, int]] | None = None
     trace: Callable[[Path], None] | None = None
     close: Callable[[], None] = lambda: None
+    text: str = ""
 
 
 @dataclass(frozen=True)

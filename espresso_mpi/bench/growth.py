@@ -21,7 +21,7 @@ from ..compressors import spellings
 from ..errors import ConfigError
 from .contest import Contestant, Effort, Inputs, in_turns
 from .output import check_plot, check_writable, milliseconds, parse_sizes, progress, show, write_rows
-from .report import size_text
+from .sync_tables import size_text
 
 MPI_METHOD = "mpi-allreduce-fp32"
 

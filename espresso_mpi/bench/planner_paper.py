@@ -9,7 +9,7 @@ from ..planner.timeline import ORDERS
 from .planner_published import DISTANCE, GAINS, SCALING, Gain
 from .planner_rows import Against, Factor, Gap, Orders
 from .planner_scenes import UPPER_BOUND, Scene, scene
-from .report import size_text
+from .sync_tables import size_text
 
 CLOSE = 10.0
 """Percentage points within which a gain counts as the published one."""

@@ -11,7 +11,7 @@ from ..compressors import spellings
 from ..errors import ConfigError
 from ..planner.profile import Profile
 from .output import check_writable, milliseconds, progress, show
-from .report import size_text
+from .sync_tables import size_text
 
 DEFAULT = "fp16,int8,int4,onebit,topk:ratio=0.01"
 

@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from ..planner.cluster import TESTBEDS, Cluster
 from ..planner.profile import Curve, Profile
 from .output import WIDTH, check_plot, check_writable, number, show
-from .report import size_text
+from .sync_tables import size_text
 from .timeline import SUFFIXES
 
 _SHOWN = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20)

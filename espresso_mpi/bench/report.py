@@ -10,8 +10,9 @@ from typing import Any
 
 from espresso_mpi.errors import ConfigError
 
-from . import planner_rows, planner_tables
-from .output import milliseconds, number
+from . import planner_rows, planner_tables, sync_tables
+from .output import number
+from .sync_tables import size_text
 
 Result = Mapping[str, Any]
 
@@ -25,14 +26,19 @@ _SYNC = """
 ## What the columns mean
 
 One float32 array of each size, on every rank. *median* and *p99* are over repetitions, of the slowest rank of each.
-*x fp32* and *x fp16* are the time of `MPI_Allreduce` on the same array, as it is and cast to float16 (casts included,
-summed by our kernel, which beats MPI's own half type), divided by the method's: below 1 the method loses.
+*x fp32* and *x MPI fp16* are the time of the quickest `MPI_Allreduce` on the same array, as it is and cast to float16,
+divided by the method's; *x our fp16* that of our `fp16`: below 1 the method loses. MPI's rows: the library's own choice
+of algorithm, in place; `-tuned`, the quickest of all others (Open MPI's six algorithms of the component `tuned`, each in
+place and with two buffers, and its own choice with two buffers), found by trials before and named under *route*. In
+float16 casts and sum are compiled; MPI's own half type is slower. Rows with another library's name are from a run of
+their own right before or after: compare them less closely.
 
 *wire* is the least time on the busiest link: the bytes that a machine sends to others over the best rate that a plain
 stream between machines reached in the same run. *memory* is the least time for what the ranks of a machine must read
 and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the bandwidth of plain copies by all
 ranks at once in the same run. The larger one is the *bound*: no implementation of that route, on that machine, is
-quicker, but for what caches and the start of a link serve. *time / bound* is how far above it a method is.
+quicker, but for what caches and the start of a link serve. For MPI, which does not tell its algorithm, it is that of the
+allreduce with the least bytes, flat or by levels, casts included. *time / bound* is how far above it a method is.
 
 *between machines* is what all ranks together send over links in one synchronisation. *wrong* counts elements that
 differ from the reference: the float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods.
@@ -62,17 +68,23 @@ costs, 1/β the rate (of float32 input) that large arrays approach.
 _LOSSES = """
 ## Where compression loses
 
-What took longer than the quicker dense way, `MPI_Allreduce` or our `none`, for the same array in the same run; `none`
-itself is listed where MPI's was quicker.
+What took longer than the quickest way to average the same array in the same run. *Against fp32*: `MPI_Allreduce` of
+float32 by the quickest of its algorithms, or our `none`, which is listed itself where MPI's was quicker. *Against
+fp16*: `MPI_Allreduce` of float16, casts included, or our `fp16`, likewise; that is the fair baseline for everything
+that loses more than a cast does. Another library is the quicker of its float32 and float16.
 
 """
 
 _COMPRESSORS = """
-`make bench-compressors`. GB/s are of float32 input. *of bound*: the least time that the method's memory traffic could
-take, at the bandwidth of the plain copy in the first row, divided by the time it took; above 1 where the traffic is
-kinder to the caches than a copy's. Encode includes the residual, eight of the twelve bytes an element that it reads and
-writes, except in the rows that say so: those methods refuse error feedback. *vNMSE* is ‖x − C(x)‖²/‖x‖² on normal
-values, *expected* what analysis says of it. *call* is the time to encode one element.
+`make bench-compressors`. GB/s are of float32 input, in the median and in the *best* repetition. *of bound*: the least
+time that the method's memory traffic could take, at the best rate of the plain kernels in the first rows, divided by
+the best time it took. *read*, *update* and *accumulate* move 4, 8 and 12 bytes an element; *copy* counts 8, but lines
+that are written without having been read are read first, so it is below the others. Caches are emptied before each
+call of the large arrays, which are four times the last-level cache. The small ones are timed after four calls in a row,
+as where a gradient has just been computed; memory does not bound them. Encode includes the residual, eight of the
+twelve bytes an element that it reads and writes, except in the rows that say so: those methods refuse error feedback.
+*vNMSE* is ‖x − C(x)‖²/‖x‖² on normal values, *expected* what analysis says of it. *call* is the time to encode one
+element.
 """
 
 _TRAIN = """
@@ -101,7 +113,7 @@ def main(*, results: Sequence[Path], output: Path, picture: Path | None = None) 
     Raises:
         ConfigError: a file is missing or is no such result.
     """
-    loaded = [_load(path) for path in results]
+    loaded = _merged([_load(path) for path in results])
     sections = [_section(result, picture) for result in loaded]
     output.write_text(_HEAD + _losses(loaded) + _SYNC + "".join(sections))
     print(f"wrote {output}")
@@ -115,6 +127,26 @@ def _load(path: Path) -> Result:
         raise ConfigError(
             f"{path}: not the JSON result of a benchmark ({error}); make one with bench ... --json"
         ) from None
+
+
+def _merged(results: Sequence[Result]) -> list[Result]:
+    """MPI's rows of another library than ours ran on, which are runs of their own, in the table of the same place."""
+    found: list[Result] = []
+    for result in results:
+        only_mpi = result["kind"] == "sync" and all(row["method"].startswith(sync_tables.MPI) for row in result["rows"])
+        beside = [i for i, one in enumerate(found) if one["kind"] == "sync" and _where(one) == _where(result)]
+        if only_mpi and beside:
+            library = _library(result)
+            rows = [{**row, "method": f"{row['method']} ({library})"} for row in result["rows"]]
+            own = found[beside[0]]
+            found[beside[0]] = {**own, "rows": _by_size([*own["rows"], *rows])}
+        else:
+            found.append(result)
+    return found
+
+
+def _by_size(rows: Sequence[Result]) -> list[Result]:
+    return sorted(rows, key=lambda row: row["nbytes"])
 
 
 def _kind(result: Result) -> str:
@@ -157,10 +189,8 @@ def _body(result: Result, picture: Path | None) -> str:
 
 
 def _table_of(kind: str, rows: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
-    from . import compressors, growth, overlap, tensors
+    from . import growth, overlap, tensors
 
-    if kind == "compressors":
-        return compressors.table([compressors.Row(**row) for row in rows])
     if kind == "tensors":
         return tensors.table([tensors.Row(**row) for row in rows])
     if kind == "overlap":
@@ -173,21 +203,15 @@ def _table_of(kind: str, rows: Sequence[Result]) -> tuple[list[str], list[list[s
 
 def _losses(results: Sequence[Result]) -> str:
     """What the rows say against compression, and against us; nothing where no synchronisation was measured."""
-    texts = [f"- {_where(result)}: {_loss_text(result['rows'])}" for result in results if result["kind"] == "sync"]
+    texts = [
+        f"- {_where(result)}, against {name}: {text}."
+        for result in results
+        if result["kind"] == "sync"
+        for name, text in sync_tables.losses(result["rows"]).items()
+    ]
     if not texts:
         return ""
     return _LOSSES + "\n".join(texts) + "\n"
-
-
-def _loss_text(rows: Sequence[Result]) -> str:
-    parts = []
-    for nbytes in dict.fromkeys(row["nbytes"] for row in rows):
-        seconds = {row["method"]: row["seconds"] for row in rows if row["nbytes"] == nbytes}
-        dense = min(seconds[method] for method in ("mpi-allreduce-fp32", "none") if method in seconds)
-        ours = {method: t / dense for method, t in seconds.items() if not method.startswith("mpi-") and t > dense}
-        if ours:
-            parts.append(f"{size_text(nbytes)}: {', '.join(f'{m} ({times:.2f} times)' for m, times in ours.items())}")
-    return "; ".join(parts) + "." if parts else "nothing."
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -200,10 +224,16 @@ def _where(result: Result) -> str:
     return f"emulated cluster, {lab}" if lab else f"{job.get('ranks', '?')} ranks on one machine"
 
 
+def _library(result: Result) -> str:
+    """The MPI library that a result was measured with, and its version."""
+    mpi = result["environment"]["mpi"] or {}
+    return " ".join(str(part) for part in (mpi.get("library"), mpi.get("version")) if part)
+
+
 def _environment(result: Result) -> str:
     e = result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in e["versions"].items() if version)
-    mpi = " ".join(str(part) for part in [(e["mpi"] or {}).get("library"), (e["mpi"] or {}).get("version")] if part)
+    mpi = _library(result)
     memory = f"{e['memory_bytes'] / 2**30:.0f} GiB"
     machine = f"{e['cpu']}, {e['cores']} cores, {memory}; {e['system']}"
     mpi = f"{mpi}; " if mpi else ""
@@ -217,39 +247,16 @@ def _table(header: Sequence[str], lines: Iterator[Sequence[str]]) -> str:
 
 def _sync(result: Result) -> str:
     rows = result["rows"]
-    seconds = {(row["nbytes"], row["method"]): row["seconds"] for row in rows}
-
-    def line(row: Result) -> list[str]:
-        ratios = [seconds[row["nbytes"], f"mpi-allreduce-{kind}"] / row["seconds"] for kind in ("fp32", "fp16")]
-        parts = [row.get(key) for key in ("wire_seconds", "memory_seconds", "bound_seconds")]
-        return [
-            size_text(row["nbytes"]),
-            row["method"],
-            *map(milliseconds, (row["seconds"], row["p99"])),
-            *map(number, ratios),
-            *map(milliseconds, parts),
-            number(row.get("ratio")),
-            "" if row["inter_bytes"] is None else f"{row['inter_bytes']:,}",
-            str(row["wrong"]),
-            f"`{row['route']}`" if row["route"] else "MPI's own",
-        ]
-
-    header = ["size", "method", "median ms", "p99 ms", "x fp32", "x fp16", "wire ms", "memory ms", "bound ms",
-              "time / bound", "bytes between machines", "wrong", "route"]  # fmt: skip
     rates = result.get("yardsticks", {})
     reached = [f"{size_text(int(nbytes))}: {rates_text(rate)}" for nbytes, rate in rates.items()]
-    return _table(header, map(line, rows)) + (f"\nMeasured beside it: {'; '.join(reached)}.\n" if reached else "")
+    table = _table(sync_tables.HEADER, iter([sync_tables.line(row, rows) for row in rows]))
+    return table + (f"\nMeasured beside it: {'; '.join(reached)}.\n" if reached else "")
 
 
 def rates_text(rates: Mapping[str, Any]) -> str:
     """What link and memory reached, in words."""
     copy = f"copies by all ranks of a machine {min(rates['copy']) / 1e9:.1f} GB/s read and written"
     return copy if rates["link"] is None else f"a link carries {rates['link'] / 1e6:.1f} MB/s each way, {copy}"
-
-
-def size_text(nbytes: int) -> str:
-    """A size as people write it."""
-    return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"
 
 
 def _train(result: Result) -> str:
@@ -272,6 +279,17 @@ def _train(result: Result) -> str:
     corpus = result["corpus"]
     note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"
     return _table(header, map(line, result["rows"])) + note
+
+
+def _compressors(result: Result) -> str:
+    """A table for every size: caches make one of another kind of the others."""
+    from . import compressor_tables, compressors
+
+    rows = [compressors.Row(**row) for row in result["rows"]]
+    tables = compressor_tables.tables(rows, result["cache"])
+    text = "".join(f"\n### {title}\n\n{_table(head, iter(lines))}" for title, (head, lines) in tables.items())
+    note = compressor_tables.above(rows)
+    return text + (f"\n{note}\n" if note else "")
 
 
 def _planner(result: Result) -> str:
@@ -298,4 +316,6 @@ def _truth(result: Result) -> str:
     return "".join(sections)
 
 
-_BODIES: dict[str, Callable[[Result], str]] = {"sync": _sync, "planner": _planner, "truth": _truth}
+_BODIES: dict[str, Callable[[Result], str]] = {
+    "sync": _sync, "compressors": _compressors, "planner": _planner, "truth": _truth,
+}  # fmt: skip

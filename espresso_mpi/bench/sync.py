@@ -6,7 +6,7 @@ What is possible is said by ``bound``; how the methods are timed and checked by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from ..compressors import spellings
 from ..types import TensorSpec
 from . import timeline
 from .bound import Bound, Yardsticks, bound, memory_traffic, topology_of
-from .contest import Contestant, Effort, Inputs, in_turns, route_name, wrong_mean, wrong_of, wrong_together
-from .output import check_writable, milliseconds, number, parse_sizes, progress, show, write_rows
-from .report import rates_text, size_text
+from .contest import Contestant, Effort, Inputs, in_turns, route_name, wrong_of, wrong_together
+from .mpi_own import FP16, FP32, Allreduces, least_sent, least_traffic
+from .output import check_writable, parse_sizes, progress, show, write_rows
+from .report import rates_text
+from .sync_tables import HEADER, line, size_text
 
 NAME = "x"
 """The tensor's."""
@@ -30,8 +32,9 @@ class Row:
     """One line of the result.
 
     Attributes:
-        method: compressor, or ``mpi-allreduce-fp32`` / ``mpi-allreduce-fp16``.
-        route: name or spelling of the route; "" for MPI's own.
+        method: compressor, or ``mpi-allreduce-fp32`` / ``mpi-allreduce-fp16``, ending in ``-tuned`` where the quickest
+            way was chosen that is not the library's own choice.
+        route: name or spelling of the route; for MPI which way it went.
         nbytes: bytes of the float32 array.
         seconds, p99: median and 99th percentile, over repetitions, of the slowest rank.
         wire_bytes: bytes that all ranks together send to other ranks in one synchronisation; MPI does not tell.
@@ -60,6 +63,7 @@ class Row:
 def main(
     sizes: str = "64KiB,1MiB,16MiB",
     compressors: str = "none,fp16,int8,int4,onebit,topk:ratio=0.01",
+    only_mpi: bool = False,
     route: str | None = None,
     repeats: int = 20,
     seconds: float | None = None,
@@ -70,7 +74,7 @@ def main(
 
     Args:
         sizes: comma list of sizes of the float32 array, e.g. ``64KiB,1MiB``.
-        compressors: comma list of spellings.
+        compressors: comma list of spellings. only_mpi: leave them out and measure MPI's own only.
         route: route of the compressed methods; default: the session's own choice.
         repeats: most timed repetitions a method and size.
         seconds: time for each size after which no further repetition is begun, but for the first three.
@@ -83,7 +87,7 @@ def main(
     world = MPI.COMM_WORLD
     check_writable(json)
     timeline.check_trace(trace)
-    lengths, specs = parse_sizes(sizes), spellings(compressors)
+    lengths, specs = parse_sizes(sizes), () if only_mpi else spellings(compressors)
     if world.size == 1:
         print("bench sync: one rank has nobody to send to; start several with espresso-mpi run -n 4")
     rows: list[Row] = []
@@ -111,7 +115,8 @@ class _Suite:
         self.comm, self.nbytes = comm, nbytes
         self.inputs = Inputs(comm, {NAME: (nbytes // 4,)})
         self.x = np.empty(nbytes // 4, np.float32)  # the same memory every time, as in training
-        self.contestants = [self._mpi_fp32(), self._mpi_fp16(), *(self._ours(spec, route) for spec in specs)]
+        self.mpi = Allreduces(comm, self.x, self._refill, self._sources)
+        self.contestants = [*self.mpi.contestants(), *(self._ours(spec, route) for spec in specs)]
         self.topology = topology_of(comm)
         self.yardsticks = Yardsticks(comm, self.topology, nbytes)
 
@@ -125,6 +130,7 @@ class _Suite:
             if trace is not None and c.trace is not None:
                 c.trace(trace)
             c.close()
+        self.mpi.close()
         self.yardsticks.close()
         return rows
 
@@ -141,15 +147,16 @@ class _Suite:
     def _row(self, c: Contestant, times: np.ndarray, wrong: int, before: Mapping[str, int] | None) -> Row:
         seconds, p99 = float(np.median(times)), float(np.percentile(times, 99))
         if c.sent is None or before is None:
-            return Row(c.method, "", self.nbytes, seconds, p99, None, None, wrong, len(times))
-        mine = {level: (count - before[level]) // len(times) for level, count in c.sent().items()}
-        every = self.comm.allgather(mine)
-        inter = [sent["inter"] for sent in every]
-        least = self._bound(c, inter)
-        total = sum(sum(sent.values()) for sent in every)
+            route, total, between, least = c.text, None, None, self._bound_of_mpi(c.method)
+        else:
+            mine = {level: (count - before[level]) // len(times) for level, count in c.sent().items()}
+            every = self.comm.allgather(mine)
+            inter = [sent["inter"] for sent in every]
+            route, least = route_name(c.route), self._bound(c, inter)
+            total, between = sum(sum(sent.values()) for sent in every), sum(inter)
         return Row(
-            c.method, route_name(c.route), self.nbytes, seconds, p99, total, sum(inter), wrong, len(times), least.wire,
-            least.memory, least.seconds, seconds / least.seconds if least.seconds else None,
+            c.method, route, self.nbytes, seconds, p99, total, between, wrong, len(times), least.wire, least.memory,
+            least.seconds, seconds / least.seconds if least.seconds else None,
         )  # fmt: skip
 
     def _bound(self, c: Contestant, inter: Sequence[int]) -> Bound:
@@ -161,6 +168,13 @@ class _Suite:
         feedback = method is not None and Feedback().resolved(method, n).kind != "none"
         assert c.route is not None
         return bound(inter, memory_traffic(c.route, self.topology, n, method, feedback), self.topology, self.yardsticks)
+
+    def _bound_of_mpi(self, method: str) -> Bound:
+        """Of any allreduce: the library does not tell what it does."""
+        kind = FP32 if method.startswith(FP32) else FP16
+        sent = least_sent(self.topology, self.nbytes if kind == FP32 else self.nbytes // 2)
+        traffic = least_traffic(self.topology, self.nbytes // 4, kind)
+        return bound(sent, traffic, self.topology, self.yardsticks)
 
     def _refill(self) -> None:
         self.inputs.refill({NAME: self.x})
@@ -192,43 +206,6 @@ class _Suite:
             spec, lambda: session.sync({NAME: self.x}), check, self._refill, way, sent, trace, session.close
         )
 
-    # --- MPI's own ---
-
-    def _mpi_fp32(self) -> Contestant:
-        from mpi4py import MPI
-
-        out = np.empty_like(self.x)
-
-        def check() -> int:
-            self.comm.Allreduce(self.inputs.mine[NAME], out, MPI.SUM)
-            mean = out / np.float32(self.comm.size)
-            return wrong_together(self.comm, [mean], lambda: wrong_mean(mean, self._sources()))
-
-        return Contestant("mpi-allreduce-fp32", lambda: self.comm.Allreduce(self.x, out, MPI.SUM), check, self._refill)
-
-    def _mpi_fp16(self) -> Contestant:
-        """Cast, allreduce of halves, cast back. MPI's own half type is slow or missing, so the sum is our kernel."""
-        from mpi4py import MPI
-
-        from .. import compressors
-
-        cast = compressors.get("fp16")
-        mine, total = (np.empty(cast.nbytes(self.x.size), np.uint8) for _ in range(2))
-        out = np.empty_like(self.x)
-        op = MPI.Op.Create(_add_halves, commute=True)
-
-        def run() -> None:
-            cast.encode(self.x, mine)
-            self.comm.Allreduce([mine, MPI.UINT16_T], [total, MPI.UINT16_T], op)
-            cast.decode(total, out)
-
-        def check() -> int:
-            self._refill()
-            run()
-            return wrong_together(self.comm, [out], lambda: _wrong_halves(out, self._sources()))
-
-        return Contestant("mpi-allreduce-fp16", run, check, self._refill, close=op.Free)
-
     def _sources(self) -> list[np.ndarray]:
         return [source[NAME] for source in self.inputs.of_all()]
 
@@ -237,49 +214,13 @@ def _bytes_by_level(session: Any) -> Mapping[str, int]:
     return session.stats().bytes_by_level
 
 
-def _wrong_halves(out: np.ndarray, sources: Sequence[np.ndarray]) -> int:
-    """Elements further from the float64 sum than sums of this many float16 values can be."""
-    exact, size = np.zeros(out.size), np.zeros(out.size)
-    for source in sources:
-        exact += source
-        size += np.abs(source)
-    return int(np.count_nonzero(~(np.abs(out - exact) <= len(sources) * size * 2.0**-11 + 2.0**-24)))
-
-
-def _add_halves(source: Any, target: Any, datatype: Any) -> None:
-    """``target += source`` on float16 bits, as an MPI reduction."""
-    from ..collectives.reduction import mean_rows
-
-    rows = np.frombuffer(source, np.uint16).reshape(1, -1)
-    out = np.frombuffer(target, np.uint16)
-    mean_rows(out, np.concatenate([rows, rows]), 1, 1.0, "float16")
-
-
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
 def _print(rows: Sequence[Row], ranks: int, rates: Mapping[str, Mapping[str, Any]]) -> None:
-    header = ["size", "method", "median\nms", "p99\nms", "x fp32", "x fp16", "wire\nms", "memory\nms", "bound\nms",
-              "time /\nbound", "sent\nMB", "between\nMB", "wrong", "route"]  # fmt: skip
-    title = f"one array, {ranks} ranks; speed-up over MPI_Allreduce in the same run"
-    show(title, header, [_line(row, rows) for row in rows], left=("method", "route"))
+    every = [asdict(row) for row in rows]
+    title = f"one array, {ranks} ranks; speed-up over MPI_Allreduce and our fp16 in the same run"
+    header = [heading.replace(" ", "\n") for heading in HEADER]
+    show(title, header, [line(row, every) for row in every], left=("method", "route"))
     for nbytes, rate in rates.items():
         print(f"{size_text(int(nbytes))}: {rates_text(rate)}")
-
-
-def _line(row: Row, rows: Sequence[Row]) -> list[str]:
-    fp32, fp16 = (_seconds(rows, row.nbytes, f"mpi-allreduce-{kind}") / row.seconds for kind in ("fp32", "fp16"))
-    parts = (row.wire_seconds, row.memory_seconds, row.bound_seconds)
-    return [
-        size_text(row.nbytes), row.method, *map(milliseconds, (row.seconds, row.p99)), number(fp32), number(fp16),
-        *map(milliseconds, parts), number(row.ratio), _megabytes(row.wire_bytes), _megabytes(row.inter_bytes),
-        str(row.wrong), row.route or "MPI's own",
-    ]  # fmt: skip
-
-
-def _seconds(rows: Sequence[Row], nbytes: int, method: str) -> float:
-    return next(row.seconds for row in rows if row.nbytes == nbytes and row.method == method)
-
-
-def _megabytes(value: int | None) -> str:
-    return "" if value is None else f"{value / 1e6:.3g}"

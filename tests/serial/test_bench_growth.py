@@ -160,10 +160,30 @@ def test_every_kind_has_its_section(results, tmp_path):
     assert "![Time against size and against ranks](docs/growth.png)" in text
 
 
-def test_losses_are_those_of_the_rows(results, tmp_path):
-    report.main(results=results[:1], output=tmp_path / "B.md")
-    (loss,) = [line for line in (tmp_path / "B.md").read_text().splitlines() if line.startswith("- ")]
-    assert loss.endswith("1 MiB: int8 (3.00 times).")  # than none, which beats MPI here
+def test_losses_are_those_of_the_rows(tmp_path):
+    """Against the quickest of each kind of baseline, MPI's tuned rows and our fp16 among them."""
+    seconds = {"mpi-allreduce-fp32": 1.0, "mpi-allreduce-fp32-tuned": 0.8, "mpi-allreduce-fp16": 0.5,
+               "mpi-allreduce-fp16-tuned": 0.6, "none": 0.9, "fp16": 0.4, "int8": 0.6, "onebit": 1.6}  # fmt: skip
+    write_rows(tmp_path / "sync.json", [sync_row(m, s) for m, s in seconds.items()], kind="sync")
+    report.main(results=[tmp_path / "sync.json"], output=tmp_path / "B.md")
+    losses = [line for line in (tmp_path / "B.md").read_text().splitlines() if line.startswith("- ")]
+    assert losses[0].endswith("against fp32: 1 MiB: none (1.12 times), onebit (2.00 times).")
+    assert losses[1].endswith("against fp16: 1 MiB: int8 (1.50 times), onebit (4.00 times).")
+    assert "| onebit | 1600.00 | 1600.00 | 0.50 | 0.31 | 0.25 |" in (tmp_path / "B.md").read_text()
+
+
+def test_another_mpi_library_stands_beside(results, tmp_path):
+    """Its rows are in the table of the same place, named after it, and no baseline of the others."""
+    write_rows(tmp_path / "other.json", [sync_row("mpi-allreduce-fp32", 0.25)], kind="sync")
+    other = json.loads((tmp_path / "other.json").read_text())
+    other["environment"]["mpi"] = {"library": "MPICH", "version": "5.0.2"}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    report.main(results=[results[0], tmp_path / "other.json"], output=tmp_path / "B.md")
+    text = (tmp_path / "B.md").read_text()
+    assert text.count("## Synchronisation") == 1
+    assert "| mpi-allreduce-fp32 (MPICH 5.0.2) | 250.00 |" in text
+    assert "against fp32: 1 MiB: int8 (3.00 times)." in text
+    assert "MPICH 5.0.2, in a run of its own: 1 MiB: none (2.00 times), int8 (6.00 times)." in text
 
 
 def test_a_result_of_an_unknown_kind_is_refused(tmp_path):

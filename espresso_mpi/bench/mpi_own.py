@@ -1,0 +1,300 @@
+"""``MPI_Allreduce`` as good as the library at hand does it, for ``bench sync`` to compare with.
+
+- float16 is summed by a compiled C callback, in place, on MPI's 16-bit type: MPI's own half types are slow or missing,
+  and an operator written in Python costs more than the sum.
+- Where the library lets its algorithms be chosen (Open MPI's component ``tuned``, by the tool interface MPI_T), all
+  are tried on a communicator each, in place and from another buffer, and the quickest is measured beside the library's
+  own choice, in turns with everything else.
+
+MPI's functions that mpi4py does not offer are called through the library that mpi4py itself has loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from ..collectives.layout import Topology
+from ..compressors import _cpu
+from ..errors import EspressoError
+from ..types import Route
+from .bound import memory_traffic
+from .contest import Contestant, Effort, in_turns, timed, wrong_mean, wrong_together
+
+FP32, FP16, TUNED = "mpi-allreduce-fp32", "mpi-allreduce-fp16", "-tuned"
+"""Names of the rows; ``TUNED`` is appended where the way is not the library's own choice."""
+
+_ALGORITHMS = {
+    1: "linear",
+    2: "reduce and broadcast",
+    3: "recursive doubling",
+    4: "ring",
+    5: "segmented ring",
+    6: "Rabenseifner",
+}
+"""Open MPI's numbers for ``coll_tuned_allreduce_algorithm``; 0 is the component's own choice."""
+
+_TRIAL_SECONDS = 0.1
+"""How long the library's own way takes on the array that ways are tried with."""
+
+_TRIAL_LEAST = 1 << 18
+"""Bytes of the smallest array that ways are tried with, unless the measured one is smaller."""
+
+_CLEARLY_SLOWER = 2.0
+"""A way that takes more than this many times the quickest in one trial is not tried again."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to call MPI_Allreduce.
+
+    Attributes:
+        name: the algorithm; "" for the library's own choice.
+        comm: the communicator that it was chosen for.
+        in_place: the sum replaces the values, else it goes to another buffer.
+    """
+
+    name: str
+    comm: Any
+    in_place: bool
+
+    @property
+    def text(self) -> str:
+        """What it does, in words."""
+        return (self.name or "MPI's own choice") + (", in place" if self.in_place else ", two buffers")
+
+    def allreduce(self, x: Any, out: Any, op: Any) -> None:
+        """The sum over all ranks in ``x``, or in ``out`` if the way is not in place. Collective."""
+        from mpi4py import MPI
+
+        self.comm.Allreduce(MPI.IN_PLACE if self.in_place else x, x if self.in_place else out, op)
+
+
+# --- the contestants --------------------------------------------------------------------------------------------------
+
+
+class Allreduces:
+    """MPI's rows for one array. Collective, as are its methods.
+
+    Args:
+        comm: all ranks.
+        x: float32; every run replaces or reads what is in it.
+        prepare: puts this rank's values into ``x``.
+        sources: every rank's values, for the checks.
+    """
+
+    def __init__(
+        self, comm: Any, x: np.ndarray, prepare: Callable[[], None], sources: Callable[[], list[np.ndarray]]
+    ) -> None:
+        from .. import compressors
+
+        self.comm, self.x, self.prepare, self.sources = comm, x, prepare, sources
+        self.other = np.empty_like(x)
+        self.halves, self.other_halves = (np.empty(x.size, np.uint16) for _ in range(2))
+        self.cast = compressors.get("fp16")
+        self.op = half_sum()
+        self.ways = ways(comm)
+
+    def contestants(self) -> list[Contestant]:
+        """The library's own choice and the quickest other way, for both element types."""
+        return [self._named(kind, way) for kind in (FP32, FP16) for way in (self.ways[0], self._quickest(kind))]
+
+    def close(self) -> None:
+        """Give back what they hold."""
+        self.op.Free()
+        for way in self.ways:
+            if way.in_place:  # the other way on the same communicator is not
+                way.comm.Free()
+
+    def _named(self, kind: str, way: Way) -> Contestant:
+        run, check = (self._fp32, self._check_fp32) if kind == FP32 else (self._fp16, self._check_fp16)
+        name = kind if way == self.ways[0] else kind + TUNED
+        return Contestant(name, lambda: run(way, slice(None)), lambda: check(way), self.prepare, text=way.text)
+
+    def _quickest(self, kind: str) -> Way:
+        """Of all ways but the first; by trials on a part of the array that takes about as long everywhere."""
+        run = self._fp32 if kind == FP32 else self._fp16
+        first, *others = self.ways
+        seconds = timed(self.comm, lambda: run(first, slice(None)), self.prepare)
+        share = min(1.0, max(_TRIAL_SECONDS / seconds, _TRIAL_LEAST / self.x.nbytes))
+        part = slice(0, max(1, int(self.x.size * share)))
+        return quickest(self.comm, others, lambda way: run(way, part), self.prepare)
+
+    # --- what is timed, and its check ---
+
+    def _fp32(self, way: Way, part: slice) -> None:
+        from mpi4py import MPI
+
+        way.allreduce(self.x[part], self.other[part], MPI.SUM)
+
+    def _fp16(self, way: Way, part: slice) -> None:
+        """Cast, sum of halves, cast back."""
+        from mpi4py import MPI
+
+        x, halves, other = self.x[part], self.halves[part], self.other_halves[part]
+        self.cast.encode(x, halves.view(np.uint8))
+        way.allreduce([halves, MPI.UINT16_T], [other, MPI.UINT16_T], self.op)
+        self.cast.decode((halves if way.in_place else other).view(np.uint8), x)
+
+    def _check_fp32(self, way: Way) -> int:
+        self.prepare()
+        self._fp32(way, slice(None))
+        mean = (self.x if way.in_place else self.other) / np.float32(self.comm.size)
+        return wrong_together(self.comm, [mean], lambda: wrong_mean(mean, self.sources()))
+
+    def _check_fp16(self, way: Way) -> int:
+        self.prepare()
+        self._fp16(way, slice(None))
+        return wrong_together(self.comm, [self.x], lambda: _wrong_halves(self.x, self.sources()))
+
+
+def quickest(comm: Any, ways: Sequence[Way], run: Callable[[Way], None], prepare: Callable[[], None]) -> Way:
+    """The way with the least median time; clearly slower ones are left out after one trial. Collective."""
+    trials = [Contestant(way.text, partial(run, way), prepare=prepare) for way in ways]
+    for trial in trials:
+        timed(comm, trial.run, prepare)  # opens connections
+    once = [timed(comm, trial.run, prepare) for trial in trials]
+    left = [number for number, seconds in enumerate(once) if seconds <= _CLEARLY_SLOWER * min(once)]
+    times = in_turns(comm, [trials[number] for number in left], Effort(20, 3 * _TRIAL_SECONDS))
+    return ways[left[int(np.argmin(np.median(times, axis=0)))]]
+
+
+def _wrong_halves(out: np.ndarray, sources: Sequence[np.ndarray]) -> int:
+    """Elements further from the float64 sum than sums of this many float16 values can be."""
+    exact, size = np.zeros(out.size), np.zeros(out.size)
+    for source in sources:
+        exact += source
+        size += np.abs(source)
+    return int(np.count_nonzero(~(np.abs(out - exact) <= len(sources) * size * 2.0**-11 + 2.0**-24)))
+
+
+# --- the least that any allreduce must move ---------------------------------------------------------------------------
+
+
+def least_sent(topology: Topology, nbytes: int) -> list[int]:
+    """Bytes that each rank must send to other machines, counted at the first of each machine: 2(M-1)/M for M machines.
+
+    Args:
+        nbytes: of the array as it travels.
+    """
+    machines = len(topology.machines)
+    firsts = {ranks[0] for ranks in topology.machines}
+    return [2 * (machines - 1) * nbytes // machines if rank in firsts else 0 for rank in range(topology.size)]
+
+
+def least_traffic(topology: Topology, n: int, kind: str) -> list[int]:
+    """The least bytes that each rank must read and write for an allreduce of n values, casts included; flat or by levels."""
+    from .. import compressors
+
+    method = compressors.get("fp16").at(None) if kind == FP16 else None
+    routes = ["allreduce@flat"]
+    if len(topology.machines) > 1:
+        routes.append("reduce_scatter@intra/allreduce@inter/allgather@intra")
+    if method is not None:
+        routes = [f"encode@cpu/{route}/decode@cpu" for route in routes]
+    return min((memory_traffic(Route.parse(route), topology, n, method, False) for route in routes), key=sum)
+
+
+# --- what mpi4py does not offer ---------------------------------------------------------------------------------------
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """MPI's C functions: those that mpi4py's own module is linked with."""
+    from mpi4py import MPI
+
+    return ctypes.CDLL(MPI.__file__)
+
+
+def half_sum() -> Any:
+    """An ``MPI.Op`` that adds float16 values, given as MPI's 16-bit integers; free it after use."""
+    from mpi4py import MPI
+
+    # Handles are pointers in Open MPI and integers in MPICH.
+    handle: Any = {4: ctypes.c_uint32, 8: ctypes.c_uint64}[MPI._sizeof(MPI.Op)]()
+    _call("MPI_Op_create", ctypes.c_void_p(_compiled_sum().address), 1, ctypes.byref(handle))
+    return MPI.Op.fromhandle(handle.value)
+
+
+@cache
+def _compiled_sum() -> Any:
+    """The C callback; kept for good, as MPI has its address."""
+    from numba import cfunc, types
+
+    halves, count = types.CPointer(types.uint16), types.CPointer(types.int32)
+    return cfunc(types.void(halves, halves, count, types.voidptr), cache=True)(_add_halves)
+
+
+def _add_halves(source, target, count, datatype):  # type: ignore[no-untyped-def]
+    """``target += source``, as MPI calls it."""
+    x, total = carray(source, count[0]), carray(target, count[0])
+    for i in range(total.size):
+        total[i] = _cpu.to_half(_cpu.from_half(x[i]) + _cpu.from_half(total[i]))
+
+
+def ways(comm: Any) -> list[Way]:
+    """The library's own choice in place, then all other ways that it offers. Collective."""
+    found = [("", comm.Dup())]
+    if _choosable():
+        with _restored("coll_han_priority", "coll_tuned_use_dynamic_rules", "coll_tuned_allreduce_algorithm"):
+            _write("coll_han_priority", 0)  # it would come before `tuned` where there are several machines
+            _write("coll_tuned_use_dynamic_rules", 1)
+            for number, name in _ALGORITHMS.items():
+                _write("coll_tuned_allreduce_algorithm", number)
+                found.append((f"Open MPI's {name}", comm.Dup()))  # a communicator keeps what was set when it was made
+    return [Way(name, own, in_place) for name, own in found for in_place in (True, False)]
+
+
+@cache
+def _choosable() -> bool:
+    """Whether algorithms can be chosen while a job runs: in Open MPI, if it was built with the tool interface."""
+    from mpi4py import MPI
+
+    if MPI.get_vendor()[0] != "Open MPI":
+        return False
+    _call("MPI_T_init_thread", MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    return True
+
+
+@contextmanager
+def _restored(*names: str) -> Iterator[None]:
+    """Control variables have afterwards the values that they had before."""
+    before = {name: _variable(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            _write(name, value)
+
+
+def _variable(name: str, value: int | None = None) -> int:
+    """An integer control variable; set to ``value`` if one is given."""
+    index, count, handle = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    number = ctypes.c_int(0 if value is None else value)
+    _call("MPI_T_cvar_get_index", name.encode(), ctypes.byref(index))
+    _call("MPI_T_cvar_handle_alloc", index, None, ctypes.byref(handle), ctypes.byref(count))
+    _call("MPI_T_cvar_read" if value is None else "MPI_T_cvar_write", handle, ctypes.byref(number))
+    _call("MPI_T_cvar_handle_free", ctypes.byref(handle))
+    return number.value
+
+
+def _write(name: str, value: int) -> None:
+    _variable(name, value)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call one of MPI's C functions.
+
+    Raises:
+        EspressoError: it does not report success.
+    """
+    status = getattr(_library(), name)(*arguments)
+    if status != 0:
+        raise EspressoError(f"bench sync: {name} returned {status}; expected 0, success")
