@@ -18,7 +18,7 @@ export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-mpich test-ptx test-routes check bench bench-compressors clean
+.PHONY: help demo test test-mpich test-ptx test-routes check bench bench-compressors bench-optimizers clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,13 @@ bench-compressors: $(VENV)/.demo ## every compressor against the speed of memory
 	@mkdir -p $(OUT)
 	$(VENV)/bin/espresso-mpi bench compressors --threads $(BENCH_THREADS) --json $(OUT)/compressors.json
 
+bench-optimizers: $(VENV)/.demo ## what methods lose under AdamW and momentum SGD; needs PyTorch (20 minutes)
+	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || \
+	  { echo "PyTorch is missing: $(VENV)/bin/python -m pip install torch (its CPU build does)"; exit 2; }
+	@mkdir -p $(OUT)
+	$(VENV)/bin/espresso-mpi run -n 2 --timeout 7200 -- python -m espresso_mpi bench optimizers \
+	  --json $(OUT)/optimizers.json
+
 # $(call bench_lab,HOSTS,RANKS,RATE,BENCHMARK): a benchmark on the emulated cluster.
 define bench_lab
 	@echo "== bench $(firstword $(4)) in the lab: $(1) hosts x $(2) ranks, $(3)"
@@ -128,7 +135,8 @@ bench: $(VENV)/.demo ## measure on the emulated cluster and on this machine, wri
 	$(MAKE) bench-compressors
 	$(VENV)/bin/espresso-mpi bench report --output BENCHMARKS.md --picture docs/train.png \
 	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local tensors-1g tensors-local \
-	  overlap growth train truth-100m truth-1g truth-unlimited planner compressors))
+	  overlap growth train truth-100m truth-1g truth-unlimited planner compressors)) \
+	  $(wildcard $(OUT)/optimizers.json)
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) build $(OUT) *.egg-info \

@@ -429,6 +429,7 @@ def train(
     ] = DEFAULT_COMPRESSORS,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps of each method.")] = 1500,
     hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")] = 256,
+    momentum: Annotated[float, typer.Option(metavar="B", help="Momentum of SGD, at the same effective rate.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of weights, batches and stochastic compressors.")] = 0,
     ablation: Annotated[bool, typer.Option(help="Also train methods that lose much without error feedback.")] = True,
     target_loss: Annotated[
@@ -452,8 +453,41 @@ def train(
     from espresso_mpi.bench import train
 
     train.main(
-        methods=methods, steps=steps, hidden=hidden, seed=seed, ablation=ablation, target_loss=target_loss, route=route,
-        plan=plan, json=json, plot=plot, trace=trace,
+        methods=methods, steps=steps, hidden=hidden, momentum=momentum, seed=seed, ablation=ablation,
+        target_loss=target_loss, route=route, plan=plan, json=json, plot=plot, trace=trace,
+    )  # fmt: skip
+
+
+@bench.command()
+def optimizers(
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Compressors to train with in turn; default: nine, fp32 first."),
+    ] = None,
+    without_feedback: Annotated[
+        str, typer.Option(metavar="LIST", help="Those to train with once more, without error feedback.")
+    ] = "onebit",
+    optimizer: Annotated[str, typer.Option(metavar="LIST", help="adamw, sgd (momentum 0.9), or both.")] = "adamw,sgd",
+    lr: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Peak learning rates; default: one for each optimizer.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="LIST", help="Seeds of weights, batches and compressors.")] = "0",
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps of each run.")] = 200,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Written after every run; runs that it holds are not repeated."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw loss against steps to a PNG file.")] = None,
+) -> None:
+    """Train a GPT of 3 million parameters with each method under AdamW and momentum SGD: loss. Needs torch.
+
+    [dim]espresso-mpi run -n 2 -- espresso-mpi bench optimizers --json optimizers.json[/dim]
+    """
+    from espresso_mpi.bench import optimizers
+
+    optimizers.main(
+        methods=methods or optimizers.METHODS, without_feedback=without_feedback, optimizer=optimizer, lr=lr,
+        seeds=seeds, steps=steps, json=json, plot=plot,
     )  # fmt: skip
 
 

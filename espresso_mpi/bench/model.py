@@ -152,23 +152,29 @@ def _logit_gradient(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarra
 
 
 class SGD:
-    """w -= rate g, in place on flat vectors of equal length and dtype.
+    """m <- momentum m + (1 - momentum) g, w -= rate m, in place on flat vectors of equal length and dtype.
 
-    Plain, and on purpose: an update that is linear in the gradient is what error feedback is exact for. A
+    Plain by default, and on purpose: an update that is linear in the gradient is what error feedback is exact for. A
     part of the gradient that arrives late has then the same effect as one on time, only later, and the
     weights stay within rate x residual of those without compression. Adam divides by a running size of the
     gradients it sees; compressed ones are larger and rarer, so Adam would hide a part of what a bad
-    compressor does and punish a good one, and the comparison would be one of optimisers. Momentum would be
-    linear too, but does not go with late gradients: at 0.9 and the same effective rate, topk at 1 % ends 26 %
-    above fp32 instead of 1 %.
+    compressor does and punish a good one, and the comparison would be one of optimisers. Momentum is linear
+    too, but does not go with gradients that come late. What methods lose under momentum and AdamW is measured by
+    ``bench train --momentum`` and ``bench optimizers``, and stands in docs/compressors.md.
     """
 
-    def __init__(self, weights: np.ndarray) -> None:
-        self._weights = weights
+    def __init__(self, weights: np.ndarray, momentum: float = 0.0) -> None:
+        self._weights, self._momentum = weights, weights.dtype.type(momentum)
         self._scratch = np.empty_like(weights)
+        self._mean = np.zeros_like(weights) if momentum else None
 
     def step(self, gradient: np.ndarray, rate: float) -> None:
         """One update with learning rate ``rate``; ``gradient`` is left as it is."""
+        if self._mean is not None:
+            np.multiply(gradient, 1 - self._momentum, out=self._scratch)
+            self._mean *= self._momentum
+            self._mean += self._scratch
+            gradient = self._mean
         np.multiply(gradient, self._weights.dtype.type(rate), out=self._scratch)
         self._weights -= self._scratch
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .optimizer_runs import Row
 from .training import Point, Run
 
 _WORST_SHOWN = 4.0
@@ -51,3 +52,26 @@ def _panel(axes: Any, runs: Sequence[Run], x: Callable[[Point], float]) -> None:
 
 def _lowest(runs: Sequence[Run]) -> float:
     return min(point.loss for run in runs for point in run.curve if point.loss == point.loss)
+
+
+def optimizers(rows: Sequence[Row], path: Path) -> None:
+    """Write a PNG of validation loss against steps, a panel for each optimizer, a curve for each run."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row.optimizer for row in rows))
+    figure = Figure(figsize=(5.5 * len(names), 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    colours: dict[str, str] = {}
+    for axes, name in zip(panels, names):
+        for row in (row for row in rows if row.optimizer == name):
+            points = [(step, loss) for step, loss in row.curve if step > 0 and loss is not None]
+            colour = colours.setdefault(row.compressor, f"C{len(colours)}")
+            label = f"{row.method}, {row.lr:g}" if row.seed == rows[0].seed else None
+            axes.plot(*zip(*points), "-" if row.feedback else ":", color=colour, label=label)
+        axes.set(title=name, xlabel="steps")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    panels[0].set(ylabel="validation loss, bits/character")
+    figure.savefig(path, dpi=120, format="png")

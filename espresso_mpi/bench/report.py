@@ -93,6 +93,16 @@ learning rate for all methods. *loss* is bits a character on held-out text. *s t
 final loss + 2 %. A step's time is split into compute (the slowest rank's) and sync. Validation is outside the clock.
 """
 
+_OPTIMIZERS = """
+`make bench-optimizers`. A GPT is trained with PyTorch on the text in `pydoc_data.topics`, by every method with the same
+weights, batches and learning rates: AdamW as PyTorch has it (betas 0.9 and 0.999, weight decay 0.01), and SGD with
+momentum 0.9 or, where the method has a momentum of its own (`dgc`), without. The peak learning rate *lr* follows a
+warm-up and a cosine; it was chosen with fp32 and not again for each method. *loss* is bits a character on held-out
+text, *spread* the largest less the smallest over the seeds. *vs fp32* compares runs of the same optimizer, learning
+rate and seed: the mean, and the range *over seeds*. The runs are short, and of one model: take orders from them, not
+digits. Where one seed was run, a difference below *spread* of fp32 says nothing.
+"""
+
 _PLANNER = """
 `espresso-mpi bench planner`, without MPI: models and clusters are descriptions ([docs/planner.md](docs/planner.md)).
 Steps are simulated, in the order `backprop` unless a table says otherwise; times of deciding are measured here.
@@ -166,6 +176,7 @@ def _section(result: Result, picture: Path | None) -> str:
         "tensors": (f"The gradients of {result.get('network')}: {_where(result)}", _TENSORS),
         "overlap": (f"Overlap with computing: {_where(result)}", _OVERLAP),
         "growth": (f"How cost grows: {_where(result)}", _GROWTH),
+        "optimizers": (f"What the optimizer makes of it: {_where(result)}", _OPTIMIZERS),
         "planner": ("The planner", _PLANNER),
         "truth": (f"Predicted and measured steps: {_where(result)}", _TRUTH),
     }
@@ -292,6 +303,22 @@ def _compressors(result: Result) -> str:
     return text + (f"\n{note}\n" if note else "")
 
 
+def _optimizers(result: Result) -> str:
+    """The table of all runs, and what they were made with."""
+    from . import optimizer_tables
+
+    settings = result["settings"]
+    shape = settings["shape"]
+    header, lines = optimizer_tables.table(optimizer_tables.rows_of(result["rows"]))
+    note = (
+        f"{settings['parameters']:,} parameters: {shape['layers']} layers of width {shape['width']}, "
+        f"{shape['context']} characters of context; {settings['ranks']} ranks x {settings['batch']} sequences, "
+        f"{settings['steps']} steps. Text: {settings['text_characters']} characters, SHA-256 "
+        f"`{settings['text_sha256']}`. *KiB a step* are what a rank sends."
+    )
+    return f"{_table(header, iter(lines))}\n{note}\n"
+
+
 def _planner(result: Result) -> str:
     """A table for every part that was measured."""
     rows = [planner_rows.KINDS[row["part"]](**row) for row in result["rows"]]
@@ -317,5 +344,9 @@ def _truth(result: Result) -> str:
 
 
 _BODIES: dict[str, Callable[[Result], str]] = {
-    "sync": _sync, "compressors": _compressors, "planner": _planner, "truth": _truth,
-}  # fmt: skip
+    "sync": _sync,
+    "compressors": _compressors,
+    "optimizers": _optimizers,
+    "planner": _planner,
+    "truth": _truth,
+}

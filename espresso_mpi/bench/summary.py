@@ -64,8 +64,8 @@ def heading(corpus: Corpus, settings: Settings, ranks: int) -> str:
     return (
         f"Text: {corpus.characters} characters, SHA-256 {corpus.sha256}\n"
         f"Model: {settings.shape.parameters} parameters, {settings.shape.context} characters of context; "
-        f"{ranks} ranks x batch {settings.batch}, {settings.steps} steps, SGD, peak rate {settings.rate:g}, "
-        f"seed {settings.seed}"
+        f"{ranks} ranks x batch {settings.batch}, {settings.steps} steps, SGD, "
+        f"momentum {settings.momentum:g}, peak rate {settings.rate:g}, seed {settings.seed}"
     )
 
 

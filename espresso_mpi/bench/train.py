@@ -38,6 +38,7 @@ def main(
     steps: int = Settings.steps,
     batch: int | None = None,
     rate: float = Settings.rate,
+    momentum: float = Settings.momentum,
     hidden: int = ModelShape.hidden,
     target_loss: float | None = None,
     seed: int = Settings.seed,
@@ -57,6 +58,7 @@ def main(
         steps: training steps of each method.
         batch: characters that each rank predicts in a step; default: 512 shared among the ranks.
         rate: peak learning rate, the same for all methods.
+        momentum: of SGD; the learning rate counts for the mean of gradients that it makes, so it need not change.
         hidden: width of the model's hidden layer; 256 makes 66 880 parameters, 1024 makes 264 256.
         target_loss: validation loss in bits a character to reach; default: fp32's final loss plus 2 %.
         seed: of weights, batches and stochastic compressors.
@@ -82,6 +84,7 @@ def main(
         steps=steps,
         batch=max(1, TOTAL_BATCH // comm.size) if batch is None else batch,
         rate=rate,
+        momentum=momentum,
         seed=seed,
         eval_every=max(1, steps // 15) if eval_every is None else eval_every,
         route=route,

@@ -36,7 +36,7 @@ class Settings:
     ``batch`` is in characters a rank and step; ``rate`` is the peak learning rate; every
     ``validation_stride``-th position of the validation text is predicted. At higher rates fp32 itself ends a
     little lower, but two runs that differ in rounding alone come to differ by one percent, and the comparison
-    drowns.
+    drowns. ``momentum`` leaves the effective rate as it is (``model.SGD``).
 
     Raises:
         ConfigError: a number is not in its range.
@@ -45,6 +45,7 @@ class Settings:
     steps: int = 1500
     batch: int = 128
     rate: float = 4.0
+    momentum: float = 0.0
     seed: int = 0
     eval_every: int = 100
     route: str | None = None
@@ -55,6 +56,8 @@ class Settings:
         for name in ("steps", "batch", "rate", "eval_every", "validation_stride"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name.replace('_', '-')} must be above 0, got {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must be from 0 to below 1, got {self.momentum}")
         if self.seed < 0:
             raise ConfigError(f"seed must be 0 or more, got {self.seed}")
 
@@ -130,7 +133,7 @@ class Replica:
         self._settings = settings
         self._shard = corpus.train[start:stop]
         self._rng = np.random.default_rng([settings.seed, rank])
-        self._optimiser = SGD(self.model.weights)
+        self._optimiser = SGD(self.model.weights, settings.momentum)
 
     def compute_gradients(self) -> None:
         """Leave the gradient on the next random batch in ``model.grads``."""

@@ -84,6 +84,14 @@ def test_sgd_is_the_formula():
     np.testing.assert_array_equal(gradient, [4, -2])
 
 
+def test_momentum_averages_the_gradients():
+    weights = np.zeros(1, np.float32)
+    descent = SGD(weights, momentum=0.5)
+    for gradient, expected in ((8, -4), (8, -10), (0, -13)):  # means 4, 6, 3
+        descent.step(np.array([gradient], np.float32), 1)
+        assert weights[0] == expected
+
+
 def test_learning_rate_rises_and_falls():
     rates = [learning_rate(step, 100, 2.0) for step in range(100)]
     assert rates[0] == pytest.approx(2 / 15)

@@ -25,6 +25,7 @@ COMMANDS = [
     ["bench", "overlap"],
     ["bench", "growth"],
     ["bench", "train"],
+    ["bench", "optimizers"],
     ["bench", "report"],
 ]
 

@@ -1,0 +1,254 @@
+"""`espresso-mpi bench optimizers`: what each compression method loses under AdamW and under SGD with momentum.
+
+A GPT of 3.2 million parameters is trained from the same weights on the same batches by every method and optimizer in
+turn, with PyTorch, over all ranks of the job. ``optimizer_runs.Row`` says what is kept of a run. Every finished run is
+written at once, and a later call with the same file goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json as jsonlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from espresso_mpi.compressors import spellings
+from espresso_mpi.errors import ConfigError, EspressoError
+
+from . import optimizer_tables as tables
+from . import output, text
+from .optimizer_runs import RATES, WARMUP, Cell, Row, Settings, Shape, train
+from .training import Method
+
+METHODS = "none,fp16,bf16,int8,int4,powersgd:rank=4,topk:ratio=0.01,dgc:ratio=0.25~0.01@50,onebit"
+WITHOUT_FEEDBACK = "onebit"
+
+TOTAL_BATCH = 8
+"""Sequences of all ranks together, so that the optimisation is the same on any number of them."""
+
+
+def main(
+    *,
+    methods: str = METHODS,
+    without_feedback: str = WITHOUT_FEEDBACK,
+    optimizer: str = "adamw,sgd",
+    lr: str | None = None,
+    seeds: str = "0",
+    steps: int = Settings.steps,
+    batch: int | None = None,
+    shape: Shape | None = None,
+    eval_every: int | None = None,
+    json: Path | None = None,
+    plot: Path | None = None,
+    comm: Any = None,
+) -> dict[str, Any]:
+    """Train with each optimizer, method and seed, print a table on rank 0, and write the files asked for. Collective.
+
+    Args:
+        methods: comma list of spellings of compressors; "none" is fp32.
+        without_feedback: comma list of those to train once more, with what they lose dropped; "" for none of them.
+        optimizer: comma list of "adamw" and "sgd", which has a momentum of 0.9.
+        lr: comma list of peak learning rates, of every optimizer named; default: ``optimizer_runs.RATES``.
+        seeds: comma list of seeds of weights, batches and stochastic compressors.
+        steps: training steps of each run.
+        batch: sequences that each rank predicts in a step; default: 8 shared among the ranks.
+        shape: sizes of the model; default: 3 208 704 parameters.
+        eval_every: steps between validations; default: a third of all.
+        json: file to write after every run. Runs that it holds already are not repeated.
+        plot: PNG to draw the curves to.
+        comm: mpi4py communicator, default ``MPI.COMM_WORLD``.
+
+    Returns:
+        What the JSON file holds, on every rank: the runs of this call and those that the file held.
+
+    Raises:
+        ConfigError: an argument does not fit, torch is missing, ``json`` holds runs with other settings, or a file
+            could not be written later on.
+        CorpusError: this Python has no training text.
+    """
+    comm = _world() if comm is None else comm
+    settings = Settings(
+        steps=steps,
+        batch=max(1, TOTAL_BATCH // comm.size) if batch is None else batch,
+        eval_every=max(1, steps // 3) if eval_every is None else eval_every,
+        shape=shape or Shape(),
+    )
+    cells = cells_of(optimizer, lr, _methods(methods, without_feedback), seeds)
+    corpus, before = _agreed(comm, lambda: _prepare(settings, json, plot, comm.size))
+    report = _Report(before, json if comm.rank == 0 else None)
+    todo = [cell for cell in cells if not any(same_run(cell, row) for row in report.rows)]
+    if comm.rank == 0:
+        print(_heading(corpus, settings, comm.size, len(todo), len(cells)), flush=True)
+    for cell in todo:
+        with output.progress(cell.label, steps, comm.rank == 0) as advance:
+            report.add(train(comm, corpus, cell, settings, advance))
+    result = report.result()
+    if comm.rank == 0:
+        _show(report.rows, plot)
+    return result
+
+
+def cells_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds: str) -> list[Cell]:
+    """The runs that the arguments of ``main`` ask for, in the order in which they are made.
+
+    Raises:
+        ConfigError: an argument cannot be read.
+    """
+    names = [name.strip() for name in optimizer.split(",")]
+    for name in names:
+        if name not in RATES:
+            raise ConfigError(f"--optimizer {name!r}; expected {' or '.join(RATES)}, or both with a comma")
+    rates = None if lr is None else _numbers("--lr", lr, float)
+    runs = [
+        Cell(name, rate, method, seed)
+        for seed, name in itertools.product(_numbers("--seeds", seeds, int), names)
+        for rate, method in itertools.product(rates or [RATES[name]], methods)
+    ]
+    return list(dict.fromkeys(runs))
+
+
+def same_run(cell: Cell, row: Row) -> bool:
+    """Whether ``row`` is the result of ``cell``."""
+    method = cell.method
+    return (cell.optimizer, cell.lr, method.compressor, method.feedback, cell.seed) == (
+        row.optimizer, row.lr, row.compressor, row.feedback, row.seed,
+    )  # fmt: skip
+
+
+def _methods(methods: str, without_feedback: str) -> list[Method]:
+    dropping = spellings(without_feedback) if without_feedback.strip() else []
+    return [Method(name) for name in spellings(methods)] + [Method(name, feedback=False) for name in dropping]
+
+
+def _numbers(option: str, given: str, kind: Callable[[str], Any]) -> list[Any]:
+    try:
+        found = [kind(part) for part in given.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} {given!r}; expected numbers with commas between them") from None
+    if not all(number >= 0 for number in found):
+        raise ConfigError(f"{option} {given!r}; expected numbers that are not negative")
+    return found
+
+
+# --- before the first run ---------------------------------------------------------------------------------------------
+
+
+def _world() -> Any:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def _agreed(comm: Any, check: Callable[[], Any]) -> Any:
+    """What a function returns on every rank; what it raises on any rank is raised on all."""
+    value, error = None, None
+    try:
+        value = check()
+    except EspressoError as raised:
+        error = raised
+    for other in comm.allgather(error):
+        if other is not None:
+            raise other
+    return comm.bcast(value)
+
+
+def _prepare(
+    settings: Settings, json: Path | None, plot: Path | None, ranks: int
+) -> tuple[text.Corpus, dict[str, Any]]:
+    """The text, and what the JSON file holds, or will hold before the first run."""
+    if find_spec("torch") is None:
+        raise ConfigError("bench optimizers trains with PyTorch, which is not installed: pip install torch")
+    output.check_writable(json)
+    output.check_plot(plot)
+    corpus = text.load(settings.shape.alphabet)
+    return corpus, _start(settings, corpus, ranks, json)
+
+
+def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | None) -> dict[str, Any]:
+    from espresso_mpi.environment import environment
+
+    from .gpt import version
+
+    conditions = {
+        **asdict(settings),
+        "warmup": WARMUP,
+        "parameters": settings.shape.parameters,
+        "ranks": ranks,
+        "torch": version(),
+        "text_sha256": corpus.sha256,
+        "text_characters": corpus.characters,
+    }
+    before = _held(json)
+    changed = [name for name, value in conditions.items() if before and before["settings"].get(name) != value]
+    if before and changed:
+        name = changed[0]
+        raise ConfigError(
+            f"--json {json}: holds runs with {name} {before['settings'].get(name)}, this call has {conditions[name]}; "
+            "name another file, or call it as then"
+        )
+    rows = before["rows"] if before else []
+    return {"kind": "optimizers", "environment": environment(), "settings": conditions, "rows": rows}
+
+
+def _held(json: Path | None) -> dict[str, Any] | None:
+    """What an earlier call wrote to the file, if it is there."""
+    if json is None or not json.exists():
+        return None
+    try:
+        result: dict[str, Any] = jsonlib.loads(json.read_text())
+        if result["kind"] != "optimizers" or not isinstance(result["settings"], dict):
+            raise ValueError("it holds something else")
+        tables.rows_of(result["rows"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--json {json}: there is such a file, but not of bench optimizers ({error}); name another one"
+        ) from None
+    return result
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+class _Report:
+    """The runs so far, and the file that they are written to; ``path`` on one rank only."""
+
+    def __init__(self, start: dict[str, Any], path: Path | None) -> None:
+        self._start, self._path = start, path
+        self.rows: list[Row] = tables.rows_of(start["rows"])
+
+    def add(self, row: Row) -> None:
+        """Keep a run, and write all of them at once: the next one may be interrupted."""
+        self.rows.append(row)
+        if self._path is not None:
+            beside = self._path.with_name(self._path.name + ".part")
+            beside.write_text(jsonlib.dumps(self.result(), indent=1, allow_nan=False) + "\n")
+            os.replace(beside, self._path)
+            print(f"{tables.line(row)}; wrote {self._path}", file=sys.stderr, flush=True)
+
+    def result(self) -> dict[str, Any]:
+        """What the file holds."""
+        return {**self._start, "rows": [asdict(row) for row in self.rows]}
+
+
+def _heading(corpus: text.Corpus, settings: Settings, ranks: int, todo: int, cells: int) -> str:
+    return (
+        f"Text: {corpus.characters} characters, SHA-256 {corpus.sha256}\n"
+        f"Model: GPT, {settings.shape.parameters} parameters, {settings.shape.context} characters of context; {ranks} "
+        f"ranks x batch {settings.batch}, {settings.steps} steps\n"
+        f"Runs: {todo} to do, {cells - todo} done already"
+    )
+
+
+def _show(rows: Sequence[Row], plot: Path | None) -> None:
+    header, lines = tables.table(rows)
+    output.show("Loss: validation, bits a character", header, lines, left=("optimizer", "method", "replicas"))
+    if plot is not None:
+        from . import plots
+
+        plots.optimizers(rows, plot)
+        print(f"wrote {plot}")
