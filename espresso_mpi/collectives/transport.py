@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from ..errors import ConfigError, EspressoError, RemoteError, TransportError
 from ..launch import cores
 from ..types import ALIGN
 from ..workspace import Staging, Workspace
-from . import probe
+from . import leftovers, probe
+from .leftovers import Leftover
 from .opening import parent_of
 from .topology import discover
 from .waiting import Waiter
@@ -107,9 +109,10 @@ class Transport:
 
     Args:
         comm: an mpi4py intracommunicator for this object alone; freed by ``close``.
+        name: the same on all ranks, and no other transport's.
     """
 
-    def __init__(self, comm: Any, settings: Settings) -> None:
+    def __init__(self, comm: Any, settings: Settings, name: str = "") -> None:
         from mpi4py import MPI
 
         self._mpi, self._comm, self._message_bytes = MPI, comm, settings.message_bytes
@@ -131,6 +134,8 @@ class Transport:
         served = self._window is not None or self._local.size == 1
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
         """Whether on every machine all ranks share a window."""
+        window = self._window.handle if self._window is not None else None
+        self._freeing = leftovers.follow(self, Leftover(name, comm.size, comm, self._local, window))
 
     @classmethod
     def open(cls, comm: Any, settings: Settings, agree: Callable[[list[Any]], None], note: Any = None) -> Transport:
@@ -152,8 +157,11 @@ class Transport:
             own.Set_errhandler(MPI.ERRORS_RETURN)  # whatever the parent's does: failures are ours to name
             # From here on all ranks are known to be present, and take the same way.
             try:
-                agree(own.allgather((MPI.Get_processor_name(), note)))
-                return cls(own, settings)
+                dropped = leftovers.offered()
+                said = own.allgather((MPI.Get_processor_name(), note, list(dropped), uuid4().hex))
+                leftovers.free_common(dropped, [names for _, _, names, _ in said])
+                agree([(host, note) for host, note, _, _ in said])
+                return cls(own, settings, name=said[0][-1])
             except EspressoError:
                 own.Free()
                 raise
@@ -366,6 +374,7 @@ class Transport:
         everyone = [(rank, np.zeros(1, np.uint8)) for rank in range(self.topology.size) if rank != self.rank]
         self.exchange(everyone, [(rank, np.empty(1, np.uint8)) for rank, _ in everyone])
         self.waiter.interrupted = None
+        leftovers.forget(self._freeing)
         if self._window:
             self._window.free()
         self._local.Free()

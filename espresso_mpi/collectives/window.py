@@ -156,6 +156,11 @@ class SharedWindow:
         room = out.size // self._count
         self._run(_shared.gather, 1, mine, out, room, sizes, rows.flat, rows.start, rows.stride, half)
 
+    @property
+    def handle(self) -> Any:
+        """mpi4py's window, locked for all."""
+        return self._win
+
     def free(self) -> None:
         """Give the memory back. Collective over the machine."""
         self._win.Unlock_all()

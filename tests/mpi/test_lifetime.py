@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi import Session
+from espresso_mpi.collectives import leftovers
 from espresso_mpi.errors import EspressoError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
@@ -97,3 +99,22 @@ def test_the_log_says_who_is_waited_for(world, open_session, caplog, answers):
     said = [record.getMessage() for record in caplog.records if "waited" in record.getMessage()]
     where = "push('x')" if answers else ""
     assert world.rank == late or any(f"for rank {late} (" in text and where in text for text in said), said
+
+
+def test_dropped_sessions_are_freed_when_the_next_one_opens(world, monkeypatch):
+    freed = []
+    monkeypatch.setattr(leftovers.Leftover, "free", lambda self, free=leftovers.Leftover.free: freed.append(free(self)))
+    half = world.Split(world.rank % 2, world.rank)
+    dropped = [Session(timeout=20), Session(timeout=20, window_bytes=0), Session(half, timeout=20)]
+    for session in dropped:
+        session.sync(np.ones(5, np.float32))
+    kept = dropped.pop(world.rank == world.size - 1) if world.size > 1 else None  # not the same one on all ranks
+    del session, dropped
+    gc.collect()
+    Session(timeout=20).close()
+    assert len(freed) == (1 if world.size > 1 else 3), "what some rank still has must not be freed"
+    del kept
+    gc.collect()
+    Session(timeout=20).close()
+    assert len(freed) == 3
+    half.Free()

@@ -1,0 +1,100 @@
+"""Sessions that were dropped without ``close``: their communicators are freed when the next session opens.
+
+Freeing is collective, and a rank drops a session whenever Python's collector finds it. So each rank notes what it has
+dropped, the ranks tell each other when they meet to open a session, and free what all ranks of it have dropped, in one
+order. An MPI library has few communicators to give: MPICH's 2048 are used up by some 500 sessions.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_DROPPED: deque[Leftover] = deque()
+"""Appended to by the collector at any time, in any thread: so without a lock."""
+
+_FEW = 16
+_alive = 0
+_limit = _FEW
+"""Sessions not closed nor known to be dropped, and how many of them let the collector look for more."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What a transport has of MPI.
+
+    Attributes:
+        name: the same on all of its ranks, and no other's.
+        size: how many ranks have it.
+        comm, local, window: mpi4py handles; None without a window.
+    """
+
+    name: str
+    size: int
+    comm: Any
+    local: Any
+    window: Any
+
+    def free(self) -> None:
+        """Collective over its ranks."""
+        if self.window is not None:
+            self.window.Unlock_all()
+            self.window.Free()
+        self.local.Free()
+        self.comm.Free()
+
+
+def follow(owner: Any, leftover: Leftover) -> weakref.finalize[..., Any]:
+    """Note ``leftover`` as dropped when ``owner`` is collected; the result's ``detach()`` is for who frees it himself.
+
+    A transport that failed is never collected, so messages are not under way on what is noted.
+    """
+    global _alive
+    _alive += 1
+    finalizer = weakref.finalize(owner, _drop, leftover)
+    finalizer.atexit = False
+    return finalizer
+
+
+def forget(finalizer: weakref.finalize[..., Any]) -> None:
+    """Its owner frees it himself."""
+    global _alive
+    if finalizer.detach() is not None:
+        _alive -= 1
+
+
+def offered() -> dict[str, Leftover]:
+    """Take out what this rank has dropped; what cannot be freed goes back by ``free_common``."""
+    global _limit
+    if _alive >= _limit:
+        gc.collect()
+        _limit = max(_FEW, 2 * _alive)
+    found = {}
+    while _DROPPED:
+        leftover = _DROPPED.popleft()
+        found[leftover.name] = leftover
+    return found
+
+
+def free_common(mine: dict[str, Leftover], everyone: Sequence[Sequence[str]]) -> int:
+    """Free what all of its ranks are among those that offer it, and keep the rest; returns how many. Collective.
+
+    Args:
+        everyone: the names that each rank offers.
+    """
+    offers = Counter(name for names in everyone for name in names)
+    ready = sorted(name for name, leftover in mine.items() if offers[name] == leftover.size)
+    for name in ready:
+        mine.pop(name).free()
+    _DROPPED.extend(mine.values())
+    return len(ready)
+
+
+def _drop(leftover: Leftover) -> None:
+    global _alive
+    _alive -= 1
+    _DROPPED.append(leftover)
