@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -51,6 +51,47 @@ class Batch:
     digest: bytes
 
 
+class Batches:
+    """The batches that were prepared, for as many tensors as ``limit`` says in all.
+
+    The last of each call is compared first: the specs that it brings again are the same objects, so that this costs no
+    more than a look at each.
+    """
+
+    def __init__(self, limit: int = 1 << 17) -> None:
+        self._limit, self._room = limit, limit
+        self._known: dict[tuple[tuple[TensorSpec, ...], bool], Batch] = {}
+        self._latest: dict[tuple[str, str], Batch] = {}
+
+    def find(
+        self, call: tuple[str, str], specs: tuple[TensorSpec, ...], prepare: Callable[[tuple[TensorSpec, ...]], Batch]
+    ) -> Batch:
+        """The batch of a call that brings these tensors; ``prepare`` makes one that is not known."""
+        latest = self._latest.get(call)
+        if latest is not None and latest.specs == specs:
+            return latest
+        key = (specs, call[0] == "sync")
+        batch = self._known.get(key)
+        if batch is None:
+            batch = prepare(specs)
+            if self._room < 0:
+                self.clear()
+            self._known[key] = batch
+            self._room -= 1 + len(specs)
+        self._latest[call] = batch
+        return batch
+
+    def values(self) -> Iterable[Batch]:
+        """All that are known."""
+        return self._known.values()
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._known.clear()
+        self._latest.clear()
+        self._room = self._limit
+
+
 @dataclass(frozen=True)
 class Bucket:
     """Tensors that travel together in one buffer, or one that travels by itself.
@@ -85,7 +126,7 @@ class Bucket:
             return self.name
         return f"{self.name} {zlib.crc32(repr(self.sizes).encode()):08x}"
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Elements of the buffer."""
         return sum(item.spec.size for _, item in self.members)
@@ -124,7 +165,7 @@ def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology
         as ``strategy_of``; PlanError: tensors of a group of the plan differ in type or place, or are missing.
     """
     check_fit(specs, options, topology)
-    groups = {name: group for group in (options.plan.groups if options.plan else ()) for name in group}
+    groups = options.plan.group_of if options.plan is not None else {}
     items = [
         _item(index, spec, groups.get(spec.name, ()), options, topology)
         for index, spec in enumerate(specs)
@@ -136,7 +177,7 @@ def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology
     elif alone:
         _check_complete(items)
     plan = options.plan.digest if options.plan is not None else ""
-    return Batch(specs, tuple(items), fingerprint([plan, *(dataclasses.astuple(spec) for spec in specs)]))
+    return Batch(specs, tuple(items), fingerprint([plan, *((s.name, s.shape, s.dtype, s.device) for s in specs)]))
 
 
 def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology) -> None:
@@ -183,10 +224,10 @@ def _item(index: int, spec: TensorSpec, group: tuple[str, ...], options: Options
 
 
 def _check_groups(items: Sequence[Item]) -> None:
-    first: dict[tuple[str, ...], Item] = {}
+    first: dict[str, Item] = {}  # by the group's first tensor, for no tensor is in two groups
     for item in items:
         if item.group:
-            other = first.setdefault(item.group, item)
+            other = first.setdefault(item.group[0], item)
             if (item.spec.dtype, item.spec.device) != (other.spec.dtype, other.spec.device):
                 raise PlanError(
                     f"plan: one group has {item.spec.name!r} ({item.spec} on {item.spec.device}) and "
@@ -197,19 +238,26 @@ def _check_groups(items: Sequence[Item]) -> None:
 
 def _without_incomplete(items: Sequence[Item]) -> list[Item]:
     """Tensors of a group that the call does not bring whole travel alone: nobody asked for the group."""
-    here = {item.spec.name for item in items}
-    return [item if here.issuperset(item.group) else dataclasses.replace(item, group=()) for item in items]
+    missing = _missing(items)
+    return [dataclasses.replace(item, group=()) if missing.get(item.group[:1]) else item for item in items]
 
 
 def _check_complete(items: Sequence[Item]) -> None:
-    here = {item.spec.name for item in items}
+    found = _missing(items)
     for item in items:
-        missing = [name for name in item.group if name not in here]
+        missing = found.get(item.group[:1])
         if missing:
             raise PlanError(
                 f"plan: {item.spec.name!r} travels in one buffer with {', '.join(map(repr, missing))}, which the call "
                 f"does not bring; pass the whole group, or take them out of the plan's groups"
             )
+
+
+def _missing(items: Sequence[Item]) -> dict[tuple[str, ...], list[str]]:
+    """The tensors that groups lack, by a tuple of the group's first tensor: no tensor is in two groups."""
+    here = {item.spec.name for item in items}
+    groups = {item.group[:1]: item.group for item in items}
+    return {first: [name for name in group if name not in here] for first, group in groups.items()}
 
 
 def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bucket, ...]:
@@ -220,19 +268,36 @@ def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bu
     """
     found: list[list[tuple[int, Item]]] = []
     open_: dict[tuple[object, ...], list[tuple[int, Item]]] = {}
+    left: dict[tuple[object, ...], int] = {}
+    way = _Numbers()
     for call, item in members_of(batches):
         if item.group:
             continue
-        if item.compressor is not None or item.spec.nbytes >= fuse_bytes:
+        nbytes = item.spec.nbytes
+        if item.compressor is not None or nbytes >= fuse_bytes:
             found.append([(call, item)])
             continue
-        kind = (item.spec.dtype, item.spec.device, item.strategy)
-        buffer = open_.get(kind)
-        if buffer is None or sum(i.spec.nbytes for _, i in buffer) + item.spec.nbytes > room:
-            buffer = open_[kind] = []
-            found.append(buffer)
-        buffer.append((call, item))
+        kind = (item.spec.dtype, item.spec.device, way(item.strategy))
+        if kind not in open_ or nbytes > left[kind]:
+            open_[kind], left[kind] = [], room
+            found.append(open_[kind])
+        open_[kind].append((call, item))
+        left[kind] -= nbytes
     return tuple(_bucket(tuple(members), number) for number, members in enumerate(found))
+
+
+class _Numbers:
+    """Equal strategies have equal numbers. Each object is hashed once, which costs as much as all else of a tensor."""
+
+    def __init__(self) -> None:
+        self._of_object: dict[int, int] = {}
+        self._of_value: dict[Strategy, int] = {}
+
+    def __call__(self, strategy: Strategy) -> int:
+        number = self._of_object.get(id(strategy))
+        if number is None:
+            number = self._of_object[id(strategy)] = self._of_value.setdefault(strategy, len(self._of_value))
+        return number
 
 
 def _bucket(members: tuple[tuple[int, Item], ...], number: int) -> Bucket:

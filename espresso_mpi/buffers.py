@@ -9,14 +9,18 @@ from __future__ import annotations
 import copy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from .errors import GradientError
 from .types import ITEMSIZE, TensorSpec
+
+_spec = lru_cache(maxsize=1 << 16)(TensorSpec)
+"""The description of an array: the same object for the same one, so that those of two steps are compared at once."""
 
 _SUPPORTED = ", ".join(ITEMSIZE)
 _NAMES = {np.dtype(name): name for name in ("float32", "float64", "float16")}
@@ -46,8 +50,8 @@ def flatten(grads: Any) -> list[tuple[str, Any]]:
         GradientError: two arrays have the same name, or a dict key is not a string or a number.
     """
     found = list(_walk("", grads))
-    twice = [name for name, count in Counter(name for name, _ in found).items() if count > 1]
-    if twice:
+    if len({name for name, _ in found}) < len(found):
+        twice = [name for name, count in Counter(name for name, _ in found).items() if count > 1]
         raise GradientError(
             f"grads: two arrays are named {twice[0]!r}; a key with a dot clashes with a nested key; rename one"
         )
@@ -56,15 +60,20 @@ def flatten(grads: Any) -> list[tuple[str, Any]]:
 
 def _walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, (str, int)):
-                raise GradientError(f"grads: got a {type(key).__name__} as a key; expected text or a whole number")
-            yield from _walk(f"{prefix}.{key}" if prefix else str(key), item)
+        items: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            yield from _walk(f"{prefix}.{number}" if prefix else str(number), item)
+        items = enumerate(value)
     else:
         yield prefix or "grads", value
+        return
+    for key, item in items:
+        if not isinstance(key, (str, int)):
+            raise GradientError(f"grads: got a {type(key).__name__} as a key; expected text or a whole number")
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if type(item) is np.ndarray:  # most are: a generator for each would cost more than the rest
+            yield name, item
+        else:
+            yield from _walk(name, item)
 
 
 def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
@@ -119,22 +128,24 @@ def _comes_from(value: Any, *modules: str) -> bool:
 
 
 def _from_numpy(name: str, array: np.ndarray, rebuild: Callable[[], Any] | None = None) -> Gradient:
-    if isinstance(array, np.ma.MaskedArray):
+    plain = type(array) is np.ndarray
+    if not plain and isinstance(array, np.ma.MaskedArray):
         raise GradientError(f"{name}: got a masked array, whose mask would be lost; pass array.filled(0) or array.data")
     dtype = _NAMES.get(array.dtype) or array.dtype.name
     if dtype not in ITEMSIZE or not array.dtype.isnative:
         raise GradientError(
             f"{name}: got elements of type {array.dtype}; expected one of {_SUPPORTED}; convert with astype"
         )
-    if not array.flags.writeable:
+    flags = array.flags
+    if not flags.writeable:
         raise GradientError(f"{name}: got a read-only array; expected a writable one; pass a copy: numpy.array(x)")
-    if not array.flags.c_contiguous:
+    if not flags.c_contiguous:
         raise GradientError(
             f"{name}: got a strided array; expected C-contiguous memory; pass numpy.ascontiguousarray(x)"
         )
-    flat = np.asarray(array).reshape(-1)
+    flat = (array if plain else np.asarray(array)).reshape(-1)
     flat = flat.view(np.uint16) if ITEMSIZE[dtype] == 2 else flat
-    return Gradient(TensorSpec(name, tuple(array.shape), dtype), flat, rebuild)
+    return Gradient(_spec(name, array.shape, dtype), flat, rebuild)
 
 
 def _from_torch(name: str, tensor: Any) -> Gradient:
@@ -152,7 +163,7 @@ def _from_torch(name: str, tensor: Any) -> Gradient:
         raise GradientError(f"{name}: got a tensor on {tensor.device}; expected cpu or cuda; pass x.cpu()")
     flat = bits.reshape(-1).numpy()
     flat = flat.view(np.uint16) if ITEMSIZE[dtype] == 2 else flat
-    return Gradient(TensorSpec(name, tuple(tensor.shape), dtype), flat)
+    return Gradient(_spec(name, tuple(tensor.shape), dtype), flat)
 
 
 def _from_jax(name: str, array: Any) -> Gradient:
@@ -186,7 +197,7 @@ def _from_cuda(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Gra
     if size == 0:
         return Gradient(TensorSpec(name, tuple(shape), dtype, "gpu"), np.empty(0, np.float32))
     flat = cuda.as_cuda_array(_Flat(array, size, "<u2" if ITEMSIZE[dtype] == 2 else interface["typestr"]))
-    return Gradient(TensorSpec(name, tuple(shape), dtype, "gpu"), flat)
+    return Gradient(_spec(name, tuple(shape), dtype, "gpu"), flat)
 
 
 def _gpu_of(array: Any) -> int | None:

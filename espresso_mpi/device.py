@@ -17,6 +17,7 @@ Nothing of CUDA is imported before a GPU array appears.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,17 @@ def copy(target: Any, source: Any) -> None:
         source.copy_to_host(target)
     else:
         target[...] = source
+
+
+def join(target: Any, sources: Sequence[Any]) -> None:
+    """Copy flat arrays side by side onto one of their type, all on one device."""
+    if device_of(target) == "cpu":
+        np.concatenate(sources, out=target)
+        return
+    start = 0
+    for source in sources:
+        copy(target[start : start + source.size], source)
+        start += source.size
 
 
 def copy_later(target: Any, source: Any) -> None:

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
@@ -35,6 +35,7 @@ from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, P
 from .feedback import NO_FEEDBACK
 from .memory import Keeping, Memory
 from .options import Options
+from .parking import Parking
 from .trace import Recorder
 from .types import Route
 from .verdicts import Call, Content, absent_error, conflict_error, non_finite_text, problem_error, spelled, stuck_error
@@ -58,11 +59,14 @@ _IDLE = 1.0
 _PAUSE = 0.5e-3
 """Seconds until ranks without a common call compare theirs again."""
 
-_KNOWN = 4096
+_KNOWN = 1 << 14
 """Calls that ranks know by number; each costs a bit of every header."""
 
 _ARRANGEMENTS, _PROGRAMS = 256, 4096
 """How many of these are kept: which small tensors share a buffer may differ from step to step."""
+
+_ARRANGED = 512
+"""Calls of the largest arrangement that is kept: the more calls run together, the less likely just they meet again."""
 
 
 class Unit:
@@ -78,7 +82,7 @@ class Unit:
         number: the call's bit in headers, once all know it; told: whether the others were told what is new about it;
             noticed: whether the log was told that it waits for long.
         since: when it was made.
-        left: buckets that are not finished yet.
+        left: buckets that are not finished yet; parked: tensors that wait for the rest of their group.
         finished, error, result: how it ended.
     """
 
@@ -102,7 +106,7 @@ class Unit:
         self.bad: dict[str, int] = {}
         self.told = self.noticed = False
         self.since = time.perf_counter()
-        self.left = 0
+        self.left = self.parked = 0
         self.finished = False
         self.error: BaseException | None = None
         self.result: Any = given
@@ -146,13 +150,14 @@ class Engine:
         self._contents: list[Content] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._bits: dict[Call, int] = {}
+        self._rivals = 0
         self._bad: dict[int, dict[int, dict[str, int]]] = {}
         self._queue: list[tuple[float, int, Turns]] = []
         self._order = itertools.count()
         self._under_way: list[Turns] = []
-        self._running: list[Unit] = []
+        self._running: dict[Unit, None] = {}
         self._actions: list[Unit] = []
-        self._parked: dict[tuple[str, ...], dict[str, deque[tuple[Unit, Item, bool]]]] = {}
+        self._parked: Parking[Unit] = Parking()
         self._latest: dict[str, list[int]] = {}
         self._quiet = False
         self._since_round = 0
@@ -239,7 +244,7 @@ class Engine:
 
     def _has_work(self) -> bool:
         """Whether a turn would do anything."""
-        return bool(self._inbox or self._queue or self._under_way or self._actions or any(self._declared.values()))
+        return bool(self._inbox or self._queue or self._under_way or self._actions or self._declared)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -303,7 +308,7 @@ class Engine:
         if idle and self._actions:
             self._act(self._actions.pop(0))
             return True
-        if idle and not any(self._declared.values()) and not (self._callers and self._is_parked()):
+        if idle and not self._declared and not (self._callers and self._parked.count):
             return False
         if self._time_for_a_round(idle):
             self._round()
@@ -339,7 +344,7 @@ class Engine:
         units = list(self._unfinished.values())
         if units or self._under_way:  # messages under way may still be written to them
             self._transport.outlive([units, self._under_way])
-        self._inbox, self._declared, self._running, self._actions = [], {}, [], []
+        self._inbox, self._declared, self._running, self._actions = [], {}, {}, []
         self._queue, self._under_way = [], []
         for unit in units:
             unit.error = error if not isinstance(error, _Left) else EspressoError(f"session: {error}")
@@ -390,7 +395,7 @@ class Engine:
 
     def _round(self) -> None:
         """Learn which calls the other ranks have, and start those that all have."""
-        front = [units[0] for units in self._declared.values() if units]
+        front = [units[0] for units in self._declared.values()]
         if front:
             self._transport.waiter.what = front[0].title
         start, waited, sent = time.perf_counter(), self._transport.waiter.waited, self._transport.sent
@@ -421,12 +426,9 @@ class Engine:
 
     def _compare(self, front: Sequence[Unit]) -> tuple[list[int], list[int], list[tuple[int, Any]], list[np.ndarray]]:
         """Every rank's flags and the bits of its calls, (rank, note) of what is new, and everyone's message."""
-        mask = 0
         for unit in front:
             if unit.number is None:
                 unit.number = self._numbers.get(unit.key)
-            if unit.number is not None and unit.problem is None:
-                mask |= 1 << unit.number
         news = [unit for unit in front if not unit.told and (unit.number is None or unit.bad or unit.problem)]
         idle = not self._under_way and not self._queue
         if idle and len(self._contents) >= _KNOWN:
@@ -434,7 +436,8 @@ class Engine:
         size = self._header_size
         small = self._express(front) if idle and not news else None
         flag = _NEWS * bool(news) | _BLOCKED * (self._callers > 0) | _STUCK * self._stuck() | _EXPRESS * bool(small)
-        message = np.frombuffer(bytes([flag]) + mask.to_bytes(size - 1, "little"), np.uint8)
+        mine = [unit.number for unit in front if unit.number is not None and unit.problem is None]
+        message = np.frombuffer(bytes([flag]) + _bits_of(mine, size - 1), np.uint8)
         if small:
             message = express.packed(message, self._arrays(front[0], small))
         messages = gather_small(self._transport, message, express.room(size) if idle else size)
@@ -452,7 +455,7 @@ class Engine:
         """Let all ranks learn the calls anew: where they differ from step to step, most will never come again."""
         for known in (self._contents, self._numbers, self._bits, self._small, self._bad, self._arrangements):
             known.clear()
-        self._declared = {call: units for call, units in self._declared.items() if units}
+        self._rivals = 0
         for unit in front:
             unit.number, unit.told = None, False
 
@@ -492,7 +495,7 @@ class Engine:
         intra, inter = (self._transport.sent[level] - before[level] for level in ("intra", "inter"))
         self._recorder.add("wire", bucket.name, step, 0, start, time.perf_counter(), "express", "flat", intra, inter)
         self._dense_steps[bucket.name] += 1
-        self._declared[unit.call].popleft()
+        self._next_of(unit.call)
         self._quiet, self._since_round, self._stuck_since, self._progress = True, 0, None, time.perf_counter()
         self._finish(unit)
 
@@ -506,7 +509,10 @@ class Engine:
         if number is None:
             number = self._numbers[key] = len(self._contents)
             self._contents.append(content)
-            self._bits[content.call] = self._bits.get(content.call, 0) | 1 << number
+            known = self._bits.get(content.call, 0)
+            self._bits[content.call] = known | 1 << number
+            if known:
+                self._rivals |= known | 1 << number
         masks[rank] |= 1 << number
         if note["bad"]:
             self._bad.setdefault(number, {})[rank] = note["bad"]
@@ -523,7 +529,7 @@ class Engine:
 
     def _fail_conflicts(self, masks: list[int]) -> bool:
         """Calls of one name that differ between ranks fail on all ranks."""
-        rest = reduce(or_, masks) & ~reduce(and_, masks)
+        rest = reduce(or_, masks) & ~reduce(and_, masks) & self._rivals
         calls = {self._contents[number].call for number in _numbers_in(rest)}
         found = False
         for call in sorted(calls):
@@ -541,13 +547,20 @@ class Engine:
             masks[rank] = mask & ~bits
         for number in _numbers_in(bits):
             self._bad.pop(number, None)
-        units = self._declared.get(call)
-        if not units:
+        if call not in self._declared:
             self._doomed.setdefault(call, deque()).append(error)
             return
-        unit = units.popleft()
+        unit = self._next_of(call)
         unit.error = error
         self._finish(unit)
+
+    def _next_of(self, call: Call) -> Unit:
+        """Take the first of the declared calls of that name."""
+        units = self._declared[call]
+        unit = units.popleft()
+        if not units:  # every round looks at what is there
+            del self._declared[call]
+        return unit
 
     def _stuck(self) -> bool:
         return self._stuck_since is not None and time.perf_counter() - self._stuck_since > _GRACE
@@ -570,8 +583,7 @@ class Engine:
         """No call is common to all ranks and nothing is under way."""
         if all_stuck:
             calls = {r: [self._contents[i].call for i in _numbers_in(mask)] for r, mask in enumerate(masks)}
-            parked = [n for group, here in self._parked.items() if any(here.values()) for n in group if not here.get(n)]
-            self._give_up_calls(stuck_error(calls, parked, self._transport.describe))
+            self._give_up_calls(stuck_error(calls, list(self._parked.absent()), self._transport.describe))
             return
         if not all_blocked:
             self._stuck_since = None
@@ -583,7 +595,8 @@ class Engine:
     def _give_up_calls(self, error: EspressoError) -> None:
         """All calls that wait fail; the session can go on, for nothing is under way."""
         units = [*itertools.chain.from_iterable(self._declared.values()), *self._running]
-        self._declared, self._running, self._parked, self._bad, self._stuck_since = {}, [], {}, {}, None
+        self._declared, self._running, self._bad, self._stuck_since = {}, {}, {}, None
+        self._parked.clear()
         for unit in units:
             unit.error = error
             self._finish(unit)
@@ -595,7 +608,7 @@ class Engine:
         numbers = sorted(_numbers_in(common), key=lambda number: (-self._contents[number].priority, number))
         units, going = [], []
         for number in numbers:
-            unit = self._declared[self._contents[number].call].popleft()
+            unit = self._next_of(self._contents[number].call)
             if unit.number != number:
                 raise AssertionError("the call that all ranks have is not the next one here")
             units.append(unit)
@@ -626,7 +639,7 @@ class Engine:
         return skip
 
     def _queue_buckets(self, numbers: Sequence[int], units: Sequence[Unit], skips: Sequence[frozenset[int]]) -> None:
-        self._running += units
+        self._running.update(dict.fromkeys(units))
         if any(g.spec.device == "gpu" for unit in units for g in unit.gradients):
             self._transport.choose_device_way()
         batches = [unit.batch for unit in units if unit.batch is not None]
@@ -655,7 +668,9 @@ class Engine:
                 self._arrangements.clear()
             limit = self._fusion_limit(batches)
             room = max(limit, self._options.segment_bytes)
-            found = self._arrangements[numbers] = buckets_of(batches, limit, room)
+            found = buckets_of(batches, limit, room)
+            if len(numbers) <= _ARRANGED:
+                self._arrangements[numbers] = found
         return found
 
     def _unparked(
@@ -665,12 +680,9 @@ class Engine:
         ready = []
         for unit, batch, skip in zip(units, batches, skips):
             for item in batch.items:
-                if not item.group:
-                    continue
-                here = self._parked.setdefault(item.group, {name: deque() for name in item.group})
-                here[item.spec.name].append((unit, item, item.index in skip))
-                if all(here.values()):
-                    ready.append(self._group_run([here[name].popleft() for name in item.group]))
+                members = self._parked.add(unit, item, item.index in skip) if item.group else None
+                if members:
+                    ready.append(self._group_run(members))
         return ready
 
     def _group_run(self, members: Sequence[tuple[Unit, Item, bool]]) -> tuple[Bucket, list[Unit], list[bool]]:
@@ -680,11 +692,6 @@ class Engine:
             self.skipped.update(item.spec.name for _, item, skipped in members if not skipped)
             skip = [True] * len(skip)
         return bucket, [unit for unit, _, _ in members], skip
-
-    def _is_parked(self, unit: Unit | None = None) -> bool:
-        """Whether a call, or any, waits for the rest of its group."""
-        waiting = (w for here in self._parked.values() for members in here.values() for w, _, _ in members)
-        return any(unit is None or unit is w for w in waiting)
 
     def _queue_bucket(self, bucket: Bucket, units: list[Unit], skip: list[bool]) -> None:
         gradients = [unit.gradients[item.index] for unit, (_, item) in zip(units, bucket.members)]
@@ -753,10 +760,9 @@ class Engine:
                 self._done(unit)
 
     def _done(self, unit: Unit) -> None:
-        if self._is_parked(unit):
+        if unit.parked:
             return
-        if unit in self._running:
-            self._running.remove(unit)
+        self._running.pop(unit, None)
         self._finish(unit)
 
     def _program(self, bucket: Bucket, step: int) -> Program:
@@ -810,6 +816,7 @@ class _Buffer:
     memory: Memory
     x: Any = None
     workspace: Any = None
+    begun: Sequence[tuple[str, int]] = ()
 
     def fill(self) -> None:
         """Make it."""
@@ -821,12 +828,14 @@ class _Buffer:
             self.workspace = self.transport.borrow()
             dtype = np.float32 if narrow else first.dtype
             self.x = self.workspace.array("fused", bucket.size, dtype, device.device_of(first))
-            for part, array in self._pieces():
-                if narrow:
+            if narrow:
+                for part, array in self._pieces():
                     reduction.convert(part, array, bucket.dtype)
-                else:
-                    device.copy(part, array)
-        for name, part, fed_back in self._kept_by():
+            else:
+                device.join(self.x, self.arrays)
+        kept = list(self._kept_by()) if self.memory.waiting else []
+        self.begun = [(name, part.size) for name, part, _ in kept]
+        for name, part, fed_back in kept:
             owed = self.memory.begin(name, part.size, fed_back)
             if owed is not None:
                 _add(part, owed, "float32" if bucket.compressor else bucket.dtype)
@@ -846,8 +855,8 @@ class _Buffer:
 
     def empty(self) -> None:
         """Bring the result to the caller's arrays."""
-        for name, part, _ in self._kept_by():
-            self.memory.end(name, part.size)
+        for name, size in self.begun:
+            self.memory.end(name, size)
         if self.workspace is None:
             return
         for part, array in self._pieces():
@@ -915,9 +924,14 @@ def _note(unit: Unit) -> dict[str, Any]:
 
 def _numbers_in(mask: int) -> list[int]:
     """The places of the bits that are set."""
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
+    row = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
+    found: list[int] = np.flatnonzero(np.unpackbits(row, bitorder="little")).tolist()
     return found
+
+
+def _bits_of(numbers: Iterable[int], size: int) -> bytes:
+    """The bits at these places, in so many bytes: the inverse of ``_numbers_in``, least significant byte first."""
+    row = bytearray(size)
+    for number in numbers:
+        row[number >> 3] |= 1 << (number & 7)
+    return bytes(row)

@@ -84,6 +84,11 @@ class Memory(dict[str, Any]):
             if key.point == CARRY:
                 self._waiting.setdefault((key.name, key.n), []).append(key)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something was carried over for any tensor, which it has not taken yet."""
+        return bool(self._waiting)
+
     def owes(self, name: str, n: int) -> bool:
         """Whether something was carried over for a tensor, which it has not taken yet."""
         return (name, n) in self._waiting

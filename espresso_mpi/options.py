@@ -8,6 +8,7 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from . import compressors
@@ -117,7 +118,7 @@ class Options:
         """
         if self.compressor == "none" or (self._may_stay_dense and (spec.nbytes < self.min_bytes or topology.size == 1)):
             wanted = self.route if self.compressor == "none" else None
-            return Strategy("none", wanted or Route.parse(default_route(topology, compressed=False)))
+            return _dense(wanted or default_route(topology, compressed=False))
         summed = compressors.get(self.compressor).common
         route = self.route or Route.parse(default_route(topology, compressed=True, summed=summed)).on(spec.device)
         return Strategy(self.compressor, route)
@@ -135,6 +136,12 @@ class Options:
         texts["tuning"] = str(self.tuning) if self.tuning else None
         made = f", made for {plan.made_for}" if plan and plan.made_for else ""
         return {**values, **texts, "plan": plan.digest + made if plan else None}
+
+
+@lru_cache(maxsize=256)
+def _dense(route: Route | str) -> Strategy:
+    """One object for all tensors that travel alike: whoever sorts them by it then compares no steps."""
+    return Strategy("none", Route.parse(route) if isinstance(route, str) else route)
 
 
 def default_route(topology: Topology, compressed: bool, summed: bool = False) -> str:

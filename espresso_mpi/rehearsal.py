@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import buffers, compressors, device
-from .batches import Batch, batch_of
+from .batches import Batches, batch_of
 from .busy import Work
 from .collectives.agreement import floats
 from .collectives.transport import Transport
@@ -21,7 +21,7 @@ from .memory import Keeping
 from .options import Options
 from .planner.trace import Trace, TracedTensor
 from .trace import Recorder
-from .types import DeviceKind, Plan, Strategy, TensorSpec
+from .types import DeviceKind, Plan, Strategy
 from .verdicts import Call
 
 _WARM_UP = 1
@@ -104,7 +104,7 @@ class Rehearsal:
     def __init__(self, transport: Transport, options: Options) -> None:
         self._transport, self._options = transport, options
         self._engine = Engine(transport, options, Keeping(), Recorder())
-        self._batches: dict[tuple[TensorSpec, ...], Batch] = {}
+        self._batches = Batches()
         self._open: list[Unit] = []
 
     def sync(self, grads: Any) -> Any:
@@ -124,11 +124,10 @@ class Rehearsal:
     def _unit(self, call: Call, given: Any, flat: Iterable[tuple[str, Any]]) -> Unit:
         gradients = [buffers.adopt(name, value) for name, value in flat]
         specs = tuple(gradient.spec for gradient in gradients)
-        if specs not in self._batches:
-            alone = call[0] == "sync"
-            self._batches[specs] = batch_of(specs, self._options, self._transport.topology, alone)
+        options, topology, alone = self._options, self._transport.topology, call[0] == "sync"
+        batch = self._batches.find(call, specs, lambda new: batch_of(new, options, topology, alone))
         gpu = device.current_gpu() if any(spec.device == "gpu" for spec in specs) else None
-        return Unit(call, given, gradients, self._batches[specs], title="a trial", gpu=gpu)
+        return Unit(call, given, gradients, batch, title="a trial", gpu=gpu)
 
     def leave(self) -> None:
         """The end of it, on this rank."""

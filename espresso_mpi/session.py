@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import buffers, device, state
-from .batches import Batch, batch_of, check_fit, other_versions, strategy_of
+from .batches import Batch, Batches, batch_of, check_fit, other_versions, strategy_of
 from .buffers import Gradient
 from .collectives import lifetime, tracing
 from .collectives.layout import Topology
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from .planner.profile import Profile
 
 _LOG = logging.getLogger("espresso_mpi")
-
-_BATCHES = 4096
-"""Lists of tensors whose ways are remembered."""
 
 
 class Handle:
@@ -139,7 +136,7 @@ class Session:
         self._transport = Transport.open(comm, options.transport(), agree_on_options, note)
         self._require_fit()
         self._step, self._seconds, self._warned = 0, 0.0, False
-        self._batches: dict[tuple[Any, ...], Batch] = {}
+        self._batches = Batches()
         self._open: dict[int, Unit] = {}
         self._gpu: int | None = None
         tunes = options.tuning is not None and self._transport.topology.size > 1  # alone there is nothing to choose
@@ -260,24 +257,18 @@ class Session:
         specs = tuple(gradient.spec for gradient in gradients)
         self._watch(call, specs if problem is None else None)
         if problem is None:
-            batch, problem = self._settled(specs, alone=call[0] == "sync")
+            batch, problem = self._settled(call, specs)
         return Unit(call, given, gradients, batch, problem, order, title=title, gpu=gpu)
 
-    def _settled(self, specs: tuple[TensorSpec, ...], alone: bool) -> tuple[Batch | None, EspressoError | None]:
+    def _settled(self, call: Call, specs: tuple[TensorSpec, ...]) -> tuple[Batch | None, EspressoError | None]:
         """How the tensors of a call travel, or why they cannot."""
+        options, topology, alone = self._options, self._transport.topology, call[0] == "sync"
         try:
-            return self._batch(specs, alone), None
+            return self._batches.find(call, specs, lambda new: batch_of(new, options, topology, alone)), None
         except EspressoError as error:
             return None, error
         except Exception as error:  # a compressor of the user's own may raise anything
             return None, GradientError(f"grads: cannot be synchronised: {type(error).__name__}: {error}")
-
-    def _batch(self, specs: tuple[TensorSpec, ...], alone: bool) -> Batch:
-        if (specs, alone) not in self._batches:
-            if len(self._batches) >= _BATCHES:
-                self._batches.clear()
-            self._batches[specs, alone] = batch_of(specs, self._options, self._transport.topology, alone)
-        return self._batches[specs, alone]
 
     def _warn_of_saturation(self) -> None:
         if self._engine.tally["saturated"] and not self._warned:
@@ -658,9 +649,15 @@ def _limit_threads(local_ranks: int) -> None:
 
 def _refuse_shared_memory(gradients: Sequence[Gradient]) -> None:
     """Memory under two names would be averaged, and its residual added, twice."""
-    spans = sorted(
-        (device.address(g.array), g.spec.nbytes, g.spec.name) for g in gradients if g.array.size and g.rebuild is None
-    )
+    own = [g for g in gradients if g.rebuild is None and g.array.size]
+    if len(own) < 2:
+        return
+    starts = np.fromiter((device.address(g.array) for g in own), np.uint64, len(own))
+    ends = starts + np.fromiter((g.spec.nbytes for g in own), np.uint64, len(own))
+    order = np.argsort(starts)
+    if not np.any(starts[order[1:]] < ends[order[:-1]]):  # the names are only worked out where there are any to say
+        return
+    spans = sorted((device.address(g.array), g.spec.nbytes, g.spec.name) for g in own)
     for (start, nbytes, first), (following, _, second) in itertools.pairwise(spans):
         if following < start + nbytes:
             raise GradientError(f"{first} and {second} share memory; pass it once, or pass copies")

@@ -96,13 +96,13 @@ class StepClock:
         self.steps: deque[Step] = deque(maxlen=keep)
         self.count = 0
         self._calls: list[tuple[Call, tuple[TensorSpec, ...], float]] = []
+        self._names: set[str] = set()
         self._began: float | None = None
         self._waited = self._idle = 0.0
 
     def begins(self, specs: Sequence[TensorSpec]) -> bool:
         """Whether a call with these tensors begins another step."""
-        names = {spec.name for spec in specs}
-        return any(spec.name in names for _, tensors, _ in self._calls for spec in tensors)
+        return any(spec.name in self._names for spec in specs)
 
     def repeats(self, call: Call) -> bool:
         """Whether a call, of tensors that are not known because it failed on this rank, would begin another step."""
@@ -117,6 +117,7 @@ class StepClock:
             self.steps.append(Step(specs, ready, self._waited - self._began, pushed))
         self.count += 1
         self._began, self._calls, self._idle = self._waited, [], 0.0
+        self._names = set()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -131,6 +132,7 @@ class StepClock:
     def called(self, call: Call, specs: Sequence[TensorSpec]) -> None:
         """A call came."""
         self._calls.append((call, tuple(specs), self._clock() - self._idle))
+        self._names.update(spec.name for spec in specs)
 
     def waited(self, since: float, failed: Call | None = None) -> None:
         """A call was waited for since then; one that failed, which it does on all ranks, was no part of the step."""
@@ -138,3 +140,4 @@ class StepClock:
         self._idle += self._waited - since
         if failed is not None:
             self._calls = [known for known in self._calls if known[0] != failed]
+            self._names = {spec.name for _, tensors, _ in self._calls for spec in tensors}

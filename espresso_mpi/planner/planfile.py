@@ -246,9 +246,9 @@ def _besides_the_ranks(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _missing(plan: Plan, made: MadeFor, specs: Sequence[TensorSpec], complete: bool) -> list[str]:
-    here = {spec.name for spec in specs} if complete else set(made.tensors)
+    here = {spec.name for spec in specs}
     new = [] if plan.default is not None else [s.name for s in specs if s.size and s.name not in made.tensors]
-    gone = [name for name in made.tensors if name not in here]
+    gone = [name for name in made.tensors if name not in here] if complete else []
     return [
         f"tensor{'s' * (len(names) > 1)} {_listed(names)}: {what}"
         for names, what in ((new, "not in the plan"), (gone, "in the plan, but not here"))

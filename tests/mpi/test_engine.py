@@ -1120,6 +1120,29 @@ def test_calls_are_forgotten_in_time(world, open_session, monkeypatch):
     assert len(session._engine._contents) <= 4 + 3
 
 
+def test_thousands_of_tensors(world, open_session):
+    """In time that grows as their number does: ten thousand took half a minute when it grew as its square."""
+    tensors, pushes = 10_000, 4_000
+    many = {f"t{i}": np.full(100, world.rank + i, np.float32) for i in range(tensors)}
+    means = np.arange(tensors, dtype=np.float32) + np.float32((world.size - 1) / 2)
+    session = open_session(fuse_bytes=1 << 20)
+    start = time.perf_counter()
+    session.sync(many)
+    syncing = time.perf_counter() - start
+    sums = np.array([many[f"t{i}"].sum() for i in range(tensors)])
+    session.push("warm", np.ones(4, np.float32)).wait()
+    for _ in range(2):
+        again = {f"t{i}": np.full(100, world.rank + i, np.float32) for i in range(pushes)}
+        start = time.perf_counter()
+        for name, grad in again.items():
+            session.push(name, grad)
+        session.wait_all()
+        pushing = time.perf_counter() - start
+    assert np.allclose(sums, 100 * means, rtol=1e-6)
+    assert np.allclose([grad[-1] for grad in again.values()], means[:pushes], rtol=1e-6)
+    assert syncing < 10 and pushing < 10, (syncing, pushing)
+
+
 def test_a_closed_session_is_freed(world):
     """Residuals and scratch memory do not outlive a session that was closed in order."""
     import gc
