@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import buffers, device, guard, state
+from . import buffers, device, guard, rescaling, state
 from .batches import Batch, batch_of, check_fit, other_versions, strategy_of
 from .buffers import Gradient
 from .collectives import tracing
@@ -576,6 +577,22 @@ class Session:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a folder that ``save`` wrote, as ``load_state_dict``. Collective."""
         self._go_on(lambda: state.load_files(self._transport, self._options, path), "load")
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is kept of gradients by a factor: their unit has changed, as by a loss scaler. Collective.
+
+        Args:
+            factor: the new loss scale divided by the old, the same on every rank; 1 does nothing and waits for nobody.
+
+        Raises:
+            ConfigError: on every rank: no finite number above 0, or ranks have different factors. StateError: a
+                compressor of your own does not say what it keeps.
+        """
+        if rescaling.checked_factor(factor) == 1:
+            return
+        engine, options = self._engine, self._options
+        act = partial(rescaling.rescale, self._transport, options, factor=float(factor))
+        self._together("rescale", lambda: act(memory=engine.keeping.memory))
 
     def _go_on(self, read: Callable[[], state.Loaded], name: str) -> None:
         def load() -> None:

@@ -1,4 +1,4 @@
-"""What torch training does to a session: accumulated gradients, loss scaling, layouts. With torch itself, or skipped."""
+"""What torch training does to a session: accumulated gradients, loss scaling, layouts. Skipped without torch."""
 
 from __future__ import annotations
 
