@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import threading
 import zlib
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -106,15 +106,14 @@ def _checksum(gradient: Gradient) -> int:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, order=True)
-class Span:
+class Span(NamedTuple):
     """The memory of a tensor, from its first to behind its last byte. ``strided``: some between may not be its own."""
 
     start: int
     stop: int
-    name: str = field(compare=False)
-    title: str = field(compare=False, default="")
-    strided: Any = field(compare=False, default=None)
+    name: str
+    title: str = ""
+    strided: Any = None
 
     def shares(self, other: Span) -> bool:
         """Whether a byte belongs to both."""
@@ -153,7 +152,10 @@ def spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
     Raises:
         GradientError: two tensors share memory: it would be averaged, and its residual added, twice.
     """
-    found = sorted(_span(g, title) for g in gradients if g.array.size and g.rebuild is None)
+    found = [_span(g, title) for g in gradients if g.array.size and g.rebuild is None]
+    if len(found) < 2:
+        return found
+    found.sort(key=attrgetter("start"))
     under_way: list[Span] = []
     for span in found:
         under_way = [other for other in under_way if other.stop > span.start]
@@ -184,6 +186,7 @@ class Claims:
 
     def __init__(self) -> None:
         self._packed: list[Span] = []
+        self._starts: list[int] = []  # of these, in the same order: whole numbers are quick to search
         self._strided: list[Span] = []
         self._lock = threading.Lock()
 
@@ -197,7 +200,9 @@ class Claims:
             self._refuse(wanted)
             for span in wanted:
                 if span.strided is None:
-                    insort(self._packed, span)
+                    at = bisect_left(self._starts, span.start)
+                    self._starts.insert(at, span.start)
+                    self._packed.insert(at, span)
                 else:
                     self._strided.append(span)
 
@@ -212,19 +217,16 @@ class Claims:
 
     def _near(self, span: Span) -> Iterable[Span]:
         """Packed memory does not overlap, so it lies in the order of its ends as well."""
-        at = bisect_left(self._packed, span)
-        return itertools.chain(
-            self._packed[max(at - 1, 0) : at],
-            itertools.takewhile(lambda other: other.start < span.stop, itertools.islice(self._packed, at, None)),
-        )
+        first = bisect_left(self._starts, span.start)
+        return self._packed[max(first - 1, 0) : bisect_left(self._starts, span.stop, first)]
 
     def drop(self, held: Sequence[Span]) -> None:
         """The memory is the caller's again."""
         with self._lock:
             for span in held:
                 if span.strided is None:
-                    at = bisect_left(self._packed, span)
-                    if self._packed[at : at + 1] == [span]:
-                        del self._packed[at]
+                    at = bisect_left(self._starts, span.start)
+                    if at < len(self._packed) and self._packed[at] is span:
+                        del self._packed[at], self._starts[at]
                 else:
                     self._strided = [other for other in self._strided if other is not span]
