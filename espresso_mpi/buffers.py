@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,17 @@ class Gradient:
     """One adopted array.
 
     ``array`` is flat over the caller's memory, 16-bit types as their bits (uint16); for an immutable array it is a
-    copy, and ``rebuild`` makes a new foreign array from it.
+    copy, and ``rebuild`` makes a new foreign array from it. For strided memory it is a copy in C order, ``source`` is
+    the memory itself, and ``write_back`` copies the result there. ``version`` reads torch's counter of in-place
+    changes, where that counts changes of this memory alone; what this library writes is not counted.
     """
 
     spec: TensorSpec
     array: Any
     rebuild: Callable[[], Any] | None = None
+    source: Any = None
+    write_back: Callable[[], None] | None = None
+    version: Callable[[], int] | None = None
 
 
 # --- the containers ---------------------------------------------------------------------------------------------------
@@ -77,7 +82,13 @@ def _walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
-    """``grads`` itself where all was updated in place; else the same containers with new arrays where needed."""
+    """``grads`` itself where all was updated in place; else the same containers with new arrays where needed.
+
+    What travelled as a copy of strided memory is written there.
+    """
+    for gradient in gradients:
+        if gradient.write_back is not None:
+            gradient.write_back()
     if all(g.rebuild is None for g in gradients):
         return grads
     return _rebuilt(grads, iter(gradients))
@@ -102,8 +113,11 @@ def _rebuilt(value: Any, gradients: Iterator[Gradient]) -> Any:
 def adopt(name: str, value: Any) -> Gradient:
     """A flat array over the memory of ``value``, which may be None.
 
+    Strided memory is copied, and gets the result when the call ends: see ``Gradient``.
+
     Raises:
-        GradientError: not an array, an element type that cannot be synchronised, read-only or strided memory.
+        GradientError: not an array, an element type that cannot be synchronised, read-only memory, memory of which
+            several elements share a place, strided memory of a GPU that torch does not own.
     """
     if value is None:
         return Gradient(TensorSpec(name, (), None), np.empty(0, np.float32))
@@ -130,40 +144,106 @@ def _comes_from(value: Any, *modules: str) -> bool:
 def _from_numpy(name: str, array: np.ndarray, rebuild: Callable[[], Any] | None = None) -> Gradient:
     plain = type(array) is np.ndarray
     if not plain and isinstance(array, np.ma.MaskedArray):
-        raise GradientError(f"{name}: got a masked array, whose mask would be lost; pass array.filled(0) or array.data")
+        raise GradientError(
+            f"{name}: got a masked array, whose mask would be lost; pass array.data, or x = array.filled(0) and "
+            f"use that x"
+        )
     dtype = _NAMES.get(array.dtype) or array.dtype.name
     if dtype not in ITEMSIZE or not array.dtype.isnative:
         raise GradientError(
-            f"{name}: got elements of type {array.dtype}; expected one of {_SUPPORTED}; convert with astype"
+            f"{name}: got elements of type {array.dtype}; expected one of {_SUPPORTED}; pass x = array.astype(...) and "
+            f"use that x, which gets the mean"
         )
-    flags = array.flags
-    if not flags.writeable:
-        raise GradientError(f"{name}: got a read-only array; expected a writable one; pass a copy: numpy.array(x)")
-    if not flags.c_contiguous:
+    if not array.flags.writeable:
         raise GradientError(
-            f"{name}: got a strided array; expected C-contiguous memory; pass numpy.ascontiguousarray(x)"
+            f"{name}: got a read-only array; expected a writable one; pass x = numpy.array(...), a copy, and use that "
+            f"x, which gets the mean"
         )
-    flat = (array if plain else np.asarray(array)).reshape(-1)
-    flat = flat.view(np.uint16) if ITEMSIZE[dtype] == 2 else flat
-    return Gradient(_spec(name, array.shape, dtype), flat, rebuild)
+    own = array if plain else np.asarray(array)
+    return _flat(_spec(name, array.shape, dtype), own.view(np.uint16) if ITEMSIZE[dtype] == 2 else own, rebuild)
+
+
+def _flat(
+    spec: TensorSpec,
+    array: np.ndarray,
+    rebuild: Callable[[], Any] | None = None,
+    version: Callable[[], int] | None = None,
+) -> Gradient:
+    """Flat over host memory; over a copy of it in C order where it is strided, since ranks may differ in strides."""
+    if array.flags.c_contiguous:
+        return Gradient(spec, array.reshape(-1), rebuild, version=version)
+    _require_apart(spec.name, array.shape, array.strides, array.itemsize)
+    copied = np.ascontiguousarray(array)
+    return Gradient(spec, copied.reshape(-1), rebuild, array, partial(np.copyto, array, copied), version)
+
+
+def _require_apart(name: str, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
+    """Refuse memory in which several elements share a place: there is none for the mean of each.
+
+    Refused as well are the rare strides for which that is hard to know.
+    """
+    reach = itemsize
+    for stride, length in sorted((abs(stride), length) for length, stride in zip(shape, strides) if length > 1):
+        if stride < reach:
+            raise GradientError(
+                f"{name}: got an expanded or overlapping array (shape {tuple(shape)}, strides in bytes "
+                f"{tuple(strides)}); expected a place in memory for each element; pass a copy, y = numpy.array(x) or "
+                f"x.clone(memory_format=torch.contiguous_format), and use that y, which gets the mean"
+            )
+        reach += (length - 1) * stride
 
 
 def _from_torch(name: str, tensor: Any) -> Gradient:
     torch = sys.modules["torch"]
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout != torch.strided or not tensor.is_contiguous():
-        raise GradientError(f"{name}: got a strided or sparse tensor; expected contiguous memory; pass x.contiguous()")
+    if tensor.layout != torch.strided:
+        raise GradientError(
+            f"{name}: got a sparse tensor ({tensor.layout}); expected a dense one; make the layer with "
+            f"sparse=False (as torch.nn.Embedding has it), or the gradient dense before: p.grad = p.grad.to_dense()"
+        )
     if dtype not in ITEMSIZE:
-        raise GradientError(f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; convert with x.to()")
+        raise GradientError(
+            f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; pass y = x.to(...) and use that y, "
+            f"which gets the mean"
+        )
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise GradientError(
+            f"{name}: got a tensor on {tensor.device}; expected cpu or cuda; pass y = x.cpu() and copy the mean "
+            f"back after the call: x.copy_(y)"
+        )
+    version = _version(tensor)
     tensor = tensor.detach()
     bits = tensor.view(torch.int16) if ITEMSIZE[dtype] == 2 else tensor
     if tensor.device.type == "cuda":
-        return _from_cuda(name, bits, tuple(tensor.shape), dtype)
-    if tensor.device.type != "cpu":
-        raise GradientError(f"{name}: got a tensor on {tensor.device}; expected cpu or cuda; pass x.cpu()")
-    flat = bits.reshape(-1).numpy()
-    flat = flat.view(np.uint16) if ITEMSIZE[dtype] == 2 else flat
-    return Gradient(_spec(name, tuple(tensor.shape), dtype), flat)
+        return _from_torch_cuda(name, bits, dtype, version)
+    array = bits.numpy().view(np.uint16) if ITEMSIZE[dtype] == 2 else bits.numpy()
+    return _flat(_spec(name, tuple(tensor.shape), dtype), array, version=version)
+
+
+def _from_torch_cuda(name: str, bits: Any, dtype: str, version: Callable[[], int] | None) -> Gradient:
+    """On the GPU, strided memory by torch's own copies."""
+    shape, size = tuple(bits.shape), bits.element_size()
+    if bits.is_contiguous():
+        return replace(_from_cuda(name, bits, shape, dtype), version=version)
+    _require_apart(name, shape, [stride * size for stride in bits.stride()], size)
+    copied = bits.contiguous()
+
+    def write_back() -> None:
+        bits.data.copy_(copied)  # through .data: it is not the caller's change, so its counter stays
+        sys.modules["torch"].cuda.current_stream(bits.device).synchronize()  # that of the engine's thread
+
+    return replace(_from_cuda(name, copied, shape, dtype), source=bits, write_back=write_back, version=version)
+
+
+def _version(tensor: Any) -> Callable[[], int] | None:
+    """Reads the counter of in-place changes of a torch tensor.
+
+    None where there is no counter (inference mode), and where the tensor is a part of its storage: the parts of a
+    storage share one counter, so it also counts changes of the others.
+    """
+    if tensor.is_inference() or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+        return None
+    return partial(getattr, tensor, "_version")
 
 
 def _from_jax(name: str, array: Any) -> Gradient:
@@ -187,12 +267,21 @@ def _from_cuda(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Gra
             f"rank one GPU by CUDA_VISIBLE_DEVICES, or call numba.cuda.select_device({own}) before anything uses a GPU"
         )
     if dtype not in ITEMSIZE:
-        raise GradientError(f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; convert with astype")
+        raise GradientError(
+            f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; pass y = x.astype(...) and use that "
+            f"y, which gets the mean"
+        )
     interface = array.__cuda_array_interface__
     if interface["data"][1]:
-        raise GradientError(f"{name}: got a read-only GPU array; expected a writable one; pass a copy")
+        raise GradientError(
+            f"{name}: got a read-only GPU array; expected a writable one; pass y = x.copy() and use that y, which gets "
+            f"the mean"
+        )
     if interface.get("strides") is not None and not _packed(interface, ITEMSIZE[dtype]):
-        raise GradientError(f"{name}: got a strided GPU array; expected C-contiguous memory; pass ascontiguousarray(x)")
+        raise GradientError(
+            f"{name}: got a strided GPU array; expected C-contiguous memory; pass y = cupy.ascontiguousarray(x) and "
+            f"copy the mean back after the call: x[...] = y"
+        )
     size = int(np.prod(shape, dtype=np.int64))
     if size == 0:
         return Gradient(TensorSpec(name, tuple(shape), dtype, "gpu"), np.empty(0, np.float32))

@@ -33,6 +33,7 @@ from .collectives.transport import Transport
 from .collectives.waiting import sharpen_naps
 from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, PlanError, RemoteError, StateError
 from .feedback import NO_FEEDBACK
+from .guard import Check, Watch
 from .memory import Keeping, Memory
 from .options import Options
 from .parking import Parking
@@ -84,6 +85,7 @@ class Unit:
         since: when it was made.
         left: buckets that are not finished yet; parked: tensors that wait for the rest of their group.
         finished, error, result: how it ended.
+        watch: finds tensors that the caller changes meanwhile; None where nobody could.
     """
 
     def __init__(
@@ -97,11 +99,12 @@ class Unit:
         action: Callable[[], Any] | None = None,
         title: str = "",
         gpu: int | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.call, self.given, self.gradients, self.batch = call, given, list(gradients), batch
         self.title = title or spelled(call)
         self.problem, self.priority, self.action = problem, priority, action
-        self.gpu = gpu
+        self.gpu, self.watch = gpu, watch
         self.number: int | None = None
         self.bad: dict[str, int] = {}
         self.told = self.noticed = False
@@ -136,6 +139,7 @@ class Engine:
         self.tally: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self._dropped = False
+        self.skipped_calls = 0
         self._dense_steps: Counter[str] = Counter()
         self.seed = options.seed
         self.broken: BaseException | None = None
@@ -355,6 +359,8 @@ class Engine:
             if any(device.device_of(gradient.array) == "gpu" for gradient in unit.gradients):
                 device.drain()  # whoever reads on any stream finds finished data
             unit.result = buffers.rebuild(unit.given, unit.gradients)
+            if unit.watch is not None:
+                unit.watch.written()
         with self._changed:
             unit.finished = True
             self._unfinished.pop(id(unit), None)
@@ -466,7 +472,7 @@ class Engine:
 
     def _express(self, front: Sequence[Unit]) -> Bucket | None:
         """The bucket of the only call of this rank, if it is so small that it goes along with the header."""
-        if len(front) != 1 or front[0].number is None or self._actions:
+        if len(front) != 1 or front[0].number is None or self._actions or self._options.debug:
             return None
         number = front[0].number
         if number in self._bad:  # known to all ranks from a round before
@@ -628,14 +634,20 @@ class Engine:
             return frozenset()
         text = non_finite_text(self._contents[number], bad, self._transport.describe)
         if self._options.nonfinite == "raise":
-            unit.error = NonFiniteError(text + "; lower the loss scale or the learning rate, or pass nonfinite='skip'")
+            unit.error = NonFiniteError(
+                text + "; lower the loss scale or the learning rate, or pass nonfinite='skip', or 'skip_all' if a loss "
+                "scaler is to hear of it"
+            )
             self._finish(unit)
             return None
-        skip = frozenset(int(position) for counts in bad.values() for position in counts)
+        skip, how = frozenset(int(position) for counts in bad.values() for position in counts), "skipped"
+        if self._options.nonfinite == "skip_all" and unit.batch is not None:
+            skip, how = frozenset(item.index for item in unit.batch.items), "skipped with all tensors of the call"
+            self.skipped_calls += 1
         for position in skip:
             self.skipped[unit.gradients[position].spec.name] += 1
         if self._transport.rank == 0:
-            _LOG.warning("%s: skipped: %s", unit.title, text)
+            _LOG.warning("%s: %s: %s", unit.title, how, text)
         return skip
 
     def _queue_buckets(self, numbers: Sequence[int], units: Sequence[Unit], skips: Sequence[frozenset[int]]) -> None:
@@ -688,34 +700,42 @@ class Engine:
     def _group_run(self, members: Sequence[tuple[Unit, Item, bool]]) -> tuple[Bucket, list[Unit], list[bool]]:
         """What is compressed as one is skipped as one: only then its residual stays as it was."""
         bucket, skip = grouped([(0, item) for _, item, _ in members]), [skipped for _, _, skipped in members]
-        if bucket.compressor is not None and any(skip):
+        if any(skip) and (bucket.compressor is not None or self._options.nonfinite == "skip_all"):
             self.skipped.update(item.spec.name for _, item, skipped in members if not skipped)
             skip = [True] * len(skip)
         return bucket, [unit for unit, _, _ in members], skip
 
     def _queue_bucket(self, bucket: Bucket, units: list[Unit], skip: list[bool]) -> None:
         gradients = [unit.gradients[item.index] for unit, (_, item) in zip(units, bucket.members)]
-        arrays = [gradient.array for gradient in gradients]
-        for array, skipped in zip(arrays, skip):
+        arrays, checks = [gradient.array for gradient in gradients], list[Check]()
+        for unit, gradient, skipped in zip(units, gradients, skip):
+            check = unit.watch.check_of(gradient) if unit.watch is not None else None
             if skipped:
-                self._zero(array)
+                self._blank(gradient, check)
+            elif check is not None:
+                checks.append(check)
         owners = list({id(unit): unit for unit in units}.values())
         if all(skip):
             self._bucket_done(owners)
             return
         priority = max(unit.priority for unit in owners)
-        for turns in self._turns(bucket, arrays, skip, owners):
+        for turns in self._turns(bucket, arrays, skip, owners, checks):
             heapq.heappush(self._queue, (-priority, next(self._order), turns))
 
-    @staticmethod
-    def _zero(array: Any) -> None:
-        device.copy(array, device.zeros(array.size, array.dtype, device.device_of(array)))
+    def _blank(self, gradient: Gradient, check: Check | None) -> None:
+        """What a tensor that is skipped becomes."""
+        if check is not None:
+            check("before it was skipped")
+        array, value = gradient.array, np.nan if self._options.nonfinite == "skip_all" else 0.0
+        device.copy(array, reduction.filled(array.size, value, str(gradient.spec.dtype)))
 
     # --- one bucket ---------------------------------------------------------------------------------------------------
 
-    def _turns(self, bucket: Bucket, arrays: Sequence[Any], skip: list[bool], owners: list[Unit]) -> list[Turns]:
+    def _turns(
+        self, bucket: Bucket, arrays: Sequence[Any], skip: list[bool], owners: list[Unit], checks: Sequence[Check]
+    ) -> list[Turns]:
         """The segments of a bucket; the first makes its buffer, the last to end brings the result home."""
-        buffer = _Buffer(bucket, arrays, skip, self._transport, self.keeping.memory)
+        buffer = _Buffer(bucket, arrays, skip, self._transport, self.keeping.memory, checks)
         counts = self._dense_steps if bucket.compressor is None else self.keeping.counts
         step = counts[bucket.name]
         counts[bucket.name] += 1
@@ -814,23 +834,25 @@ class _Buffer:
     skip: Sequence[bool]
     transport: Transport
     memory: Memory
+    checks: Sequence[Check] = ()
     x: Any = None
     workspace: Any = None
     begun: Sequence[tuple[str, int]] = ()
 
     def fill(self) -> None:
-        """Make it."""
+        """Make it. In debug mode it is a copy: then the caller's memory can be checked until the mean replaces it."""
+        for check in self.checks:
+            check("before it was read")
         first, bucket = self.arrays[0], self.bucket
         narrow = bucket.compressor is not None and bucket.dtype != "float32"
-        if len(self.arrays) == 1 and not narrow:
+        if len(self.arrays) == 1 and not narrow and not self.checks:
             self.x = first
         else:
             self.workspace = self.transport.borrow()
             dtype = np.float32 if narrow else first.dtype
             self.x = self.workspace.array("fused", bucket.size, dtype, device.device_of(first))
-            if narrow:
-                for part, array in self._pieces():
-                    reduction.convert(part, array, bucket.dtype)
+            if narrow or any(self.skip):
+                self._fill_one_by_one(narrow)
             else:
                 device.join(self.x, self.arrays)
         kept = list(self._kept_by()) if self.memory.waiting else []
@@ -839,6 +861,16 @@ class _Buffer:
             owed = self.memory.begin(name, part.size, fed_back)
             if owed is not None:
                 _add(part, owed, "float32" if bucket.compressor else bucket.dtype)
+
+    def _fill_one_by_one(self, narrow: bool) -> None:
+        """Where tensors are converted, or some are skipped: their part is zero."""
+        for (part, array), skipped in zip(self._pieces(), self.skip):
+            if skipped:
+                device.copy(part, device.zeros(part.size, part.dtype, device.device_of(part)))
+            elif narrow:
+                reduction.convert(part, array, self.bucket.dtype)
+            else:
+                device.copy(part, array)
 
     def _kept_by(self) -> list[tuple[str, Any, bool]]:
         """The names under which something may be kept, with their part of the buffer, but for what is skipped.
@@ -857,9 +889,13 @@ class _Buffer:
         """Bring the result to the caller's arrays."""
         for name, size in self.begun:
             self.memory.end(name, size)
+        for check in self.checks:
+            check("before its mean was written")
         if self.workspace is None:
             return
-        for part, array in self._pieces():
+        for (part, array), skipped in zip(self._pieces(), self.skip):
+            if skipped:
+                continue
             if part.dtype != array.dtype:
                 reduction.convert(array, part, self.bucket.dtype)
             else:

@@ -322,6 +322,8 @@ class _Torch:
         self._torch = module
 
     def flat(self, value: Any, adopted: buffers.Gradient) -> Any:
+        if adopted.source is not None:  # strided: a copy, which ``buffers.rebuild`` writes back
+            return self._torch.as_tensor(adopted.array, device=value.device)
         return value.detach().view(-1)
 
     def wide(self, tensor: _Tensor, value: Any, adopted: buffers.Gradient) -> Any:

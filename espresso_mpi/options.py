@@ -23,6 +23,8 @@ from .types import ROUTES, Plan, Route, Strategy, TensorSpec
 DEFAULT_TIMEOUT = 300.0
 DEFAULT_SEGMENT = 1 << 20
 
+_DEBUG = "ESPRESSO_DEBUG"
+
 _MANY = 1 << 20
 """Elements of a tensor that stands for all when options are checked; each tensor is checked with its own size."""
 
@@ -46,6 +48,7 @@ class Options:
     machines: tuple[tuple[int, ...], ...] | None = None
     device_aware: bool | None = None
     tuning: Tuning | None = None
+    debug: bool = False
 
     @classmethod
     def checked(cls, **given: Any) -> tuple[Options, str | None]:
@@ -215,6 +218,17 @@ def _fuse(value: Any) -> int | None:
     )
 
 
+def _debug(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value is not None:
+        raise ConfigError(f"debug={value!r}; expected True, False, or None for what {_DEBUG} says")
+    setting = os.environ.get(_DEBUG, "0")
+    if setting not in ("0", "1"):
+        raise ConfigError(f"{_DEBUG}={setting!r}; expected 1 (tensors are checksummed) or 0 (as if unset)")
+    return setting == "1"
+
+
 def _number(name: str, whole: bool, low: float, high: float, what: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         kind: Any = numbers.Integral if whole else numbers.Real
@@ -242,11 +256,12 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "min_bytes": _number("min_bytes", True, 0, 2**62, "a number of bytes, 0 or more"),
     "timeout": _number("timeout", False, 1e-3, 1e9, "seconds above 0"),
     "feedback": Feedback.of,
-    "nonfinite": _choice("nonfinite", "raise", "skip"),
+    "nonfinite": _choice("nonfinite", "raise", "skip", "skip_all"),
     "window_bytes": _number("window_bytes", True, 0, 1 << 32, "a number of bytes from 0 (no window) to 4 GiB"),
     "message_bytes": _number("message_bytes", True, 1, MESSAGE_MAX, f"a number of bytes from 1 to {MESSAGE_MAX}"),
     "segment_bytes": _number("segment_bytes", True, 0, 2**62, "a number of bytes, 0 for tensors in one piece"),
     "fuse_bytes": _fuse,
     "machines": _machines,
     "tuning": _tuning,
+    "debug": _debug,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import numbers
@@ -11,12 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import buffers, device, state
+from . import buffers, device, guard, rescaling, state
 from .batches import Batch, Batches, batch_of, check_fit, other_versions, strategy_of
 from .buffers import Gradient
 from .collectives import lifetime, tracing
@@ -90,7 +90,9 @@ class Session:
             step, where the compressor allows it), ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``,
             ``"ef21:momentum=0.1"`` or ``"none"``.
         nonfinite: a NaN or an infinity in a gradient on any rank: ``"raise"`` NonFiniteError on all ranks, or
-            ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as it was.
+            ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as it was; or
+            ``"skip_all"``: every tensor of the call becomes NaN on all ranks, by which a loss scaler knows that the
+            step is to be left out, and what the session keeps of them stays as it was. See docs/torch.md.
         window_bytes: half of a rank's share of the machine's shared memory window; 0 uses MPI messages instead.
         message_bytes: longest message between machines; longer ones are cut.
         segment_bytes: a tensor with more bytes than this between machines is cut into segments that follow each other
@@ -99,6 +101,9 @@ class Session:
         fuse_bytes: dense tensors below this many bytes share a buffer; None measures, once, where copying them costs
             less than a collective for each.
         machines: groups of ranks to treat as machines, such as the sockets of one; default: as MPI finds them.
+        debug: find tensors that are changed while they are on their way by checksums, whatever framework they are of:
+            each travels as a copy, and its memory is read some five times more. Default: the environment variable
+            ``ESPRESSO_DEBUG`` (1 or 0), else False.
 
     Raises:
         ConfigError: an option does not fit; MismatchError: ranks chose different options; on every rank.
@@ -123,13 +128,14 @@ class Session:
         segment_bytes: int = DEFAULT_SEGMENT,
         fuse_bytes: int | None = None,
         machines: Sequence[Sequence[int]] | None = None,
+        debug: bool | None = None,
     ) -> None:
         auto = isinstance(plan, str) and plan == "auto"
         options, problem = Options.checked(
             compressor=compressor, route=route, plan=None if auto else plan, tuning=(auto, tuning, compressors),
             seed=seed, min_bytes=min_bytes, timeout=timeout, feedback=feedback, nonfinite=nonfinite,
             window_bytes=window_bytes, message_bytes=message_bytes, segment_bytes=segment_bytes, fuse_bytes=fuse_bytes,
-            machines=machines,
+            machines=machines, debug=debug,
         )  # fmt: skip
         self._options = options
         note = {"problem": problem or other_versions(options.plan), "options": options.described()}
@@ -138,6 +144,7 @@ class Session:
         self._step, self._seconds, self._warned = 0, 0.0, False
         self._batches = Batches()
         self._open: dict[int, Unit] = {}
+        self._claims, self._copies = guard.Claims(), False
         self._gpu: int | None = None
         tunes = options.tuning is not None and self._transport.topology.size > 1  # alone there is nothing to choose
         self._clock = StepClock(max(16, options.tuning.steps)) if tunes and options.tuning else None
@@ -163,8 +170,8 @@ class Session:
         Args:
             grads: one array, or lists, tuples and dicts of them, nested as you like; None entries are allowed where all
                 ranks have them. numpy, CuPy, torch, or anything with DLPack or the CUDA array interface; float32,
-                float16, bfloat16, float64; contiguous and writable. A tensor's residual is found by its name, the keys
-                on the way to it, so one name must stand for one tensor in every call.
+                float16, bfloat16, float64; writable. Strided ones travel as a copy. A tensor's residual is found by its
+                name, the keys on the way to it, so one name must stand for one tensor in every call.
 
         Returns:
             ``grads`` itself, updated in place; with immutable arrays (JAX) the same containers with new arrays.
@@ -172,8 +179,8 @@ class Session:
         Raises:
             GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank, naming rank and tensor;
                 nothing was changed.
-            RankTimeoutError, RemoteError, TransportError: a rank did not come, or failed, or MPI did; the gradients are
-                undefined and the session cannot be used any more.
+            GradientError: a tensor was changed meanwhile; RankTimeoutError, RemoteError, TransportError: a rank did not
+                come, or failed, or MPI did; the gradients are undefined and the session cannot be used any more.
         """
         self._engine.require_usable()
         unit = self._unit(("sync", ""), grads, lambda: buffers.flatten(grads), f"sync number {self._step + 1}")
@@ -185,12 +192,14 @@ class Session:
     def push(self, name: str, grad: Any, priority: float | None = None) -> Handle:
         """Start to replace an array by its mean over the ranks, and return at once.
 
-        A thread does the work while the caller computes on. The array must not be read or changed before ``wait``.
+        A thread does the work while the caller computes on. The array must not be read or changed before ``wait``; one
+        that was is a GradientError of ``wait`` as far as it can be known, see docs/torch.md.
         Ranks may push in different orders: tensors travel in the order in which they were first pushed (on rank 0,
         where ranks differ), which in training is that of the backward pass, those of a higher priority before others.
 
         Args:
-            name: of the tensor; the same on every rank. It may be pushed again before it was waited for.
+            name: of the tensor; the same on every rank. It may be pushed again, from other memory, before it was waited
+                for.
             grad: one array, as for ``sync``, or None where all ranks have none.
             priority: the higher, the sooner; the same on every rank. Default 0.
 
@@ -226,30 +235,51 @@ class Session:
     def _wait(self, unit: Unit) -> Any:
         start = time.perf_counter()
         try:
-            return self._engine.wait(unit)
+            self._engine.wait_for(lambda: unit.finished)
         finally:
             if unit.finished:
                 self._open.pop(id(unit), None)
             if self._clock is not None and unit.call[0] in ("sync", "push"):
                 self._clock.waited(start, unit.call if unit.error is not None else None)
             self._seconds += time.perf_counter() - start
+        self._release(unit)
+        if unit.error is not None:
+            raise unit.error
+        return unit.result
 
     def _ended(self, unit: Unit) -> bool:
         """Whether a call has ended; there is nothing to wait for then but an error."""
-        if unit.finished and unit.error is None:
-            self._open.pop(id(unit), None)
+        if unit.finished:
+            self._release(unit)
+            if unit.error is None:
+                self._open.pop(id(unit), None)
         return unit.finished
+
+    def _release(self, unit: Unit) -> None:
+        """The tensors of a call that has ended are the caller's again; changed before that, ranks differ in them."""
+        watch, unit.watch = unit.watch, None
+        if watch is None:
+            return
+        self._claims.drop(watch.spans)
+        if unit.error is None:
+            try:
+                watch.require_untouched()
+            except GradientError as error:
+                unit.error = error
+                self._engine.leave(str(error))
 
     def _unit(self, call: Call, given: Any, flat: Flat, title: str, priority: float | None = None) -> Unit:
         """A call with flat arrays over the caller's memory; an error is kept until all ranks know of it."""
-        gradients: list[Gradient] = []
+        gradients, claimed = list[Gradient](), list[guard.Span]()
         batch, problem, order, gpu = None, None, 0.0, None
         try:
             order = _checked_priority(priority)
             gradients += [buffers.adopt(name, value) for name, value in flat()]
-            _refuse_shared_memory(gradients)
+            spans = guard.spans(gradients, title)
             if any(device.device_of(gradient.array) == "gpu" for gradient in gradients):
                 gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
+            self._claims.claim(spans)
+            claimed = spans
         except EspressoError as error:
             problem = error
         except Exception as error:  # a foreign array may raise anything
@@ -258,7 +288,21 @@ class Session:
         self._watch(call, specs if problem is None else None)
         if problem is None:
             batch, problem = self._settled(call, specs)
-        return Unit(call, given, gradients, batch, problem, order, title=title, gpu=gpu)
+        if problem is not None:
+            self._claims.drop(claimed)
+            return Unit(call, given, gradients, batch, problem, order, title=title, gpu=gpu)
+        self._tell_of_copies(gradients)
+        watch = guard.Watch(title, gradients, claimed, self._options.debug)
+        return Unit(call, given, gradients, batch, None, order, title=title, gpu=gpu, watch=watch)
+
+    def _tell_of_copies(self, gradients: Sequence[Gradient]) -> None:
+        if self._copies:
+            return
+        copied = next((g.spec for g in gradients if g.source is not None), None)
+        if copied is not None:
+            self._copies = True
+            if self._transport.rank == 0:
+                _LOG.info("%s: its memory is strided, so it travels as a copy, as others may (said once)", copied.name)
 
     def _settled(self, call: Call, specs: tuple[TensorSpec, ...]) -> tuple[Batch | None, EspressoError | None]:
         """How the tensors of a call travel, or why they cannot."""
@@ -462,6 +506,7 @@ class Session:
             dict(engine.skipped),
             engine.tally["saturated"],
             recorder.tensors(norms),
+            engine.skipped_calls,
         )
 
     def _residual_norms(self) -> dict[str, float]:
@@ -537,6 +582,22 @@ class Session:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a folder that ``save`` wrote, as ``load_state_dict``. Collective."""
         self._go_on(lambda: state.load_files(self._transport, self._options, path), "load")
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is kept of gradients by a factor: their unit has changed, as by a loss scaler. Collective.
+
+        Args:
+            factor: the new loss scale divided by the old, the same on every rank; 1 does nothing and waits for nobody.
+
+        Raises:
+            ConfigError: on every rank: no finite number above 0, or ranks have different factors. StateError: a
+                compressor of your own does not say what it keeps.
+        """
+        if rescaling.checked_factor(factor) == 1:
+            return
+        engine, options = self._engine, self._options
+        act = partial(rescaling.rescale, self._transport, options, factor=float(factor))
+        self._together("rescale", lambda: act(memory=engine.keeping.memory))
 
     def _go_on(self, read: Callable[[], state.Loaded], name: str) -> None:
         def load() -> None:
@@ -645,19 +706,3 @@ def _limit_threads(local_ranks: int) -> None:
     from .compressors import _cpu
 
     _cpu.limit_threads(threads_per_rank(local_ranks))
-
-
-def _refuse_shared_memory(gradients: Sequence[Gradient]) -> None:
-    """Memory under two names would be averaged, and its residual added, twice."""
-    own = [g for g in gradients if g.rebuild is None and g.array.size]
-    if len(own) < 2:
-        return
-    starts = np.fromiter((device.address(g.array) for g in own), np.uint64, len(own))
-    ends = starts + np.fromiter((g.spec.nbytes for g in own), np.uint64, len(own))
-    order = np.argsort(starts)
-    if not np.any(starts[order[1:]] < ends[order[:-1]]):  # the names are only worked out where there are any to say
-        return
-    spans = sorted((device.address(g.array), g.spec.nbytes, g.spec.name) for g in own)
-    for (start, nbytes, first), (following, _, second) in itertools.pairwise(spans):
-        if following < start + nbytes:
-            raise GradientError(f"{first} and {second} share memory; pass it once, or pass copies")

@@ -362,7 +362,7 @@ def _groups(said: Mapping[str, Any]) -> dict[str, Members]:
 
 def _carried_over(transport: Transport, options: Options, states: Sequence[State], head: _Head, why: str) -> Loaded:
     """The weighted means of what all old ranks kept, the same bits on every rank."""
-    sums, problem = _tried(lambda: _weighted_sums(states, _rules(options)))
+    sums, problem = _tried(lambda: _weighted_sums(states, rules(options)))
     keys, gone = (sorted(sums.sums), sums.gone) if sums else ([], [])
     chosen = {key: states[0][key] for key in ("counts", "groups")} if transport.rank == head.brought_by else {}
     found = exchange(transport, {"problem": problem, "chosen": chosen, "keys": keys, "gone": gone})
@@ -433,7 +433,7 @@ def _carried_as(key: Key, value: np.ndarray, rules: Mapping[str, str]) -> str | 
     return key.what
 
 
-def _rules(options: Options) -> dict[str, str]:
+def rules(options: Options) -> dict[str, str]:
     """What becomes of what the session's compressors keep, by name.
 
     Raises:

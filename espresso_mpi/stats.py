@@ -16,8 +16,9 @@ class Stats:
     (looking for NaN), agree, encode, wire (collectives with their sums and waits), wait (the part of wire in which the
     rank did nothing else), decode. Tensors travel side by side, so these may add up to more than the time that passed.
     ``bytes_by_level`` counts bytes sent to other ranks inside the machine and between machines; ``skipped`` the steps
-    that a tensor sat out because it was not finite; ``saturated`` counts integers of summed payloads (thc) that reached
-    the end of their range on this rank. ``tensors`` has the same for each tensor, and for its latest step.
+    that a tensor sat out because it, or with ``nonfinite="skip_all"`` another tensor of the call, was not finite, and
+    ``skipped_calls`` the calls that were left out as a whole; ``saturated`` counts integers of summed payloads (thc)
+    that reached the end of their range on this rank. ``tensors`` has the same for each tensor, and for its latest step.
     """
 
     steps: int
@@ -27,6 +28,7 @@ class Stats:
     skipped: Mapping[str, int]
     saturated: int = 0
     tensors: Mapping[str, TensorStats] = field(default_factory=dict)
+    skipped_calls: int = 0
 
     @property
     def wire_bytes(self) -> int:

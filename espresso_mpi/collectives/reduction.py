@@ -42,6 +42,13 @@ def stored(dtype: str) -> Any:
     return np.dtype("uint16" if dtype in ("float16", "bfloat16") else dtype)
 
 
+def filled(size: int, value: float, dtype: str) -> np.ndarray:
+    """A flat host array of one value, 16-bit floats as their bits."""
+    if dtype == "bfloat16":
+        return np.full(size, np.float32(value).view(np.uint32) >> 16, np.uint16)
+    return np.full(size, value, dtype).view(stored(dtype))
+
+
 def reduce_rows(out: Any, rows: Any, own: int, rule: Rule, dtype: str) -> int:
     """Reduce ``rows``, with ``out`` in place of row ``own``, into ``out``; arguments as for ``mean_rows``.
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from espresso_mpi.buffers import _Flat, _gpu_of, adopt, flatten
+from espresso_mpi.buffers import _Flat, _gpu_of, adopt, flatten, rebuild
 from espresso_mpi.errors import GradientError
 
 
@@ -42,10 +42,67 @@ def test_half_types_come_as_bits():
 
 
 def test_the_message_says_what_to_do():
-    with pytest.raises(GradientError, match=r"w: got a strided array.*ascontiguousarray"):
-        adopt("w", np.ones((3, 3), np.float32)[:, 1])
-    with pytest.raises(GradientError, match=r"w: got elements of type int64.*astype"):
+    with pytest.raises(GradientError, match=r"w: got elements of type int64.*use that x, which gets the mean"):
         adopt("w", np.ones(3, np.int64))
+    with pytest.raises(GradientError, match=r"w: got a read-only array.*use that x, which gets the mean"):
+        adopt("w", np.broadcast_to(np.float32(1), 3))
+
+
+# --- strided memory ---------------------------------------------------------------------------------------------------
+
+STRIDED = {
+    "transposed": lambda x: x.T,
+    "fortran": lambda x: np.asfortranarray(x),
+    "every other column": lambda x: x[:, ::2],
+    "backwards": lambda x: x[::-1],
+    "corner": lambda x: x[2:, 3:],
+    "one row is no stride": lambda x: x[:1, ::3],
+    "swapped": lambda x: x.reshape(2, 3, 8).transpose(0, 2, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("how", STRIDED)
+def test_strided_memory_gets_the_result(how, dtype):
+    whole = np.arange(48, dtype=dtype).reshape(6, 8)
+    view = STRIDED[how](whole)
+    before, rest = view.copy(), whole.copy()
+    gradient = adopt("x", view)
+    assert gradient.spec.shape == view.shape
+    assert np.array_equal(gradient.array.view(dtype), before.ravel()), (
+        "in C order of the elements, whatever the strides"
+    )
+    gradient.array[...] = (before.ravel() * 2).view(gradient.array.dtype)
+    assert np.array_equal(whole, rest), "not before the call has ended"
+    assert rebuild(view, [gradient]) is view
+    assert np.array_equal(view, before * 2)
+    view[...] = before
+    assert np.array_equal(whole, rest), "what is between the elements is somebody else's"
+
+
+@pytest.mark.parametrize("strides", [(0, 4), (4, 4), (4, 8), (8, 8)])
+def test_elements_that_share_a_place_are_refused(strides):
+    with pytest.raises(GradientError, match=r"w: got an expanded or overlapping array.*use that y"):
+        adopt("w", np.lib.stride_tricks.as_strided(np.ones(64, np.float32), (3, 2), strides))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_layouts(dtype):
+    torch = pytest.importorskip("torch")
+    image = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).to(getattr(torch, dtype))
+    tensor = image.clone(memory_format=torch.channels_last)
+    gradient = adopt("x", tensor)
+    assert np.array_equal(gradient.array, adopt("x", image).array)
+    gradient.array[...] = 0
+    assert rebuild(tensor, [gradient]) is tensor and not tensor.any() and not tensor.is_contiguous()
+    for wrong, words in [
+        (torch.ones(3).expand(4, 3), "expanded.*x.clone.*use that y"),
+        (torch.ones(3).to_sparse(), r"sparse_coo.*sparse=False.*p.grad = p.grad.to_dense"),
+        (torch.ones(3, device="meta"), r"meta.*x.copy_\(y\)"),
+        (torch.ones(3, dtype=torch.int64), r"int64.*use that y, which gets the mean"),
+    ]:
+        with pytest.raises(GradientError, match=words):
+            adopt("w", wrong)
 
 
 class OnGpu:

@@ -1,0 +1,232 @@
+"""Finds tensors that are changed, or handed over again, while they are on their way.
+
+The mean of such a tensor is undefined, and differs between ranks: it is an error, not a race that is mostly won. Torch
+counts in-place changes, so they cost nothing to find (``Watch``). Memory that two calls bring at a time is found for
+all arrays (``Claims``). In debug mode checksums find whatever else changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import device
+from .buffers import Gradient
+from .errors import GradientError
+
+_ADVICE = (
+    "do not touch a tensor between the call and its wait; when gradients are accumulated, push them in the backward "
+    "pass of the last micro-batch only, or call wait_all() before the next one"
+)
+
+_WORK = 1 << 16
+"""Steps in which numpy has to find out whether two strided arrays share memory; else they count as if they did."""
+
+
+Check = Callable[[str], None]
+
+
+def changed_error(name: str, title: str, when: str) -> GradientError:
+    """A tensor was changed while it was on its way."""
+    return GradientError(
+        f"{name}: its memory was changed {when}, while it was on its way in {title}: the mean is undefined on all "
+        f"ranks; {_ADVICE}"
+    )
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """What the tensors of one call were like when it was made.
+
+    Args:
+        title: the call in messages; spans: its memory, which it claims.
+        debug: checksum all memory, which reads it five times and lets each tensor travel as a copy; else only torch's
+            counters are read.
+    """
+
+    def __init__(
+        self, title: str, gradients: Sequence[Gradient], spans: Sequence[Span] = (), debug: bool = False
+    ) -> None:
+        self._title, self.spans, self.debug = title, spans, debug
+        self._versions = [(g.spec.name, g.version, g.version()) for g in gradients if g.version is not None]
+        self._watched = [g for g in gradients if g.rebuild is None and g.array.size] if debug else []
+        self._sums = {g.spec.name: _checksum(g) for g in self._watched}
+
+    def check_of(self, gradient: Gradient) -> Check | None:
+        """In debug mode: what makes sure that a tensor is as it was, and takes when that is."""
+        return partial(self.verify, gradient) if gradient.spec.name in self._sums else None
+
+    def verify(self, gradient: Gradient, when: str) -> None:
+        """The memory is as it was.
+
+        Raises:
+            GradientError: it is not.
+        """
+        if gradient.spec.name in self._sums and _checksum(gradient) != self._sums[gradient.spec.name]:
+            raise changed_error(gradient.spec.name, self._title, when)
+
+    def written(self) -> None:
+        """In debug mode: the memory holds the result now, and stays so until somebody waits for it."""
+        self._sums = {g.spec.name: _checksum(g) for g in self._watched}
+
+    def require_untouched(self) -> None:
+        """What has come back is what the call made of it.
+
+        Raises:
+            GradientError: the caller changed a tensor before it waited for it.
+        """
+        for name, read, before in self._versions:
+            if read() != before:
+                raise changed_error(name, self._title, "before it was waited for")
+        for gradient in self._watched:
+            self.verify(gradient, "before it was waited for")
+
+
+def _checksum(gradient: Gradient) -> int:
+    memory = gradient.array if gradient.source is None else gradient.source
+    if isinstance(memory, np.ndarray):
+        return zlib.crc32(np.ascontiguousarray(memory).view(np.uint8).data)
+    if gradient.source is not None:
+        return zlib.crc32(memory.cpu().contiguous().numpy().view(np.uint8).data)
+    here = np.empty(memory.size, memory.dtype)
+    device.copy(here, memory)
+    return zlib.crc32(here.view(np.uint8).data)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """The memory of a tensor, from its first to behind its last byte. ``strided``: some between may not be its own."""
+
+    start: int
+    stop: int
+    name: str
+    title: str = ""
+    strided: Any = None
+
+    def shares(self, other: Span) -> bool:
+        """Whether a byte belongs to both."""
+        if self.stop <= other.start or other.stop <= self.start:
+            return False
+        if self.strided is None and other.strided is None:
+            return True
+        try:
+            return bool(np.shares_memory(self._bytes(), other._bytes(), max_work=_WORK))  # type: ignore[arg-type]
+        except np.exceptions.TooHardError:
+            return True
+
+    def _bytes(self) -> np.ndarray:
+        """Stands for the memory, which may be a GPU's: its values cannot be read."""
+        if self.strided is None:
+            return np.asarray(_Place((self.stop - self.start,), (1,), self.start))
+        return np.asarray(self.strided)
+
+
+class _Place:
+    """An array of bytes at an address, for numpy."""
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int, itemsize: int = 1) -> None:
+        self.__array_interface__ = {
+            "shape": shape,
+            "strides": strides,
+            "typestr": f"|V{itemsize}",
+            "data": (start, True),
+            "version": 3,
+        }
+
+
+def spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
+    """The memory that gets the results of a call, by where it begins.
+
+    Raises:
+        GradientError: two tensors share memory: it would be averaged, and its residual added, twice.
+    """
+    found = [_span(g, title) for g in gradients if g.array.size and g.rebuild is None]
+    if len(found) < 2:
+        return found
+    found.sort(key=attrgetter("start"))
+    under_way: list[Span] = []
+    for span in found:
+        under_way = [other for other in under_way if other.stop > span.start]
+        for other in under_way:
+            if other.shares(span):
+                raise GradientError(f"{other.name} and {span.name} share memory; pass it once, or pass copies")
+        under_way.append(span)
+    return found
+
+
+def _span(gradient: Gradient, title: str) -> Span:
+    spec, source = gradient.spec, gradient.source
+    if source is None:
+        start = device.address(gradient.array)
+        return Span(start, start + spec.nbytes, spec.name, title)
+    if isinstance(source, np.ndarray):
+        start, strides = device.address(source), source.strides
+    else:
+        start, strides = source.data_ptr(), tuple(stride * source.element_size() for stride in source.stride())
+    reach = [stride * (length - 1) for stride, length in zip(strides, spec.shape)]
+    place = _Place(spec.shape, strides, start, spec.nbytes // spec.size)
+    first, last = start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0)
+    return Span(first, last + spec.nbytes // spec.size, spec.name, title, place)
+
+
+class Claims:
+    """The memory of calls that were made and not waited for. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._packed: list[Span] = []
+        self._starts: list[int] = []  # of these, in the same order: whole numbers are quick to search
+        self._strided: list[Span] = []
+        self._lock = threading.Lock()
+
+    def claim(self, wanted: Sequence[Span]) -> None:
+        """Claim the memory of a call.
+
+        Raises:
+            GradientError: a call that was not waited for is to write to it; nothing was claimed.
+        """
+        with self._lock:
+            self._refuse(wanted)
+            for span in wanted:
+                if span.strided is None:
+                    at = bisect_left(self._starts, span.start)
+                    self._starts.insert(at, span.start)
+                    self._packed.insert(at, span)
+                else:
+                    self._strided.append(span)
+
+    def _refuse(self, wanted: Sequence[Span]) -> None:
+        for span in wanted:
+            for other in itertools.chain(self._near(span), self._strided):
+                if other.shares(span):
+                    raise GradientError(
+                        f"{span.name}: its memory is that of {other.name}, which is on its way in {other.title} and "
+                        f"was not waited for: it may have been changed since; {_ADVICE}"
+                    )
+
+    def _near(self, span: Span) -> Iterable[Span]:
+        """Packed memory does not overlap, so it lies in the order of its ends as well."""
+        first = bisect_left(self._starts, span.start)
+        return self._packed[max(first - 1, 0) : bisect_left(self._starts, span.stop, first)]
+
+    def drop(self, held: Sequence[Span]) -> None:
+        """The memory is the caller's again."""
+        with self._lock:
+            for span in held:
+                if span.strided is None:
+                    at = bisect_left(self._starts, span.start)
+                    if at < len(self._packed) and self._packed[at] is span:
+                        del self._packed[at], self._starts[at]
+                else:
+                    self._strided = [other for other in self._strided if other is not span]

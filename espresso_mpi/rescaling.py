@@ -1,0 +1,55 @@
+"""Changes the unit that gradients are measured in, as a loss scaler does, in what a session keeps of them."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from . import state
+from .collectives import reduction
+from .collectives.agreement import floats
+from .collectives.executor import OWN
+from .collectives.transport import Transport
+from .errors import ConfigError, StateError
+from .memory import Key, Memory
+from .options import Options
+
+
+def checked_factor(factor: Any) -> float:
+    """A factor as a float.
+
+    Raises:
+        ConfigError: not a finite number above 0.
+    """
+    good = isinstance(factor, numbers.Real) and not isinstance(factor, bool) and 0 < float(factor) < math.inf
+    if not good:
+        raise ConfigError(
+            f"rescale: factor={factor!r}; expected a finite number above 0, the new loss scale by the old"
+        )
+    return float(factor)
+
+
+def rescale(transport: Transport, options: Options, memory: Memory, factor: float) -> None:
+    """Multiply residuals, and all that stands for gradients, by a factor. Collective.
+
+    What methods keep is multiplied where it is a mean of gradients (``Compressor.keeps``); factors of low rank and
+    counters have no unit.
+
+    Raises:
+        ConfigError: on every rank: the ranks have different factors; StateError: a compressor does not say what its
+            memory is. Nothing was changed.
+    """
+    said = floats(transport, factor).ravel()
+    if said.min() != said.max():
+        given = ", ".join(f"{transport.describe(rank)} has {value:g}" for rank, value in enumerate(said))
+        raise ConfigError(f"rescale: the ranks have different factors: {given}; pass the same")
+    rules = state.rules(options)
+    keys = {text: Key.parse(text).what for text in memory}
+    own = {text: rules.get(what.removeprefix(OWN)) for text, what in keys.items() if what.startswith(OWN)}
+    unknown = [text for text, rule in own.items() if rule is None]
+    if unknown:
+        raise StateError(f"rescale: {unknown[0]!r}: its compressor does not say what it is; name it in ``keeps``")
+    for text in keys:
+        if own.get(text, "average") == "average":
+            reduction.blend(memory[text], factor, 0.0, memory[text])
