@@ -269,7 +269,7 @@ def test_nothing_is_lost_whatever_is_done():
             Conservation,
             settings=settings(
                 max_examples=20, stateful_step_count=12, deadline=None, derandomize=True, database=None,
-                phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck),
+                phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
             ),
         )  # fmt: skip
     finally:
