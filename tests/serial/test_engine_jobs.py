@@ -184,7 +184,7 @@ def test_the_end_of_a_process_is_told(tmp_path):
 def test_ctrl_c_in_a_wait(tmp_path):
     """It ends the wait at once; what it means for the session depends on who was driving, and is said."""
     body = """
-    session.sync(fresh())  # an interrupt while a kernel is loaded would be told by Python's exit status as well
+    session.sync([fresh()])  # an interrupt while a kernel is loaded would show in the exit status of Python as well
     if rank == 0:
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         handle = session.push("w", fresh())
@@ -211,7 +211,7 @@ def test_ctrl_c_in_a_wait(tmp_path):
 
 def test_ctrl_c_in_a_sync(tmp_path):
     body = """
-    session.sync(fresh())  # an interrupt while a kernel is loaded would be told by Python's exit status as well
+    session.sync([fresh()])  # an interrupt while a kernel is loaded would show in the exit status of Python as well
     if rank == 0:
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         assert said(lambda: session.sync(fresh()))[0] == "KeyboardInterrupt"
