@@ -1,13 +1,13 @@
 """Ranks that wait for each other in different sessions are told so, long before the timeout.
 
-A rank that waits for long tells those it waits for, by small messages on the session's communicator, where it waits. Who
-hears this while it waits itself, in another session, passes it on to those it waits for, with its own place added. What
-comes back to its sender went along a circle (Chandy, Misra and Haas, "Distributed deadlock detection", 1983). Slow ranks
-are no circle: they compute, and pass nothing on.
+A rank that waits for long tells those it waits for, by small messages on the session's communicator, where it waits.
+Who hears this while it waits itself, in another session, passes it on to those it waits for, with its own place added.
+What comes back to its sender went along a circle (Chandy, Misra and Haas, "Distributed deadlock detection", 1983). Slow
+ranks are no circle: they compute, and pass nothing on.
 
 The verdict must be certain. A rank passes a message on only if it could not answer otherwise: it has no call in the
-session that the message came by, and all its threads that might make one wait. And a circle counts if the same waits are
-found in it again some seconds later, when all that was under way has arrived.
+session that the message came by, and all its threads that might make one wait. And a circle counts if the same waits
+are found in it again some seconds later, when all that was under way has arrived.
 """
 
 from __future__ import annotations

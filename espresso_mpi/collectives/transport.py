@@ -22,6 +22,7 @@ from ..workspace import Staging, Workspace
 from . import leftovers, probe
 from .leftovers import Leftover
 from .opening import parent_of
+from .presence import Presence
 from .standstill import PROCESS, Whereabouts
 from .topology import discover
 from .waiting import Waiter
@@ -171,8 +172,11 @@ class Transport:
         """
         MPI, comm = parent_of(comm)
         try:
+            presence, waiter = Presence(MPI, comm), Waiter(settings.timeout, crowded=True)
             own, request = comm.Idup()
-            Waiter(settings.timeout, crowded=True).until(request.Test, list)
+            waiter.interrupted = presence.say
+            waiter.until(request.Test, presence.absent)
+            presence.withdraw()
             own.Set_errhandler(MPI.ERRORS_RETURN)  # whatever the parent's does: failures are ours to name
             # From here on all ranks are known to be present, and take the same way.
             try:

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
+from espresso_mpi import launch
+from espresso_mpi.errors import ConfigError
+
 pytestmark = pytest.mark.timeout(150)
+try:
+    launch.find_mpirun()
+except ConfigError:  # an environment without MPI runs the other serial tests
+    pytestmark = [pytestmark, pytest.mark.skip("no mpirun")]
 
 PROGRAM = """
 import sys, threading, time
