@@ -33,7 +33,10 @@ class Presence:
     def __init__(self, MPI: Any, comm: Any) -> None:
         self._mpi, self._rank, self._size = MPI, comm.rank, comm.size
         self._since, self._said, self._works = time.perf_counter(), False, False
-        members = MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)
+        group_of_all, group_here = MPI.COMM_WORLD.Get_group(), comm.Get_group()
+        members = group_here.Translate_ranks(None, group_of_all)
+        group_here.Free()
+        group_of_all.Free()
         job = os.environ.get("PMIX_NAMESPACE", "")
         group = hashlib.sha256(f"{job} {list(members)}".encode()).hexdigest()[:16]
         _openings[group] += 1
