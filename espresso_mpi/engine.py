@@ -29,6 +29,7 @@ from .buffers import Gradient
 from .collectives import reduction
 from .collectives.agreement import documents, floats, gather_small
 from .collectives.executor import Job, Program, Turns, interleave, take_turn
+from .collectives.standstill import THREAD
 from .collectives.transport import Transport
 from .collectives.waiting import sharpen_naps
 from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, PlanError, RemoteError, StateError
@@ -172,7 +173,7 @@ class Engine:
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._fuse_bytes = options.fusion
         self._gpu: int | None = None
-        transport.waiter.interrupted = self._interrupted
+        transport.waiter.interrupted, transport.whereabouts.calls = self._interrupted, self._unfinished
 
     def follow(self, options: Options, keeping: Keeping) -> None:
         """Go on by another plan; nothing may be under way. All ranks must do it between the same calls."""
@@ -190,7 +191,7 @@ class Engine:
             self._unfinished[id(unit)] = unit
             self._inbox.append(unit)
             if background and self._thread is None:
-                thread = threading.Thread(target=self._work, name="espresso_mpi", daemon=True)
+                thread = threading.Thread(target=self._work, name=THREAD, daemon=True)
                 thread.start()
                 self._thread = thread
             self._changed.notify_all()
@@ -218,6 +219,7 @@ class Engine:
         with self._changed:
             self._callers += change
             self._transport.waiter.background = self._callers == 0  # then the process computes meanwhile
+            self._transport.whereabouts.callers = self._callers
 
     def _drive_or_wait(self, done: Callable[[], bool]) -> None:
         if not self._driver.acquire(blocking=False):

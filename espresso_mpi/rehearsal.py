@@ -138,12 +138,14 @@ class Rehearsal:
 def rehearsing(transport: Transport, options: Options) -> Iterator[Rehearsal]:
     """A rehearsal; afterwards the transport serves the session's engine again."""
     before, background = transport.waiter.interrupted, transport.waiter.background
+    calls, callers = transport.whereabouts.calls, transport.whereabouts.callers
     rehearsal = Rehearsal(transport, options)
     try:
         yield rehearsal
     finally:
         rehearsal.leave()
         transport.waiter.interrupted, transport.waiter.background = before, background
+        transport.whereabouts.calls, transport.whereabouts.callers = calls, callers
 
 
 def opener(transport: Transport, options: Options) -> Callable[..., Any]:

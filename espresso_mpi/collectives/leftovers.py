@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .standstill import Whereabouts
+
 _DROPPED: deque[Leftover] = deque()
 """Appended to by the collector at any time, in any thread: so without a lock."""
 
@@ -73,10 +75,14 @@ def offered() -> dict[str, Leftover]:
     if _alive >= _limit:
         gc.collect()
         _limit = max(_FEW, 2 * _alive)
-    found = {}
+    found, unread = {}, []
     while _DROPPED:
         leftover = _DROPPED.popleft()
-        found[leftover.name] = leftover
+        if Whereabouts.unread(leftover.comm):
+            unread.append(leftover)
+        else:
+            found[leftover.name] = leftover
+    _DROPPED.extend(unread)
     return found
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from uuid import uuid4
 
 import numpy as np
@@ -21,6 +22,8 @@ from ..workspace import Staging, Workspace
 from . import leftovers, probe
 from .leftovers import Leftover
 from .opening import parent_of
+from .presence import Presence
+from .standstill import PROCESS, Whereabouts
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -75,6 +78,20 @@ def failure(who: str, doing: str, error: Exception) -> TransportError:
     )
 
 
+_NUMBERS = itertools.count(1)
+
+
+class _Hello(NamedTuple):
+    """What ranks tell each other when a session opens; its name and number are those that the first one says."""
+
+    host: str
+    note: Any
+    process: str
+    dropped: list[str]
+    name: str
+    number: int
+
+
 @dataclass(frozen=True)
 class Pending:
     """An exchange under way: (rank, request) of its messages, and (target, source) copies to make at the end."""
@@ -109,10 +126,11 @@ class Transport:
 
     Args:
         comm: an mpi4py intracommunicator for this object alone; freed by ``close``.
-        name: the same on all ranks, and no other transport's.
+        name: the same on all ranks, and no other transport's; number: the session in messages.
+        processes: of every rank, by ``standstill.PROCESS``.
     """
 
-    def __init__(self, comm: Any, settings: Settings, name: str = "") -> None:
+    def __init__(self, comm: Any, settings: Settings, name: str, number: int, processes: Sequence[str]) -> None:
         from mpi4py import MPI
 
         self._mpi, self._comm, self._message_bytes = MPI, comm, settings.message_bytes
@@ -135,6 +153,8 @@ class Transport:
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
         """Whether on every machine all ranks share a window."""
         window = self._window.handle if self._window is not None else None
+        self.whereabouts = Whereabouts(comm, number, processes, self.describe)
+        self.waiter.ask, self.waiter.where = self._ask, self.whereabouts.of
         self._freeing = leftovers.follow(self, Leftover(name, comm.size, comm, self._local, window))
 
     @classmethod
@@ -152,16 +172,20 @@ class Transport:
         """
         MPI, comm = parent_of(comm)
         try:
+            presence, waiter = Presence(MPI, comm), Waiter(settings.timeout, crowded=True)
             own, request = comm.Idup()
-            Waiter(settings.timeout, crowded=True).until(request.Test, list)
+            waiter.interrupted = presence.say
+            waiter.until(request.Test, presence.absent)
+            presence.withdraw()
             own.Set_errhandler(MPI.ERRORS_RETURN)  # whatever the parent's does: failures are ours to name
             # From here on all ranks are known to be present, and take the same way.
             try:
                 dropped = leftovers.offered()
-                said = own.allgather((MPI.Get_processor_name(), note, list(dropped), uuid4().hex))
-                leftovers.free_common(dropped, [names for _, _, names, _ in said])
-                agree([(host, note) for host, note, _, _ in said])
-                return cls(own, settings, name=said[0][-1])
+                hello = _Hello(MPI.Get_processor_name(), note, PROCESS, list(dropped), uuid4().hex, next(_NUMBERS))
+                said: list[_Hello] = own.allgather(hello)
+                leftovers.free_common(dropped, [each.dropped for each in said])
+                agree([(each.host, each.note) for each in said])
+                return cls(own, settings, said[0].name, said[0].number, [each.process for each in said])
             except EspressoError:
                 own.Free()
                 raise
@@ -294,6 +318,10 @@ class Transport:
             self._comm.Recv([note, self._mpi.BYTE], status.Get_source(), _ABORT_TAG)
             raise RemoteError(f"another rank cannot go on: {note.decode(errors='replace')}")
 
+    @_named("asking where other ranks are")
+    def _ask(self, since: float, what: str, late: Sequence[int]) -> None:
+        self.whereabouts.ask(since, what, late)
+
     def trade(self, sends: Addressed, receives: Addressed) -> None:
         """Send and receive host arrays, each in one message, which may be shorter than the memory for it."""
         self.finish(Pending(self.trade_later(sends, receives)))
@@ -374,6 +402,7 @@ class Transport:
         everyone = [(rank, np.zeros(1, np.uint8)) for rank in range(self.topology.size) if rank != self.rank]
         self.exchange(everyone, [(rank, np.empty(1, np.uint8)) for rank, _ in everyone])
         self.waiter.interrupted = None
+        self.whereabouts.close()
         leftovers.forget(self._freeing)
         if self._window:
             self._window.free()

@@ -20,6 +20,9 @@ _NAPS = {False: (1 / 16, 0.2e-3), True: (1 / 8, 1e-3)}
 """By ``background``: the share of the wait so far that a nap may add to it, and seconds that it lasts at most."""
 _PR_SET_TIMERSLACK = 29
 
+_ASK, _ASK_EVERY = 2.0, 1.0
+"""Seconds of waiting after which a rank asks where the others are, and how often it does."""
+
 NOTICE = 10.0
 """Seconds of waiting after which the log says for whom: long before the timeout, which leaves time for slow ranks."""
 
@@ -52,6 +55,11 @@ class Waiter:
         """Seconds spent in ``until`` so far: statistics take differences of it."""
         self.interrupted: Callable[[], None] | None = None
         """Called now and then while waiting; raises if there is nothing to wait for any more."""
+        self.ask: Callable[[float, str, Sequence[int]], None] | None = None
+        """Called about every second of a long wait with its start, its title and the ranks waited for; may raise."""
+        self.where: Callable[[int], str] = lambda rank: ""
+        """Where a rank is that is waited for, as far as it is known."""
+        self._asked = 0.0
 
     def until(self, done: Callable[[], bool], late: Callable[[], Sequence[int]]) -> None:
         """Return when ``done()``; after the timeout raise RankTimeoutError naming the ranks of ``late()``.
@@ -76,7 +84,11 @@ class Waiter:
         """Look for bad news and at the clock; returns whether the log knows of this wait."""
         if self.interrupted is not None:
             self.interrupted()
-        waited = time.perf_counter() - start
+        now = time.perf_counter()
+        waited = now - start
+        if self.ask is not None and waited > _ASK and now - self._asked > _ASK_EVERY:
+            self._asked = now
+            self.ask(start, self.what, late())
         if waited > self.timeout:
             raise self._timeout(late())
         if noticed or waited < self.notice:
@@ -124,7 +136,11 @@ class Waiter:
         )
 
     def _names(self, late: Sequence[int]) -> str:
-        return ", ".join(self._describe(rank) for rank in sorted(set(late))) or "a rank (not known which)"
+        names = [
+            f"{self._describe(rank)}{f' [{place}]' if (place := self.where(rank)) else ''}"
+            for rank in sorted(set(late))
+        ]
+        return ", ".join(names) or "a rank (not known which)"
 
 
 def sharpen_naps() -> None:

@@ -60,11 +60,23 @@ def test_a_fork_while_tensors_are_under_way(world, open_session):
 def test_workers_of_a_data_loader(world, open_session):
     torch = pytest.importorskip("torch")
     session = open_session()
-    data = torch.utils.data.DataLoader(torch.arange(8), num_workers=2, multiprocessing_context="fork")
-    for step in range(2):
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            try:
+                session.sync(np.ones(3, np.float32))
+            except EspressoError as error:
+                return index if "belongs to process" in str(error) else -100
+            return -100
+
+    for step in range(2):  # workers start, and end, while a tensor is under way
         grad = np.full(1 << 20, world.rank + step, np.float32)
         handle = session.push("g", grad)
-        assert sum(int(x) for x in data) == 28
+        loader = torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork", timeout=60)
+        assert sum(int(x) for x in loader) == 28
         handle.wait()
         assert np.all(grad == 0.5 + step)
 

@@ -1,0 +1,76 @@
+"""Names the ranks that do not come to open a session, before there is a communicator to ask on.
+
+A message on the caller's communicator would be found by the caller's own probes on a rank that never comes. So ranks
+that have waited for a moment publish a name with the launcher (``MPI_Publish_name``), and at the end of their patience
+they look up the names of the others. Where the launcher keeps no names, nobody can be named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections import Counter
+from typing import Any
+
+_PAUSE = 0.05
+"""Seconds of waiting after which a rank says that it is here: most openings never get there."""
+
+_MANY, _FEW = 256, 8
+"""Beyond so many ranks only the first few look the others up, or the launcher would have to answer millions."""
+
+_openings: Counter[str] = Counter()
+
+
+class Presence:
+    """One opening of a session on this rank.
+
+    Args:
+        MPI: mpi4py's module; comm: the communicator that the session is opened on.
+    """
+
+    def __init__(self, MPI: Any, comm: Any) -> None:
+        self._mpi, self._rank, self._size = MPI, comm.rank, comm.size
+        self._since, self._said, self._works = time.perf_counter(), False, False
+        group_of_all, group_here = MPI.COMM_WORLD.Get_group(), comm.Get_group()
+        members = group_here.Translate_ranks(None, group_of_all)
+        group_here.Free()
+        group_of_all.Free()
+        job = os.environ.get("PMIX_NAMESPACE", "")
+        group = hashlib.sha256(f"{job} {list(members)}".encode()).hexdigest()[:16]
+        _openings[group] += 1
+        self._name = f"espresso_mpi-{group}-{_openings[group]}"
+        # A name that is not there is an error of MPI, which must not end the job.
+        handlers = [each.Get_errhandler() for each in (MPI.COMM_WORLD, MPI.COMM_SELF)]
+        self._may = MPI.UNDEFINED not in members and all(handler == MPI.ERRORS_RETURN for handler in handlers)
+
+    def say(self) -> None:
+        """Called again and again while this rank waits."""
+        if self._said or not self._may or time.perf_counter() - self._since < _PAUSE:
+            return
+        self._said = True
+        with contextlib.suppress(self._mpi.Exception):
+            self._mpi.Publish_name(self._of(self._rank), "here")
+            self._works = True
+
+    def absent(self) -> list[int]:
+        """The ranks that have not come; empty if that is not known."""
+        if not self._works or (self._size > _MANY and self._rank >= _FEW) or not self._is_here(self._rank):
+            return []
+        return [rank for rank in range(self._size) if not self._is_here(rank)]
+
+    def withdraw(self) -> None:
+        """This rank waits no longer."""
+        if self._works:
+            with contextlib.suppress(self._mpi.Exception):
+                self._mpi.Unpublish_name(self._of(self._rank), "here")
+
+    def _of(self, rank: int) -> str:
+        return f"{self._name}-{rank}"
+
+    def _is_here(self, rank: int) -> bool:
+        try:
+            return bool(self._mpi.Lookup_name(self._of(rank)) == "here")
+        except self._mpi.Exception:
+            return False
