@@ -152,6 +152,8 @@ class Session:
         tunes = options.tuning is not None and self._transport.topology.size > 1  # alone there is nothing to choose
         self._clock = StepClock(max(16, options.tuning.steps)) if tunes and options.tuning else None
         self._tuned: _Tuned | None = None
+        if self._clock is not None and options.tuning is not None and self._transport.rank == 0:
+            _tell_of_doubts(options.tuning)
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, Keeping(), self._recorder)
         _limit_threads(len(self._transport.machine))
@@ -668,6 +670,15 @@ def _spelled(seconds: float | None) -> str:
 
 def _median_seconds(clock: StepClock) -> float:
     return float(np.median([step.seconds for step in clock.steps]))
+
+
+def _tell_of_doubts(tuning: Tuning) -> None:
+    if tuning.doubtful:
+        _LOG.warning(
+            "plan='auto' chooses by speed, and may use %s: not known to train like fp32 under AdamW (onebit, topk and "
+            "powersgd did not); compare losses first, see docs/compressors.md",
+            ", ".join(tuning.doubtful),
+        )
 
 
 def _counts_of_groups(plan: Plan, keeping: Keeping) -> Counter[str]:
