@@ -216,9 +216,11 @@ class Session:
         self._transport.require_threads()
         call = ("push", str(name))
         unit = self._unit(call, grad, lambda: [(_checked_name(name), grad)], f"push({name!r})", priority)
-        handle = Handle(self, self._engine.submit(unit, background=True))
-        if not unit.finished:
-            self._open[id(unit)] = unit
+        handle = Handle(self, unit)
+        if unit.watch is not None:
+            unit.watch.reader = weakref.ref(handle)
+        self._engine.submit(unit, background=True)
+        self._open[id(unit)] = unit
         return handle
 
     def wait_all(self) -> None:
@@ -230,14 +232,14 @@ class Session:
         errors = []
         for unit in list(self._open.values()):
             try:
-                self._wait(unit)
+                self._wait(unit, read=False)
             except EspressoError as error:
                 errors.append(error)
         self._warn_of_saturation()
         if errors:
             raise errors[0]
 
-    def _wait(self, unit: Unit) -> Any:
+    def _wait(self, unit: Unit, read: bool = True) -> Any:
         start = time.perf_counter()
         try:
             self._engine.wait_for(lambda: unit.finished)
@@ -247,7 +249,7 @@ class Session:
             if self._clock is not None and unit.call[0] in ("sync", "push"):
                 self._clock.waited(start, unit.call if unit.error is not None else None)
             self._seconds += time.perf_counter() - start
-        self._release(unit)
+        self._release(unit, read)
         if unit.error is not None:
             raise unit.error
         return unit.result
@@ -260,8 +262,12 @@ class Session:
                 self._open.pop(id(unit), None)
         return unit.finished
 
-    def _release(self, unit: Unit) -> None:
-        """The tensors of a call that has ended are the caller's again; changed before that, ranks differ in them."""
+    def _release(self, unit: Unit, read: bool = True) -> None:
+        """The tensors of a call that has ended are the caller's again; changed before that, ranks differ in them.
+
+        Args:
+            read: somebody is given the result; else it must be known to the caller otherwise.
+        """
         watch, unit.watch = unit.watch, None
         if watch is None:
             return
@@ -269,6 +275,8 @@ class Session:
         if unit.error is None:
             try:
                 watch.require_untouched()
+                if not read:
+                    watch.require_reader(unit)
             except GradientError as error:
                 unit.error = error
                 self._engine.leave(str(error))
