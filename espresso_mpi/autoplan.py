@@ -214,7 +214,8 @@ def _candidates(
     """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
     best = plan(trace, profile, tuning.compressors, baselines=False)
     dense = plan(trace, profile, (), baselines=False) if compresses(best) else best
-    spellings = ("none", *tuning.compressors)
+    alone = [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]  # cost the same
+    spellings = ("none", *alone)
     given = [simple for spelling in spellings for simple in _simple(transport, options, trace, spelling)]
     plans = [best, dense, *(described(simple, best, trace, profile) for simple in given)]
     other = Strategy("none", Route.parse(default_route(transport.topology, compressed=False)))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ class Gradient:
     ``array`` is flat over the caller's memory, 16-bit types as their bits (uint16); for an immutable array it is a
     copy, and ``rebuild`` makes a new foreign array from it. For strided memory it is a copy in C order, ``source`` is
     the memory itself, and ``write_back`` copies the result there. ``version`` reads torch's counter of in-place
-    changes, where that counts changes of this memory alone; what this library writes is not counted.
+    changes, where that counts changes of this memory alone; what this library writes is not counted. ``whole``: a torch
+    tensor to which no other memory leads but through torch.
     """
 
     spec: TensorSpec
@@ -43,6 +45,7 @@ class Gradient:
     source: Any = None
     write_back: Callable[[], None] | None = None
     version: Callable[[], int] | None = None
+    whole: bool = False
 
 
 # --- the containers ---------------------------------------------------------------------------------------------------
@@ -168,13 +171,14 @@ def _flat(
     array: np.ndarray,
     rebuild: Callable[[], Any] | None = None,
     version: Callable[[], int] | None = None,
+    whole: bool = False,
 ) -> Gradient:
     """Flat over host memory; over a copy of it in C order where it is strided, since ranks may differ in strides."""
     if array.flags.c_contiguous:
-        return Gradient(spec, array.reshape(-1), rebuild, version=version)
+        return Gradient(spec, array.reshape(-1), rebuild, version=version, whole=whole)
     _require_apart(spec.name, array.shape, array.strides, array.itemsize)
     copied = np.ascontiguousarray(array)
-    return Gradient(spec, copied.reshape(-1), rebuild, array, partial(np.copyto, array, copied), version)
+    return Gradient(spec, copied.reshape(-1), rebuild, array, partial(np.copyto, array, copied), version, whole)
 
 
 def _require_apart(name: str, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
@@ -211,20 +215,20 @@ def _from_torch(name: str, tensor: Any) -> Gradient:
             f"{name}: got a tensor on {tensor.device}; expected cpu or cuda; pass y = x.cpu() and copy the mean "
             f"back after the call: x.copy_(y)"
         )
-    version = _version(tensor)
+    version, whole = _version(tensor)
     tensor = tensor.detach()
     bits = tensor.view(torch.int16) if ITEMSIZE[dtype] == 2 else tensor
     if tensor.device.type == "cuda":
-        return _from_torch_cuda(name, bits, dtype, version)
+        return replace(_from_torch_cuda(name, bits, dtype), version=version, whole=whole)
     array = bits.numpy().view(np.uint16) if ITEMSIZE[dtype] == 2 else bits.numpy()
-    return _flat(_spec(name, tuple(tensor.shape), dtype), array, version=version)
+    return _flat(_spec(name, tuple(tensor.shape), dtype), array, version=version, whole=whole)
 
 
-def _from_torch_cuda(name: str, bits: Any, dtype: str, version: Callable[[], int] | None) -> Gradient:
+def _from_torch_cuda(name: str, bits: Any, dtype: str) -> Gradient:
     """On the GPU, strided memory by torch's own copies."""
     shape, size = tuple(bits.shape), bits.element_size()
     if bits.is_contiguous():
-        return replace(_from_cuda(name, bits, shape, dtype), version=version)
+        return _from_cuda(name, bits, shape, dtype)
     _require_apart(name, shape, [stride * size for stride in bits.stride()], size)
     copied = bits.contiguous()
 
@@ -232,18 +236,41 @@ def _from_torch_cuda(name: str, bits: Any, dtype: str, version: Callable[[], int
         bits.data.copy_(copied)  # through .data: it is not the caller's change, so its counter stays
         sys.modules["torch"].cuda.current_stream(bits.device).synchronize()  # that of the engine's thread
 
-    return replace(_from_cuda(name, copied, shape, dtype), source=bits, write_back=write_back, version=version)
+    return replace(_from_cuda(name, copied, shape, dtype), source=bits, write_back=write_back)
 
 
-def _version(tensor: Any) -> Callable[[], int] | None:
-    """Reads the counter of in-place changes of a torch tensor.
+def _version(tensor: Any) -> tuple[Callable[[], int] | None, bool]:
+    """What reads the counter of in-place changes of a torch tensor, and whether torch alone leads to its memory.
 
     None where there is no counter (inference mode), and where the tensor is a part of its storage: the parts of a
-    storage share one counter, so it also counts changes of the others.
+    storage share one counter, so it also counts changes of the others. Memory that torch has from, or has given to,
+    numpy and others cannot be resized.
     """
-    if tensor.is_inference() or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
-        return None
-    return partial(getattr, tensor, "_version")
+    storage = tensor.untyped_storage()
+    if tensor.is_inference() or storage.nbytes() != tensor.numel() * tensor.element_size():
+        return None, False
+    return partial(getattr, tensor, "_version"), storage.resizable()
+
+
+def is_alone(holder: Any) -> bool:
+    """Whether a torch tensor, and the memory that it has for itself, can be reached through ``holder.result`` only.
+
+    False as well where this torch does not tell.
+    """
+    storages = getattr(sys.modules["torch"]._C, "_storage_Use_Count", None)
+    if storages is None or not hasattr(holder.result, "_use_count") or holder.result._use_count() != 1:
+        return False
+    if holder.result.is_shared() or storages(holder.result.untyped_storage()._cdata) != _ONE_STORAGE:
+        return False
+    return sys.getrefcount(holder.result) == _ONE_HOLDER
+
+
+_ONE_STORAGE = 2
+"""References to a storage: the tensor's, and that of the Python object through which one asks."""
+
+_HOLDER = SimpleNamespace(result=object())
+_ONE_HOLDER = sys.getrefcount(_HOLDER.result)
+"""References to what one holder holds, as this interpreter counts them while one asks."""
 
 
 def _from_jax(name: str, array: Any) -> Gradient:

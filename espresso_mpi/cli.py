@@ -197,7 +197,7 @@ def plan(
     trace: Annotated[
         str, typer.Option(metavar="FILE", help="Of session.record_trace; or a model: vgg16, resnet101, bert-base, ….")
     ],
-    compressors: Compressors = "fp16,int8,onebit",
+    compressors: Compressors = "fp16,int8",
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The plan to write.")] = Path(
         "plan.json"
     ),
@@ -219,7 +219,7 @@ def plan(
 ) -> None:
     """Choose for every tensor whether, where and how to compress it, and by which collectives. No MPI.
 
-    [dim]espresso-mpi plan --profile profile.json --trace trace.json --compressors fp16,onebit -o plan.json[/dim]
+    [dim]espresso-mpi plan --profile profile.json --trace trace.json --compressors fp16,int8 -o plan.json[/dim]
     """
     from espresso_mpi.bench import plan as command
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import device
-from .buffers import Gradient
+from .buffers import Gradient, is_alone
 from .errors import GradientError
 
 _ADVICE = (
@@ -59,8 +59,29 @@ class Watch:
     ) -> None:
         self._title, self.spans, self.debug = title, spans, debug
         self._versions = [(g.spec.name, g.version, g.version()) for g in gradients if g.version is not None]
+        self._name, self._whole = (
+            gradients[0].spec.name if gradients else "",
+            len(gradients) == 1 and gradients[0].whole,
+        )
+        self.reader: Callable[[], Any] = lambda: None
         self._watched = [g for g in gradients if g.rebuild is None and g.array.size] if debug else []
         self._sums = {g.spec.name: _checksum(g) for g in self._watched}
+
+    def require_reader(self, call: Any) -> None:
+        """Somebody can read the result of a push, ``call.result``, which the session lets go of. The watch ends.
+
+        Torch tells how many refer to a tensor; of other arrays it is not known.
+
+        Raises:
+            GradientError: nobody can.
+        """
+        self._versions, self._watched = [], []
+        if self._whole and self.reader() is None and is_alone(call):
+            raise GradientError(
+                f"{self._name}: its mean is lost, since nothing refers to the tensor any more when {self._title} is "
+                f"waited for; leave p.grad as it is until then (zero_grad() sets it to None), and of a copy use what "
+                f"handle.wait() returns"
+            )
 
     def check_of(self, gradient: Gradient) -> Check | None:
         """In debug mode: what makes sure that a tensor is as it was, and takes when that is."""
@@ -96,6 +117,7 @@ def _checksum(gradient: Gradient) -> int:
     memory = gradient.array if gradient.source is None else gradient.source
     if isinstance(memory, np.ndarray):
         return zlib.crc32(np.ascontiguousarray(memory).view(np.uint8).data)
+    device.synchronize()  # whatever stream the caller's kernels are on
     if gradient.source is not None:
         return zlib.crc32(memory.cpu().contiguous().numpy().view(np.uint8).data)
     here = np.empty(memory.size, memory.dtype)

@@ -197,7 +197,7 @@ def _tuning(given: tuple[bool, Any, Any]) -> Tuning | None:
     if names is None:
         return settings
     if isinstance(names, str) or not isinstance(names, Sequence):
-        raise ConfigError(f"compressors={names!r}; expected a list of spellings such as ['fp16', 'onebit']")
+        raise ConfigError(f"compressors={names!r}; expected a list of spellings such as ['fp16', 'int8']")
     return dataclasses.replace(settings, compressors=tuple(names))
 
 

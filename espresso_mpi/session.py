@@ -149,6 +149,8 @@ class Session:
         tunes = options.tuning is not None and self._transport.topology.size > 1  # alone there is nothing to choose
         self._clock = StepClock(max(16, options.tuning.steps)) if tunes and options.tuning else None
         self._tuned: _Tuned | None = None
+        if self._clock is not None and options.tuning is not None and self._transport.rank == 0:
+            _tell_of_doubts(options.tuning)
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, Keeping(), self._recorder)
         _limit_threads(len(self._transport.machine))
@@ -211,9 +213,11 @@ class Session:
         self._transport.require_threads()
         call = ("push", str(name))
         unit = self._unit(call, grad, lambda: [(_checked_name(name), grad)], f"push({name!r})", priority)
-        handle = Handle(self, self._engine.submit(unit, background=True))
-        if not unit.finished:
-            self._open[id(unit)] = unit
+        handle = Handle(self, unit)
+        if unit.watch is not None:
+            unit.watch.reader = weakref.ref(handle)
+        self._engine.submit(unit, background=True)
+        self._open[id(unit)] = unit
         return handle
 
     def wait_all(self) -> None:
@@ -225,14 +229,14 @@ class Session:
         errors = []
         for unit in list(self._open.values()):
             try:
-                self._wait(unit)
+                self._wait(unit, read=False)
             except EspressoError as error:
                 errors.append(error)
         self._warn_of_saturation()
         if errors:
             raise errors[0]
 
-    def _wait(self, unit: Unit) -> Any:
+    def _wait(self, unit: Unit, read: bool = True) -> Any:
         start = time.perf_counter()
         try:
             self._engine.wait_for(lambda: unit.finished)
@@ -242,7 +246,7 @@ class Session:
             if self._clock is not None and unit.call[0] in ("sync", "push"):
                 self._clock.waited(start, unit.call if unit.error is not None else None)
             self._seconds += time.perf_counter() - start
-        self._release(unit)
+        self._release(unit, read)
         if unit.error is not None:
             raise unit.error
         return unit.result
@@ -255,8 +259,12 @@ class Session:
                 self._open.pop(id(unit), None)
         return unit.finished
 
-    def _release(self, unit: Unit) -> None:
-        """The tensors of a call that has ended are the caller's again; changed before that, ranks differ in them."""
+    def _release(self, unit: Unit, read: bool = True) -> None:
+        """The tensors of a call that has ended are the caller's again; changed before that, ranks differ in them.
+
+        Args:
+            read: somebody is given the result; else it must be known to the caller otherwise.
+        """
         watch, unit.watch = unit.watch, None
         if watch is None:
             return
@@ -264,6 +272,8 @@ class Session:
         if unit.error is None:
             try:
                 watch.require_untouched()
+                if not read:
+                    watch.require_reader(unit)
             except GradientError as error:
                 unit.error = error
                 self._engine.leave(str(error))
@@ -672,6 +682,15 @@ def _spelled(seconds: float | None) -> str:
 
 def _median_seconds(clock: StepClock) -> float:
     return float(np.median([step.seconds for step in clock.steps]))
+
+
+def _tell_of_doubts(tuning: Tuning) -> None:
+    if tuning.doubtful:
+        _LOG.warning(
+            "plan='auto' chooses by speed, and may use %s: not known to train like fp32 under AdamW (onebit, topk and "
+            "powersgd did not); compare losses first, see docs/compressors.md",
+            ", ".join(tuning.doubtful),
+        )
 
 
 def _checked_name(name: Any) -> str:

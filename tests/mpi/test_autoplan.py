@@ -85,6 +85,7 @@ def test_it_plans_anew_when_steps_take_longer_than_the_plan_said(world, open_ses
     if world.rank == 0:
         assert sum("planning anew" in record.message for record in caplog.records) >= 1
         assert sum(record.message.startswith("plan: ") for record in caplog.records) >= 2
+        assert any("onebit: not known to train like fp32" in record.message for record in caplog.records)
 
 
 def test_pushed_gradients_are_planned_for_as_well(world, open_session):

@@ -108,6 +108,42 @@ def test_what_is_no_change_is_no_error(world, open_session):
     assert torch.allclose(counterless, torch.full((10,), mean), rtol=0.02)
 
 
+@several
+@pytest.mark.parametrize("how", ["zero_grad", "copies"])
+def test_a_mean_that_nobody_reads(world, how):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.Linear(50, 50))
+    session = espresso_mpi.Session(timeout=20)
+    model(torch.ones(3, 50)).sum().backward()
+    for name, p in model.named_parameters():
+        session.push(name, p.grad if how == "zero_grad" else p.grad.clone())
+    if how == "zero_grad":
+        model.zero_grad()
+    error = raised(session.wait_all)
+    assert isinstance(error, GradientError | RemoteError), error
+    assert "its mean is lost" in str(error), error
+
+
+def test_a_mean_that_somebody_reads(world, open_session):
+    torch = pytest.importorskip("torch")
+    session, expected = open_session(), torch.full((30,), (world.size - 1) / 2)
+
+    def fresh():
+        return torch.full((30,), float(world.rank))
+
+    p, memory, kept, viewed, detached = torch.nn.Parameter(fresh()), fresh().numpy(), fresh(), fresh(), fresh()
+    p.grad = fresh()
+    handle = session.push("by handle", fresh())
+    session.push("gradient", p.grad)
+    session.push("numpy's", torch.from_numpy(memory))
+    session.push("kept", kept)
+    session.push("viewed", viewed.view(5, 6))
+    session.push("detached", detached.detach())
+    session.wait_all()
+    found = [p.grad, torch.from_numpy(memory), kept, viewed, detached, handle.wait()]
+    assert all(torch.equal(tensor, expected) for tensor in found)
+
+
 @pytest.mark.parametrize("compressor", ["none", "int8"])
 def test_debug_mode_gives_the_same_bits(world, open_session, compressor):
     def run(debug):

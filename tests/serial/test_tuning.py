@@ -134,6 +134,11 @@ def test_settings_out_of_their_range_are_refused(wrong):
         Tuning(**wrong)
 
 
+def test_only_methods_that_train_like_fp32_are_chosen_unasked():
+    assert Tuning().compressors == ("fp16", "bf16", "int8", "int4") and not Tuning().doubtful
+    assert Tuning(("int8:block=64", "onebit", "topk:ratio=0.1")).doubtful == ("onebit", "topk:ratio=0.1")
+
+
 def test_settings_are_spelled_out_for_the_comparison_among_ranks():
     assert str(Tuning(("topk",), steps=5)) != str(Tuning(("topk",), steps=6))
     assert "none" not in Tuning(("none", "fp16")).compressors
