@@ -89,7 +89,8 @@ class Session:
         feedback: what becomes of what compression loses, a ``Feedback`` or its spelling: ``"auto"`` (add it in the next
             step, where the compressor allows it), ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``,
             ``"ef21:momentum=0.1"`` or ``"none"``.
-        nonfinite: a NaN or an infinity in a gradient on any rank: ``"raise"`` NonFiniteError on all ranks, or
+        nonfinite: a NaN or an infinity in a gradient on any rank, or a value too large to be compressed and summed
+            (2**126 or more, divided by the number of ranks): ``"raise"`` NonFiniteError on all ranks, or
             ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as it was.
         window_bytes: half of a rank's share of the machine's shared memory window; 0 uses MPI messages instead.
         message_bytes: longest message between machines; longer ones are cut.
