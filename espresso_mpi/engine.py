@@ -26,7 +26,7 @@ import numpy as np
 from . import buffers, device, express
 from .batches import Batch, Bucket, Item, buckets_of, grouped
 from .buffers import Gradient
-from .collectives import reduction
+from .collectives import ranges, reduction
 from .collectives.agreement import documents, floats, gather_small
 from .collectives.executor import Job, Program, Turns, interleave, take_turn
 from .collectives.standstill import THREAD
@@ -77,7 +77,8 @@ class Unit:
     Attributes:
         call: what the calls of the ranks are matched by; title: the call in messages.
         given, gradients, batch: what the caller passed, the flat arrays over it, and what is known about them.
-        problem: why this rank cannot make the call; bad: how many values are not finite, by position of the tensor.
+        problem: why this rank cannot make the call; bad: what is odd about its values, see ``ranges.Said``.
+        large: positions of dense tensors whose sums could leave their range, as all ranks know when the call starts.
         priority: the higher, the sooner.
         action: run by itself, when nothing else is under way, once all ranks have made the call.
         gpu: the number of the GPU that the tensors are on.
@@ -107,7 +108,8 @@ class Unit:
         self.problem, self.priority, self.action = problem, priority, action
         self.gpu, self.watch = gpu, watch
         self.number: int | None = None
-        self.bad: dict[str, int] = {}
+        self.bad: dict[str, str] = {}
+        self.large: frozenset[int] = frozenset()
         self.told = self.noticed = False
         self.since = time.perf_counter()
         self.left = self.parked = 0
@@ -156,7 +158,7 @@ class Engine:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._bits: dict[Call, int] = {}
         self._rivals = 0
-        self._bad: dict[int, dict[int, dict[str, int]]] = {}
+        self._bad: dict[int, dict[int, dict[str, str]]] = {}
         self._queue: list[tuple[float, int, Turns]] = []
         self._order = itertools.count()
         self._under_way: list[Turns] = []
@@ -164,6 +166,7 @@ class Engine:
         self._actions: list[Unit] = []
         self._parked: Parking[Unit] = Parking()
         self._latest: dict[str, list[int]] = {}
+        self._search = ranges.Search(transport.topology)
         self._quiet = False
         self._since_round = 0
         self._stuck_since: float | None = None
@@ -392,13 +395,11 @@ class Engine:
             self._declared.setdefault(unit.call, deque()).append(unit)
 
     def _look_for_non_finite(self, unit: Unit, batch: Batch) -> None:
-        """Number of values, by position, that are NaN or infinite (or would be in the float32 of a compressor)."""
+        """NaN and infinity (or what is that in the float32 of a compressor), and values too large to be summed."""
         start = time.perf_counter()
-        for item in batch.items:
-            array, narrow = unit.gradients[item.index].array, item.compressor is not None
-            count = reduction.count_non_finite(array, item.dtype, narrow)
-            if count:
-                unit.bad[str(item.index)] = count
+        unit.bad = self._search.odd_values(
+            [(i.index, unit.gradients[i.index].array, i.dtype, i.compressor is not None) for i in batch.items]
+        )
         self._recorder.add("check", "", 0, 0, start, time.perf_counter())
 
     def _round(self) -> None:
@@ -631,7 +632,7 @@ class Engine:
 
     def _settle_non_finite(self, number: int, unit: Unit) -> frozenset[int] | None:
         """Positions to skip; None if the call fails."""
-        bad = self._bad.pop(number, None)
+        bad, unit.large = ranges.told_apart(self._bad.pop(number, {}))
         if not bad:
             return frozenset()
         text = non_finite_text(self._contents[number], bad, self._transport.describe)
@@ -721,7 +722,8 @@ class Engine:
             self._bucket_done(owners)
             return
         priority = max(unit.priority for unit in owners)
-        for turns in self._turns(bucket, arrays, skip, owners, checks):
+        large = any(item.index in unit.large for unit, (_, item) in zip(units, bucket.members))
+        for turns in self._turns(bucket, arrays, skip, owners, checks, large):
             heapq.heappush(self._queue, (-priority, next(self._order), turns))
 
     def _blank(self, gradient: Gradient, check: Check | None) -> None:
@@ -734,10 +736,17 @@ class Engine:
     # --- one bucket ---------------------------------------------------------------------------------------------------
 
     def _turns(
-        self, bucket: Bucket, arrays: Sequence[Any], skip: list[bool], owners: list[Unit], checks: Sequence[Check]
+        self,
+        bucket: Bucket,
+        arrays: Sequence[Any],
+        skip: list[bool],
+        owners: list[Unit],
+        checks: Sequence[Check],
+        large: bool,
     ) -> list[Turns]:
         """The segments of a bucket; the first makes its buffer, the last to end brings the result home."""
-        buffer = _Buffer(bucket, arrays, skip, self._transport, self.keeping.memory, checks)
+        shift = ranges.shift(bucket.dtype, self._transport.topology) if large and bucket.compressor is None else 0
+        buffer = _Buffer(bucket, arrays, skip, self._transport, self.keeping.memory, checks, shift)
         counts = self._dense_steps if bucket.compressor is None else self.keeping.counts
         step = counts[bucket.name]
         counts[bucket.name] += 1
@@ -829,7 +838,10 @@ class _Left(EspressoError):  # noqa: N818 - a state, not a failure
 
 @dataclass
 class _Buffer:
-    """The flat array that travels for a bucket: the caller's own, or a copy of several or in float32."""
+    """The flat array that travels for a bucket: the caller's own, or a copy of several or in float32.
+
+    ``shift``: it travels divided by two to this power.
+    """
 
     bucket: Bucket
     arrays: Sequence[Any]
@@ -837,6 +849,7 @@ class _Buffer:
     transport: Transport
     memory: Memory
     checks: Sequence[Check] = ()
+    shift: int = 0
     x: Any = None
     workspace: Any = None
     begun: Sequence[tuple[str, int]] = ()
@@ -863,6 +876,8 @@ class _Buffer:
             owed = self.memory.begin(name, part.size, fed_back)
             if owed is not None:
                 _add(part, owed, "float32" if bucket.compressor else bucket.dtype)
+        if self.shift:
+            ranges.scale(self.x, -self.shift, bucket.dtype)
 
     def _fill_one_by_one(self, narrow: bool) -> None:
         """Where tensors are converted, or some are skipped: their part is zero."""
@@ -893,6 +908,8 @@ class _Buffer:
             self.memory.end(name, size)
         for check in self.checks:
             check("before its mean was written")
+        if self.shift:
+            ranges.scale(self.x, self.shift, self.bucket.dtype)
         if self.workspace is None:
             return
         for (part, array), skipped in zip(self._pieces(), self.skip):

@@ -22,7 +22,7 @@ class MismatchError(EspressoError):
 
 
 class NonFiniteError(EspressoError):
-    """A gradient holds a NaN or an infinity."""
+    """A gradient holds a NaN, an infinity, or values too large to be compressed and summed."""
 
 
 class RankTimeoutError(EspressoError, TimeoutError):

@@ -7,6 +7,7 @@ import math
 import numbers
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -89,7 +90,8 @@ class Session:
         feedback: what becomes of what compression loses, a ``Feedback`` or its spelling: ``"auto"`` (add it in the next
             step, where the compressor allows it), ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``,
             ``"ef21:momentum=0.1"`` or ``"none"``.
-        nonfinite: a NaN or an infinity in a gradient on any rank: ``"raise"`` NonFiniteError on all ranks, or
+        nonfinite: a NaN or an infinity in a gradient on any rank, or a value too large to be compressed and summed
+            (2**126 or more, divided by the number of ranks): ``"raise"`` NonFiniteError on all ranks, or
             ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as it was; or
             ``"skip_all"``: every tensor of the call becomes NaN on all ranks, by which a loss scaler knows that the
             step is to be left out, and what the session keeps of them stays as it was. See docs/torch.md.

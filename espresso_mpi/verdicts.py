@@ -121,12 +121,12 @@ def absent_error(seconds: float, what: str, missing: Sequence[int], describe: De
     )
 
 
-def non_finite_text(content: Content, bad: Mapping[int, Mapping[str, int]], describe: Describe) -> str:
-    """Which values of a call are not finite; ``bad``: by rank, how many by position of the tensor."""
+def non_finite_text(content: Content, bad: Mapping[int, Mapping[str, str]], describe: Describe) -> str:
+    """Which values of a call cannot be summed; ``bad``: by rank, what is wrong with a tensor, by its position."""
     return "; ".join(
-        f"{describe(rank)}: {content.tensors[int(position)][0]!r} has {count} NaN or infinite value(s)"
-        for rank, counts in sorted(bad.items())
-        for position, count in counts.items()
+        f"{describe(rank)}: {content.tensors[int(position)][0]!r} {text}"
+        for rank, texts in sorted(bad.items())
+        for position, text in texts.items()
     )
 
 

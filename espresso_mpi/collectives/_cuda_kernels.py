@@ -15,7 +15,6 @@ from numba import cuda
 
 from ..compressors import _cuda
 
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _ELEMENT = {"float16": "float16", "bfloat16": "uint16", "float32": "float32", "float64": "float64"}
 """The numba type that stands for each element type."""
 
@@ -58,17 +57,15 @@ def convert(out: Any, x: Any, dtype: str) -> None:
         _launch(_NARROW[dtype], out.size, _as_element(out, dtype), x)
 
 
-def count_non_finite(x: Any, dtype: str, as_float32: bool) -> int:
-    """As ``reduction.count_non_finite``; waits for the GPU."""
+def count_from(x: Any, dtype: str, least: int) -> int:
+    """As ``reduction.count_from``; waits for the GPU."""
     counter = _counter(_cuda.device_number())
     counter.copy_to_device(np.zeros(1, np.int64))
     if dtype in ("float16", "bfloat16"):
-        _launch(_count_16, x.size, x, np.uint16(0x7F80 if dtype == "bfloat16" else 0x7C00), counter)
-    elif dtype == "float32":
-        _launch(_COUNT[dtype], x.size, x, np.float32(_FLOAT32_MAX), counter)
+        _launch(_count_16, x.size, x, np.uint16(least), counter)
     else:
-        limit = np.float64(_FLOAT32_MAX if as_float32 else np.finfo(np.float64).max)
-        _launch(_COUNT[dtype], x.size, x, limit, counter)
+        unsigned = np.uint32 if dtype == "float32" else np.uint64
+        _launch(_COUNT[dtype], x.size, x, unsigned(least - 1).view(dtype), counter)
     return int(counter.copy_to_host()[0])
 
 
@@ -205,10 +202,10 @@ def _make_count(dtype):  # type: ignore[no-untyped-def]
 
 
 @_cuda.kernel("uint16[::1], uint16, int64[::1]")
-def _count_16(x, exponent, counter):  # type: ignore[no-untyped-def]
+def _count_16(x, least, counter):  # type: ignore[no-untyped-def]
     found = np.int64(0)
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        found += (x[i] & exponent) == exponent
+        found += (x[i] & 0x7FFF) >= least
     if found:
         cuda.atomic.add(counter, 0, found)
 

@@ -29,6 +29,10 @@ _OVERFLOWS = {
 """Magnitudes from these bits on are infinite or NaN, or become so; magnitudes order like their bits."""
 
 
+_UNSIGNED = {t.itemsize: (t, t.type((1 << (8 * t.itemsize - 1)) - 1)) for t in map(np.dtype, ("u2", "u4", "u8"))}
+"""By bytes of an element: the type of its bits, and those without the sign."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """How the ranks' arrays become one: their sum, divided, or (float32 only) their elementwise maximum."""
@@ -204,19 +208,29 @@ def convert(out: Any, x: Any, dtype: str) -> None:
         _narrow(out, x, dtype == "bfloat16")
 
 
+def overflow_bits(dtype: str, as_float32: bool) -> int:
+    """The bits of the least magnitude that is infinite, or (``as_float32``) would be as float32."""
+    return _OVERFLOWS["float64 as float32" if dtype == "float64" and as_float32 else dtype]
+
+
 def count_non_finite(x: Any, dtype: str, as_float32: bool) -> int:
     """How many elements are NaN or infinite, or (``as_float32``) would be as float32."""
+    return count_from(x, dtype, overflow_bits(dtype, as_float32))
+
+
+def count_from(x: Any, dtype: str, least: int) -> int:
+    """How many elements have a magnitude with these bits or larger ones; NaN is larger than infinity."""
     if x.size == 0:
         return 0
     if device_of(x) == "gpu":
         from . import _cuda_kernels
 
-        return int(_cuda_kernels.count_non_finite(x, dtype, as_float32))
-    bits = x.view({2: np.uint16, 4: np.uint32, 8: np.uint64}[x.itemsize])
-    above = _OVERFLOWS["float64 as float32" if dtype == "float64" and as_float32 else dtype]
-    if _largest(bits, ~bits.dtype.type(0) >> bits.dtype.type(1)) < above:
+        return int(_cuda_kernels.count_from(x, dtype, least))
+    unsigned, magnitude = _UNSIGNED[x.itemsize]
+    bits = x.view(unsigned)
+    if _largest(bits, magnitude) < least:
         return 0
-    return int(np.count_nonzero((bits & (~bits.dtype.type(0) >> bits.dtype.type(1))) >= above))
+    return int(np.count_nonzero((bits & magnitude) >= least))
 
 
 @_cpu.inline

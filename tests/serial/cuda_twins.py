@@ -15,6 +15,8 @@ import numpy as np
 from numba import cuda
 
 from espresso_mpi.collectives import reduction
+from espresso_mpi.collectives.layout import Topology
+from espresso_mpi.collectives.ranges import limits
 from espresso_mpi.compressors import Compressor, Context, get
 from espresso_mpi.errors import PayloadError
 
@@ -220,6 +222,11 @@ def _count_problems(x: np.ndarray, dtype: str) -> Iterator[str]:
         got = reduction.count_non_finite(cuda.to_device(bad), dtype, as_float32)
         if got != expected:
             yield f"count_non_finite, {dtype}, n = {x.size}, as_float32 = {as_float32}: {got}, not {expected}"
+    for least in (limits(dtype, compressed, Topology(((0, 1), (2,)))).large for compressed in (False, True)):
+        bad[3:9] = np.array([least - 1, least], f"u{x.itemsize}").view(x.dtype).repeat(3)[: bad[3:9].size]
+        expected, got = reduction.count_from(bad, dtype, least), reduction.count_from(cuda.to_device(bad), dtype, least)
+        if got != expected:
+            yield f"count_from {least:x}, {dtype}, n = {x.size}: {got}, not {expected}"
 
 
 def _as_dtype(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -1,0 +1,179 @@
+"""How large values may be so that no sum over the ranks leaves the range of its type, and what is done about others.
+
+The mean of finite values is finite, their sum need not be: two ranks with 3e38 each. The search for NaN also finds the
+values for which that could happen. Dense tensors that have any travel divided by a power of two, which changes no bit
+but those of the very smallest values. Compressed ones are refused, since what was not sent would have to be scaled too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import device
+from ..compressors import LIMIT
+from . import reduction
+from .layout import Topology
+
+_MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+_BIAS = {"float16": 15, "bfloat16": 127, "float32": 127, "float64": 1023}
+_LARGEST = {name: (2 - 2.0 ** -_MANTISSA[name]) * 2.0 ** _BIAS[name] for name in _MANTISSA}
+
+_SMALL, _JOINED = 2 << 10, 256 << 10
+"""Bytes of an array that is searched together with others, and of all that are searched at once: a search of its own
+takes longer to begin than to go through so little."""
+
+Said = Mapping[int, Mapping[str, str]]
+"""By rank, what it finds odd about values, by position of the tensor; "" where they are only large."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where values of one type begin to be a problem, as the bits of their magnitudes.
+
+    Attributes:
+        large: sums over the ranks may leave the range.
+        infinite: not finite, or not in float32 where a compressor works on that.
+        most: ``large`` as text.
+    """
+
+    large: int
+    infinite: int
+    most: str
+
+
+def limits(dtype: str, compressed: bool, topology: Topology) -> Limits:
+    """The limits of an element type.
+
+    Sums of at most 2ᵏ values below 2¹²⁷⁻ᵏ are at most 2¹²⁷, whatever their order and rounding. float16 is summed in
+    float32; but where machines have unequal numbers of ranks, what a larger one has is more than a mean.
+    """
+    infinite = reduction.overflow_bits(dtype, compressed)
+    spare = (topology.size - 1).bit_length()
+    most = math.inf
+    if compressed:
+        most = LIMIT / 2.0**spare
+    elif dtype == "float16" and _excess(topology) > 1:
+        most = _LARGEST[dtype] / _excess(topology)
+    elif dtype != "float16" and spare:
+        most = 2.0 ** (_BIAS[dtype] - spare)
+    return Limits(min(infinite, _bits(most, dtype)), infinite, f"{most:.3g}")
+
+
+def _excess(topology: Topology) -> float:
+    """By how much the sum of a machine's ranks, divided by ``Topology.divisor``, may exceed each of them."""
+    return max(map(len, topology.machines)) / topology.divisor("intra")
+
+
+def _bits(value: float, dtype: str) -> int:
+    """The bits of the least number of a type that is not below ``value``; more than any has if there is none."""
+    if value > _LARGEST[dtype]:
+        return 1 << 63
+    exponent = math.frexp(value)[1] - 1
+    scaled = value * 2.0 ** (_MANTISSA[dtype] - exponent)
+    return ((exponent + _BIAS[dtype]) << _MANTISSA[dtype]) + math.ceil(scaled) - (1 << _MANTISSA[dtype])
+
+
+def shift(dtype: str, topology: Topology) -> int:
+    """By which power of two large dense values are divided while they travel, so that all their sums are in range."""
+    if dtype == "float16":
+        return math.ceil(math.log2(_excess(topology)))
+    return (topology.size - 1).bit_length() + 1
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+Tensor = tuple[int, Any, str, bool]
+"""Position in the call, flat array, element type, and whether it is to be compressed."""
+
+
+class Search:
+    """Looks at the values of tensors before they are summed over the ranks of a topology."""
+
+    def __init__(self, topology: Topology) -> None:
+        kinds = ((dtype, compressed) for dtype in _MANTISSA for compressed in (False, True))
+        self._limits = {kind: limits(*kind, topology) for kind in kinds}
+
+    def odd_values(self, tensors: Sequence[Tensor]) -> dict[str, str]:
+        """What is odd about the values of a call's tensors, by their positions; see ``Said``."""
+        found = {}
+        for tensor in self._suspects(tensors) if len(tensors) > 1 else tensors:
+            text = self._oddity(tensor)
+            if text is not None:
+                found[str(tensor[0])] = text
+        return found
+
+    def _suspects(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Those that have to be searched by themselves."""
+        together: dict[tuple[str, bool], list[Tensor]] = {}
+        nbytes: dict[tuple[str, bool], int] = {}
+        for tensor in tensors:
+            array = tensor[1]
+            if array.nbytes > _SMALL or device.device_of(array) == "gpu":
+                yield tensor
+                continue
+            kind = (tensor[2], tensor[3])
+            together.setdefault(kind, []).append(tensor)
+            nbytes[kind] = nbytes.get(kind, 0) + array.nbytes
+            if nbytes[kind] > _JOINED:
+                del nbytes[kind]
+                yield from self._if_any(together.pop(kind))
+        for some in together.values():
+            yield from self._if_any(some)
+
+    def _if_any(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The tensors, all of one kind, if any of them has odd values; else none."""
+        if len(tensors) == 1:
+            return tensors
+        _, _, dtype, compressed = tensors[0]
+        joined = np.concatenate([tensor[1] for tensor in tensors])
+        return tensors if reduction.count_from(joined, dtype, self._limits[dtype, compressed].large) else ()
+
+    def _oddity(self, tensor: Tensor) -> str | None:
+        _, array, dtype, compressed = tensor
+        its = self._limits[dtype, compressed]
+        large = reduction.count_from(array, dtype, its.large)
+        if large == 0:
+            return None
+        infinite = reduction.count_from(array, dtype, its.infinite)
+        if infinite:
+            return f"has {infinite} NaN or infinite value(s)"
+        if compressed:
+            return f"has {large} value(s) of {its.most} or more, too large to be compressed and summed"
+        return ""
+
+
+def told_apart(said: Said) -> tuple[Said, frozenset[int]]:
+    """What forbids to sum the values, and the positions of the tensors whose values are only large on some rank."""
+    bad = {rank: {at: text for at, text in of_rank.items() if text} for rank, of_rank in said.items()}
+    large = frozenset(int(at) for of_rank in said.values() for at, text in of_rank.items() if not text)
+    return {rank: of_rank for rank, of_rank in bad.items() if of_rank}, large
+
+
+# --- large values on their way ----------------------------------------------------------------------------------------
+
+
+def scale(x: Any, exponent: int, dtype: str) -> None:
+    """``x *= 2**exponent`` for a flat array of any type; what leaves its range, by rounding, becomes its largest value.
+
+    Rare, therefore simple: it allocates, and a GPU's values pass through the host.
+    """
+    if device.device_of(x) == "gpu":
+        here = device.empty(x.size, x.dtype, "cpu")
+        device.copy(here, x)
+        scale(here, exponent, dtype)
+        device.copy(x, here)
+        return
+    wide = x
+    if x.dtype == np.uint16:
+        wide = np.empty(x.size, np.float32)
+        reduction.convert(wide, x, dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        np.ldexp(wide, exponent, out=wide)
+    np.clip(wide, -_LARGEST[dtype], _LARGEST[dtype], out=wide)
+    if wide is not x:
+        reduction.convert(x, wide, dtype)
