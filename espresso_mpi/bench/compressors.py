@@ -345,9 +345,7 @@ def _ours(stage: _Stage, values: np.ndarray, arrays: _Arrays, spec: str) -> _Con
         vnmse_expected=compressor.gaussian_error(min(n, _ERROR_SIZE)),
     )  # fmt: skip
     traffic = compressor.encode_traffic(n) - (0 if feedback else 8 * n), compressor.decode_traffic(n)
-    return _Contestant(
-        encode, lambda: compressor.decode_add(payload, arrays.out, context), row, traffic, before, learn
-    )
+    return _Contestant(encode, lambda: compressor.decode_add(payload, arrays.out, context), row, traffic, before, learn)
 
 
 def _error(stage: _Stage, values: np.ndarray, compressor: Any) -> float:

@@ -35,8 +35,8 @@ their own right before or after: compare them less closely.
 
 *wire* is the least time on the busiest link: the bytes that a machine sends to others over the best rate that a plain
 stream between machines reached in the same run. *memory* is the least time for what the ranks of a machine must read
-and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the bandwidth of plain copies by all
-ranks at once in the same run. The larger one is the *bound*: no implementation of that route, on that machine, is
+and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the rate of plain copies or sums,
+whichever moved more, by all ranks at once in the same run. The larger one is the *bound*: no implementation of that route, on that machine, is
 quicker, but for what caches and the start of a link serve. For MPI, which does not tell its algorithm, it is that of the
 allreduce with the least bytes, flat or by levels, casts included. *time / bound* is how far above it a method is.
 
@@ -255,7 +255,7 @@ def _sync(result: Result) -> str:
 
 def rates_text(rates: Mapping[str, Any]) -> str:
     """What link and memory reached, in words."""
-    copy = f"copies by all ranks of a machine {min(rates['copy']) / 1e9:.1f} GB/s read and written"
+    copy = f"copies or sums by all ranks of a machine {min(rates['copy']) / 1e9:.1f} GB/s read and written"
     return copy if rates["link"] is None else f"a link carries {rates['link'] / 1e6:.1f} MB/s each way, {copy}"
 
 

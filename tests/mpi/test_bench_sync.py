@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from mpi4py import MPI
 
 from espresso_mpi.bench import growth, mpi_own, overlap, sync, tensors

@@ -8,8 +8,8 @@ import numba
 import numpy as np
 import pytest
 
-from espresso_mpi.bench import compressors as suite
 from espresso_mpi.bench import compressor_tables, memory, report
+from espresso_mpi.bench import compressors as suite
 from espresso_mpi.compressors import get, names
 from espresso_mpi.errors import ConfigError
 
