@@ -2,7 +2,8 @@
 
     bound = max(wire, memory)
     wire = bytes on the busiest link / the rate that a plain stream between machines reaches in the same run
-    memory = the least bytes that the ranks of a machine must read and write / the rate that plain copies and sums reach in the same run
+    memory = the least bytes that the ranks of a machine must read and write / the rate that plain copies or sums reach
+    in the same run
 
 The least bytes of a step, in m bytes of result and over all members of its group together:
 

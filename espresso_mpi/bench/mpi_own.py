@@ -190,7 +190,7 @@ def least_sent(topology: Topology, nbytes: int) -> list[int]:
 
 
 def least_traffic(topology: Topology, n: int, kind: str) -> list[int]:
-    """The least bytes that each rank must read and write for an allreduce of n values, casts included; flat or by levels."""
+    """The least bytes that each rank must read and write for an allreduce of n values, by any of two routes."""
     from .. import compressors
 
     method = compressors.get("fp16").at(None) if kind == FP16 else None

@@ -33,7 +33,9 @@ BATCHES = range(4, 65)
 def distances(models: Sequence[str]) -> list[Distance]:
     """Of every place that the paper has a distance or scaling factors of: with its own batch, and the fitted one."""
     rows = []
-    for model, testbed, compressor in dict.fromkeys((o.model, o.testbed, o.compressor) for o in (*SCALING, *GAINS)):
+    places = [(o.model, o.testbed, o.compressor) for o in SCALING]
+    places += [(o.model, o.testbed, o.compressor) for o in GAINS]
+    for model, testbed, compressor in dict.fromkeys(places):
         factors = [o.factor for o in SCALING if (o.model, o.testbed, o.way) == (model, testbed, "fp32")]
         if model not in models or not (factors or model in DISTANCE):
             continue
@@ -42,11 +44,11 @@ def distances(models: Sequence[str]) -> list[Distance]:
         row = distance(model_trace(model), profile, compressor)
         kept = {"model": model, "testbed": testbed, "compressor": compressor,
                 "published": DISTANCE.get(model), "published_factor": published}  # fmt: skip
-        rows.append(replace(row, **kept, batch=None))  # type: ignore[arg-type]
+        rows.append(replace(row, **kept, batch=None))
         if published is not None and compressor in [o.compressor for o in SCALING if o.model == model]:
             batch = fitted(model, profile, compressor, published)
             row = distance(model_trace(model, batch=batch), profile, compressor)
-            rows.append(replace(row, **kept, batch=batch))  # type: ignore[arg-type]
+            rows.append(replace(row, **kept, batch=batch))
     return rows
 
 

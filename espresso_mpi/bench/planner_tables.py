@@ -241,7 +241,8 @@ As shares of the Upper Bound's throughput that are missing. *1+2*: as published;
 compress between machines, and not inside them as well; *earliest*: deciding in the order of the backward pass instead
 of the largest first; *search*: ours; *proved*: no plan misses less. Batch *own* is that of
 [docs/models.md](docs/models.md), the other the one whose fp32 scaling factor comes nearest to the published. *GPU ms*:
-what compression takes of the GPU, in the plans *1+2* and *between*. [docs/planner.md](docs/planner.md) says what follows.
+what compression takes of the GPU, in the plans *1+2* and *between*. What follows stands in
+[docs/planner.md](docs/planner.md).
 """,
         ("model", "compressor", "testbed", "batch", "fp32 factor", "published factor", "Upper Bound ms", "1+2",
          "between", "earliest", "search", "proved", "published", "GPU ms", "GPU ms, between"),

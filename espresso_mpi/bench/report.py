@@ -28,17 +28,18 @@ _SYNC = """
 One float32 array of each size, on every rank. *median* and *p99* are over repetitions, of the slowest rank of each.
 *x fp32* and *x MPI fp16* are the time of the quickest `MPI_Allreduce` on the same array, as it is and cast to float16,
 divided by the method's; *x our fp16* that of our `fp16`: below 1 the method loses. MPI's rows: the library's own choice
-of algorithm, in place; `-tuned`, the quickest of all others (Open MPI's six algorithms of the component `tuned`, each in
-place and with two buffers, and its own choice with two buffers), found by trials before and named under *route*. In
+of algorithm, in place; `-tuned`, the quickest of all others (Open MPI's six algorithms of the component `tuned`, each
+in place and with two buffers, and its own choice with two buffers), found by trials before and named under *route*. In
 float16 casts and sum are compiled; MPI's own half type is slower. Rows with another library's name are from a run of
-their own right before or after: compare them less closely.
+their own, minutes apart: compare them less closely.
 
 *wire* is the least time on the busiest link: the bytes that a machine sends to others over the best rate that a plain
 stream between machines reached in the same run. *memory* is the least time for what the ranks of a machine must read
 and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the rate of plain copies or sums,
-whichever moved more, by all ranks at once in the same run. The larger one is the *bound*: no implementation of that route, on that machine, is
-quicker, but for what caches and the start of a link serve. For MPI, which does not tell its algorithm, it is that of the
-allreduce with the least bytes, flat or by levels, casts included. *time / bound* is how far above it a method is.
+whichever moved more, by all ranks at once in the same run. The larger one is the *bound*: no implementation of that
+route, on that machine, is quicker, but for what caches and the start of a link serve. For MPI, which does not tell its
+algorithm, it is that of the allreduce with the least bytes, flat or by levels, casts included. *time / bound* is how
+far above it a method is.
 
 *between machines* is what all ranks together send over links in one synchronisation. *wrong* counts elements that
 differ from the reference: the float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods.

@@ -252,7 +252,7 @@ def test_routes_that_compress_inside_machines_are_known():
 
 
 def test_the_greedy_choice_spends_the_gpu_while_the_network_is_short():
-    """BERT: with fewer candidates Algorithm 1 ends nearer to the bound, because less of the GPU went into compressing."""
+    """BERT: with fewer candidates Algorithm 1 ends nearer to the bound: less of the GPU went into compressing."""
     row = planner_distance.distance(trace_of("bert-base"), TESTBEDS["nvlink-100g"].profile(), "onebit")
     assert row.between < row.usual and row.gpu_between < row.gpu
     assert row.upper <= row.bound * (1 + 1e-9) <= row.search * (1 + 1e-9)
