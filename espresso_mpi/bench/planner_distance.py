@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def distances(models: Sequence[str]) -> list[Distance]:
         published = factors[0] if factors else None
         profile = profile_of(testbed)
         row = distance(model_trace(model), profile, compressor)
-        kept = {"model": model, "testbed": testbed, "compressor": compressor,
+        kept: dict[str, Any] = {"model": model, "testbed": testbed, "compressor": compressor,
                 "published": DISTANCE.get(model), "published_factor": published}  # fmt: skip
         rows.append(replace(row, **kept, batch=None))
         if published is not None and compressor in [o.compressor for o in SCALING if o.model == model]:
