@@ -57,9 +57,10 @@ _OVERLAP = """
 A step in which the main thread multiplies matrices and pushes each gradient when its share of that is done. *T_c* is
 the computing alone, for each method so many products that it is about *T_s*; one computing, in turns with all methods,
 says how long a product takes. *T_s* is one sync of everything alone, *largest* a sync of the largest tensor alone, in
-turns with the step. *allowed* is 1.15 · max(T_c, T_s) + largest. *hidden* is the share of the shorter of T_c and T_s that
-disappeared behind the other. With one rank a core, encoding, sums and the kernel's network stack take the core that
-computes, so only waiting for the wire can be hidden; below 0 pushing makes a step longer than one `sync` after it. *wrong* counts elements in which pushing differs from one sync.
+turns with the step. *allowed* is 1.15 · max(T_c, T_s) + largest. *hidden* is the share of the shorter of T_c and T_s
+that disappeared behind the other; below 0 pushing takes longer than computing and one sync one after the other. With
+one rank a core, encoding, sums and the kernel's network stack take the core that computes, so only waiting for the wire
+can be hidden. *wrong* counts elements in which pushing differs from one sync.
 """
 
 _GROWTH = """
