@@ -44,7 +44,8 @@ class Row:
     Attributes:
         method: compressor.
         tensors, nbytes: how many, and their bytes together.
-        compute: T_c, the computing alone, from the products that took turns with all methods. sync: T_s, one sync of all tensors alone.
+        compute: T_c, the computing alone, from the products that took turns with all methods.
+        sync: T_s, one sync of all tensors alone.
         largest: a sync of the largest tensor alone.
         step: the step that overlaps. step_p99: its 99th percentile.
         allowed: 1.15 · max(T_c, T_s) + largest.

@@ -171,6 +171,11 @@ def test_losses_are_those_of_the_rows(tmp_path):
     assert "| onebit | 1600.00 | 1600.00 | 0.50 | 0.31 | 0.25 |" in (tmp_path / "B.md").read_text()
 
 
+def test_of_several_ways_under_one_name_the_quickest_is_kept():
+    rows = [sync_row("a", 2.0), sync_row("b", 2.0), sync_row("b", 1.0), sync_row("b", 3.0)]
+    assert sync._quickest_of_each(rows) == [rows[0], rows[2]]
+
+
 def test_another_mpi_library_stands_beside(results, tmp_path):
     """Its rows are in the table of the same place, named after it, and no baseline of the others."""
     write_rows(tmp_path / "other.json", [sync_row("mpi-allreduce-fp32", 0.25)], kind="sync")
