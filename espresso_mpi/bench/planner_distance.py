@@ -9,6 +9,7 @@ The distance is the share of the Upper Bound's throughput that is missing, as th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -95,13 +96,14 @@ def compresses_inside(route: Route) -> bool:
 
 
 def fitted(model: str, profile: Profile, compressor: str, factor: float) -> int:
-    """The batch whose fp32 step scales most nearly by a factor."""
+    """The batch whose fp32 step scales most nearly by a factor; the larger the batch, the better it scales."""
 
-    def off(batch: int) -> float:
+    def scaling(batch: int) -> float:
         trace = model_trace(model, batch=batch)
-        return abs(trace.seconds / _fp32(trace, profile, compressor) - factor)
+        return trace.seconds / _fp32(trace, profile, compressor)
 
-    return min(BATCHES, key=off)
+    above = bisect_left(BATCHES, factor, key=scaling)
+    return min(BATCHES[max(0, above - 1) : above + 1], key=lambda batch: abs(scaling(batch) - factor))
 
 
 def _fp32(trace: Trace, profile: Profile, compressor: str) -> float:
