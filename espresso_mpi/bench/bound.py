@@ -2,7 +2,8 @@
 
     bound = max(wire, memory)
     wire = bytes on the busiest link / the rate that a plain stream between machines reaches in the same run
-    memory = the least bytes that the ranks of a machine must read and write / its copy bandwidth in the same run
+    memory = the least bytes that the ranks of a machine must read and write / the rate that plain copies or sums reach
+    in the same run
 
 The least bytes of a step, in m bytes of result and over all members of its group together:
 
@@ -26,6 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,7 +169,7 @@ def _size(part: Part) -> int:
 
 
 class Yardsticks:
-    """What a plain stream and a plain copy reach while the methods are measured.
+    """What a plain stream and a plain copy or sum reach while the methods are measured.
 
     Of the streams the quickest counts: a link has its rate, and a stream can only fall short of it where processors are
     busy. Of the copies it is the median: their speed varies both ways.
@@ -260,7 +262,10 @@ def _wait_idly(comm: Any) -> None:
 
 
 class _Copy:
-    """All ranks copy an array at the same time, each with its share of the cores."""
+    """All ranks copy an array, or add it to another, at the same time, each with its share of the cores.
+
+    The quicker counts: a copy of what is in no cache also reads the lines that it writes, which nobody counts.
+    """
 
     def __init__(self, comm: Any, topology: Topology, nbytes: int) -> None:
         self._comm, self._domains = comm, memory_domains(topology)
@@ -268,34 +273,40 @@ class _Copy:
         self._threads = launch.threads_per_rank(len(mine))
         self._pool = ThreadPoolExecutor(self._threads)
         copied = max(nbytes, _COPY_SMALLEST)
-        self._source, self._target = np.ones(copied, np.uint8), np.ones(copied, np.uint8)
+        self._source, self._target = (np.ones(copied // 4, np.float32) for _ in range(2))
         self._times = max(1, -(-_COPY_LEAST // copied))
         self.rates()  # wakes the threads
 
     def rates(self) -> list[float]:
         """Bytes a second that are read and written, of each memory domain."""
-        pieces = list(zip(*(np.array_split(x, self._threads) for x in (self._source, self._target))))
-        work: Callable[[], Any] = self._one if self._threads == 1 else lambda: self._shared(pieces)
+        return [max(both) for both in zip(self._rates(_copied, 2), self._rates(_added, 3))]
+
+    def _rates(self, work: Callable[[np.ndarray, np.ndarray], None], passes: int) -> list[float]:
+        pieces = list(zip(*(np.array_split(x, self._threads) for x in (self._target, self._source))))
         self._comm.Barrier()
         start = time.perf_counter()
-        work()
+        if self._threads == 1:
+            self._repeated(work, pieces[0])
+        else:
+            list(self._pool.map(partial(self._repeated, work), pieces))
         spans = self._comm.allgather((start, time.perf_counter()))
-        moved = 2 * self._source.size * self._times
+        moved = passes * self._source.nbytes * self._times
         return [len(ranks) * moved / _together([spans[rank] for rank in ranks]) for ranks in self._domains]
 
-    def _one(self) -> None:
+    def _repeated(self, work: Callable[[np.ndarray, np.ndarray], None], piece: tuple[np.ndarray, np.ndarray]) -> None:
         for _ in range(self._times):
-            np.copyto(self._target, self._source)
-
-    def _shared(self, pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        def copy(piece: tuple[np.ndarray, np.ndarray]) -> None:
-            for _ in range(self._times):
-                np.copyto(piece[1], piece[0])
-
-        list(self._pool.map(copy, pieces))
+            work(*piece)
 
     def close(self) -> None:
         self._pool.shutdown()
+
+
+def _copied(target: np.ndarray, source: np.ndarray) -> None:
+    np.copyto(target, source)
+
+
+def _added(target: np.ndarray, source: np.ndarray) -> None:
+    np.add(target, source, out=target)
 
 
 def _together(spans: Sequence[tuple[float, float]]) -> float:

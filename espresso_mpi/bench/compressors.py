@@ -253,7 +253,7 @@ def _measure(stage: _Stage, specs: Sequence[str], repeats: int, tick: Callable[[
     times = np.array(turns)
     median, best = np.median(times, axis=0), times.min(axis=0)
     rate = max(c.traffic[0] / seconds for c, (seconds, _) in zip(plain, best))
-    return [_row(stage, c, *of_one, rate) for c, *of_one in zip(contestants, median, best)]
+    return [_row(stage, c, m, b, rate) for c, m, b in zip(contestants, median, best)]
 
 
 def _turn(stage: _Stage, contestant: _Contestant) -> tuple[float, float]:

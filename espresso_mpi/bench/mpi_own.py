@@ -41,11 +41,20 @@ _ALGORITHMS = {
 }
 """Open MPI's numbers for ``coll_tuned_allreduce_algorithm``; 0 is the component's own choice."""
 
+_RULES, _ALGORITHM = "coll_tuned_use_dynamic_rules", "coll_tuned_allreduce_algorithm"
+"""Open MPI's control variables: whether the algorithm is given, and which."""
+
+_HAN = "coll_han_priority"
+"""That of the component which would come before ``tuned`` where there are several machines; from Open MPI 5 on."""
+
 _TRIAL_SECONDS = 0.1
 """How long the library's own way takes on the array that ways are tried with."""
 
 _TRIAL_LEAST = 1 << 18
 """Bytes of the smallest array that ways are tried with, unless the measured one is smaller."""
+
+FINALISTS = 2
+"""Ways that trials leave; which is quicker is seen among all methods, on the whole array."""
 
 _CLEARLY_SLOWER = 2.0
 """A way that takes more than this many times the quickest in one trial is not tried again."""
@@ -103,8 +112,8 @@ class Allreduces:
         self.ways = ways(comm)
 
     def contestants(self) -> list[Contestant]:
-        """The library's own choice and the quickest other way, for both element types."""
-        return [self._named(kind, way) for kind in (FP32, FP16) for way in (self.ways[0], self._quickest(kind))]
+        """The library's own choice and the quickest other ways, those under one name, for both element types."""
+        return [self._named(kind, way) for kind in (FP32, FP16) for way in (self.ways[0], *self._quickest(kind))]
 
     def close(self) -> None:
         """Give back what they hold."""
@@ -118,11 +127,13 @@ class Allreduces:
         name = kind if way == self.ways[0] else kind + TUNED
         return Contestant(name, lambda: run(way, slice(None)), lambda: check(way), self.prepare, text=way.text)
 
-    def _quickest(self, kind: str) -> Way:
+    def _quickest(self, kind: str) -> list[Way]:
         """Of all ways but the first; by trials on a part of the array that takes about as long everywhere."""
         run = self._fp32 if kind == FP32 else self._fp16
         first, *others = self.ways
         seconds = timed(self.comm, lambda: run(first, slice(None)), self.prepare)
+        if seconds < 10 * _TRIAL_SECONDS:  # what a first call takes besides may weigh
+            seconds = timed(self.comm, lambda: run(first, slice(None)), self.prepare)
         share = min(1.0, max(_TRIAL_SECONDS / seconds, _TRIAL_LEAST / self.x.nbytes))
         part = slice(0, max(1, int(self.x.size * share)))
         return quickest(self.comm, others, lambda way: run(way, part), self.prepare)
@@ -155,15 +166,16 @@ class Allreduces:
         return wrong_together(self.comm, [self.x], lambda: _wrong_halves(self.x, self.sources()))
 
 
-def quickest(comm: Any, ways: Sequence[Way], run: Callable[[Way], None], prepare: Callable[[], None]) -> Way:
-    """The way with the least median time; clearly slower ones are left out after one trial. Collective."""
+def quickest(comm: Any, ways: Sequence[Way], run: Callable[[Way], None], prepare: Callable[[], None]) -> list[Way]:
+    """The ``FINALISTS`` ways with the least median times; clearly slower ones are tried only once. Collective."""
     trials = [Contestant(way.text, partial(run, way), prepare=prepare) for way in ways]
     for trial in trials:
         timed(comm, trial.run, prepare)  # opens connections
     once = [timed(comm, trial.run, prepare) for trial in trials]
-    left = [number for number, seconds in enumerate(once) if seconds <= _CLEARLY_SLOWER * min(once)]
+    bar = max(_CLEARLY_SLOWER * min(once), sorted(once)[:FINALISTS][-1])
+    left = [number for number, seconds in enumerate(once) if seconds <= bar]
     times = in_turns(comm, [trials[number] for number in left], Effort(20, 3 * _TRIAL_SECONDS))
-    return ways[left[int(np.argmin(np.median(times, axis=0)))]]
+    return [ways[left[place]] for place in np.argsort(np.median(times, axis=0))[:FINALISTS]]
 
 
 def _wrong_halves(out: np.ndarray, sources: Sequence[np.ndarray]) -> int:
@@ -190,7 +202,7 @@ def least_sent(topology: Topology, nbytes: int) -> list[int]:
 
 
 def least_traffic(topology: Topology, n: int, kind: str) -> list[int]:
-    """The least bytes that each rank must read and write for an allreduce of n values, casts included; flat or by levels."""
+    """The least bytes that each rank must read and write for an allreduce of n values, by any of two routes."""
     from .. import compressors
 
     method = compressors.get("fp16").at(None) if kind == FP16 else None
@@ -243,24 +255,30 @@ def ways(comm: Any) -> list[Way]:
     """The library's own choice in place, then all other ways that it offers. Collective."""
     found = [("", comm.Dup())]
     if _choosable():
-        with _restored("coll_han_priority", "coll_tuned_use_dynamic_rules", "coll_tuned_allreduce_algorithm"):
-            _write("coll_han_priority", 0)  # it would come before `tuned` where there are several machines
-            _write("coll_tuned_use_dynamic_rules", 1)
+        with _restored(*filter(_known, (_HAN, _RULES, _ALGORITHM))):
+            if _known(_HAN):
+                _write(_HAN, 0)
+            _write(_RULES, 1)
             for number, name in _ALGORITHMS.items():
-                _write("coll_tuned_allreduce_algorithm", number)
+                _write(_ALGORITHM, number)
                 found.append((f"Open MPI's {name}", comm.Dup()))  # a communicator keeps what was set when it was made
     return [Way(name, own, in_place) for name, own in found for in_place in (True, False)]
 
 
 @cache
 def _choosable() -> bool:
-    """Whether algorithms can be chosen while a job runs: in Open MPI, if it was built with the tool interface."""
+    """Whether algorithms can be chosen while a job runs: in Open MPI, where its component ``tuned`` is loaded."""
     from mpi4py import MPI
 
     if MPI.get_vendor()[0] != "Open MPI":
         return False
     _call("MPI_T_init_thread", MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
-    return True
+    return _known(_RULES) and _known(_ALGORITHM)
+
+
+def _known(name: str) -> bool:
+    """Whether there is a control variable of this name."""
+    return _library().MPI_T_cvar_get_index(name.encode(), ctypes.byref(ctypes.c_int())) == 0
 
 
 @contextmanager

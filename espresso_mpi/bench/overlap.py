@@ -1,8 +1,10 @@
 """``bench overlap``: what a training step takes when gradients travel while the next ones are still being computed.
 
 The main thread multiplies matrices and pushes a gradient after each share of them, the last layer's first, as a
-backward pass does. All of it is measured in one run, in turns: the computing alone (T_c), one ``sync`` of all gradients
-(T_s), a ``sync`` of the largest alone, and the step that overlaps. Unless given, T_c is set so that it is about T_s.
+backward pass does. All of it is measured in one run, in turns: computing alone, and of every method one ``sync`` of all
+gradients (T_s), a ``sync`` of the largest alone, and the step that overlaps. How long a product takes is known from the
+one computing that took turns with all of them; a method's T_c is its number of products times that. Unless given, T_c
+is about T_s, where there is most to hide.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Row:
     Attributes:
         method: compressor.
         tensors, nbytes: how many, and their bytes together.
-        compute: T_c, the computing alone. sync: T_s, one sync of all tensors alone.
+        compute: T_c, the computing alone, from the products that took turns with all methods.
+        sync: T_s, one sync of all tensors alone.
         largest: a sync of the largest tensor alone.
         step: the step that overlaps. step_p99: its 99th percentile.
         allowed: 1.15 · max(T_c, T_s) + largest.
@@ -94,11 +97,9 @@ def main(
     timeline.check_trace(trace)
     specs, shapes = spellings(compressors), shapes_of(sizes)
     _one_thread(world)
-    rows = []
-    with progress("bench overlap", len(specs) * repeats, world.rank == 0) as tick:
-        for spec in specs:
-            effort = Effort(repeats, seconds, tick)
-            rows.append(_measured(world, Inputs(world, shapes), spec, compute_ms, effort, trace))
+    with progress("bench overlap", repeats, world.rank == 0) as tick:
+        effort = Effort(repeats, None if seconds is None else seconds * len(specs), tick)
+        rows = _measured(world, Inputs(world, shapes), specs, compute_ms, effort, trace)
     if world.rank == 0:
         _print(rows, world.size)
         if json is not None:
@@ -127,57 +128,107 @@ def row(method: str, inputs: Mapping[str, np.ndarray], times: np.ndarray, wrong:
 
 
 def _measured(
-    comm: Any, inputs: Inputs, spec: str, compute_ms: float | None, effort: Effort, trace: Path | None
-) -> Row:
-    from ..session import Session
-
+    comm: Any, inputs: Inputs, specs: Sequence[str], compute_ms: float | None, effort: Effort, trace: Path | None
+) -> list[Row]:
     grads = inputs.copies()
-    largest = max(grads, key=lambda name: grads[name].nbytes)
-    wrong = _wrong(comm, inputs, spec)
-    with Session(comm, compressor=spec) as session:
-
-        def sync() -> None:
-            session.sync(grads)
-
-        def refill() -> None:
-            inputs.refill(grads)
-
-        tried = [timed(comm, sync, refill) for _ in range(_WARM_UP + _ESTIMATES)][_WARM_UP:]
-        work = _Compute(comm, float(np.median(tried)) if compute_ms is None else compute_ms / 1e3, grads)
-
-        def step() -> None:
-            for name in work.between():
-                session.push(name, grads[name])
-            session.wait_all()
-
-        contestants = [
-            Contestant("compute", work.alone),
-            Contestant("sync", sync, prepare=refill),
-            Contestant("largest", lambda: session.sync({largest: grads[largest]}), prepare=refill),
-            Contestant("step", step, prepare=refill),
-        ]
-        for c in contestants:  # allocates, and agrees on each list of tensors
-            timed(comm, c.run, c.prepare)
-        times = in_turns(comm, contestants, effort)
+    wrong = [_wrong(comm, inputs, spec) for spec in specs]
+    matrices = _Matrices(comm)
+    alone = _Compute(matrices, matrices.products(_CALIBRATION_SECONDS), grads)
+    steps = [_Steps(comm, inputs, grads, spec, matrices, compute_ms) for spec in specs]
+    contestants = [Contestant("compute", alone.alone), *(c for one in steps for c in one.contestants())]
+    for c in contestants:  # allocates, and agrees on each list of tensors
+        timed(comm, c.run, c.prepare)
+    times = in_turns(comm, contestants, effort)
+    rows = []
+    for number, one in enumerate(steps):
+        compute = times[:, :1] * (one.work.products / alone.products)
+        own = np.column_stack([compute, times[:, 3 * number + 1 : 3 * number + 4]])
+        rows.append(row(one.spec, grads, own, wrong[number]))
         if trace is not None:
-            with timeline.tracing(session, trace, spec):
-                step()
-        return row(spec, grads, times, wrong)
+            with timeline.tracing(one.session, trace, one.spec):
+                one.step()
+        one.session.close()
+    return rows
+
+
+class _Steps:
+    """What is timed of one method. Collective, as are its methods.
+
+    Args:
+        grads: arrays for the gradients, in the order in which they are pushed; all methods may share them.
+    """
+
+    def __init__(
+        self, comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray], spec: str, matrices: _Matrices,
+        compute_ms: float | None,
+    ) -> None:  # fmt: skip
+        from ..session import Session
+
+        self.inputs, self.grads, self.spec = inputs, dict(grads), spec
+        self.session = Session(comm, compressor=spec)
+        tried = [timed(comm, self.sync, self.refill) for _ in range(_WARM_UP + _ESTIMATES)][_WARM_UP:]
+        seconds = float(np.median(tried)) if compute_ms is None else compute_ms / 1e3
+        self.work = _Compute(matrices, matrices.products(seconds), self.grads)
+
+    def contestants(self) -> list[Contestant]:
+        """One sync of all, one of the largest, and the step."""
+        largest = max(self.grads, key=lambda name: self.grads[name].nbytes)
+        alone = {largest: self.grads[largest]}
+        return [
+            Contestant("sync", self.sync, prepare=self.refill),
+            Contestant("largest", lambda: self.session.sync(alone), prepare=self.refill),
+            Contestant("step", self.step, prepare=self.refill),
+        ]
+
+    def sync(self) -> None:
+        """All gradients in one call."""
+        self.session.sync(self.grads)
+
+    def step(self) -> None:
+        """Each gradient after its share of the work."""
+        for name in self.work.between():
+            self.session.push(name, self.grads[name])
+        self.session.wait_all()
+
+    def refill(self) -> None:
+        """Put the values back in place."""
+        self.inputs.refill(self.grads)
+
+
+class _Matrices:
+    """What is multiplied, and how quickly all ranks do that at once. Collective."""
+
+    def __init__(self, comm: Any) -> None:
+        rng = np.random.default_rng(comm.rank)
+        self._comm = comm
+        self._a, self._b = (rng.standard_normal((_SIDE, _SIDE)).astype(np.float32) for _ in range(2))
+        self._c = np.empty_like(self._a)
+        self._rate = self._measured()
+
+    def multiply(self, times: int) -> None:
+        """That many products."""
+        for _ in range(times):
+            np.matmul(self._a, self._b, out=self._c)
+
+    def products(self, seconds: float) -> int:
+        """How many the slowest rank makes in so many seconds, the same on every rank; at least one. Collective."""
+        return max(1, round(self._comm.bcast(seconds * self._rate)))
+
+    def _measured(self) -> float:
+        """Products a second of the slowest rank while all compute."""
+        from mpi4py import MPI
+
+        count = 64
+        while (spent := timed(self._comm, partial(self.multiply, count))) < _CALIBRATION_SECONDS:
+            count *= 2
+        return self._comm.allreduce(count / spent, MPI.MIN)
 
 
 class _Compute:
-    """Work of the main thread, shared out over the tensors evenly: a network's layers cost about the same each.
+    """Work of the main thread, shared out over the tensors evenly: a network's layers cost about the same each."""
 
-    Args:
-        seconds: how long it should take on all ranks at once.
-    """
-
-    def __init__(self, comm: Any, seconds: float, names: Iterable[str]) -> None:
-        rng = np.random.default_rng(comm.rank)
-        self._a, self._b = (rng.standard_normal((_SIDE, _SIDE)).astype(np.float32) for _ in range(2))
-        self._c = np.empty_like(self._a)
-        self._names = list(names)
-        products = max(1, round(comm.bcast(seconds * self._rate(comm))))
+    def __init__(self, matrices: _Matrices, products: int, names: Iterable[str]) -> None:
+        self._matrices, self.products, self._names = matrices, products, list(names)
         edges = np.linspace(0, products, len(self._names) + 1).round().astype(int)
         self._shares = [int(share) for share in np.diff(edges)]
 
@@ -189,21 +240,8 @@ class _Compute:
     def between(self) -> Iterable[str]:
         """Names of the tensors, each after its share of the work."""
         for name, share in zip(self._names, self._shares):
-            self._multiply(share)
+            self._matrices.multiply(share)
             yield name
-
-    def _multiply(self, times: int) -> None:
-        for _ in range(times):
-            np.matmul(self._a, self._b, out=self._c)
-
-    def _rate(self, comm: Any) -> float:
-        """Products a second of the slowest rank while all compute."""
-        from mpi4py import MPI
-
-        count = 64
-        while (spent := timed(comm, partial(self._multiply, count))) < _CALIBRATION_SECONDS:
-            count *= 2
-        return comm.allreduce(count / spent, MPI.MIN)
 
 
 def _wrong(comm: Any, inputs: Inputs, spec: str) -> int:

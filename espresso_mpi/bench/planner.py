@@ -1,7 +1,8 @@
 """``bench planner``: how quick and how good the planner is, and the paper's figures beside its own. No MPI, one core.
 
 The parts: time of selection, gaps to the certified bound, random cases against full enumeration, the paper's gains and
-scaling factors, growth of the time with tensors and options, and the same plan in every order.
+scaling factors, how far its algorithms end from the Upper Bound, growth of the time with tensors and options, and the
+same plan in every order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..planner.cluster import TESTBEDS
 from ..planner.models import MODELS
-from . import planner_cases, planner_paper, planner_time
+from . import planner_cases, planner_distance, planner_paper, planner_time
 from .output import check_plot, check_writable, progress, show, write_rows
 from .planner_published import COMPRESSORS, DGC
 from .planner_rows import Growth, Row
@@ -143,6 +144,14 @@ def _paper(amount: Amount, tick: Tick) -> list[Row]:
     return rows
 
 
+def _distance(amount: Amount, tick: Tick) -> list[Row]:
+    rows: list[Row] = []
+    for model in amount.models:
+        rows += planner_distance.distances([model])
+        tick()
+    return rows
+
+
 def _growth(amount: Amount, tick: Tick) -> list[Row]:
     grown, chosen = (scene(model, amount.testbeds[-1], DGC) for model in (amount.grown, amount.chosen))
     return [
@@ -157,6 +166,7 @@ RUNS: dict[str, Callable[[Amount, Tick], list[Row]]] = {
     "gap": _gap,
     "cases": _cases,
     "paper": _paper,
+    "distance": _distance,
     "growth": _growth,
     "orders": _orders,
 }
@@ -166,6 +176,7 @@ STEPS: dict[str, Callable[[Amount], int]] = {
     "gap": lambda a: len(_places(a)),
     "cases": lambda a: a.cases + a.offloads,
     "paper": lambda a: len(a.models),
+    "distance": lambda a: len(a.models),
     "growth": lambda a: len(a.tensors) + len(a.different) + 3 + len(a.others),
     "orders": lambda a: len(_places(a)),
 }

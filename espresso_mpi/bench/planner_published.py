@@ -89,3 +89,16 @@ DISTANCE: Mapping[str, float] = {"gpt2": 0.03, "ugatit": 0.05, "bert-base": 0.07
 """How far Espresso stays from the Upper Bound, where the paper says it; everywhere below ``FARTHEST``."""
 
 FARTHEST = 0.10
+
+CALIBRATION, TEST = "calibration", "test"
+
+TUNED_TO: frozenset[tuple[str, str]] = frozenset({("vgg16", "fp32"), ("resnet101", "fp32"), ("ugatit", "fp32")})
+"""Gains, as (model, baseline), that the models' batch sizes were chosen for (docs/models.md)."""
+
+
+def use_of_gain(model: str, baseline: str) -> str:
+    """Whether a published gain is one that our descriptions were tuned to, or a test of them.
+
+    All of ``SCALING`` is calibration: batch sizes, and the speeds of compression of both testbeds, were set for it.
+    """
+    return CALIBRATION if (model, baseline) in TUNED_TO else TEST

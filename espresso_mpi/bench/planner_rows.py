@@ -91,7 +91,7 @@ class Against:
         seconds: F of that way; plan: F of our search; algorithms: F of Algorithms 1 and 2; compute: seconds of a step
             whose synchronisation takes no time.
         published: the gain over that way in percent, None where the paper gives none.
-        reason: where they differ, what in the model differs.
+        reason: where they differ, what the run says of it.
     """
 
     model: str
@@ -128,6 +128,40 @@ class Factor:
     factor: float
     published: float | None
     part: str = "scaling"
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Seconds of a step as Algorithms 1 and 2 decide it, beside the Upper Bound's, with one thing changed at a time.
+
+    Attributes:
+        batch: None: the model's own. factor, published_factor: scaling factor of fp32; None where not published.
+        upper: the Upper Bound. usual: both algorithms as published. between: with candidates only that compress
+            between machines. earliest: with the earliest tensors first. search: of our search; bound: proved of all.
+        gpu, gpu_between: seconds of compression on the GPU in the plans ``usual`` and ``between``.
+        published: distance from the Upper Bound, as a share of its throughput; None where the paper gives none.
+    """
+
+    model: str
+    testbed: str
+    compressor: str
+    batch: int | None
+    factor: float
+    published_factor: float | None
+    upper: float
+    usual: float
+    between: float
+    earliest: float
+    search: float
+    bound: float
+    gpu: float
+    gpu_between: float
+    published: float | None
+    part: str = "distance"
+
+    def missing(self, seconds: float) -> float:
+        """The share of the Upper Bound's throughput that a step of so many seconds misses."""
+        return 1 - self.upper / seconds
 
 
 @dataclass(frozen=True)
@@ -185,8 +219,8 @@ class Truth:
     rate: str = ""
 
 
-Row = Selection | Gap | Cases | Against | Factor | Growth | Orders
+Row = Selection | Gap | Cases | Against | Factor | Distance | Growth | Orders
 
 KINDS: dict[str, type[Row]] = {
-    kind.part: kind for kind in (Selection, Gap, Cases, Against, Factor, Growth, Orders)
+    kind.part: kind for kind in (Selection, Gap, Cases, Against, Factor, Distance, Growth, Orders)
 }  # fmt: skip

@@ -28,17 +28,18 @@ _SYNC = """
 One float32 array of each size, on every rank. *median* and *p99* are over repetitions, of the slowest rank of each.
 *x fp32* and *x MPI fp16* are the time of the quickest `MPI_Allreduce` on the same array, as it is and cast to float16,
 divided by the method's; *x our fp16* that of our `fp16`: below 1 the method loses. MPI's rows: the library's own choice
-of algorithm, in place; `-tuned`, the quickest of all others (Open MPI's six algorithms of the component `tuned`, each in
-place and with two buffers, and its own choice with two buffers), found by trials before and named under *route*. In
+of algorithm, in place; `-tuned`, the quickest of all others (Open MPI's six algorithms of the component `tuned`, each
+in place and with two buffers, and its own choice with two buffers), found by trials before and named under *route*. In
 float16 casts and sum are compiled; MPI's own half type is slower. Rows with another library's name are from a run of
-their own right before or after: compare them less closely.
+their own, minutes apart: compare them less closely.
 
 *wire* is the least time on the busiest link: the bytes that a machine sends to others over the best rate that a plain
 stream between machines reached in the same run. *memory* is the least time for what the ranks of a machine must read
-and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the bandwidth of plain copies by all
-ranks at once in the same run. The larger one is the *bound*: no implementation of that route, on that machine, is
-quicker, but for what caches and the start of a link serve. For MPI, which does not tell its algorithm, it is that of the
-allreduce with the least bytes, flat or by levels, casts included. *time / bound* is how far above it a method is.
+and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the rate of plain copies or sums,
+whichever moved more, by all ranks at once in the same run. The larger one is the *bound*: no implementation of that
+route, on that machine, is quicker, but for what caches and the start of a link serve. For MPI, which does not tell its
+algorithm, it is that of the allreduce with the least bytes, flat or by levels, casts included. *time / bound* is how
+far above it a method is.
 
 *between machines* is what all ranks together send over links in one synchronisation. *wrong* counts elements that
 differ from the reference: the float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods.
@@ -54,10 +55,12 @@ loses to the one buffer, *x each* above 1 beats one call a tensor. *wrong* as ab
 
 _OVERLAP = """
 A step in which the main thread multiplies matrices and pushes each gradient when its share of that is done. *T_c* is
-the computing alone, *T_s* one sync of everything alone, *largest* a sync of the largest tensor alone, all in turns with
-the step. *allowed* is 1.15 · max(T_c, T_s) + largest. *hidden* is the share of the shorter of T_c and T_s that
-disappeared behind the other. With one rank a core, encoding, sums and the kernel's network stack take the core that
-computes, so only waiting for the wire can be hidden. *wrong* counts elements in which pushing differs from one sync.
+the computing alone, for each method so many products that it is about *T_s*; one computing, in turns with all methods,
+says how long a product takes. *T_s* is one sync of everything alone, *largest* a sync of the largest tensor alone, in
+turns with the step. *allowed* is 1.15 · max(T_c, T_s) + largest. *hidden* is the share of the shorter of T_c and T_s
+that disappeared behind the other; below 0 pushing takes longer than computing and one sync one after the other. With
+one rank a core, encoding, sums and the kernel's network stack take the core that computes, so only waiting for the wire
+can be hidden. *wrong* counts elements in which pushing differs from one sync.
 """
 
 _GROWTH = """
@@ -266,7 +269,7 @@ def _sync(result: Result) -> str:
 
 def rates_text(rates: Mapping[str, Any]) -> str:
     """What link and memory reached, in words."""
-    copy = f"copies by all ranks of a machine {min(rates['copy']) / 1e9:.1f} GB/s read and written"
+    copy = f"copies or sums by all ranks of a machine {min(rates['copy']) / 1e9:.1f} GB/s read and written"
     return copy if rates["link"] is None else f"a link carries {rates['link'] / 1e6:.1f} MB/s each way, {copy}"
 
 

@@ -84,7 +84,7 @@ def reachable(gpu: bool = True) -> tuple[Route, ...]:
 # --- Algorithm 1 ------------------------------------------------------------------------------------------------------
 
 
-def algorithm1(problem: Problem) -> Chosen:
+def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
     """GPU compression: beginning with nothing compressed, the best option of one tensor after the other.
 
     Of equal times the option that the tensor has wins, then the one that takes least by itself.
@@ -92,12 +92,13 @@ def algorithm1(problem: Problem) -> Chosen:
     Args:
         problem: made with the routes of ``reachable`` and ``prune=False``; of tensors in host memory all that
             compress do it there.
+        turns: the tensors in another order than the published one, largest first.
     """
     candidates = _at_home(problem)
     step = _step(problem, problem.dense())
     waiting, evaluations = np.ones(problem.tensors, bool), 0
     waiting[step.before_bubble()] = False
-    for tensor in _turns(problem.trace):
+    for tensor in _turns(problem.trace) if turns is None else turns:
         if not waiting[tensor]:
             continue
         rows = candidates[problem.menu[tensor]]

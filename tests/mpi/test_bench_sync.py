@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from mpi4py import MPI
 
 from espresso_mpi.bench import growth, mpi_own, overlap, sync, tensors
@@ -81,10 +80,17 @@ def test_tensors_in_one_call_beside_mpi(world, folder):
 def test_overlap_yields_what_one_sync_yields(folder):
     rows = overlap.main(sizes="64KiB,256KiB,4KiB", compressors="none,onebit", repeats=3, json=folder / "overlap.json")
     assert [row.method for row in rows] == ["none", "onebit"]
+    assert {row.repeats for row in rows} == {3}
     for row in rows:
         assert row.wrong == 0
         assert min(row.compute, row.sync, row.largest, row.step) > 0
         assert row.ratio == row.step / row.allowed
+
+
+def test_computing_is_timed_once_for_all_methods():
+    """With the same products for each, T_c is the same number: one baseline took turns with all."""
+    rows = overlap.main(sizes="64KiB", compressors="none,onebit", compute_ms=5.0, repeats=3)
+    assert rows[0].compute == rows[1].compute
 
 
 def test_growth_measures_sizes_and_ranks(world, folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from espresso_mpi.bench.bound import bound, busiest_link, memory_domains, memory_traffic
+from espresso_mpi.bench.mpi_own import FP16, FP32, least_sent, least_traffic
 from espresso_mpi.collectives.layout import Topology
 from espresso_mpi.compressors import get
 from espresso_mpi.types import Route
@@ -97,6 +98,20 @@ def test_linear_payloads_are_summed_without_their_header():
     sums = (4 + 1) * body + 2 * 3 * body
     found = sum(traffic("flat-linear", FOUR, "randomk:ratio=0.25"))
     assert found == pytest.approx(4 * (c.encode_traffic(N) + c.nbytes(N) + 4 * N) + sums, abs=16)
+
+
+def test_the_least_of_any_allreduce():
+    """Two machines each send half of their sum and half of the result; a cast reads and writes 6 bytes an element."""
+    assert busiest_link(TWO_BY_TWO, least_sent(TWO_BY_TWO, M)) == M
+    assert busiest_link(FOUR_BY_ONE, least_sent(FOUR_BY_ONE, M)) == 3 * M // 2
+    assert sum(least_sent(FOUR, M)) == 0
+    assert sum(least_traffic(FOUR, N, FP32)) == (4 + 1) * M + 2 * 3 * M
+    assert (
+        sum(least_traffic(TWO_BY_TWO, N, FP32))
+        == (4 + 1) * M + 2 * 2 * M + 2 * 3 * M
+        < sum(traffic("hierarchical", TWO_BY_TWO))
+    )
+    assert sum(least_traffic(FOUR, N, FP16)) == pytest.approx(4 * 2 * 6 * N + ((4 + 1) * M + 2 * 3 * M) / 2, rel=1e-3)
 
 
 def test_busiest_link_is_of_a_machine_not_of_a_rank():

@@ -8,14 +8,14 @@ import numba
 import numpy as np
 import pytest
 
-from espresso_mpi.bench import compressors as suite
 from espresso_mpi.bench import compressor_tables, memory, report
+from espresso_mpi.bench import compressors as suite
 from espresso_mpi.compressors import get, names
 from espresso_mpi.errors import ConfigError
 
 KEYS = {
-    "method", "device", "n", "encode_s", "decode_s", "encode_best_s", "decode_best_s", "encode_bound_fraction", "decode_bound_fraction", "payload_bytes",
-    "vnmse", "vnmse_expected",
+    "method", "device", "n", "encode_s", "decode_s", "encode_best_s", "decode_best_s", "encode_bound_fraction",
+    "decode_bound_fraction", "payload_bytes", "vnmse", "vnmse_expected",
 }  # fmt: skip
 
 

@@ -104,24 +104,23 @@ def test_the_step_is_compared_with_what_it_may_take():
     assert (row.tensors, row.nbytes, row.repeats) == (1, 40, 3)
 
 
-class Alone:
-    """A communicator of one rank."""
+class Counted:
+    """Matrices that only count."""
 
-    rank = 0
+    def __init__(self):
+        self.done = []
 
-    def bcast(self, value):
-        return value
+    def multiply(self, times):
+        self.done.append(times)
 
 
-def test_computing_is_shared_out_evenly_and_adds_up(monkeypatch):
-    """At 1000 products a second, 0.25 s are 250 products: 62 or 63 before each of four tensors."""
-    monkeypatch.setattr(overlap._Compute, "_rate", lambda self, comm: 1000.0)
-    work = overlap._Compute(Alone(), 0.25, "abcd")
-    done = []
-    monkeypatch.setattr(work, "_multiply", done.append)
+def test_computing_is_shared_out_evenly_and_adds_up():
+    """250 products are 62 or 63 before each of four tensors."""
+    matrices = Counted()
+    work = overlap._Compute(matrices, 250, "abcd")
     assert list(work.between()) == ["a", "b", "c", "d"]
-    assert sum(done) == 250
-    assert set(done) <= {62, 63}
+    assert sum(matrices.done) == 250
+    assert set(matrices.done) <= {62, 63}
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
@@ -170,6 +169,11 @@ def test_losses_are_those_of_the_rows(tmp_path):
     assert losses[0].endswith("against fp32: 1 MiB: none (1.12 times), onebit (2.00 times).")
     assert losses[1].endswith("against fp16: 1 MiB: int8 (1.50 times), onebit (4.00 times).")
     assert "| onebit | 1600.00 | 1600.00 | 0.50 | 0.31 | 0.25 |" in (tmp_path / "B.md").read_text()
+
+
+def test_of_several_ways_under_one_name_the_quickest_is_kept():
+    rows = [sync_row("a", 2.0), sync_row("b", 2.0), sync_row("b", 1.0), sync_row("b", 3.0)]
+    assert sync._quickest_of_each(rows) == [rows[0], rows[2]]
 
 
 def test_another_mpi_library_stands_beside(results, tmp_path):

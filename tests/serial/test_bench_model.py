@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
 from espresso_mpi.bench import blas, summary, text, train
 from espresso_mpi.bench.model import SGD, CharModel, ModelShape, learning_rate
@@ -249,14 +250,27 @@ def test_plot_is_written(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def blas_threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
 def test_blas_threads_are_the_users_if_set(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(blas, "_loaded_libraries", lambda: pytest.fail("looked for a library"))
+    monkeypatch.setattr(blas, "ThreadpoolController", lambda: pytest.fail("looked for a library"))
     assert blas.limit_threads(1)
+
+
+def test_blas_threads_are_limited(monkeypatch):
+    for name in blas._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with threadpool_limits(limits=2, user_api="blas"):  # gives back what the test changes
+        assert blas.limit_threads(1) == bool(blas_threads())
+        assert blas_threads() <= {1}
 
 
 def test_blas_that_is_unknown_is_reported(monkeypatch):
     for name in blas._VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(blas, "_loaded_libraries", set)
+    none = ThreadpoolController().select(user_api="none of these")
+    monkeypatch.setattr(blas.ThreadpoolController, "select", lambda self, **kind: none)
     assert not blas.limit_threads(1)

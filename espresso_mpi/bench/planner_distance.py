@@ -1,0 +1,111 @@
+"""Why Algorithms 1 and 2 end where they do: their distance from the Upper Bound, with one thing changed at a time.
+
+The distance is the share of the Upper Bound's throughput that is missing, as the paper states it. What is changed:
+
+- the candidates: those only that compress between machines, and not inside them as well;
+- the turns: tensors in the order of the backward pass, the earliest first, instead of the largest first;
+- the batch: the one whose fp32 step has the scaling factor that is nearest to the published one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..planner.algorithms import Chosen, algorithm1, algorithm2, reachable
+from ..planner.baselines import baseline, upper_bound
+from ..planner.models import model_trace
+from ..planner.problem import Problem, evaluated
+from ..planner.profile import Profile
+from ..planner.search import search
+from ..planner.trace import Trace
+from ..types import Collective, Decode, Encode, Route
+from .planner_published import DISTANCE, GAINS, SCALING
+from .planner_rows import Distance
+from .planner_scenes import profile_of
+
+BATCHES = range(4, 65)
+"""What is tried for the published scaling factor."""
+
+
+def distances(models: Sequence[str]) -> list[Distance]:
+    """Of every place that the paper has a distance or scaling factors of: with its own batch, and the fitted one."""
+    rows = []
+    places = [(o.model, o.testbed, o.compressor) for o in SCALING]
+    places += [(o.model, o.testbed, o.compressor) for o in GAINS]
+    for model, testbed, compressor in dict.fromkeys(places):
+        factors = [o.factor for o in SCALING if (o.model, o.testbed, o.way) == (model, testbed, "fp32")]
+        if model not in models or not (factors or model in DISTANCE):
+            continue
+        published = factors[0] if factors else None
+        profile = profile_of(testbed)
+        row = distance(model_trace(model), profile, compressor)
+        kept: dict[str, Any] = {"model": model, "testbed": testbed, "compressor": compressor,
+                "published": DISTANCE.get(model), "published_factor": published}  # fmt: skip
+        rows.append(replace(row, **kept, batch=None))
+        if published is not None and compressor in [o.compressor for o in SCALING if o.model == model]:
+            batch = fitted(model, profile, compressor, published)
+            row = distance(model_trace(model, batch=batch), profile, compressor)
+            rows.append(replace(row, **kept, batch=batch))
+    return rows
+
+
+def distance(trace: Trace, profile: Profile, compressor: str) -> Distance:
+    """One line, without its names."""
+    upper = upper_bound(trace, profile, compressor)
+    routes = reachable()
+    every = Problem.of(trace, profile, [compressor], routes=routes, prune=False)
+    between = tuple(route for route in routes if not compresses_inside(route))
+    fewer = Problem.of(trace, profile, [compressor], routes=between, prune=False)
+    usual, only = decided(every), decided(fewer)
+    earliest = decided(every, range(every.tensors))
+    ours = search(Problem.of(trace, profile, [compressor]))
+    return Distance(
+        "", "", compressor, None, trace.seconds / _fp32(trace, profile, compressor), None, upper,
+        usual.seconds, only.seconds, earliest.seconds, ours.seconds, ours.bound, busy(every, usual), busy(fewer, only),
+        None,
+    )  # fmt: skip
+
+
+def decided(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
+    """What Algorithms 1 and 2 choose."""
+    return algorithm2(problem, algorithm1(problem, turns))
+
+
+def busy(problem: Problem, chosen: Chosen) -> float:
+    """Seconds that compression takes of the GPU in a plan."""
+    options, lanes = problem.timeline.options, problem.timeline.lanes
+    lane = options.lane[chosen.choice] % lanes.count
+    used = np.arange(lane.shape[1]) < options.count[chosen.choice][:, None]
+    each = options.seconds[chosen.choice] * options.repeats[chosen.choice][:, None]
+    return float(each[used & (lane == lanes.gpu)].sum())
+
+
+def compresses_inside(route: Route) -> bool:
+    """Whether payloads travel inside machines."""
+    packed = False
+    for step in route.steps:
+        packed = isinstance(step, Encode) or (packed and not isinstance(step, Decode))
+        if packed and isinstance(step, Collective) and step.level != "inter":
+            return True
+    return False
+
+
+def fitted(model: str, profile: Profile, compressor: str, factor: float) -> int:
+    """The batch whose fp32 step scales most nearly by a factor; the larger the batch, the better it scales."""
+
+    def scaling(batch: int) -> float:
+        trace = model_trace(model, batch=batch)
+        return trace.seconds / _fp32(trace, profile, compressor)
+
+    above = bisect_left(BATCHES, factor, key=scaling)
+    return min(BATCHES[max(0, above - 1) : above + 1], key=lambda batch: abs(scaling(batch) - factor))
+
+
+def _fp32(trace: Trace, profile: Profile, compressor: str) -> float:
+    problem, choice = evaluated(baseline("fp32", trace, profile, compressor), trace, profile)
+    return problem.seconds(choice)
