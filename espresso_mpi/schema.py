@@ -1,0 +1,318 @@
+"""JSON documents that are checked against types.
+
+The types are dataclasses and msgspec structs whose annotations carry the ranges; msgspec does the checking. This module
+reads and writes the files, and says what msgspec does not: in which document, at which place, and what was found there.
+"""
+
+from __future__ import annotations
+
+import json
+import numbers
+import os
+import re
+import reprlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from .errors import ConfigError, EspressoError
+
+LARGEST = 1 << 48
+"""No tensor, file or count is larger; below it, products with a few more factors stay exact in 64 bits."""
+
+Count = Annotated[int, Meta(ge=0, le=LARGEST)]
+Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Seconds = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+
+T = TypeVar("T")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def load(path: str | os.PathLike[str], read: Callable[[Any], T]) -> T:
+    """What ``read`` makes of the JSON value in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, is not JSON, or ``read`` refuses it; the text names the file.
+    """
+    return named(path, read, parse(contents(path), str(path)))
+
+
+def named(path: str | os.PathLike[str], read: Callable[[Any], T], document: Any) -> T:
+    """What ``read`` makes of a document; the text of an error begins with the file.
+
+    Raises:
+        ConfigError: ``read`` refuses it.
+    """
+    try:
+        return read(document)
+    except EspressoError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def contents(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def parse(data: bytes, where: str) -> Any:
+    """The value in a JSON text. Numbers beyond all floats become infinite, so that the check of types can name them.
+
+    Raises:
+        ConfigError: it is not JSON.
+    """
+    try:
+        return msgspec.json.Decoder(float_hook=float).decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: expected JSON; {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: expected JSON; its lists and objects are nested too deeply") from None
+
+
+def write(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+    """Write a document; a file of that name is replaced when the new one is whole.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    target = Path(path)
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(json.dumps(document, indent=1, allow_nan=False, default=_own) + "\n", encoding="utf-8")
+        unfinished.replace(target)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from error
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a document says it is under ``kind`` and ``version``; ``how``: how one is made, for the errors' texts."""
+
+    name: str
+    version: int
+    how: str
+
+    def content(self, document: Any) -> dict[str, Any]:
+        """The document without these two keys.
+
+        Raises:
+            ConfigError: it is of another kind or version.
+        """
+        found = document.get("kind") if isinstance(document, Mapping) else None
+        if found != self.name:
+            got = f"kind {shown(found)}" if isinstance(document, Mapping) else shown(document)
+            raise ConfigError(f"{self.name}: got {got}; expected an object of kind {self.name!r}, as made by {self.how}")
+        version = document.get("version")
+        if version != self.version or isinstance(version, bool):
+            raise ConfigError(
+                f"{self.name}: got version {shown(version)}; expected {self.version}; make it anew by {self.how}"
+            )
+        return {key: value for key, value in document.items() if key not in ("kind", "version")}
+
+    def header(self) -> dict[str, Any]:
+        """The two keys."""
+        return {"kind": self.name, "version": self.version}
+
+
+def plain(value: Any) -> Any:
+    """A dataclass or struct of finite numbers as JSON gives it back."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def convert(document: Any, kind: Any, where: str) -> Any:
+    """A JSON value as a value of a type; objects that become dataclasses may have no keys besides their fields.
+
+    Values that are already of the type pass as they are.
+
+    Raises:
+        ConfigError: it does not fit; the text says where, what was found and what was expected.
+    """
+    try:
+        return _converted(document, kind)
+    except msgspec.ValidationError:
+        raise ConfigError(_wrong(document, kind, where)) from None
+
+
+def _converted(document: Any, kind: Any) -> Any:
+    if _is_record(kind) and isinstance(document, kind):
+        return document
+    return msgspec.convert(msgspec.convert(document, _strict(kind)), kind, from_attributes=True)
+
+
+def decode(data: bytes, kind: Any, where: str) -> Any:
+    """A JSON text as a value of a type, without a detour by plain values: for large texts.
+
+    Raises:
+        ConfigError: it is not JSON, or does not fit.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return convert(parse(data, where), kind, where)
+
+
+def check(value: Any, where: str) -> None:
+    """See that the fields of a frozen dataclass fit their annotations; numpy's scalars and whole numbers become Python's.
+
+    Raises:
+        ConfigError: one does not fit.
+    """
+    for name, kind in _hints(type(value)).items():
+        found = getattr(value, name)
+        own = _own(found)
+        try:
+            fitting = msgspec.convert(own, kind)
+        except msgspec.ValidationError:
+            raise ConfigError(_wrong(own, kind, f"{where}: {name}")) from None
+        if fitting is not found:
+            object.__setattr__(value, name, fitting)
+
+
+def _own(value: Any) -> Any:
+    """Python's own numbers for numpy's, also in tuples and lists."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_own, value)) if type(value) in (tuple, list) else value
+    if type(value) in (int, float, bool, str) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+_hints = lru_cache(partial(get_type_hints, include_extras=True))
+"""The fields of a dataclass or struct with their annotations."""
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, msgspec.Struct))
+
+
+@lru_cache
+def _strict(kind: Any) -> Any:
+    """The type with a struct that refuses unknown keys in the place of each dataclass."""
+    if is_dataclass(kind):
+        rows: list[Any] = []
+        for one in fields(kind):
+            given = {name: getattr(one, name) for name in ("default", "default_factory")}
+            default = msgspec.field(**{name: value for name, value in given.items() if value is not MISSING})
+            rows.append((one.name, _strict(_hints(kind)[one.name]), default))
+        return msgspec.defstruct(kind.__name__, rows, forbid_unknown_fields=True, kw_only=True)
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is None or origin is Annotated or not any(_strict(arg) is not arg for arg in args if arg is not ...):
+        return kind
+    within = tuple(arg if arg is ... else _strict(arg) for arg in args)
+    return (Union if origin is UnionType else origin)[within]
+
+
+# --- what is wrong, in words ------------------------------------------------------------------------------------------
+
+_WORDS = {
+    "int": "a whole number", "float": "a finite number", "str": "text", "bool": "true or false", "object": "an object",
+    "array": "a list",
+}  # fmt: skip
+
+_UNIONS = (Union, UnionType)
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
+
+
+def shown(value: Any) -> str:
+    """A value for an error's text, shortened."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
+def _wrong(value: Any, kind: Any, where: str) -> str:
+    """What is wrong with a value that does not fit, with the way to the innermost part that does not.
+
+    msgspec names the part by its place, but says neither what stood there nor which key of a dict led there.
+    """
+    for place, part, inner in _parts(value, kind):
+        try:
+            _converted(part, inner)
+        except msgspec.ValidationError:
+            return _wrong(part, inner, f"{where}{place}")
+    try:
+        _converted(value, kind)
+    except msgspec.ValidationError as error:
+        return f"{where}: {_complaint(str(error), value, kind)}"
+    raise AssertionError("only called with a value that does not fit")
+
+
+def _parts(value: Any, kind: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """The parts of a container with their places and types; a key of an object is a part, and so is what it leads to."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in _UNIONS:
+        for one in args:
+            yield from _parts(value, one)
+    elif isinstance(value, Mapping) and _is_record(kind):
+        tag = getattr(kind, "__struct_config__", None)
+        if tag and tag.tag is not None and value.get(tag.tag_field) != tag.tag:
+            return
+        yield from ((f": {name}", value[name], hint) for name, hint in _hints(kind).items() if name in value)
+    elif isinstance(value, list) and _is_record(kind):
+        yield from ((f": {name}", part, hint) for part, (name, hint) in zip(value, _hints(kind).items()))
+    elif isinstance(value, Mapping) and origin in (dict, Mapping):
+        yield from ((": a key", key, args[0]) for key in value)
+        yield from ((f": {shown(key)}".replace("'", ""), part, args[1]) for key, part in value.items())
+    elif isinstance(value, (list, tuple)) and origin in (list, tuple):
+        fixed = origin is tuple and ... not in args and len(args) == len(value)
+        yield from ((f"[{number}]", part, args[number if fixed else 0]) for number, part in enumerate(value))
+
+
+def _complaint(problem: str, value: Any, kind: Any) -> str:
+    known = ", ".join(_hints(kind)) if _is_record(kind) else ""
+    if lacking := re.fullmatch("Object missing required field `(.*)`", problem):
+        return f"{lacking[1]} missing; expected an object with {known}"
+    if unknown := re.fullmatch("Object contains unknown field `(.*)`", problem, re.DOTALL):
+        return f"got {shown(unknown[1])}; expected no keys but {known}"
+    if problem.startswith("Invalid enum value"):
+        return f"got {shown(value)}; expected {' or '.join(map(repr, get_args(kind)))}"
+    if problem.startswith("Number out of range"):
+        return f"got {shown(value)}; expected a finite number"
+    if not problem.startswith("Expected "):  # of __post_init__: a whole sentence
+        return problem
+    words = re.sub(", got `.*`$", "", problem).removeprefix("Expected ")
+    words = re.sub("`([^`]*)`", lambda names: " or ".join(_WORDS.get(n, n) for n in names[1].split(" | ")), words)
+    words = re.sub(r" (>=|<=) (\S+?)(\.0)?$", _bound, words)
+    return f"got {shown(value)}; expected {_record(kind, words)}"
+
+
+def _record(kind: Any, words: str) -> str:
+    """The fields of a record, or of the only one in a union, beside what msgspec says of it."""
+    kinds = [one for one in (get_args(kind) if get_origin(kind) in _UNIONS else (kind,)) if _is_record(one)]
+    if len(kinds) != 1:
+        return words
+    known = ", ".join(_hints(kinds[0]))
+    if "a list" in words:
+        return re.sub("a list.*?(?= or |$)", f"[{known}]", words)
+    name = "" if kinds[0].__name__.startswith("_") else f"a {kinds[0].__name__}, "
+    return words.replace("an object", f"{name}an object with {known}")
+
+
+def _bound(found: re.Match[str]) -> str:
+    """A range in words; that of all finite numbers needs none."""
+    if found[2].lstrip("-") == str(sys.float_info.max):
+        return ""
+    return f" of at {'least' if found[1] == '>=' else 'most'} {found[2]}"
