@@ -11,10 +11,9 @@ import numbers
 import os
 import re
 import reprlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,8 +28,10 @@ LARGEST = 1 << 48
 
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
-Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-Seconds = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
+"""Sums and products of a few such numbers are finite as well."""
+
+Seconds = Annotated[float, Meta(ge=0, le=1e30)]
 
 T = TypeVar("T")
 
@@ -121,7 +122,9 @@ class Kind:
         found = document.get("kind") if isinstance(document, Mapping) else None
         if found != self.name:
             got = f"kind {shown(found)}" if isinstance(document, Mapping) else shown(document)
-            raise ConfigError(f"{self.name}: got {got}; expected an object of kind {self.name!r}, as made by {self.how}")
+            raise ConfigError(
+                f"{self.name}: got {got}; expected an object of kind {self.name!r}, as made by {self.how}"
+            )
         version = document.get("version")
         if version != self.version or isinstance(version, bool):
             raise ConfigError(
@@ -172,12 +175,13 @@ def decode(data: bytes, kind: Any, where: str) -> Any:
 
 
 def check(value: Any, where: str) -> None:
-    """See that the fields of a frozen dataclass fit their annotations; numpy's scalars and whole numbers become Python's.
+    """See that the fields of a frozen dataclass fit their annotations; numpy's scalars become Python's numbers.
 
     Raises:
         ConfigError: one does not fit.
     """
-    for name, kind in _hints(type(value)).items():
+    annotated: Any = type(value)
+    for name, kind in _hints(annotated).items():
         found = getattr(value, name)
         own = _own(found)
         try:
@@ -197,8 +201,10 @@ def _own(value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-_hints = lru_cache(partial(get_type_hints, include_extras=True))
-"""The fields of a dataclass or struct with their annotations."""
+@lru_cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The fields of a dataclass or struct with their annotations."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def _is_record(kind: Any) -> bool:
@@ -208,7 +214,7 @@ def _is_record(kind: Any) -> bool:
 @lru_cache
 def _strict(kind: Any) -> Any:
     """The type with a struct that refuses unknown keys in the place of each dataclass."""
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         rows: list[Any] = []
         for one in fields(kind):
             given = {name: getattr(one, name) for name in ("default", "default_factory")}
@@ -261,7 +267,7 @@ def _wrong(value: Any, kind: Any, where: str) -> str:
 
 
 def _parts(value: Any, kind: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """The parts of a container with their places and types; a key of an object is a part, and so is what it leads to."""
+    """The parts of a container with their places and types; of an object with free keys, those are parts as well."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in _UNIONS:
         for one in args:
@@ -312,7 +318,4 @@ def _record(kind: Any, words: str) -> str:
 
 
 def _bound(found: re.Match[str]) -> str:
-    """A range in words; that of all finite numbers needs none."""
-    if found[2].lstrip("-") == str(sys.float_info.max):
-        return ""
     return f" of at {'least' if found[1] == '>=' else 'most'} {found[2]}"

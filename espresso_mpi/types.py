@@ -432,7 +432,7 @@ class Plan:
         """
         if self.forecast is None or self.forecast.seconds == self.forecast.bound:
             return None if self.forecast is None else 0.0
-        return self.forecast.seconds / self.forecast.bound - 1
+        return self.forecast.seconds / self.forecast.bound - 1 if self.forecast.bound else math.inf
 
     @property
     def digest(self) -> str:

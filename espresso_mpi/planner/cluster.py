@@ -56,7 +56,7 @@ from .profile import ZERO, Codec, Curve, Move, Profile, Way
 KIND = schema.Kind("espresso_mpi cluster", 1, "a person or Cluster.save; docs/planner.md shows one")
 
 Share = Annotated[float, Meta(gt=0, le=1)]
-AboveZero = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+AboveZero = Annotated[float, Meta(gt=0, le=1e30)]
 
 _ELEMENTS = 1 << 20
 """Elements between which a compressor's bytes an element are taken: large against headers and single blocks."""
@@ -277,7 +277,7 @@ class _Link:
         if (self.beta is None) == (self.gbit is None):
             given = ", ".join(name for name, value in vars(self).items() if value is not None)
             raise ConfigError(f"{where}: got {given}; expected alpha, and either beta or gbit")
-        return Link(self.alpha, self.beta) if self.gbit is None else Link.gbit(self.gbit, self.alpha)
+        return Link(self.alpha, self.beta or 0.0) if self.gbit is None else Link.gbit(self.gbit, self.alpha)
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,9 @@ def _lanes(op: Op, hosts: int, lanes: int) -> float:
 
 def _toml(path: Path, read: Callable[[Any], Cluster]) -> Cluster:
     if sys.version_info < (3, 11):
-        raise ConfigError(f"{path}: TOML needs Python 3.11 or later; write the same keys as JSON, in a file named .json")
+        raise ConfigError(
+            f"{path}: TOML needs Python 3.11 or later; write the same keys as JSON, in a file named .json"
+        )
     import tomllib
 
     try:

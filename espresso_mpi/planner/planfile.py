@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from .. import schema
 from ..errors import ConfigError
@@ -104,7 +104,7 @@ class _MadeFor:
 
 @dataclass(frozen=True)
 class _Outlook:
-    tensors: tuple[str, ...]
+    tensors: Annotated[tuple[str, ...], Meta(min_length=1)]
     seconds: Seconds
     exposed: Seconds
     runner_up: _Pair | None
@@ -157,6 +157,9 @@ def from_json(document: Any) -> Plan:
         None if found.made_for is None else _made_for(found.made_for),
         None if found.forecast is None else _forecast(found.forecast),
     )
+    for buffer in plan.forecast.buffers if plan.forecast else ():
+        for name in buffer.tensors:
+            plan.strategy(name)  # raises where the plan has none
     if plan.digest != found.digest:
         raise ConfigError(
             f"plan: got the digest {schema.shown(found.digest)}, expected {plan.digest!r}, that of the strategies and "

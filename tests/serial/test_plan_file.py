@@ -106,7 +106,10 @@ def put(*keys, value):
         (put("forecast", "order", value="lifo"), "order: got 'lifo'"),
         (put("forecast", "hope", value=1), "'hope'; expected no keys but"),
         (put("forecast", "buffers", 0, "margin", value=None), r"buffers\[0\]: margin: got None"),
-        (put("forecast", "buffers", 0, "runner_up", value="none"), r"buffers\[0\]: runner_up: got 'none'; expected \[compressor, route\] or null"),
+        (
+            put("forecast", "buffers", 0, "runner_up", value="none"),
+            r"runner_up: got 'none'; expected \[compressor, route\] or null",
+        ),
         (put("forecast", "baselines", value={"fp32": -1}), "baselines: fp32"),
     ],
 )
