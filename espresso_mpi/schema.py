@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import numbers
 import os
-import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -39,23 +38,15 @@ T = TypeVar("T")
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | os.PathLike[str], read: Callable[[Any], T]) -> T:
-    """What ``read`` makes of the JSON value in a file.
+def load(path: str | os.PathLike[str], read: Callable[[Any], T], parsed: Callable[[bytes], Any] | None = None) -> T:
+    """What ``read`` makes of the value in a JSON file, or in a file of the format that ``parsed`` knows.
 
     Raises:
-        ConfigError: the file cannot be read, is not JSON, or ``read`` refuses it; the text names the file.
+        ConfigError: the file cannot be read, or one of the two refuses it; the text names the file.
     """
-    return named(path, read, parse(contents(path), str(path)))
-
-
-def named(path: str | os.PathLike[str], read: Callable[[Any], T], document: Any) -> T:
-    """What ``read`` makes of a document; the text of an error begins with the file.
-
-    Raises:
-        ConfigError: ``read`` refuses it.
-    """
+    data = contents(path)
     try:
-        return read(document)
+        return read((parsed or parse)(data))
     except EspressoError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -72,7 +63,7 @@ def contents(path: str | os.PathLike[str]) -> bytes:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def parse(data: bytes, where: str) -> Any:
+def parse(data: bytes) -> Any:
     """The value in a JSON text. Numbers beyond all floats become infinite, so that the check of types can name them.
 
     Raises:
@@ -80,10 +71,8 @@ def parse(data: bytes, where: str) -> Any:
     """
     try:
         return msgspec.json.Decoder(float_hook=float).decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: expected JSON; {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: expected JSON; its lists and objects are nested too deeply") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"expected JSON; {error}") from None
 
 
 def write(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -171,7 +160,7 @@ def decode(data: bytes, kind: Any, where: str) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return convert(parse(data, where), kind, where)
+        return convert(parse(data), kind, where)
 
 
 def check(value: Any, where: str) -> None:
@@ -231,9 +220,11 @@ def _strict(kind: Any) -> Any:
 # --- what is wrong, in words ------------------------------------------------------------------------------------------
 
 _WORDS = {
-    "int": "a whole number", "float": "a finite number", "str": "text", "bool": "true or false", "object": "an object",
-    "array": "a list",
+    "`int": "`a whole number", "`float": "`a finite number", "`str": "`text", "`bool": "`true or false",
+    "`object": "`an object", "`array": "`a list", " | null": " or null", "`": "", " >= ": " of at least ",
+    " <= ": " of at most ",
 }  # fmt: skip
+"""msgspec's words, and what stands in their place."""
 
 _UNIONS = (Union, UnionType)
 
@@ -280,7 +271,7 @@ def _parts(value: Any, kind: Any) -> Iterator[tuple[Any, Any, Any]]:
     elif isinstance(value, list) and _is_record(kind):
         yield from ((f": {name}", part, hint) for part, (name, hint) in zip(value, _hints(kind).items()))
     elif isinstance(value, Mapping) and origin in (dict, Mapping):
-        yield from ((": a key", key, args[0]) for key in value)
+        yield from ((f": the key {shown(key)}", key, args[0]) for key in value)
         yield from ((f": {shown(key)}".replace("'", ""), part, args[1]) for key, part in value.items())
     elif isinstance(value, (list, tuple)) and origin in (list, tuple):
         fixed = origin is tuple and ... not in args and len(args) == len(value)
@@ -288,34 +279,15 @@ def _parts(value: Any, kind: Any) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _complaint(problem: str, value: Any, kind: Any) -> str:
-    known = ", ".join(_hints(kind)) if _is_record(kind) else ""
-    if lacking := re.fullmatch("Object missing required field `(.*)`", problem):
-        return f"{lacking[1]} missing; expected an object with {known}"
-    if unknown := re.fullmatch("Object contains unknown field `(.*)`", problem, re.DOTALL):
-        return f"got {shown(unknown[1])}; expected no keys but {known}"
+    kinds = [one for one in (get_args(kind) if get_origin(kind) in _UNIONS else (kind,)) if _is_record(one)]
+    known = f" ({', '.join(_hints(kinds[0]))})" if len(kinds) == 1 else ""
+    if problem.startswith("Object "):  # misses a field, or has one too many
+        return f"{problem.removeprefix('Object ')}; expected an object{known}"
     if problem.startswith("Invalid enum value"):
         return f"got {shown(value)}; expected {' or '.join(map(repr, get_args(kind)))}"
-    if problem.startswith("Number out of range"):
-        return f"got {shown(value)}; expected a finite number"
-    if not problem.startswith("Expected "):  # of __post_init__: a whole sentence
-        return problem
-    words = re.sub(", got `.*`$", "", problem).removeprefix("Expected ")
-    words = re.sub("`([^`]*)`", lambda names: " or ".join(_WORDS.get(n, n) for n in names[1].split(" | ")), words)
-    words = re.sub(r" (>=|<=) (\S+?)(\.0)?$", _bound, words)
-    return f"got {shown(value)}; expected {_record(kind, words)}"
-
-
-def _record(kind: Any, words: str) -> str:
-    """The fields of a record, or of the only one in a union, beside what msgspec says of it."""
-    kinds = [one for one in (get_args(kind) if get_origin(kind) in _UNIONS else (kind,)) if _is_record(one)]
-    if len(kinds) != 1:
-        return words
-    known = ", ".join(_hints(kinds[0]))
-    if "a list" in words:
-        return re.sub("a list.*?(?= or |$)", f"[{known}]", words)
-    name = "" if kinds[0].__name__.startswith("_") else f"a {kinds[0].__name__}, "
-    return words.replace("an object", f"{name}an object with {known}")
-
-
-def _bound(found: re.Match[str]) -> str:
-    return f" of at {'least' if found[1] == '>=' else 'most'} {found[2]}"
+    if problem.startswith(("Expected ", "Number ")):
+        words = f"{problem[0].lower()}{problem[1:].partition(', got ')[0]}"
+        for theirs, ours in _WORDS.items():
+            words = words.replace(theirs, ours)
+        return f"got {shown(value)}; {words}{known}"
+    return problem  # of __post_init__: a whole sentence

@@ -244,7 +244,10 @@ class Cluster:
         """
         found = vars(schema.convert(KIND.content(data), _Document, "cluster"))
         links = {name: link and link.value(f"cluster: {name}") for name, link in found.items() if name in _LINKS}
-        speeds = {_speed_key(key): speed for key, speed in found["speeds"].items()}
+        for key in found["speeds"]:
+            if "|" not in key:
+                raise ConfigError(f"cluster: speeds: got the key {key!r}; expected one such as 'onebit|gpu'")
+        speeds = {tuple(key.rsplit("|", 1)): speed for key, speed in found["speeds"].items()}
         return cls(**{**found, **links, "speeds": speeds})
 
     def save(self, path: str | Path) -> None:
@@ -262,7 +265,7 @@ class Cluster:
         Raises:
             ConfigError: the file cannot be read or describes no cluster.
         """
-        return _toml(Path(path), cls.from_json) if Path(path).suffix == ".toml" else schema.load(path, cls.from_json)
+        return schema.load(path, cls.from_json, _toml if Path(path).suffix == ".toml" else None)
 
 
 @dataclass(frozen=True)
@@ -358,29 +361,15 @@ def _lanes(op: Op, hosts: int, lanes: int) -> float:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _toml(path: Path, read: Callable[[Any], Cluster]) -> Cluster:
+def _toml(data: bytes) -> Any:
     if sys.version_info < (3, 11):
-        raise ConfigError(
-            f"{path}: TOML needs Python 3.11 or later; write the same keys as JSON, in a file named .json"
-        )
+        raise ConfigError("TOML needs Python 3.11 or later; write the same keys as JSON, in a file named .json")
     import tomllib
 
     try:
-        document = tomllib.loads(schema.contents(path).decode())
-    except ValueError as error:  # of TOML and of UTF-8
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path}: expected TOML; {error}") from None
-    return schema.named(path, read, document)
-
-
-def _speed_key(key: str) -> tuple[str, str]:
-    spelling, bar, device = key.rpartition("|")
-    if not bar or device not in get_args(DeviceKind):
-        raise ConfigError(
-            f"cluster: speeds: cannot read the key {key!r}; expected spelling|device, such as 'onebit|gpu'"
-        )
-    return spelling, device
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # ValueError: of TOML and of UTF-8
+        raise ConfigError(f"expected TOML; {error}") from None
 
 
 # --- the testbeds of the paper ----------------------------------------------------------------------------------------

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from .. import schema
 from ..errors import ConfigError
-from ..schema import Count, Finite, Positive, Seconds
-from ..types import DeviceKind, Forecast, MadeFor, Order, Outlook, Plan, Route, Strategy, TensorSpec
+from ..schema import Count
+from ..types import Forecast, MadeFor, Outlook, Plan, Route, Strategy, TensorSpec
 from .profile import difference
 
 KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan")
@@ -88,44 +88,14 @@ class _Pair(Struct, array_like=True, forbid_unknown_fields=True):
     route: str
 
 
-class _Tensor(Struct, array_like=True, forbid_unknown_fields=True):
-    shape: list[Count] | Positive
-    dtype: str
+@dataclass(frozen=True)
+class _Outlook(Outlook):
+    runner_up: _Pair | None = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
-class _MadeFor:
-    tensors: dict[str, _Tensor]
-    machines: Positive
-    ranks_per_machine: Positive
-    device: DeviceKind
-    fingerprint: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Outlook:
-    tensors: Annotated[tuple[str, ...], Meta(min_length=1)]
-    seconds: Seconds
-    exposed: Seconds
-    runner_up: _Pair | None
-    margin: Finite
-    dense_margin: Finite
-
-
-@dataclass(frozen=True)
-class _Forecast:
-    seconds: Seconds
-    bound: Seconds
-    compute: Seconds
-    dense: Seconds
-    noise: Seconds
-    order: Order
-    lanes: str
-    bound_kind: str
-    forgone: Seconds
-    baselines: dict[str, Seconds]
-    buffers: list[_Outlook]
-    error: Seconds | None
+class _Forecast(Forecast):
+    buffers: tuple[_Outlook, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,7 +107,7 @@ class _Document:
     default: _Pair | None
     groups: tuple[tuple[str, ...], ...]
     fuse_bytes: Count | None
-    made_for: _MadeFor | None
+    made_for: MadeFor | None
     forecast: _Forecast | None
 
 
@@ -154,7 +124,7 @@ def from_json(document: Any) -> Plan:
         None if found.default is None else _strategy(found.default, "plan: default"),
         found.groups,
         found.fuse_bytes,
-        None if found.made_for is None else _made_for(found.made_for),
+        found.made_for,
         None if found.forecast is None else _forecast(found.forecast),
     )
     for buffer in plan.forecast.buffers if plan.forecast else ():
@@ -173,14 +143,6 @@ def _strategy(pair: _Pair, where: str) -> Strategy:
         return Strategy(pair.compressor, Route.parse(pair.route))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def _made_for(found: _MadeFor) -> MadeFor:
-    tensors = {
-        name: (tuple(row.shape) if isinstance(row.shape, list) else row.shape, row.dtype)
-        for name, row in found.tensors.items()
-    }
-    return MadeFor(**{**vars(found), "tensors": tensors})
 
 
 def _forecast(found: _Forecast) -> Forecast:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from .. import schema
 from ..compressors import get
@@ -30,7 +30,7 @@ KIND = schema.Kind("espresso_mpi profile", 1, "espresso-mpi profile")
 
 Direction = Literal["encode", "decode"]
 Way = Literal["to_host", "to_gpu"]
-Codec = tuple[str, DeviceKind, Direction]
+Codec = tuple[Annotated[str, Meta(min_length=1)], DeviceKind, Direction]
 Move = tuple[Op, Level, bool]
 
 _LEAST_NOISE = 1e-3
@@ -285,11 +285,10 @@ class Profile:
     measured: bool = True
 
     def __post_init__(self) -> None:
-        for name, spelt in (("codecs", _codec_key), ("moves", _move_key), ("copies", _copy_key)):
-            if isinstance(curves := getattr(self, name), Mapping):
-                for key in curves:
-                    _read_key(name, _spell_key(name, key, spelt))
         schema.check(self, "profile")
+        for op, level, alone in self.moves:
+            if alone and level != "inter":
+                raise ConfigError(f"profile: moves: {op}@{level}|alone; expected alone only between machines, @inter")
         for name in ("environment", "fingerprint"):
             object.__setattr__(self, name, _plain(f"profile: {name}", getattr(self, name)))
 
@@ -388,8 +387,9 @@ class Profile:
             ConfigError: it is of another kind or version, an entry is missing or unknown, or a value does not fit.
         """
         found = vars(schema.convert(KIND.content(data), _Document, "profile"))
-        curves = {name: {_read_key(name, key): curve for key, curve in found[name].items()} for name in _CURVES}
-        return cls(**{**found, **curves})
+        codecs = {_codec(key): curve for key, curve in found["codecs"].items()}
+        moves = {_move(key): curve for key, curve in found["moves"].items()}
+        return cls(**{**found, "codecs": codecs, "moves": moves})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON: all of it, or nothing if that fails.
@@ -423,13 +423,12 @@ class _Document:
     fingerprint: dict[str, Any]
     environment: dict[str, Any]
     check: Curve
-    copies: dict[str, Curve]
+    copies: dict[Way, Curve]
     moves: dict[str, Curve]
     codecs: dict[str, Curve]
 
 
-_CURVES = ("copies", "moves", "codecs")
-_PLAIN = tuple(f.name for f in fields(_Document) if f.name not in ("check", *_CURVES))
+_PLAIN = tuple(f.name for f in fields(_Document) if f.name not in ("check", "copies", "moves", "codecs"))
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any], names: tuple[str, str] = ("there", "here")) -> list[str]:
@@ -467,40 +466,19 @@ def _move_key(key: Move) -> str:
     return f"{op}@{level}" + ("|alone" if alone else "")
 
 
-def _copy_key(key: Way) -> str:
-    return key
+def _codec(key: str) -> Any:
+    if key.count("|") != 2:
+        raise ConfigError(
+            f"profile: codecs: got the key {key!r}; expected spelling, cpu or gpu, encode or decode, such as "
+            f"'onebit|cpu|encode'"
+        )
+    return tuple(key.split("|"))
 
 
-def _spell_key(name: str, key: Any, spelt: Callable[[Any], str]) -> str:
-    try:
-        return spelt(key)
-    except (TypeError, ValueError):
-        raise ConfigError(f"profile: {name}: cannot read the key {key!r}; {_KEYS[name][1]}") from None
-
-
-_CODEC = re.compile(rf"([^|]+)\|({'|'.join(get_args(DeviceKind))})\|({'|'.join(get_args(Direction))})")
-_MOVE = re.compile(rf"({'|'.join(get_args(Op))})@({'|'.join(get_args(Level))})(\|alone)?")
-_COPY = re.compile("|".join(get_args(Way)))
-
-_KEYS: dict[str, tuple[re.Pattern[str], str]] = {
-    "codecs": (_CODEC, "expected spelling, cpu or gpu, encode or decode, such as 'onebit|cpu|encode'"),
-    "moves": (
-        _MOVE,
-        "expected operation and level, such as 'alltoall@flat', 'alltoall@inter' or 'alltoall@inter|alone'",
-    ),
-    "copies": (_COPY, "expected 'to_host' or 'to_gpu'"),
-}
-
-
-def _read_key(name: str, text: str) -> Any:
-    """The key of a curve from its spelling in JSON."""
-    pattern, expected = _KEYS[name]
-    match = pattern.fullmatch(text)
-    if match is None or (name == "moves" and match[3] and match[2] != "inter"):
-        raise ConfigError(f"profile: {name}: cannot read the key {text!r}; {expected}")
-    if name == "moves":
-        return (match[1], match[2], bool(match[3]))
-    return match.groups() if name == "codecs" else text
+def _move(key: str) -> Any:
+    op, _, rest = key.partition("@")
+    level, bar, alone = rest.partition("|")
+    return op, level, (alone == "alone" or alone) if bar else False
 
 
 def _canonical(spelling: str) -> str:
