@@ -13,11 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta, Struct
+
+from . import schema
 from .errors import ConfigError
 from .files import replacing
-from .trace import Span, nanoseconds
+from .schema import Count, Seconds
+from .trace import Kind, Span, nanoseconds
+from .types import Level
 
 PRODUCER = "espresso_mpi"
 """How a file says that it is ours."""
@@ -130,12 +135,74 @@ def _event(span: Span, rank: RankTrace, tid: int, zero: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+Microseconds = Annotated[float, Meta(ge=0, le=1e15)]
+"""Up to 30 years."""
+
+
+class _Clock(Struct):
+    known_within_s: Seconds = 0.0
+
+
+class _Member(Struct):
+    rank: Count
+    machine: Count
+    host: str
+    dropped: Count = 0
+
+
+class _About(Struct):
+    producer: Literal["espresso_mpi"]
+    ranks: list[_Member]
+    clocks: list[_Clock] = []
+
+
+class _Args(Struct):
+    rank: Count
+    tensor: str = ""
+    step: Count = 0
+    segment: Count = 0
+    what: str = ""
+    level: Level | Literal[""] = ""
+    bytes: Count = 0
+    bytes_inter: Count = 0
+
+
+class _Complete(Struct, tag_field="ph", tag="X"):
+    cat: Kind
+    ts: Microseconds
+    dur: Microseconds
+    args: _Args
+
+    def span(self) -> Span:
+        given, stop = self.args, (self.ts + self.dur) / 1e6
+        which = (given.tensor, given.step, given.segment)
+        return Span(self.cat, *which, self.ts / 1e6, stop, given.what, given.level, given.bytes, given.bytes_inter)
+
+
+class _Metadata(Struct, tag_field="ph", tag="M"):
+    pass
+
+
+class _Content(Struct):
+    """A file, as far as it is read; what else stands in it is for the viewers."""
+
+    otherData: _About  # noqa: N815
+    traceEvents: list[_Complete | _Metadata]  # noqa: N815
+
+
 @dataclass(frozen=True)
 class TraceFile:
-    """What was read from a file: all ranks, with times in seconds since the first span, and notes about the trace."""
+    """What was read from a file.
+
+    Attributes:
+        ranks: all of them, with times in seconds since the first span.
+        clocks_within: seconds within which the clocks of the machines are known.
+    """
 
     ranks: tuple[RankTrace, ...]
-    about: Mapping[str, Any]
+    clocks_within: float
 
     @property
     def steps(self) -> list[int]:
@@ -149,40 +216,31 @@ def read(path: Path) -> TraceFile:
     Raises:
         ConfigError: there is no such file, or it is not such a trace.
     """
+    data = schema.contents(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        about = content["otherData"]
-        ours = about["producer"] == PRODUCER
-    except OSError as error:
-        raise ConfigError(f"trace {str(path)!r}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        ours = False
-    try:
-        if ours:
-            return TraceFile(tuple(_read_ranks(content)), about)
-    except (KeyError, TypeError, AttributeError):
-        pass
-    raise ConfigError(
-        f"trace {str(path)!r}: is not a trace of espresso_mpi, or is damaged; expected a file that session.trace or a "
-        f"benchmark's --trace wrote"
-    )
+        content: _Content = schema.decode(data, _Content, "its content")
+        return TraceFile(_ranks(content), max((one.known_within_s for one in content.otherData.clocks), default=0.0))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path}: is no trace of espresso_mpi, or is damaged: {error}; name a file that session.trace or a "
+            f"benchmark's --trace wrote"
+        ) from None
 
 
-def _read_ranks(content: Mapping[str, Any]) -> Iterator[RankTrace]:
-    spans: dict[int, list[Span]] = {member["rank"]: [] for member in content["otherData"]["ranks"]}
-    for event in content["traceEvents"]:
-        if event["ph"] == "X":
-            spans[event["args"]["rank"]].append(_span(event))
-    for member in content["otherData"]["ranks"]:
-        yield RankTrace(member["rank"], member["machine"], member["host"], spans[member["rank"]], member["dropped"])
+def _ranks(content: _Content) -> tuple[RankTrace, ...]:
+    members = content.otherData.ranks
+    spans: dict[int, list[Span]] = {member.rank: [] for member in members}
+    if len(spans) < len(members):
+        raise ConfigError("otherData: ranks: a rank stands in it twice")
+    for number, event in enumerate(content.traceEvents):
+        if isinstance(event, _Complete):
+            if event.args.rank not in spans:
+                raise ConfigError(f"traceEvents[{number}]: got rank {event.args.rank}; expected one of otherData")
+            spans[event.args.rank].append(event.span())
+    return tuple(RankTrace(one.rank, one.machine, one.host, spans[one.rank], one.dropped) for one in members)
 
 
-def _span(event: Mapping[str, Any]) -> Span:
-    given = event["args"]
-    which = (given.get("tensor", ""), given.get("step", 0), given.get("segment", 0))
-    times = (event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
-    where = (given.get("what", ""), given.get("level", ""))
-    return Span(event["cat"], *which, *times, *where, given.get("bytes", 0), given.get("bytes_inter", 0))
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def refuse_unwritable(path: Path) -> None:

@@ -8,9 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Annotated, Any, Literal, TypeGuard, get_args
+
+from msgspec import Meta
 
 from .errors import ConfigError, PlanError
+from .schema import Count, Finite, Positive, Seconds
 
 DeviceKind = Literal["cpu", "gpu"]
 Level = Literal["flat", "intra", "inter"]
@@ -300,9 +303,9 @@ class MadeFor:
         fingerprint: of the profile: versions and whatever else the measured times depend on; JSON values.
     """
 
-    tensors: Mapping[str, tuple[tuple[int, ...] | int, str]]
-    machines: int
-    ranks_per_machine: int
+    tensors: Mapping[str, tuple[tuple[Count, ...] | Positive, str]]
+    machines: Positive
+    ranks_per_machine: Positive
     device: DeviceKind = "cpu"
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
@@ -321,12 +324,12 @@ class Outlook:
         dense_margin: how much longer the step would be if it travelled by the best dense route; 0 where it does.
     """
 
-    tensors: tuple[str, ...]
-    seconds: float
-    exposed: float
+    tensors: Annotated[tuple[str, ...], Meta(min_length=1)]
+    seconds: Seconds
+    exposed: Seconds
     runner_up: Strategy | None = None
-    margin: float = 0.0
-    dense_margin: float = 0.0
+    margin: Finite = 0.0
+    dense_margin: Finite = 0.0
 
     @property
     def overlapped(self) -> float:
@@ -351,18 +354,18 @@ class Forecast:
         error: summed compression error (planner.budget); None where a method's is not known.
     """
 
-    seconds: float
-    bound: float
-    compute: float
-    dense: float
-    noise: float
+    seconds: Seconds
+    bound: Seconds
+    compute: Seconds
+    dense: Seconds
+    noise: Seconds
     order: Order
     lanes: str
     bound_kind: str
-    forgone: float = 0.0
-    baselines: Mapping[str, float] = field(default_factory=dict)
+    forgone: Seconds = 0.0
+    baselines: Mapping[str, Seconds] = field(default_factory=dict)
     buffers: tuple[Outlook, ...] = ()
-    error: float | None = None
+    error: Seconds | None = None
 
     @property
     def exposed(self) -> float:
@@ -439,7 +442,7 @@ class Plan:
         """
         if self.forecast is None or self.forecast.seconds == self.forecast.bound:
             return None if self.forecast is None else 0.0
-        return self.forecast.seconds / self.forecast.bound - 1
+        return self.forecast.seconds / self.forecast.bound - 1 if self.forecast.bound else math.inf
 
     @cached_property
     def group_of(self) -> Mapping[str, tuple[str, ...]]:

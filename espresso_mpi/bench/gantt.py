@@ -19,7 +19,7 @@ from ..planner.problem import CHECK, Problem
 from ..planner.timeline import Interval
 from ..trace import nanoseconds
 from . import timeline
-from .timeline import COLOURS, INSIDE, MARGINS, Bar, draw_bars, draw_frame, draw_names, new_figure, require_output
+from .timeline import COLOURS, INSIDE, MARGINS, Bar, draw_bars, draw_frame, draw_names, new_figure, require_output, save
 
 SUFFIXES = (*timeline.SUFFIXES, ".json")
 
@@ -161,7 +161,7 @@ def _draw(problem: Problem, choice: np.ndarray, path: Path, title: str) -> None:
         whole += f", {problem.around * 1e3:.4g} of them for agreement and update, not shown"
     kinds = [kind for kind in COLOURS if any(bar.kind == kind for bar in bars)]
     draw_frame(figure, axes, seconds, len(lanes), f"{title}: {whole}" if title else whole, kinds)
-    figure.savefig(path, dpi=150, format=path.suffix.lower()[1:])
+    save(figure, path)
 
 
 def _draw_lanes(axes: Any, intervals: Sequence[Shown], lanes: Sequence[tuple[int, str]], seconds: float) -> None:

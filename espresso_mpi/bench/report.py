@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
+from espresso_mpi import schema
 from espresso_mpi.errors import ConfigError
 
 from . import planner_rows, planner_tables, sync_tables
@@ -127,19 +130,25 @@ def main(*, results: Sequence[Path], output: Path, picture: Path | None = None) 
         ConfigError: a file is missing or is no such result.
     """
     loaded = _merged([_load(path) for path in results])
-    sections = [_section(result, picture) for result in loaded]
+    sections = [_made_of(result, partial(_section, result, picture)) for result in loaded]
     output.write_text(_HEAD + _losses(loaded) + _SYNC + "".join(sections))
     print(f"wrote {output}")
 
 
+class _Content(Struct):
+    """What every result has; the rest goes by the kind."""
+
+    environment: dict[str, Any]
+    rows: list[dict[str, Any]]
+    kind: str | None = None
+
+
 def _load(path: Path) -> Result:
-    try:
-        result = json.loads(path.read_text())
-        return {"environment": result["environment"], "rows": result["rows"], **result, "kind": _kind(result)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path}: not the JSON result of a benchmark ({error}); make one with bench ... --json"
-        ) from None
+    def read(document: Any) -> Result:
+        schema.convert(document, _Content, "not the result of a benchmark, as bench ... --json makes it")
+        return {**document, "path": path, "kind": _kind(document)}
+
+    return schema.load(path, read)
 
 
 def _merged(results: Sequence[Result]) -> list[Result]:
@@ -184,9 +193,27 @@ def _section(result: Result, picture: Path | None) -> str:
         "truth": (f"Predicted and measured steps: {_where(result)}", _TRUTH),
     }
     if result["kind"] not in titles:
-        raise ConfigError(f"report: no section for results of kind {result['kind']!r}; expected {', '.join(titles)}")
+        known = ", ".join(titles)
+        raise ConfigError(f"no section for results of kind {result['kind']!r}; expected {known}")
     title, text = titles[result["kind"]]
     return f"\n## {title}\n{text}\n{_environment(result)}\n{_body(result, picture)}"
+
+
+def _made_of(result: Result, make: Callable[[], str]) -> str:
+    """A text about a result, of whose rows only those of some kinds are checked when they are read.
+
+    Raises:
+        ConfigError: naming the file, where something in it is not as the benchmark writes it.
+    """
+    try:
+        return make()
+    except ConfigError as error:
+        raise ConfigError(f"{result['path']}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{result['path']}: something in this result is missing or damaged ({type(error).__name__}: {error}); make "
+            f"it anew with bench ... --json"
+        ) from None
 
 
 def _body(result: Result, picture: Path | None) -> str:
@@ -206,26 +233,26 @@ def _table_of(kind: str, rows: Sequence[Result]) -> tuple[list[str], list[list[s
     from . import growth, overlap, tensors
 
     if kind == "tensors":
-        return tensors.table([tensors.Row(**row) for row in rows])
+        return tensors.table(schema.convert(rows, list[tensors.Row], "rows"))
     if kind == "overlap":
-        return overlap.table([overlap.Row(**row) for row in rows])
-    return growth.table([growth.Row(**row) for row in rows])
+        return overlap.table(schema.convert(rows, list[overlap.Row], "rows"))
+    return growth.table(schema.convert(rows, list[growth.Row], "rows"))
 
 
 # --- where compression loses ------------------------------------------------------------------------------------------
 
 
+def _loss(result: Result) -> str:
+    told = sync_tables.losses(result["rows"])
+    return "\n".join(f"- {_where(result)}, against {name}: {text}." for name, text in told.items())
+
+
 def _losses(results: Sequence[Result]) -> str:
     """What the rows say against compression, and against us; nothing where no synchronisation was measured."""
-    texts = [
-        f"- {_where(result)}, against {name}: {text}."
-        for result in results
-        if result["kind"] == "sync"
-        for name, text in sync_tables.losses(result["rows"]).items()
-    ]
+    texts = [_made_of(result, partial(_loss, result)) for result in results if result["kind"] == "sync"]
     if not texts:
         return ""
-    return _LOSSES + "\n".join(texts) + "\n"
+    return _LOSSES + "\n".join(filter(None, texts)) + "\n"
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------

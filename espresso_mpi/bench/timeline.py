@@ -87,8 +87,7 @@ def one_step(file: TraceFile, number: int | None, path: Path) -> StepTrace:
         RankTrace(rank.rank, rank.machine, rank.host, [_shifted(span, zero) for span in spans])
         for rank, spans in zip(file.ranks, chosen)
     )
-    within = max((clock["known_within_s"] for clock in file.about.get("clocks", [])), default=0.0)
-    return StepTrace(number, ranks, end - zero, within)
+    return StepTrace(number, ranks, end - zero, file.clocks_within)
 
 
 def _of_step(spans: Sequence[Span], number: int) -> list[Span]:
@@ -207,7 +206,19 @@ def draw(step: StepTrace, path: Path) -> None:
     draw_names(axes, bars, points, row)
     _draw_ranks(axes, step, min(8.0, row / 3.2))
     _draw_frame(figure, axes, step, [kind for kind in COLOURS if any(bar.kind == kind for bar in bars)])
-    figure.savefig(path, dpi=150, format=path.suffix.lower()[1:])
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture in the format that its suffix says.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=150, format=path.suffix.lower()[1:])
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}; name another file") from None
 
 
 def new_figure(height: float) -> tuple[Any, Any, float]:
@@ -268,7 +279,8 @@ def draw_names(axes: Any, bars: Sequence[Bar], points: float, row: float) -> Non
         if text and bar.height * row > _FONT + 1:
             colour = "black" if bar.kind in ("wire", INSIDE, "agree", "copy") else "white"
             middle = (bar.start + bar.stop) / 2, bar.top + bar.height / 2
-            axes.text(*middle, text, size=_FONT, color=colour, ha="center", va="center_baseline")
+            # A name may hold a $, which is no formula.
+            axes.text(*middle, text, size=_FONT, color=colour, ha="center", va="center_baseline", parse_math=False)
 
 
 def _fitting(name: str, characters: int) -> str:
@@ -338,7 +350,7 @@ def draw_frame(figure: Any, axes: Any, seconds: float, rows: int, title: str, ki
         axes.spines[side].set_visible(False)
     axes.tick_params(labelsize=8)
     top = 1 - 0.22 / figure.get_figheight()
-    figure.text(_LEFT / _WIDTH, top, title, size=11, weight="bold", va="center")
+    figure.text(_LEFT / _WIDTH, top, title, size=11, weight="bold", va="center", parse_math=False)
     handles = [Patch(facecolor=COLOURS[kind], label=kind) for kind in kinds]
     figure.legend(
         handles=handles, ncols=len(handles) or 1, loc="center left", frameon=False, fontsize=8, handlelength=1.2,

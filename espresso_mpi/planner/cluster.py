@@ -39,20 +39,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from .. import environment
+from msgspec import Meta
+
+from .. import environment, schema
 from ..compressors import Compressor, get
 from ..errors import ConfigError
+from ..schema import Positive, Seconds
 from ..types import CLOSING, DeviceKind, Level, Op
-from . import _json
 from .profile import ZERO, Codec, Curve, Move, Profile, Way
 
-VERSION = 1
-KIND = "espresso_mpi cluster"
+KIND = schema.Kind("espresso_mpi cluster", 1, "a person or Cluster.save; docs/planner.md shows one")
+
+Share = Annotated[float, Meta(gt=0, le=1)]
+AboveZero = Annotated[float, Meta(gt=0, le=1e30)]
 
 _ELEMENTS = 1 << 20
 """Elements between which a compressor's bytes an element are taken: large against headers and single blocks."""
@@ -66,17 +70,16 @@ class Link:
         ConfigError: one of them is negative or not finite.
     """
 
-    alpha: float
-    beta: float
+    alpha: Seconds
+    beta: Seconds
 
     def __post_init__(self) -> None:
-        _json.number(self.alpha, "link: alpha", 0.0)
-        _json.number(self.beta, "link: beta", 0.0)
+        schema.check(self, "link")
 
     @classmethod
     def gbit(cls, rate: float, alpha: float) -> Link:
         """A link of ``rate`` · 10⁹ bits a second."""
-        return cls(alpha, 8e-9 / _positive(rate, "link: gbit"))
+        return cls(alpha, 8e-9 / schema.convert(rate, AboveZero, "link: gbit"))
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,12 @@ class Speed:
         ConfigError: one of them is negative or not finite.
     """
 
-    launch: float
-    encode: float
-    decode: float
+    launch: Seconds
+    encode: Seconds
+    decode: Seconds
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            _json.number(getattr(self, f.name), f"speed: {f.name}", 0.0)
+        schema.check(self, "speed")
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,13 @@ class Memory:
         ConfigError: a value is out of its range.
     """
 
-    bandwidth: float
-    efficiency: float
-    launch: float
-    shared_by: int = 1
+    bandwidth: AboveZero
+    efficiency: Share
+    launch: Seconds
+    shared_by: Positive = 1
 
     def __post_init__(self) -> None:
-        _positive(self.bandwidth, "memory: bandwidth")
-        _share(self.efficiency, "memory: efficiency")
-        _json.number(self.launch, "memory: launch", 0.0)
-        _json.integer(self.shared_by, "memory: shared_by", 1)
+        schema.check(self, "memory")
 
     def speed(self, compressor: Compressor) -> Speed:
         """The speed of a compressor that moves the least bytes it must (``Compressor.encode_traffic``)."""
@@ -157,8 +156,8 @@ class Cluster:
     """
 
     name: str
-    hosts: int
-    gpus_per_host: int
+    hosts: Positive
+    gpus_per_host: Positive
     intra: Link
     inter: Link
     speeds: Mapping[tuple[str, DeviceKind], Speed] = field(default_factory=dict)
@@ -166,42 +165,18 @@ class Cluster:
     compressors: tuple[str, ...] = ()
     copy: Link | None = None
     check: Link | None = None
-    efficiency: float = 1.0
-    start: float = 0.0
-    call: float = 0.0
-    tensor: float = 0.0
+    efficiency: Share = 1.0
+    start: Seconds = 0.0
+    call: Seconds = 0.0
+    tensor: Seconds = 0.0
     text: str = ""
 
     def __post_init__(self) -> None:
-        _json.text(self.name, "cluster: name")
-        _json.text(self.text, "cluster: text")
-        _json.integer(self.hosts, "cluster: hosts", 1)
-        _json.integer(self.gpus_per_host, "cluster: gpus_per_host", 1)
-        for name in ("start", "call", "tensor"):
-            _json.number(getattr(self, name), f"cluster: {name}", 0.0)
-        _share(self.efficiency, "cluster: efficiency")
-        for name in ("intra", "inter", "copy", "check"):
-            link = getattr(self, name)
-            if not (isinstance(link, Link) or (link is None and name in ("copy", "check"))):
-                raise ConfigError(f"cluster: {name}={link!r}; expected a Link, such as Link.gbit(25, alpha=1e-5)")
-        self._check_devices()
-
-    def _check_devices(self) -> None:
-        if isinstance(self.compressors, str):
-            raise ConfigError(
-                f"cluster: compressors={self.compressors!r}; expected several, such as ('onebit', 'fp16')"
-            )
-        object.__setattr__(self, "compressors", tuple(self.compressors))
+        schema.check(self, "cluster")
         for spelling in (*self.compressors, *(spelling for spelling, _ in self.speeds)):
             get(spelling)
-        for device in (*self.memory, *(device for _, device in self.speeds)):
-            _json.text(device, "cluster: device", get_args(DeviceKind))
         if self.compressors and not self.memory:
             raise ConfigError("cluster: compressors without memory; give the memory of a device, or speeds instead")
-        values = [(m, Memory) for m in self.memory.values()] + [(s, Speed) for s in self.speeds.values()]
-        wrong = [value for value, kind in values if not isinstance(value, kind)]
-        if wrong:
-            raise ConfigError(f"cluster: got {wrong[0]!r}; expected a Memory in memory and a Speed in speeds")
 
     # --- the profile ---
 
@@ -256,9 +231,8 @@ class Cluster:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON; keys of ``speeds`` such as ``onebit|gpu``."""
-        values = {**asdict(self), "compressors": list(self.compressors)}
-        values["speeds"] = {f"{spelling}|{device}": asdict(speed) for (spelling, device), speed in self.speeds.items()}
-        return {"kind": KIND, "version": VERSION, **values}
+        speeds = {f"{spelling}|{device}": speed for (spelling, device), speed in self.speeds.items()}
+        return {**KIND.header(), **schema.plain({**vars(self), "speeds": speeds})}
 
     @classmethod
     def from_json(cls, data: Any) -> Cluster:
@@ -268,14 +242,13 @@ class Cluster:
         Raises:
             ConfigError: it is of another kind or version, a key is missing or unknown, or a value does not fit.
         """
-        _json.check_kind(data, KIND, VERSION, "a person or Cluster.save; docs/planner.md shows one")
-        required = ("kind", "version", *_REQUIRED)
-        _json.check_keys(data, "cluster", required, [f.name for f in fields(cls)])
-        values = {key: value for key, value in data.items() if key not in ("kind", "version")}
-        for key, read in _READERS.items():
-            if values.get(key) is not None:
-                values[key] = read(f"cluster: {key}", values[key])
-        return cls(**values)
+        found = vars(schema.convert(KIND.content(data), _Document, "cluster"))
+        links = {name: link and link.value(f"cluster: {name}") for name, link in found.items() if name in _LINKS}
+        for key in found["speeds"]:
+            if "|" not in key:
+                raise ConfigError(f"cluster: speeds: got the key {key!r}; expected one such as 'onebit|gpu'")
+        speeds = {tuple(key.rsplit("|", 1)): speed for key, speed in found["speeds"].items()}
+        return cls(**{**found, **links, "speeds": speeds})
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON.
@@ -283,7 +256,7 @@ class Cluster:
         Raises:
             ConfigError: the file cannot be written.
         """
-        _json.write(path, self.to_json())
+        schema.write(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -292,13 +265,46 @@ class Cluster:
         Raises:
             ConfigError: the file cannot be read or describes no cluster.
         """
-        try:
-            return cls.from_json(_toml(Path(path)) if Path(path).suffix == ".toml" else _json.read(path))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+        return schema.load(path, cls.from_json, _toml if Path(path).suffix == ".toml" else None)
 
 
-_REQUIRED = ("name", "hosts", "gpus_per_host", "intra", "inter")
+@dataclass(frozen=True)
+class _Link:
+    """A link as a file says it: ``beta``, or ``gbit`` in its place."""
+
+    alpha: Seconds
+    beta: Seconds | None = None
+    gbit: AboveZero | None = None
+
+    def value(self, where: str) -> Link:
+        if (self.beta is None) == (self.gbit is None):
+            given = ", ".join(name for name, value in vars(self).items() if value is not None)
+            raise ConfigError(f"{where}: got {given}; expected alpha, and either beta or gbit")
+        return Link(self.alpha, self.beta or 0.0) if self.gbit is None else Link.gbit(self.gbit, self.alpha)
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The content of a file; the attributes are those of ``Cluster``."""
+
+    name: str
+    hosts: Positive
+    gpus_per_host: Positive
+    intra: _Link
+    inter: _Link
+    speeds: dict[str, Speed] = field(default_factory=dict)
+    memory: dict[DeviceKind, Memory] = field(default_factory=dict)
+    compressors: tuple[str, ...] = ()
+    copy: _Link | None = None
+    check: _Link | None = None
+    efficiency: Share = 1.0
+    start: Seconds = 0.0
+    call: Seconds = 0.0
+    tensor: Seconds = 0.0
+    text: str = ""
+
+
+_LINKS = ("intra", "inter", "copy", "check")
 
 
 # --- the formulas -----------------------------------------------------------------------------------------------------
@@ -355,72 +361,15 @@ def _lanes(op: Op, hosts: int, lanes: int) -> float:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _toml(path: Path) -> Any:
+def _toml(data: bytes) -> Any:
     if sys.version_info < (3, 11):
-        raise ConfigError("TOML needs Python 3.11 or later; write the same keys as JSON and call the file .json")
+        raise ConfigError("TOML needs Python 3.11 or later; write the same keys as JSON, in a file named .json")
     import tomllib
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # of TOML and of UTF-8
-        raise ConfigError(f"{path}: expected TOML; {error}") from None
-
-
-def _link(where: str, data: Any) -> Link:
-    if isinstance(data, Mapping) and "gbit" in data:
-        _json.check_keys(data, where, ("alpha", "gbit"))
-        return Link.gbit(data["gbit"], data["alpha"])
-    _json.check_keys(data, where, ("alpha", "beta"))
-    return Link(**data)
-
-
-def _memory(where: str, data: Any) -> dict[DeviceKind, Memory]:
-    _json.check_keys(data, where, (), get_args(DeviceKind))
-    for device, entry in data.items():
-        _json.check_keys(entry, f"{where}: {device}", ("bandwidth", "efficiency", "launch"), ("shared_by",))
-    return {device: Memory(**entry) for device, entry in data.items()}
-
-
-def _speeds(where: str, data: Any) -> dict[tuple[str, DeviceKind], Speed]:
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{where}: got {type(data).__name__}; expected an object with keys such as 'onebit|gpu'")
-    speeds: dict[tuple[str, DeviceKind], Speed] = {}
-    for key, entry in data.items():
-        spelling, bar, device = key.rpartition("|")
-        if not bar or device not in get_args(DeviceKind):
-            raise ConfigError(f"{where}: cannot read the key {key!r}; expected spelling|device, such as 'onebit|gpu'")
-        _json.check_keys(entry, f"{where}: {key}", ("launch", "encode", "decode"))
-        speeds[spelling, device] = Speed(**entry)
-    return speeds
-
-
-def _spellings(where: str, data: Any) -> tuple[str, ...]:
-    return tuple(_json.text(spelling, where) for spelling in _json.array(data, where))
-
-
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "intra": _link,
-    "inter": _link,
-    "copy": _link,
-    "check": _link,
-    "memory": _memory,
-    "speeds": _speeds,
-    "compressors": _spellings,
-}
-
-
-def _positive(value: Any, where: str) -> float:
-    if _json.number(value, where, 0.0) == 0:
-        raise ConfigError(f"{where}: got 0; expected more")
-    return float(value)
-
-
-def _share(value: Any, where: str) -> float:
-    if _positive(value, where) > 1:
-        raise ConfigError(f"{where}: got {value!r}; expected a share above 0, of at most 1")
-    return float(value)
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # ValueError: of TOML and of UTF-8
+        raise ConfigError(f"expected TOML; {error}") from None
 
 
 # --- the testbeds of the paper ----------------------------------------------------------------------------------------

@@ -116,7 +116,10 @@ def _rivals(f: Forecast) -> Table:
     best: dict[str, tuple[str, float]] = {}
     for name, seconds in sorted(f.baselines.items(), key=lambda item: item[1]):
         best.setdefault(name.split(" ")[0], (name, seconds))
-    rows = tuple((name, _number(seconds), f"{seconds / f.seconds - 1:+.1%}") for name, seconds in best.values())
+    rows = tuple(
+        (name, _number(seconds), f"{seconds / f.seconds - 1:+.1%}" if f.seconds else "")
+        for name, seconds in best.values()
+    )
     return Table("Other plans", ("plan", "step ms", "against this plan"), rows, ("plan",))
 
 

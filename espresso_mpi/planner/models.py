@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
+from .. import schema
 from ..errors import ConfigError
+from ..schema import Finite, Positive
 from ..types import DeviceKind
-from . import _json, _language, _vision
+from . import _language, _vision
 from ._layers import Schedule, Shape
 from .trace import Trace, TracedTensor
 
@@ -122,8 +124,8 @@ def model_trace(
     """
     model = _named(name)
     batch = model.batch if batch is None else batch
-    _json.integer(batch, "models: batch", 1)
-    if speed is not None and _json.number(speed, "models: speed") <= 0:
+    schema.convert(batch, Positive, "models: batch")
+    if speed is not None and schema.convert(speed, Finite, "models: speed") <= 0:
         raise ConfigError(f"models: speed: got {speed!r}; expected operations a second above 0, such as 1.2e13")
     usual = model.speed
     slower = 1.0 if speed is None else usual / speed

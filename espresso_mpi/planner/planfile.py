@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypeVar, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
-from ..errors import ConfigError, EspressoError
-from ..types import DeviceKind, Forecast, MadeFor, Order, Outlook, Plan, Strategy, TensorSpec
-from . import _json
+from msgspec import Struct
+
+from .. import schema
+from ..errors import ConfigError
+from ..schema import Count
+from ..types import Forecast, MadeFor, Outlook, Plan, Route, Strategy, TensorSpec
 from .profile import difference
 
-VERSION = 1
-KIND = "espresso_mpi plan"
-_MADE_BY = "espresso-mpi plan"
-
-_PLAN = ("strategies", "default", "groups", "fuse_bytes", "made_for", "forecast")
-_FORECAST = tuple(f.name for f in fields(Forecast))
-_OUTLOOK = tuple(f.name for f in fields(Outlook))
-_MADE_FOR = tuple(f.name for f in fields(MadeFor))
+KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan")
 
 _SHOWN = 3
 """Names that are listed before the rest is only counted."""
@@ -31,7 +27,7 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    _json.write(path, to_json(plan))
+    schema.write(path, to_json(plan))
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
@@ -41,11 +37,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
         ConfigError: the file cannot be read, holds no valid plan of this version, or was changed by hand: its digest is
             not that of what it says.
     """
-    document = _json.read(path)
-    try:
-        return from_json(document)
-    except EspressoError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return schema.load(path, from_json)
 
 
 # --- to JSON ----------------------------------------------------------------------------------------------------------
@@ -55,8 +47,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     """The plan as JSON values. A strategy is [compressor, route]."""
     made, forecast = plan.made_for, plan.forecast
     return {
-        "kind": KIND,
-        "version": VERSION,
+        **KIND.header(),
         "digest": plan.digest,
         "strategies": {name: _pair(strategy) for name, strategy in plan.strategies.items()},
         "default": _pair(plan.default),
@@ -92,6 +83,34 @@ def _outlook_to_json(entry: Outlook) -> dict[str, Any]:
 # --- from JSON --------------------------------------------------------------------------------------------------------
 
 
+class _Pair(Struct, array_like=True, forbid_unknown_fields=True):
+    compressor: str
+    route: str
+
+
+@dataclass(frozen=True)
+class _Outlook(Outlook):
+    runner_up: _Pair | None = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class _Forecast(Forecast):
+    buffers: tuple[_Outlook, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The content of a file; for all names here see ``Plan`` and what it holds."""
+
+    digest: str
+    strategies: dict[str, _Pair]
+    default: _Pair | None
+    groups: tuple[tuple[str, ...], ...]
+    fuse_bytes: Count | None
+    made_for: MadeFor | None
+    forecast: _Forecast | None
+
+
 def from_json(document: Any) -> Plan:
     """The plan in JSON values.
 
@@ -99,110 +118,41 @@ def from_json(document: Any) -> Plan:
         ConfigError: they describe none, or of another version, or not the one whose digest they hold; PlanError: the
             plan contradicts itself.
     """
-    _json.check_kind(document, KIND, VERSION, _MADE_BY)
-    _json.check_keys(document, "plan", ("kind", "version", "digest", *_PLAN))
-    strategies = {
-        name: _strategy(pair, f"plan: tensor {name!r}") for name, pair in _object(document, "strategies").items()
-    }
-    groups = tuple(
-        tuple(_names(group, f"plan: group {n}"))
-        for n, group in enumerate(_json.array(document["groups"], "plan: groups"))
-    )
-    fuse = document["fuse_bytes"]
+    found: _Document = schema.convert(KIND.content(document), _Document, "plan")
     plan = Plan(
-        strategies,
-        _optional(document["default"], lambda pair: _strategy(pair, "plan: default")),
-        groups,
-        None if fuse is None else _json.integer(fuse, "plan: fuse_bytes", 0),
-        _optional(document["made_for"], _made_for),
-        _optional(document["forecast"], _forecast),
+        {name: _strategy(pair, f"plan: strategies: {name}") for name, pair in found.strategies.items()},
+        None if found.default is None else _strategy(found.default, "plan: default"),
+        found.groups,
+        found.fuse_bytes,
+        found.made_for,
+        None if found.forecast is None else _forecast(found.forecast),
     )
-    if plan.digest != document["digest"]:
+    for buffer in plan.forecast.buffers if plan.forecast else ():
+        for name in buffer.tensors:
+            plan.strategy(name)  # raises where the plan has none
+    if plan.digest != found.digest:
         raise ConfigError(
-            f"plan: got the digest {document['digest']!r}, expected {plan.digest!r}, that of the strategies and groups "
-            f"beside it; the file was changed after it was made: make it anew by {_MADE_BY}"
+            f"plan: got the digest {schema.shown(found.digest)}, expected {plan.digest!r}, that of the strategies and "
+            f"groups beside it; the file was changed after it was made: make it anew by {KIND.how}"
         )
     return plan
 
 
-T = TypeVar("T")
-
-
-def _optional(value: Any, read: Callable[[Any], T]) -> T | None:
-    return None if value is None else read(value)
-
-
-def _object(document: Mapping[str, Any], key: str, where: str = "plan") -> dict[str, Any]:
-    value = document[key]
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: {key}: got {type(value).__name__}; expected an object")
-    return dict(value)
-
-
-def _strategy(pair: Any, where: str) -> Strategy:
-    if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
-        raise ConfigError(f"{where}: got {pair!r}; expected [compressor, route]")
+def _strategy(pair: _Pair, where: str) -> Strategy:
     try:
-        return Strategy(*pair)
+        return Strategy(pair.compressor, Route.parse(pair.route))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _names(value: Any, where: str) -> list[str]:
-    return [_json.text(name, where) for name in _json.array(value, where)]
+def _forecast(found: _Forecast) -> Forecast:
+    return Forecast(**{**vars(found), "buffers": tuple(map(_outlook, found.buffers, range(len(found.buffers))))})
 
 
-def _made_for(document: Any) -> MadeFor:
-    _json.check_keys(document, "plan: made_for", _MADE_FOR)
-    tensors = {name: _tensor(row, name) for name, row in _object(document, "tensors", "plan: made_for").items()}
-    return MadeFor(
-        tensors,
-        _json.integer(document["machines"], "plan: made_for: machines", 1),
-        _json.integer(document["ranks_per_machine"], "plan: made_for: ranks_per_machine", 1),
-        _device(document["device"]),
-        _object(document, "fingerprint", "plan: made_for"),
-    )
-
-
-def _device(value: Any) -> DeviceKind:
-    return _json.text(value, "plan: made_for: device", get_args(DeviceKind))  # type: ignore[return-value]
-
-
-def _tensor(row: Any, name: str) -> tuple[tuple[int, ...] | int, str]:
-    where = f"plan: made_for: tensor {name!r}"
-    if not isinstance(row, list) or len(row) != 2:
-        raise ConfigError(f"{where}: got {row!r}; expected [shape or number of elements, element type]")
-    shape, dtype = row
-    if isinstance(shape, list):
-        return tuple(_json.integer(n, where, 0) for n in shape), _json.text(dtype, where)
-    return _json.integer(shape, where, 1), _json.text(dtype, where)
-
-
-_TEXTS, _NUMBERS = ("lanes", "bound_kind"), ("seconds", "bound", "compute", "dense", "noise", "forgone")
-
-
-def _forecast(document: Any) -> Forecast:
-    where = "plan: forecast"
-    _json.check_keys(document, where, _FORECAST)
-    numbers: dict[str, Any] = {key: _json.number(document[key], f"{where}: {key}", 0) for key in _NUMBERS}
-    texts: dict[str, Any] = {key: _json.text(document[key], f"{where}: {key}") for key in _TEXTS}
-    baselines = {
-        name: _json.number(seconds, f"{where}: baselines: {name}", 0)
-        for name, seconds in _object(document, "baselines", where).items()
-    }
-    buffers = tuple(_outlook(row, n) for n, row in enumerate(_json.array(document["buffers"], f"{where}: buffers")))
-    error = _optional(document["error"], lambda value: _json.number(value, f"{where}: error", 0))
-    texts["order"] = _json.text(document["order"], f"{where}: order", get_args(Order))
-    return Forecast(**numbers, **texts, baselines=baselines, buffers=buffers, error=error)
-
-
-def _outlook(row: Any, number: int) -> Outlook:
-    where = f"plan: forecast: buffer {number}"
-    _json.check_keys(row, where, _OUTLOOK)
-    seconds = {key: _json.number(row[key], f"{where}: {key}", 0) for key in ("seconds", "exposed")}
-    margins = {key: _json.number(row[key], f"{where}: {key}") for key in ("margin", "dense_margin")}
-    runner_up = _optional(row["runner_up"], lambda pair: _strategy(pair, f"{where}: runner_up"))
-    return Outlook(tuple(_names(row["tensors"], f"{where}: tensors")), **seconds, **margins, runner_up=runner_up)
+def _outlook(found: _Outlook, number: int) -> Outlook:
+    where = f"plan: forecast: buffers[{number}]: runner_up"
+    other = None if found.runner_up is None else _strategy(found.runner_up, where)
+    return Outlook(**{**vars(found), "runner_up": other})
 
 
 # --- does it fit ------------------------------------------------------------------------------------------------------

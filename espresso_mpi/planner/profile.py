@@ -9,27 +9,28 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
+from .. import schema
 from ..compressors import get
 from ..errors import ConfigError
+from ..schema import Count, Positive, Seconds
 from ..types import DeviceKind, Level, Op
-from . import _json
 
-VERSION = 1
-KIND = "espresso_mpi profile"
+KIND = schema.Kind("espresso_mpi profile", 1, "espresso-mpi profile")
 
 Direction = Literal["encode", "decode"]
 Way = Literal["to_host", "to_gpu"]
-Codec = tuple[str, DeviceKind, Direction]
+Codec = tuple[Annotated[str, Meta(min_length=1)], DeviceKind, Direction]
 Move = tuple[Op, Level, bool]
 
 _LEAST_NOISE = 1e-3
@@ -42,8 +43,7 @@ _FAR = 2.0**40
 """The second knot of ``Curve.line``: so far out that its value holds the slope to the last bit or two."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One measured point.
 
     Attributes:
@@ -56,17 +56,15 @@ class Sample:
         ConfigError: a value is out of its range.
     """
 
-    size: int
-    seconds: float
-    spread: float
-    repeats: int
+    size: Count
+    seconds: Seconds
+    spread: Seconds
+    repeats: Positive
 
     def __post_init__(self) -> None:
-        _json.integer(self.size, "sample: size", 0)
-        if _json.number(self.seconds, "sample: seconds", 0.0) == 0:
+        schema.check(self, "sample")
+        if not self.seconds:
             raise ConfigError("sample: seconds: got 0; expected more; time several calls together if one is too short")
-        _json.number(self.spread, "sample: spread", 0.0)
-        _json.integer(self.repeats, "sample: repeats", 1)
 
     @property
     def uncertainty(self) -> float:
@@ -91,17 +89,13 @@ class Curve:
         ConfigError: the knots do not rise, a value falls, is below 0 or not finite.
     """
 
-    knots: tuple[float, ...]
-    values: tuple[float, ...]
-    residual: float = 0.0
+    knots: tuple[Seconds, ...]
+    values: tuple[Seconds, ...]
+    residual: Seconds = 0.0
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("knots", "values"):
-            numbers = tuple(_json.number(v, f"curve: {name}", 0.0) for v in getattr(self, name))
-            object.__setattr__(self, name, numbers)
-        object.__setattr__(self, "samples", tuple(self.samples))
-        _json.number(self.residual, "curve: residual", 0.0)
+        schema.check(self, "curve")
         if not self.knots or len(self.knots) != len(self.values):
             raise ConfigError(
                 f"curve: got {len(self.knots)} knots and {len(self.values)} values; expected at least one, and as many "
@@ -138,8 +132,7 @@ class Curve:
         Raises:
             ConfigError: one of them is negative or not finite.
         """
-        _json.number(alpha, "line: alpha", 0.0)
-        _json.number(beta, "line: beta", 0.0)
+        alpha, beta = schema.convert([alpha, beta], tuple[Seconds, Seconds], "line")
         return cls((0.0, _FAR), (alpha, alpha + beta * _FAR)) if beta else cls((0.0,), (alpha,))
 
     @classmethod
@@ -175,8 +168,8 @@ class Curve:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON; a sample is [size, seconds, spread, repeats]."""
-        rows = [[s.size, s.seconds, s.spread, s.repeats] for s in self.samples]
-        return {"knots": list(self.knots), "values": list(self.values), "residual": self.residual, "samples": rows}
+        plain: dict[str, Any] = schema.plain(self)
+        return plain
 
     @classmethod
     def from_json(cls, data: Any) -> Curve:
@@ -185,18 +178,8 @@ class Curve:
         Raises:
             ConfigError: it is not that.
         """
-        _json.check_keys(data, "curve", _CURVE)
-        knots, values, rows = (_json.array(data[key], f"curve: {key}") for key in ("knots", "values", "samples"))
-        return cls(tuple(knots), tuple(values), data["residual"], tuple(map(_sample, rows)))
-
-
-_CURVE = ("knots", "values", "residual", "samples")
-
-
-def _sample(row: Any) -> Sample:
-    if len(_json.array(row, "curve: sample")) != len(fields(Sample)):
-        raise ConfigError(f"curve: sample: got {row!r}; expected [{', '.join(f.name for f in fields(Sample))}]")
-    return Sample(*row)
+        found: Curve = schema.convert(data, cls, "curve")
+        return found
 
 
 ZERO = Curve((0.0,), (0.0,))
@@ -287,37 +270,25 @@ class Profile:
         ConfigError: a value or a key is out of its range.
     """
 
-    machines: int
-    ranks_per_machine: int
+    machines: Positive
+    ranks_per_machine: Positive
     codecs: Mapping[Codec, Curve]
     moves: Mapping[Move, Curve]
     copies: Mapping[Way, Curve]
     check: Curve
-    call: float = 0.0
-    tensor: float = 0.0
-    segment_bytes: int = 0
+    call: Seconds = 0.0
+    tensor: Seconds = 0.0
+    segment_bytes: Count = 0
     overlaps: bool = True
     environment: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     measured: bool = True
 
     def __post_init__(self) -> None:
-        _json.integer(self.machines, "profile: machines", 1)
-        _json.integer(self.ranks_per_machine, "profile: ranks_per_machine", 1)
-        _json.number(self.call, "profile: call", 0.0)
-        _json.number(self.tensor, "profile: tensor", 0.0)
-        _json.integer(self.segment_bytes, "profile: segment_bytes", 0)
-        for name in ("measured", "overlaps"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"profile: {name}={getattr(self, name)!r}; expected True or False")
-        for name, spelt in (("codecs", _codec_key), ("moves", _move_key), ("copies", _copy_key)):
-            curves = getattr(self, name)
-            if not isinstance(curves, Mapping):
-                raise ConfigError(f"profile: {name}: got {_kind(curves)}; expected a mapping of keys to curves")
-            for key, curve in curves.items():
-                _read_key(name, _spell_key(name, key, spelt))
-                _curve(f"profile: {name}: {key}", curve)
-        _curve("profile: check", self.check)
+        schema.check(self, "profile")
+        for op, level, alone in self.moves:
+            if alone and level != "inter":
+                raise ConfigError(f"profile: moves: {op}@{level}|alone; expected alone only between machines, @inter")
         for name in ("environment", "fingerprint"):
             object.__setattr__(self, name, _plain(f"profile: {name}", getattr(self, name)))
 
@@ -400,8 +371,7 @@ class Profile:
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, with keys such as ``onebit|cpu|encode`` and ``alltoall@inter|alone``."""
         return {
-            "kind": KIND,
-            "version": VERSION,
+            **KIND.header(),
             **{name: getattr(self, name) for name in _PLAIN},
             "check": self.check.to_json(),
             "copies": {key: curve.to_json() for key, curve in self.copies.items()},
@@ -416,11 +386,10 @@ class Profile:
         Raises:
             ConfigError: it is of another kind or version, an entry is missing or unknown, or a value does not fit.
         """
-        _json.check_kind(data, KIND, VERSION, "espresso-mpi profile")
-        _json.check_keys(data, "profile", ("kind", "version", "check", *_CURVES, *_PLAIN))
-        curves: dict[str, Any] = {name: _curves(name, data[name]) for name in _CURVES}
-        check = _within("check", Curve.from_json, data["check"])
-        return cls(check=check, **curves, **{name: data[name] for name in _PLAIN})
+        found = vars(schema.convert(KIND.content(data), _Document, "profile"))
+        codecs = {_codec(key): curve for key, curve in found["codecs"].items()}
+        moves = {_move(key): curve for key, curve in found["moves"].items()}
+        return cls(**{**found, "codecs": codecs, "moves": moves})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON: all of it, or nothing if that fails.
@@ -428,7 +397,7 @@ class Profile:
         Raises:
             ConfigError: the file cannot be written.
         """
-        _json.write(path, self.to_json())
+        schema.write(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -437,14 +406,29 @@ class Profile:
         Raises:
             ConfigError: the file cannot be read or holds no valid profile of this version.
         """
-        return _within(str(path), cls.from_json, _json.read(path))
+        return schema.load(path, cls.from_json)
 
 
-_PLAIN = (
-    "measured", "machines", "ranks_per_machine", "call", "tensor", "segment_bytes", "overlaps", "fingerprint",
-    "environment",
-)  # fmt: skip
-_CURVES = ("copies", "moves", "codecs")
+@dataclass(frozen=True)
+class _Document:
+    """The content of a file; the attributes are those of ``Profile``, and the curves have text for keys."""
+
+    measured: bool
+    machines: Positive
+    ranks_per_machine: Positive
+    call: Seconds
+    tensor: Seconds
+    segment_bytes: Count
+    overlaps: bool
+    fingerprint: dict[str, Any]
+    environment: dict[str, Any]
+    check: Curve
+    copies: dict[Way, Curve]
+    moves: dict[str, Curve]
+    codecs: dict[str, Curve]
+
+
+_PLAIN = tuple(f.name for f in fields(_Document) if f.name not in ("check", "copies", "moves", "codecs"))
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any], names: tuple[str, str] = ("there", "here")) -> list[str]:
@@ -482,40 +466,19 @@ def _move_key(key: Move) -> str:
     return f"{op}@{level}" + ("|alone" if alone else "")
 
 
-def _copy_key(key: Way) -> str:
-    return key
+def _codec(key: str) -> Any:
+    if key.count("|") != 2:
+        raise ConfigError(
+            f"profile: codecs: got the key {key!r}; expected spelling, cpu or gpu, encode or decode, such as "
+            f"'onebit|cpu|encode'"
+        )
+    return tuple(key.split("|"))
 
 
-def _spell_key(name: str, key: Any, spelt: Callable[[Any], str]) -> str:
-    try:
-        return spelt(key)
-    except (TypeError, ValueError):
-        raise ConfigError(f"profile: {name}: cannot read the key {key!r}; {_KEYS[name][1]}") from None
-
-
-_CODEC = re.compile(rf"([^|]+)\|({'|'.join(get_args(DeviceKind))})\|({'|'.join(get_args(Direction))})")
-_MOVE = re.compile(rf"({'|'.join(get_args(Op))})@({'|'.join(get_args(Level))})(\|alone)?")
-_COPY = re.compile("|".join(get_args(Way)))
-
-_KEYS: dict[str, tuple[re.Pattern[str], str]] = {
-    "codecs": (_CODEC, "expected spelling, cpu or gpu, encode or decode, such as 'onebit|cpu|encode'"),
-    "moves": (
-        _MOVE,
-        "expected operation and level, such as 'alltoall@flat', 'alltoall@inter' or 'alltoall@inter|alone'",
-    ),
-    "copies": (_COPY, "expected 'to_host' or 'to_gpu'"),
-}
-
-
-def _read_key(name: str, text: str) -> Any:
-    """The key of a curve from its spelling in JSON."""
-    pattern, expected = _KEYS[name]
-    match = pattern.fullmatch(text)
-    if match is None or (name == "moves" and match[3] and match[2] != "inter"):
-        raise ConfigError(f"profile: {name}: cannot read the key {text!r}; {expected}")
-    if name == "moves":
-        return (match[1], match[2], bool(match[3]))
-    return match.groups() if name == "codecs" else text
+def _move(key: str) -> Any:
+    op, _, rest = key.partition("@")
+    level, bar, alone = rest.partition("|")
+    return op, level, (alone == "alone" or alone) if bar else False
 
 
 def _canonical(spelling: str) -> str:
@@ -526,43 +489,18 @@ def _canonical(spelling: str) -> str:
         return spelling
 
 
-# --- reading and checking ---------------------------------------------------------------------------------------------
-
-T = TypeVar("T")
-
-
-def _curves(name: str, data: Any) -> dict[Any, Curve]:
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"profile: {name}: got {_kind(data)}; expected an object of curves")
-    return {_read_key(name, text): _within(f"{name}: {text}", Curve.from_json, value) for text, value in data.items()}
-
-
-def _within(where: str, read: Callable[[Any], T], data: Any) -> T:
-    """What ``read`` makes of it; errors say where."""
-    try:
-        return read(data)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def _curve(what: str, value: Any) -> None:
-    if not isinstance(value, Curve):
-        raise ConfigError(f"{what}: got {_kind(value)}; expected a Curve, such as Curve.line(1e-5, 1e-9)")
+# --- plain values -----------------------------------------------------------------------------------------------------
 
 
 def _plain(what: str, value: Any) -> dict[str, Any]:
     """A mapping as JSON gives it back: lists for tuples, text for keys."""
     try:
         plain = json.loads(json.dumps(dict(value), allow_nan=False))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{what}: got {_kind(value)} that JSON cannot hold ({error}); expected plain values"
+            f"{what}: got {schema.shown(value)} that JSON cannot hold ({error}); expected plain values"
         ) from None
     return dict(plain)
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
 
 
 def _median(values: Iterable[float]) -> float:

@@ -10,17 +10,16 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
+from .. import schema
 from ..errors import ConfigError
+from ..schema import Count, Positive, Seconds
 from ..types import ITEMSIZE, DeviceKind, TensorSpec
-from . import _json
 
-VERSION = 1
-_KIND = "espresso-trace"
-_MADE_BY = "Trace.save or espresso_mpi.planner.models.model_trace"
+KIND = schema.Kind("espresso-trace", 1, "Trace.save or espresso_mpi.planner.models.model_trace")
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,17 @@ class TracedTensor:
     """
 
     name: str
-    size: int
-    ready: float
+    size: Positive
+    ready: Seconds
     dtype: str = "float32"
-    shape: tuple[int, ...] = ()
+    shape: tuple[Count, ...] = ()
 
     def __post_init__(self) -> None:
-        _json.text(self.name, "trace: the name of a tensor")
-        where = f"trace: tensor {self.name!r}"
-        object.__setattr__(self, "size", _json.integer(self.size, f"{where}: size", 1))
-        object.__setattr__(self, "ready", _json.number(self.ready, f"{where}: ready", 0))
-        _json.text(self.dtype, f"{where}: dtype", ITEMSIZE)
-        object.__setattr__(self, "shape", tuple(_json.integer(n, f"{where}: shape", 0) for n in self.shape))
+        where = f"trace: tensor {schema.shown(self.name)}"
+        schema.check(self, where)
+        if self.dtype not in ITEMSIZE:
+            expected = " or ".join(map(repr, ITEMSIZE))
+            raise ConfigError(f"{where}: dtype: got {schema.shown(self.dtype)}; expected {expected}")
         if self.shape and math.prod(self.shape) != self.size:
             raise ConfigError(
                 f"{where}: size {self.size} with shape {list(self.shape)}; expected {math.prod(self.shape)} elements, "
@@ -63,24 +61,8 @@ class TracedTensor:
 
     def to_json(self) -> dict[str, Any]:
         """The tensor as JSON values."""
-        return {
-            "name": self.name,
-            "size": self.size,
-            "ready": self.ready,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-        }
-
-    @classmethod
-    def from_json(cls, document: Any, where: str = "trace: a tensor") -> TracedTensor:
-        """The tensor in JSON values.
-
-        Raises:
-            ConfigError: they describe none.
-        """
-        _json.check_keys(document, where, ("name", "size", "ready"), ("dtype", "shape"))
-        shape = _json.array(document.get("shape", []), f"{where}: shape")
-        return cls(**{**document, "shape": tuple(shape)})
+        plain: dict[str, Any] = schema.plain(self)
+        return plain
 
 
 @dataclass(frozen=True)
@@ -100,16 +82,12 @@ class Trace:
 
     tensors: tuple[TracedTensor, ...]
     device: DeviceKind = "cpu"
-    update: float = 0.0
-    spread: float = 0.0
+    update: Seconds = 0.0
+    spread: Seconds = 0.0
     source: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tensors", tuple(self.tensors))
-        _json.text(self.device, "trace: device", get_args(DeviceKind))
-        _json.text(self.source, "trace: source")
-        for field in ("update", "spread"):
-            object.__setattr__(self, field, _json.number(getattr(self, field), f"trace: {field}", 0))
+        schema.check(self, "trace")
         self._check_tensors()
 
     def _check_tensors(self) -> None:
@@ -179,15 +157,7 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON values, with its version."""
-        return {
-            "kind": _KIND,
-            "version": VERSION,
-            "device": self.device,
-            "update": self.update,
-            "spread": self.spread,
-            "source": self.source,
-            "tensors": [tensor.to_json() for tensor in self.tensors],
-        }
+        return {**KIND.header(), **schema.plain(self)}
 
     @classmethod
     def from_json(cls, document: Any) -> Trace:
@@ -196,12 +166,8 @@ class Trace:
         Raises:
             ConfigError: they describe none, or of another version.
         """
-        _json.check_kind(document, _KIND, VERSION, _MADE_BY)
-        _json.check_keys(document, "trace", ("kind", "version", "tensors"), ("device", "update", "spread", "source"))
-        rows = _json.array(document["tensors"], "trace: tensors")
-        tensors = tuple(TracedTensor.from_json(row, f"trace: tensor {n}") for n, row in enumerate(rows))
-        about = {key: document[key] for key in ("device", "update", "spread", "source") if key in document}
-        return cls(tensors, **about)
+        found: Trace = schema.convert(KIND.content(document), cls, "trace")
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file.
@@ -209,7 +175,7 @@ class Trace:
         Raises:
             ConfigError: it cannot be written.
         """
-        _json.write(path, self.to_json())
+        schema.write(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -218,11 +184,7 @@ class Trace:
         Raises:
             ConfigError: it cannot be read, is no trace, or one of another version.
         """
-        document = _json.read(path)
-        try:
-            return cls.from_json(document)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+        return schema.load(path, cls.from_json)
 
 
 def _check_measured(tensors: int, ready: np.ndarray, steps: np.ndarray, update: np.ndarray) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections import namedtuple
+
 import numpy as np
 import pytest
 
@@ -41,10 +44,16 @@ def test_torch_tensors_that_cannot_be_synchronised(world, open_session, make):
         open_session().sync(eval(f"torch.{make}", {"torch": torch}))
 
 
+@pytest.fixture(scope="module")
+def jax():
+    """JAX with two devices, which the host plays both: it is asked how many there are when it is first used."""
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    return pytest.importorskip("jax")
+
+
 @pytest.mark.parametrize("compressor", ["none", "fp16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_jax_arrays_come_back_new(world, open_session, dtype, compressor):
-    jax = pytest.importorskip("jax")
+def test_jax_arrays_come_back_new(world, open_session, jax, dtype, compressor):
     array = jax.numpy.full((3, 100), float(world.rank), dtype=dtype)
     mutable = np.full(7, float(world.rank), np.float32)
     result = open_session(compressor=compressor).sync({"w": array, "rest": (mutable, None)})
@@ -52,6 +61,62 @@ def test_jax_arrays_come_back_new(world, open_session, dtype, compressor):
     assert np.allclose(np.asarray(result["w"], np.float32), (world.size - 1) / 2, atol=1e-2)
     assert np.all(np.asarray(array, np.float32) == world.rank), "the immutable input was written to"
     assert result["rest"][0] is mutable and result["rest"][1] is None
+
+
+Layer = namedtuple("Layer", "weight bias")
+
+
+def test_jax_trees_come_back_in_their_shape_where_they_were(world, open_session, jax):
+    """Containers of all kinds; arrays on the second device, over both, of two dimensions, of none, in bfloat16."""
+    first, second = jax.devices()[:2]
+    over_both = jax.sharding.NamedSharding(
+        jax.sharding.Mesh(np.array([first, second]), ("x",)), jax.sharding.PartitionSpec("x")
+    )
+    rng = np.random.default_rng(world.rank)
+    makes = {"second": second, "both": over_both, "scalar": first}
+    shapes = {"second": (3, 5), "both": (8, 300), "scalar": ()}
+    host = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays = {name: jax.device_put(host[name], makes[name]) for name in makes}
+    half = jax.device_put(host["both"], first).astype(jax.numpy.bfloat16)
+    tree = {"layers": [Layer(arrays["second"], arrays["scalar"]), Layer(arrays["both"], None)], "rest": (half,)}
+    result = open_session().sync(tree)
+
+    assert jax.tree.structure(result) == jax.tree.structure(tree)
+    new = dict(zip(("second", "scalar", "both"), jax.tree.leaves(result["layers"])))
+    for name, array in new.items():
+        expected = np.mean(world.allgather(host[name].astype(np.float64)), axis=0)
+        np.testing.assert_allclose(np.asarray(array), expected, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert array.sharding == arrays[name].sharding and array.devices() == arrays[name].devices()
+        assert np.array_equal(np.asarray(arrays[name]), host[name]), "the immutable input was written to"
+    assert result["rest"][0].dtype == jax.numpy.bfloat16
+    sums = np.mean(world.allgather(np.asarray(half, np.float64)), axis=0)
+    np.testing.assert_allclose(np.asarray(result["rest"][0], np.float64), sums, rtol=2**-8, atol=1e-6)
+
+
+def test_jax_arrays_are_pushed_and_waited_for(world, open_session, jax):
+    """Two steps with feedback: results are new arrays, those of the step before stay what they were."""
+    session, steps = open_session(compressor="onebit", min_bytes=0), []
+    kept = np.zeros(5000)
+    for step in range(2):
+        arrays = {name: jax.numpy.arange(5000.0) * (world.rank + 1 + step) for name in ("a", "b")}
+        handles = [session.push(name, array) for name, array in arrays.items()]
+        results = [handle.wait() for handle in handles]
+        assert all(isinstance(result, jax.Array) for result in results)
+        assert np.array_equal(np.asarray(arrays["a"]), np.arange(5000.0) * (world.rank + 1 + step))
+        steps.append((results[0], np.asarray(results[0]).copy()))
+        assert np.array_equal(np.asarray(results[0]), world.bcast(np.asarray(results[0]))), "ranks differ"
+        kept += steps[-1][1]
+    assert all(np.array_equal(np.asarray(array), copy) for array, copy in steps)
+    true = sum(np.arange(5000.0) * (np.mean(range(world.size)) + 1 + step) for step in range(2))
+    assert np.corrcoef(kept, true)[0, 1] > 0.5
+
+
+def test_a_traced_array_is_refused_on_every_rank(world, open_session, jax):
+    session = open_session()
+    with pytest.raises(GradientError, match="TracerArrayConversionError"):
+        jax.jit(lambda x: session.sync(x) if world.rank == 0 else session.sync(np.ones(4, np.float32)))(
+            jax.numpy.ones(4)
+        )
 
 
 def test_ml_dtypes_bfloat16(world, open_session):

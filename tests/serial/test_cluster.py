@@ -245,6 +245,8 @@ def test_a_description_comes_back_from_disk(tmp_path):
         assert Profile.load(tmp_path / "p.json") == cluster.profile()
 
 
+SPEED = {"launch": 1, "encode": 1, "decode": 1}
+
 SMALL = """
 kind = "espresso_mpi cluster"
 version = 1
@@ -285,10 +287,10 @@ def test_a_description_in_toml(tmp_path):
         ("name", 3, "name"),
         ("hosts", 0, "hosts: got 0"),
         ("gpus_per_host", 1.5, "gpus_per_host"),
-        ("intra", None, "intra=None"),
-        ("inter", {"alpha": 1}, "inter: beta"),
+        ("intra", None, "intra: got None; expected an object .alpha, beta, gbit"),
+        ("inter", {"alpha": 1}, "inter: got alpha; expected alpha, and either beta or gbit"),
         ("inter", {"alpha": 1, "gbit": 0}, "gbit: got 0"),
-        ("inter", {"alpha": 1, "gbit": 1, "beta": 1}, "'beta'"),
+        ("inter", {"alpha": 1, "gbit": 1, "beta": 1}, "got alpha, beta, gbit; expected"),
         ("inter", {"alpha": -1, "beta": 1}, "alpha: got -1"),
         ("copy", 3, "copy"),
         ("efficiency", 1.1, "at most 1"),
@@ -296,17 +298,17 @@ def test_a_description_in_toml(tmp_path):
         ("start", -1, "start"),
         ("compressors", "onebit", "compressors"),
         ("compressors", ["onebyte"], "onebyte"),
-        ("compressors", [3], "compressors: got 3"),
+        ("compressors", [3], r"compressors\[0\]: got 3"),
         ("memory", {"tpu": {}}, "tpu"),
-        ("memory", {"cpu": {"bandwidth": 1}}, "memory: cpu: efficiency, launch missing"),
+        ("memory", {"cpu": {"bandwidth": 1}}, "memory: cpu: missing required field `efficiency`"),
         ("memory", {"cpu": {"bandwidth": 0, "efficiency": 1, "launch": 0}}, "bandwidth: got 0"),
         ("memory", {"cpu": {"bandwidth": 1, "efficiency": 1, "launch": 0, "shared_by": 0}}, "shared_by"),
         ("speeds", [], "speeds"),
-        ("speeds", {"onebit": {}}, "cannot read the key 'onebit'"),
-        ("speeds", {"onebit|tpu": {}}, "cannot read the key"),
-        ("speeds", {"onebit|cpu": {"launch": 1, "encode": 1}}, "decode missing"),
+        ("speeds", {"onebit": SPEED}, "got the key 'onebit'; expected one such as"),
+        ("speeds", {"onebit|tpu": SPEED}, "got 'tpu'; expected 'cpu' or 'gpu'"),
+        ("speeds", {"onebit|cpu": {"launch": 1, "encode": 1}}, "missing required field `decode`"),
         ("speeds", {"onebit|cpu": {"launch": 1, "encode": 1, "decode": -1}}, "decode: got -1"),
-        ("colour", "red", "'colour'"),
+        ("colour", "red", "unknown field `colour`"),
     ],
 )
 def test_what_describes_no_cluster(tmp_path, key, value, says):
@@ -320,11 +322,11 @@ def test_what_describes_no_cluster(tmp_path, key, value, says):
 def test_what_is_refused_when_made():
     for changes, says in (
         ({"compressors": ("onebit",), "memory": {}}, "without memory"),
-        ({"compressors": "onebit"}, "expected several"),
-        ({"memory": {"cpu": 3}}, "expected a Memory"),
-        ({"speeds": {("onebit", "cpu"): 3}}, "a Speed"),
-        ({"speeds": {("onebit", "disk"): Speed(0, 0, 0)}}, "device"),
-        ({"inter": None}, "expected a Link"),
+        ({"compressors": "onebit"}, "got 'onebit'; expected a list"),
+        ({"memory": {"cpu": 3}}, "memory: cpu: got 3; expected an object"),
+        ({"speeds": {("onebit", "cpu"): 3}}, "got 3; expected an object .launch"),
+        ({"speeds": {("onebit", "disk"): Speed(0, 0, 0)}}, "got 'disk'; expected 'cpu' or 'gpu'"),
+        ({"inter": None}, "inter: got None; expected an object .alpha, beta"),
     ):
         with pytest.raises(ConfigError, match=says):
             replace(HAND, **changes)

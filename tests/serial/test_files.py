@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from espresso_mpi import tracefile
+from espresso_mpi import schema, tracefile
 from espresso_mpi.files import replacing
-from espresso_mpi.planner import _json
 
 
 def test_what_lies_where_a_temporary_file_might_be_is_left_alone(tmp_path):
@@ -14,7 +13,7 @@ def test_what_lies_where_a_temporary_file_might_be_is_left_alone(tmp_path):
     for name in (f"plan.json.{os.getpid()}.tmp", f".step.json.{os.getpid()}.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "victim")
     before = sorted(os.listdir(tmp_path))
-    _json.write(tmp_path / "plan.json", {"a": 1})
+    schema.write(tmp_path / "plan.json", {"a": 1})
     tracefile.refuse_unwritable(tmp_path / "step.json")
     tracefile.write(tmp_path / "step.json", {"traceEvents": []})
     assert (tmp_path / "victim").read_text() == "precious"

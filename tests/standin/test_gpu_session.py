@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from agreed_integers import Agreed
@@ -51,6 +54,30 @@ def foreign_memory(monkeypatch):
     )
 
 
+class CupyArray(GpuArray):
+    """What CuPy's arrays tell besides: their GPU, and the stream that they were last used in."""
+
+    def __init__(self, array):
+        super().__init__(array)
+        self.__cuda_array_interface__ |= {"stream": 1, "data": (array.ctypes.data if array.size else 0, False)}
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+
+class OnlyDlpack:
+    """GPU memory of a library that knows no CUDA array interface."""
+
+    def __init__(self, array):
+        self.host = array
+
+    def __dlpack__(self, **options):
+        return self.host
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+
 def values(rank, step, n, dtype):
     return np.random.default_rng([rank, step]).standard_normal(n).astype(dtype)
 
@@ -81,6 +108,21 @@ def test_gpu_arrays_give_the_bits_of_host_arrays(world, open_session, monkeypatc
             host.sync(expected)
             gpu.sync(grad)
             assert np.array_equal(grad.host, expected), compressor
+
+
+def test_cupys_arrays_and_those_that_it_adopts(world, open_session, monkeypatch):
+    """CuPy cannot run here: its place takes a module that wraps the memory which DLPack hands over."""
+    session = open_session()
+    host = {n: values(world.rank, n, n, np.float32).reshape(-1, 10) for n in (0, 30, 70)}
+    expected = {n: np.mean(world.allgather(array), axis=0) for n, array in host.items()}
+    own, foreign = {str(n): CupyArray(array) for n, array in host.items()}, OnlyDlpack(host[70].copy())
+    with pytest.raises(GradientError, match=r"CUDA \(2\) with CuPy imported"):
+        session.sync([foreign])
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(from_dlpack=lambda given: CupyArray(given.__dlpack__())))
+    assert session.sync({"own": own, "foreign": foreign})["own"] is own
+    for n, array in expected.items():
+        np.testing.assert_allclose(own[str(n)].host, array, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(foreign.host, expected[70], rtol=1e-6, atol=1e-7)
 
 
 @pytest.fixture

@@ -1,0 +1,185 @@
+"""Files that a user may damage: whatever stands in them, they are read, or refused by one line that names the file."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from contextlib import suppress
+
+import pytest
+
+from espresso_mpi import tracefile
+from espresso_mpi.bench import report, tensors, timeline
+from espresso_mpi.errors import ConfigError, EspressoError
+from espresso_mpi.planner import planfile
+from espresso_mpi.planner.cluster import Cluster, Link, Memory
+from espresso_mpi.planner.explain import explain
+from espresso_mpi.planner.profile import Curve, Profile, Sample
+from espresso_mpi.planner.trace import Trace, TracedTensor
+from espresso_mpi.trace import Span
+from espresso_mpi.types import Forecast, MadeFor, Outlook, Plan, Strategy
+
+MUTATIONS = 150
+
+STRANGE = (
+    None, True, -1, 0, 2**62, 10**400, -(10**400), 1e308, -1e308, float("inf"), float("nan"), 0.5, "", "$", "a$b$^{",
+    "\ud800", "\n", "cpu", [], [None], {}, {"a": {}}, "NESTED 100000", "NESTED 900",
+)  # fmt: skip
+"""Values in the place of others; NESTED is written as so many lists in lists."""
+
+
+def session_trace():
+    ranks = []
+    for rank in (0, 1):
+        spans = []
+        for step in (0, 1):
+            for number, name in enumerate(("head.weight", "body.bias")):
+                at = step + 0.1 * number + 0.01 * rank
+                spans.append(Span("agree", "", 0, 0, at, at + 0.01))
+                spans.append(Span("encode", name, step, 0, at + 0.01, at + 0.03, "encode@cpu"))
+                spans.append(Span("wire", name, step, 0, at + 0.03, at + 0.09, "alltoall@inter", "inter", 64, 64))
+                spans.append(Span("wait", name, step, 0, at + 0.05, at + 0.09, "alltoall@inter", "inter"))
+        ranks.append(tracefile.RankTrace(rank, rank, f"host{rank}", spans))
+    return tracefile.chrome(ranks, {"clocks": [{"machine": 1, "offset_s": 1e-3, "known_within_s": 1e-5}]})
+
+
+def profile():
+    curve = Curve((1.0, 4096.0), (1e-6, 1e-5), 0.01, (Sample(1, 1e-6, 0.1, 3), Sample(4096, 1e-5, 0.1, 3)))
+    return Profile(
+        2, 2, {("onebit", "cpu", "encode"): curve, ("onebit", "cpu", "decode"): curve},
+        {("alltoall", "inter", True): curve, ("allreduce", "flat", False): curve}, {"to_host": curve}, curve,
+        environment={"cpu": "some", "versions": {"numpy": None}}, fingerprint={"mpi": "Open MPI 5"},
+    ).to_json()  # fmt: skip
+
+
+def model_trace():
+    return Trace((TracedTensor("head", 12, 0.25, shape=(3, 4)), TracedTensor("body", 7, 0.5, "float16"))).to_json()
+
+
+def plan():
+    dense, onebit = Strategy("none", "flat"), Strategy("onebit", "flat-alltoall")
+    tensors = {"w": ((4, 3), "float32"), "b": ((3,), "float32"), "c": (7, "float64")}
+    made_for = MadeFor(tensors, 2, 4, "cpu", {"mpi": "Open MPI 5.0"})
+    buffers = (Outlook(("w",), 0.1, 0.05, dense, 0.02, 0.03), Outlook(("b", "c"), 0.01, 0.0))
+    forecast = Forecast(0.3, 0.25, 0.2, 0.4, 0.01, "fifo", "host", "all routes", 0.0, {"fp32": 0.4}, buffers, 0.1)
+    groups = (("b", "c"),)
+    return planfile.to_json(Plan({"w": onebit, "b": dense, "c": dense}, None, groups, 0, made_for, forecast))
+
+
+def cluster():
+    memory = {"cpu": Memory(1e11, 0.5, 1e-6, 4)}
+    return Cluster("two", 2, 4, Link(1e-6, 1e-10), Link(1e-5, 1e-9), {}, memory, ("onebit",)).to_json()
+
+
+def benchmark():
+    rows = [
+        tensors.Row(name, 3, 100, at, at, None, None, 0, 3) for name, at in ((tensors.FUSED, 1.0), (tensors.EACH, 4.0))
+    ]
+    about = {"date": "today", "cpu": "some", "cores": 2, "memory_bytes": 1 << 30, "system": "Linux", "python": "3"}
+    more = {"mpi": {"library": "Open MPI", "version": "5"}, "versions": {"numpy": "2"}, "job": {"ranks": 2}}
+    return {"environment": {**about, **more}, "rows": [vars(row) for row in rows], "kind": "tensors", "network": "some"}
+
+
+def load_step(path):
+    return timeline.one_step(tracefile.read(path), None, path)
+
+
+def draw(step):
+    for number, rank in enumerate(step.ranks):
+        assert list(timeline._bars(rank, number)) or not rank.spans
+        timeline._sums(rank)
+
+
+def ask(profile):
+    assert profile.noise() >= 0
+    assert all(curve(1 << 20) >= 0 for _, curve in profile.curves())
+
+
+def sums(trace):
+    assert trace.nbytes > 0
+    assert len(trace.backward) == len(trace.tensors)
+
+
+KINDS = {
+    "timeline": (session_trace, load_step, draw),
+    "profile": (profile, Profile.load, ask),
+    "trace": (model_trace, Trace.load, sums),
+    "plan": (plan, planfile.load, explain),
+    "cluster": (cluster, Cluster.load, Cluster.profile),
+    "report": (benchmark, lambda path: report.main(results=[path], output=path.with_suffix(".md")), repr),
+}
+
+
+def places(value, found):
+    """All (container, key) in a document."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        found.append((value, key))
+        if isinstance(value[key], (dict, list)):
+            places(value[key], found)
+    return found
+
+
+def mutated(document, rng):
+    """A damaged text: one or two values replaced, removed or moved, or bytes lost or changed."""
+    document = json.loads(json.dumps(document))
+    for _ in range(rng.choice((1, 1, 2))):
+        holder, key = rng.choice(places(document, []))
+        way = rng.randrange(8)
+        if way < 4:
+            holder[key] = rng.choice(STRANGE)
+        elif way == 4:
+            del holder[key]
+        elif way == 5 and isinstance(holder, dict):
+            holder[f"{key}x"] = holder.pop(key)
+        elif way == 6 and isinstance(holder, list):
+            holder.append(holder[key])
+        else:
+            other, another = rng.choice(places(document, []))
+            holder[key], other[another] = json.loads(json.dumps((other[another], holder[key])))
+    nested = re.sub(r'"NESTED (\d+)"', lambda m: "[" * int(m[1]) + "]" * int(m[1]), json.dumps(document))
+    text = bytearray(nested.encode())
+    if rng.random() < 0.4:
+        at = rng.randrange(len(text))
+        way = rng.randrange(3)
+        if way == 0:
+            del text[at:]
+        elif way == 1:
+            del text[at : at + rng.randrange(1, 9)]
+        else:
+            text[at] = rng.randrange(256)
+    return bytes(text)
+
+
+def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is(tmp_path):
+    pytest.importorskip("matplotlib")
+    spans = [Span("wire", "w$^{$", 0, 0, 0.0, 1.0, "alltoall@inter", "inter", 8, 8)]
+    tracefile.write(tmp_path / "t.json", tracefile.chrome([tracefile.RankTrace(0, 0, "host", spans)]))
+    timeline.main(tmp_path / "t.json", tmp_path / "t.svg")
+    assert "w$^{$" in (tmp_path / "t.svg").read_text()
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.svg: cannot be written"):
+        timeline.main(tmp_path / "t.json", tmp_path / "folder.svg")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_are_read_or_refused(kind, tmp_path):
+    make, load, use = KINDS[kind]
+    path, rng, document = tmp_path / "f.json", random.Random(kind), make()
+    path.write_text(json.dumps(document))
+    use(load(path))
+    refused = 0
+    for number in range(MUTATIONS):
+        path.write_bytes(mutated(document, rng))
+        problem = None
+        try:
+            loaded = load(path)
+        except EspressoError as error:
+            problem = str(error)
+        if problem is None:
+            with suppress(EspressoError):
+                use(loaded)
+        else:
+            refused += 1
+            assert re.fullmatch(".*f.json.*", problem), f"mutation {number}: {problem}"
+    assert refused > MUTATIONS / 4, "the mutations damage nothing"
