@@ -79,8 +79,9 @@ def main(
         shape=shape or Shape(),
     )
     cells = cells_of(optimizer, lr, _methods(methods, without_feedback), seeds)
-    corpus, before = _agreed(comm, lambda: _prepare(settings, json, plot, comm.size))
-    report = _Report(before, json if comm.rank == 0 else None)
+    corpus = _agreed(comm, lambda: _corpus(settings))
+    before = _agreed(comm, lambda: _start(settings, corpus, comm.size, json, plot) if comm.rank == 0 else None)
+    report = _Report(comm.bcast(before), json if comm.rank == 0 else None)
     todo = [cell for cell in cells if not any(same_run(cell, row) for row in report.rows)]
     if comm.rank == 0:
         print(_heading(corpus, settings, comm.size, len(todo), len(cells)), flush=True)
@@ -145,7 +146,7 @@ def _world() -> Any:
 
 
 def _agreed(comm: Any, check: Callable[[], Any]) -> Any:
-    """What a function returns on every rank; what it raises on any rank is raised on all."""
+    """What a function returns on this rank; what it raises on any rank is raised on all."""
     value, error = None, None
     try:
         value = check()
@@ -154,22 +155,19 @@ def _agreed(comm: Any, check: Callable[[], Any]) -> Any:
     for other in comm.allgather(error):
         if other is not None:
             raise other
-    return comm.bcast(value)
+    return value
 
 
-def _prepare(
-    settings: Settings, json: Path | None, plot: Path | None, ranks: int
-) -> tuple[text.Corpus, dict[str, Any]]:
-    """The text, and what the JSON file holds, or will hold before the first run."""
+def _corpus(settings: Settings) -> text.Corpus:
     if find_spec("torch") is None:
         raise ConfigError("bench optimizers trains with PyTorch, which is not installed: pip install torch")
+    return text.load(settings.shape.alphabet)
+
+
+def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | None, plot: Path | None) -> dict[str, Any]:
+    """What the JSON file holds, or will hold before the first run, once it is known that all files can be written."""
     output.check_writable(json)
     output.check_plot(plot)
-    corpus = text.load(settings.shape.alphabet)
-    return corpus, _start(settings, corpus, ranks, json)
-
-
-def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | None) -> dict[str, Any]:
     from espresso_mpi.environment import environment
 
     from .gpt import version
