@@ -1,12 +1,45 @@
-"""Before a session opens: whether MPI can be used in this process, and by more than itself."""
+"""How a session opens: whether MPI can be used, a communicator of its own, and what the ranks first tell each other."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 from .. import launched
 from ..errors import ConfigError, StateError
-from . import lifetime
+from . import leftovers, lifetime
+from .presence import Presence
+from .standstill import PROCESS
+from .waiting import Waiter
+
+_NUMBERS = itertools.count(1)
+
+
+class Identity(NamedTuple):
+    """Who a transport is.
+
+    Attributes:
+        name: the same on all of its ranks, and no other transport's.
+        number: the session in messages, by the order of opening on its first rank.
+        processes: the ``standstill.PROCESS`` of every rank.
+    """
+
+    name: str
+    number: int
+    processes: list[str]
+
+
+class _Hello(NamedTuple):
+    """What ranks tell each other when a session opens; its name and number are those that the first one says."""
+
+    host: str
+    note: Any
+    process: str
+    dropped: list[str]
+    name: str
+    number: int
 
 
 def parent_of(comm: Any) -> tuple[Any, Any]:
@@ -60,3 +93,28 @@ def _refuse_a_split_job(MPI: Any, comm: Any) -> None:
     claim = launched.claim()
     if claim is not None:
         raise ConfigError(claim.problem())
+
+
+def duplicate(MPI: Any, comm: Any, timeout: float) -> Any:
+    """A communicator of a session's own. Collective.
+
+    Raises:
+        RankTimeoutError: a rank did not come; it is named where the launcher helps.
+    """
+    presence, waiter = Presence(MPI, comm), Waiter(timeout, crowded=True)
+    own, request = comm.Idup()
+    waiter.interrupted = presence.say
+    waiter.until(request.Test, presence.absent)
+    presence.withdraw()
+    own.Set_errhandler(MPI.ERRORS_RETURN)  # whatever the parent's does: failures are ours to name
+    return own
+
+
+def introduce(MPI: Any, own: Any, note: Any, agree: Callable[[list[Any]], None]) -> Identity:
+    """Exchange what ranks have to say before anything is built, and free what was left over. Collective; no timeout."""
+    dropped = leftovers.offered()
+    hello = _Hello(MPI.Get_processor_name(), note, PROCESS, list(dropped), uuid4().hex, next(_NUMBERS))
+    said: list[_Hello] = own.allgather(hello)
+    leftovers.free_common(dropped, [each.dropped for each in said])
+    agree([(each.host, each.note) for each in said])
+    return Identity(said[0].name, said[0].number, [each.process for each in said])

@@ -143,8 +143,8 @@ class Whereabouts:
         if note["at"] - first >= _AGAIN:
             text = "; ".join(hop[2] for hop in hops)
             verdict = (
-                f"ranks wait for each other in different sessions: {text}; use the sessions in the same order on every "
-                f"rank"
+                f"ranks wait for each other in different sessions, which are numbered as they were opened: {text}; use "
+                f"them in the same order on every rank"
             )
             self._send(late, "verdict", {**note, "verdict": verdict})
             raise MismatchError(verdict)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
-from uuid import uuid4
+from typing import Any
 
 import numpy as np
 
 from .. import device
-from ..errors import ConfigError, EspressoError, RemoteError, TransportError
+from ..errors import ConfigError, EspressoError, RemoteError
 from ..launch import cores
 from ..types import ALIGN
 from ..workspace import Staging, Workspace
-from . import leftovers, probe
+from . import leftovers, opening, probe
+from .failures import failure, named
 from .leftovers import Leftover
-from .opening import parent_of
-from .presence import Presence
-from .standstill import PROCESS, Whereabouts
+from .opening import Identity
+from .standstill import Whereabouts
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -50,46 +47,6 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_ABANDONED))  # and Python itself: M
 
 Addressed = Sequence[tuple[int, Any]]
 """(world rank, flat contiguous array) pairs."""
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _named(doing: str) -> Callable[[_Method], _Method]:
-    """Raise what MPI raises in a method of Transport as a TransportError that says who did what."""
-
-    def decorate(method: _Method) -> _Method:
-        @functools.wraps(method)
-        def named(self: Transport, *arguments: Any) -> Any:
-            try:
-                return method(self, *arguments)
-            except self._mpi.Exception as error:
-                raise failure(self.describe(self.rank), f"{doing} in {self.waiter.what}", error) from error
-
-        return cast(_Method, named)
-
-    return decorate
-
-
-def failure(who: str, doing: str, error: Exception) -> TransportError:
-    """The error for what MPI raised on this rank."""
-    return TransportError(
-        f"{who}: MPI failed while {doing}: {error}; look for the first message of the MPI library or of the launcher "
-        f"about this rank or its network, and start the job again from the last saved state"
-    )
-
-
-_NUMBERS = itertools.count(1)
-
-
-class _Hello(NamedTuple):
-    """What ranks tell each other when a session opens; its name and number are those that the first one says."""
-
-    host: str
-    note: Any
-    process: str
-    dropped: list[str]
-    name: str
-    number: int
 
 
 @dataclass(frozen=True)
@@ -126,11 +83,10 @@ class Transport:
 
     Args:
         comm: an mpi4py intracommunicator for this object alone; freed by ``close``.
-        name: the same on all ranks, and no other transport's; number: the session in messages.
-        processes: of every rank, by ``standstill.PROCESS``.
+        identity: who it is to other ranks and in messages; without one, its communicators are freed by ``close`` only.
     """
 
-    def __init__(self, comm: Any, settings: Settings, name: str, number: int, processes: Sequence[str]) -> None:
+    def __init__(self, comm: Any, settings: Settings, identity: Identity | None = None) -> None:
         from mpi4py import MPI
 
         self._mpi, self._comm, self._message_bytes = MPI, comm, settings.message_bytes
@@ -153,9 +109,11 @@ class Transport:
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
         """Whether on every machine all ranks share a window."""
         window = self._window.handle if self._window is not None else None
-        self.whereabouts = Whereabouts(comm, number, processes, self.describe)
+        who = identity or Identity("", 0, [""] * comm.size)
+        self.whereabouts = Whereabouts(comm, who.number, who.processes, self.describe)
         self.waiter.ask, self.waiter.where = self._ask, self.whereabouts.of
-        self._freeing = leftovers.follow(self, Leftover(name, comm.size, comm, self._local, window))
+        leftover = Leftover(who.name, comm.size, comm, self._local, window)
+        self._freeing = leftovers.follow(self, leftover) if identity else None
 
     @classmethod
     def open(cls, comm: Any, settings: Settings, agree: Callable[[list[Any]], None], note: Any = None) -> Transport:
@@ -170,28 +128,17 @@ class Transport:
             RankTimeoutError: some rank of ``comm`` did not come.
             TransportError: MPI failed.
         """
-        MPI, comm = parent_of(comm)
+        MPI, comm = opening.parent_of(comm)
         try:
-            presence, waiter = Presence(MPI, comm), Waiter(settings.timeout, crowded=True)
-            own, request = comm.Idup()
-            waiter.interrupted = presence.say
-            waiter.until(request.Test, presence.absent)
-            presence.withdraw()
-            own.Set_errhandler(MPI.ERRORS_RETURN)  # whatever the parent's does: failures are ours to name
+            own = opening.duplicate(MPI, comm, settings.timeout)
             # From here on all ranks are known to be present, and take the same way.
             try:
-                dropped = leftovers.offered()
-                hello = _Hello(MPI.Get_processor_name(), note, PROCESS, list(dropped), uuid4().hex, next(_NUMBERS))
-                said: list[_Hello] = own.allgather(hello)
-                leftovers.free_common(dropped, [each.dropped for each in said])
-                agree([(each.host, each.note) for each in said])
-                return cls(own, settings, said[0].name, said[0].number, [each.process for each in said])
+                return cls(own, settings, opening.introduce(MPI, own, note, agree))
             except EspressoError:
                 own.Free()
                 raise
         except MPI.Exception as error:
-            who = f"rank {comm.rank} ({MPI.Get_processor_name()})"
-            raise failure(who, "opening a session", error) from error
+            raise failure(f"rank {comm.rank} ({MPI.Get_processor_name()})", "opening a session", error) from error
 
     def describe(self, rank: int) -> str:
         """A rank in messages: its number and host."""
@@ -228,7 +175,7 @@ class Transport:
         """Send and receive all, at once, and wait for all; see ``post``."""
         self.finish(self.post(sends, receives, self.workspace))
 
-    @_named("starting to exchange messages")
+    @named("starting to exchange messages")
     def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
         """Start to send and receive. Both ends must list their messages, and post their exchanges, in the same order.
 
@@ -243,7 +190,7 @@ class Transport:
             device.drain()  # kernels still write what is sent, or read what is received into
         return Pending(self._start(sends, receives))
 
-    @_named("exchanging messages")
+    @named("exchanging messages")
     def finish(self, pending: Pending) -> None:
         """Wait until everything is sent and received.
 
@@ -277,7 +224,7 @@ class Transport:
             way = "device pointers go to MPI" if self.device_aware else "staged through page-locked host memory"
             _LOG.info("messages of GPU tensors: %s: %s", way, why)
 
-    @_named("probing device pointers")
+    @named("probing device pointers")
     def _probe_devices(self) -> str:
         """Probe on one rank of each machine, set ``device_aware`` if it works on all, and say how it went."""
         limit = min(probe.LIMIT_S, self.waiter.timeout / 2)  # the others must not take the prober for lost
@@ -309,7 +256,7 @@ class Transport:
         except self._mpi.Exception as error:  # MPI itself may be what failed: the others will run into their timeout
             _LOG.warning("the other ranks could not be told: %s", error)
 
-    @_named("looking for news of other ranks")
+    @named("looking for news of other ranks")
     def check_abort(self) -> None:
         """Raise RemoteError if another rank has said that it cannot go on."""
         status = self._mpi.Status()
@@ -318,7 +265,7 @@ class Transport:
             self._comm.Recv([note, self._mpi.BYTE], status.Get_source(), _ABORT_TAG)
             raise RemoteError(f"another rank cannot go on: {note.decode(errors='replace')}")
 
-    @_named("asking where other ranks are")
+    @named("asking where other ranks are")
     def _ask(self, since: float, what: str, late: Sequence[int]) -> None:
         self.whereabouts.ask(since, what, late)
 
@@ -326,7 +273,7 @@ class Transport:
         """Send and receive host arrays, each in one message, which may be shorter than the memory for it."""
         self.finish(Pending(self.trade_later(sends, receives)))
 
-    @_named("starting to exchange messages")
+    @named("starting to exchange messages")
     def trade_later(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """As ``trade``, but wait for nothing: (rank, request) of the messages."""
         for rank, array in sends:
@@ -396,14 +343,15 @@ class Transport:
             return None
         return window
 
-    @_named("freeing its communicators")
+    @named("freeing its communicators")
     def close(self) -> None:
         """Free the window and the communicators. Collective; freeing cannot time out, so all meet before it."""
         everyone = [(rank, np.zeros(1, np.uint8)) for rank in range(self.topology.size) if rank != self.rank]
         self.exchange(everyone, [(rank, np.empty(1, np.uint8)) for rank, _ in everyone])
         self.waiter.interrupted = None
         self.whereabouts.close()
-        leftovers.forget(self._freeing)
+        if self._freeing is not None:
+            leftovers.forget(self._freeing)
         if self._window:
             self._window.free()
         self._local.Free()
