@@ -12,7 +12,7 @@ from numba import cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
 from espresso_mpi.compressors import register, unregister
-from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError
+from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, RemoteError
 from espresso_mpi.types import ROUTES, Route
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -216,3 +216,22 @@ def test_errors(world, open_session):
         session.sync(bad)
     with pytest.raises(ConfigError, match="host memory"):
         open_session(compressor="onebit", route="encode@gpu/allgather@flat/decode@gpu").sync(np.ones(9, np.float32))
+
+
+def test_checksums_and_skipped_calls_on_the_gpu(world, open_session):
+    """Debug mode travels by copies and gives the same bits; a call with a NaN becomes NaN as a whole."""
+    host, gpu = (open_session(compressor="int8", nonfinite="skip_all", debug=debug) for debug in (False, True))
+    mine = {name: values(world.rank, 0, 500, dtype) for name, dtype in (("wide", "float32"), ("half", "float16"))}
+    plain, there = ({name: array.copy() for name, array in mine.items()} for _ in range(2))
+    for _ in range(2):
+        host.sync(plain)
+        gpu.sync({name: GpuArray(array) for name, array in there.items()})
+    assert all(np.array_equal(there[name], plain[name]) for name in mine)
+    if world.rank == world.size - 1:
+        there["wide"][3] = np.nan
+    gpu.sync({name: GpuArray(array) for name, array in there.items()})
+    assert all(np.isnan(array).all() for array in there.values())
+    handle = gpu.push("wide", GpuArray(mine["wide"]))
+    mine["wide"][7] += 1
+    with pytest.raises((GradientError, RemoteError), match="wide: its memory was changed"):
+        handle.wait()
