@@ -305,7 +305,7 @@ on_cpu, on_gpu = Context(), Context()
 residual = np.zeros(n, np.float32)
 residual_gpu, payload = cuda.to_device(residual), np.empty(compressor.nbytes(n), np.uint8)
 payload_gpu = cuda.to_device(payload)
-for step in range(4):
+for step in range(3):
     x = np.random.default_rng(step).standard_normal(n).astype(np.float32) * np.float32(10.0 ** step)
     x[:300] = np.rint(x[:300]) * np.float32(step != 2)
     x[::9] = np.nan if step == 1 else x[::9]
