@@ -329,7 +329,11 @@ class Session:
     def _warn_of_saturation(self) -> None:
         if self._engine.tally["saturated"] and not self._warned:
             self._warned = True
-            _LOG.warning("step %d: summed integers left their range and were cut; use fewer levels", self._step)
+            _LOG.warning(
+                "step %d: values or sums left their range and were cut (stats().saturated counts them): scale the loss "
+                "down; if the compressor sums integers, use fewer levels",
+                self._step,
+            )
 
     # --- planning -----------------------------------------------------------------------------------------------------
 

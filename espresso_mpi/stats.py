@@ -17,8 +17,10 @@ class Stats:
     rank did nothing else), decode. Tensors travel side by side, so these may add up to more than the time that passed.
     ``bytes_by_level`` counts bytes sent to other ranks inside the machine and between machines; ``skipped`` the steps
     that a tensor sat out because it, or with ``nonfinite="skip_all"`` another tensor of the call, was not finite, and
-    ``skipped_calls`` the calls that were left out as a whole; ``saturated`` counts integers of summed payloads (thc)
-    that reached the end of their range on this rank. ``tensors`` has the same for each tensor, and for its latest step.
+    ``skipped_calls`` the calls that were left out as a whole; ``saturated`` counts what was cut on this rank because it
+    left its range: values in an encode (``fp16`` beyond 65504, ``onebit`` and ``onebit_sgd`` where the magnitudes of
+    a block sum to more than float32 holds) and sums of payloads (integers of thc, float16). ``tensors`` has the same
+    for each tensor, and for its latest step.
     """
 
     steps: int

@@ -7,22 +7,29 @@ of two, these kernels divide: that gives the same bits, and they wait for memory
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numba import cuda
 
 from ..compressors import _cuda
+from ..compressors._casts import BEYOND_HALF
 
 _ELEMENT = {"float16": "float16", "bfloat16": "uint16", "float32": "float32", "float64": "float64"}
 """The numba type that stands for each element type."""
 
 
-def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None:
-    """As ``reduction.mean_rows``."""
+def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> int:
+    """As ``reduction.mean_rows``; for float16 it waits for the GPU."""
     factor = np.float64(divisor) if dtype == "float64" else np.float32(divisor)
-    _launch(_MEAN[dtype], out.size, _as_element(out, dtype), _as_element(rows, dtype), own, factor)
+    of, among = _as_element(out, dtype), _as_element(rows, dtype)
+    if dtype != "float16":
+        _launch(_MEAN[dtype], out.size, of, among, own, factor)
+        return 0
+    counter = _cuda.zeroed_counter()
+    _launch(_beyond_half, out.size, of, among, own, factor, counter)
+    _launch(_MEAN[dtype], out.size, of, among, own, factor)
+    return int(counter.copy_to_host()[0])
 
 
 def max_rows(out: Any, rows: Any, own: int) -> None:
@@ -32,8 +39,7 @@ def max_rows(out: Any, rows: Any, own: int) -> None:
 
 def add_integers(out: Any, rows: Any, own: int) -> int:
     """As ``reduction.reduce_rows`` of integers; waits for the GPU."""
-    counter = _counter(_cuda.device_number())
-    counter.copy_to_device(np.zeros(1, np.int64))
+    counter = _cuda.zeroed_counter()
     limits = np.iinfo(out.dtype)
     _launch(_ADD[str(out.dtype)], out.size, out, rows, own, np.int64(limits.min), np.int64(limits.max), counter)
     return int(counter.copy_to_host()[0])
@@ -59,8 +65,7 @@ def convert(out: Any, x: Any, dtype: str) -> None:
 
 def count_from(x: Any, dtype: str, least: int) -> int:
     """As ``reduction.count_from``; waits for the GPU."""
-    counter = _counter(_cuda.device_number())
-    counter.copy_to_device(np.zeros(1, np.int64))
+    counter = _cuda.zeroed_counter()
     if dtype in ("float16", "bfloat16"):
         _launch(_count_16, x.size, x, np.uint16(least), counter)
     else:
@@ -76,11 +81,6 @@ def _launch(kernel: _cuda.Kernel, size: int, *args: Any) -> None:
 
 def _as_element(array: Any, dtype: str) -> Any:
     return array.view(np.float16) if dtype == "float16" else array
-
-
-@lru_cache
-def _counter(device: int) -> Any:
-    return cuda.device_array(1, np.int64)
 
 
 # --- from and to the type that is calculated with ---------------------------------------------------------------------
@@ -156,6 +156,17 @@ def _make_mean(dtype):  # type: ignore[no-untyped-def]
                     out[j] = store(p / divisor)
 
     return mean_rows
+
+
+@_cuda.kernel("float16[::1], float16[:, ::1], int64, float32, int64[::1]")
+def _beyond_half(out, rows, own, divisor, beyond):  # type: ignore[no-untyped-def]
+    """Counts the results of ``mean_rows`` that a half cannot hold, before they are made."""
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        total = np.float32(out[i] if own == 0 else rows[0, i])
+        for r in range(1, rows.shape[0]):
+            total += np.float32(out[i] if r == own else rows[r, i])
+        if abs(total / divisor) >= np.float32(BEYOND_HALF):
+            cuda.atomic.add(beyond, 0, 1)
 
 
 @_cuda.kernel("float32[::1], float32")

@@ -165,7 +165,7 @@ def reduce_small(x, rows, start, stride, how, flags, me, count, turn, pace, log)
     Args:
         rows: the window as elements of x's type; rank r's row begins at ``start + r * stride``.
         how: from ``reduction.arithmetic``.
-        log: ``SATURATED`` becomes the number of integers that did.
+        log: ``SATURATED`` becomes the number of sums that were cut, of integers or to the largest float16.
     """
     _copy(rows[start + me * stride : start + me * stride + x.size], x)
     if not meet(flags, me, count, turn, pace, log):

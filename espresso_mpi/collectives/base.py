@@ -37,7 +37,7 @@ class Data:
     payload: Any = None
     summary: Any = None
     saturated: int = 0
-    """Integers of summed payloads that reached the end of their range."""
+    """Values and sums that were cut to the end of their range."""
 
 
 Action = Callable[[Data], Iterator[None]]

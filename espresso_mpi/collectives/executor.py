@@ -55,7 +55,7 @@ class Job:
     weights: MutableMapping[str, float] = field(default_factory=dict)
     """What a unit of each residual will add to the mean, by key; see ``EncodeStep.weight``."""
     tally: Counter[str] = field(default_factory=Counter)
-    """Counts "saturated": integers of summed payloads that reached the end of their range."""
+    """Counts "saturated": values, and sums of payloads, that were cut to the end of their range."""
     kept: str = ""
     """The name in the memory, where it is not ``name``."""
 
@@ -318,6 +318,7 @@ class _Segment:
             context = self._context(step.point, part, step.who, step.ranks, summary)
             payload = data.payload[part.offset : part.offset + part.nbytes]
             compressor.encode(x[inside], payload, None if residual is None else residual[inside], context)
+            data.saturated += context.cut
             if sent is not None:
                 compressor.decode_add(payload, sent[inside], context)
 

@@ -15,7 +15,9 @@ from numba import prange, types
 from numba.extending import overload
 
 from ..compressors import _cpu
+from ..compressors._casts import BEYOND_HALF
 from ..device import device_of
+from . import _magnitudes
 
 _BLOCK = 2048
 
@@ -27,10 +29,6 @@ _OVERFLOWS = {
     "float64 as float32": int(np.float64(2.0**128 - 2.0**103).view(np.uint64)),
 }
 """Magnitudes from these bits on are infinite or NaN, or become so; magnitudes order like their bits."""
-
-
-_UNSIGNED = {t.itemsize: (t, t.type((1 << (8 * t.itemsize - 1)) - 1)) for t in map(np.dtype, ("u2", "u4", "u8"))}
-"""By bytes of an element: the type of its bits, and those without the sign."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def reduce_rows(out: Any, rows: Any, own: int, rule: Rule, dtype: str) -> int:
     """Reduce ``rows``, with ``out`` in place of row ``own``, into ``out``; arguments as for ``mean_rows``.
 
     Returns:
-        How many integers would have left their range and were set to its end; 0 for floating point.
+        How many sums, of integers or as float16, would have left their range and were set to its end.
     """
     if out.size == 0:
         return 0
@@ -66,8 +64,7 @@ def reduce_rows(out: Any, rows: Any, own: int, rule: Rule, dtype: str) -> int:
         return 0
     if np.dtype(stored(dtype)).kind == "i":
         return _add_integers(out, rows, own)
-    mean_rows(out, rows, own, rule.divisor, dtype)
-    return 0
+    return mean_rows(out, rows, own, rule.divisor, dtype)
 
 
 def reduce_span(out: np.ndarray, span: np.ndarray, stride: int, count: int, own: int, rule: Rule, dtype: str) -> int:
@@ -87,9 +84,8 @@ def reduce_span(out: np.ndarray, span: np.ndarray, stride: int, count: int, own:
         return int(_sum_integers(out, span, stride, count, own, limits.min, limits.max))
     exact, factor = _factor(rule.divisor)
     if out.dtype == np.uint16:
-        _sum_rows_16(out, span, stride, count, own, exact, np.float32(factor), dtype == "bfloat16")
-    else:
-        _sum_rows(out, span, stride, count, own, exact, out.dtype.type(factor))
+        return int(_sum_rows_16(out, span, stride, count, own, exact, np.float32(factor), dtype == "bfloat16"))
+    _sum_rows(out, span, stride, count, own, exact, out.dtype.type(factor))
     return 0
 
 
@@ -126,27 +122,25 @@ def blend(out: Any, a: float, b: float, x: Any) -> None:
     _blend(out, x, np.float32(a), np.float32(b))
 
 
-def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> None:
+def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> int:
     """``out = (rows[0] + ... + out in place of rows[own] + ... + rows[p-1]) / divisor``, summed in that order.
 
     Args:
         out: flat, holds this rank's own contribution; receives the result.
         rows: shape (p, out.size), of which row ``own`` is not read.
         dtype: name of the element type; 16-bit types come as uint16 and are summed in float32, rounded once.
+
+    Returns:
+        How many results were beyond float16 and became 65504.
     """
     if out.size == 0:
-        return
+        return 0
     if device_of(out) == "gpu":
         from . import _cuda_kernels
 
-        _cuda_kernels.mean_rows(out, rows, own, divisor, dtype)
-        return
-    exact, factor = _factor(divisor)
+        return int(_cuda_kernels.mean_rows(out, rows, own, divisor, dtype))
     span, stride = _span(rows)
-    if dtype in ("float16", "bfloat16"):
-        _sum_rows_16(out, span, stride, rows.shape[0], own, exact, np.float32(factor), dtype == "bfloat16")
-    else:
-        _sum_rows(out, span, stride, rows.shape[0], own, exact, out.dtype.type(factor))
+    return reduce_span(out, span, stride, rows.shape[0], own, Rule("sum", divisor), dtype)
 
 
 def _span(rows: np.ndarray) -> tuple[np.ndarray, int]:
@@ -226,11 +220,7 @@ def count_from(x: Any, dtype: str, least: int) -> int:
         from . import _cuda_kernels
 
         return int(_cuda_kernels.count_from(x, dtype, least))
-    unsigned, magnitude = _UNSIGNED[x.itemsize]
-    bits = x.view(unsigned)
-    if _largest(bits, magnitude) < least:
-        return 0
-    return int(np.count_nonzero((bits & magnitude) >= least))
+    return _magnitudes.count_from(x, least)
 
 
 @_cpu.inline
@@ -314,13 +304,27 @@ def _sum_halves(out, span, start, stride, count, own, exact, factor, bfloat):  #
         _accumulate_16(total, row, r == 0, bfloat)
     _finish(total, total, exact, factor)
     _narrow_block(out, total, bfloat)
+    return 0 if bfloat else _beyond_half(total)
+
+
+@_cpu.inline
+def _beyond_half(x):  # type: ignore[no-untyped-def]
+    """How many values a half cannot hold, not even rounded."""
+    if _cpu.bits_float(_cpu.max_bits(x)) < np.float32(BEYOND_HALF):
+        return 0
+    beyond = 0
+    for i in range(x.size):
+        beyond += abs(x[i]) >= np.float32(BEYOND_HALF)
+    return beyond
 
 
 @_cpu.Kernel
 def _sum_rows_16(out, span, stride, count, own, exact, factor, bfloat):  # type: ignore[no-untyped-def]
+    beyond = 0
     for b in prange((out.size + _BLOCK - 1) // _BLOCK):
         start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
-        _sum_halves(out[start:stop], span, start, stride, count, own, exact, factor, bfloat)
+        beyond += _sum_halves(out[start:stop], span, start, stride, count, own, exact, factor, bfloat)
+    return beyond
 
 
 @_cpu.inline
@@ -360,7 +364,7 @@ def sum_block(out: Any, span: Any, start: Any, stride: Any, count: Any, own: Any
     """For compiled code: a block of a sum of any element type; ``how`` as ``arithmetic`` makes it.
 
     Returns:
-        How many integers saturated.
+        As ``reduce_rows``.
     """
     raise NotImplementedError("only compiled code calls this")
 
@@ -378,8 +382,7 @@ def _sum_block(out, span, start, stride, count, own, how):  # type: ignore[no-un
     if out.dtype == types.uint16:
 
         def halves(out, span, start, stride, count, own, how):  # type: ignore[no-untyped-def]
-            _sum_halves(out, span, start, stride, count, own, how[0], np.float32(how[1]), how[2])
-            return 0
+            return _sum_halves(out, span, start, stride, count, own, how[0], np.float32(how[1]), how[2])
 
         return halves
 
@@ -438,26 +441,3 @@ def _cast(out, x):  # type: ignore[no-untyped-def]
         to, source = out[start:stop], x[start:stop]
         for i in range(to.size):
             to[i] = source[i]
-
-
-@_cpu.inline
-def _largest_of_two(a, b, magnitude):  # type: ignore[no-untyped-def]
-    """Of two blocks of one size, read side by side: two streams keep more of the memory's latency hidden than one."""
-    first, second = a[0] & magnitude, b[0] & magnitude
-    for i in range(a.size):
-        first = max(first, a[i] & magnitude)
-        second = max(second, b[i] & magnitude)
-    return max(first, second)
-
-
-@_cpu.Kernel
-def _largest(bits, magnitude):  # type: ignore[no-untyped-def]
-    """The largest of ``bits & magnitude``: an integer maximum runs at the speed of memory, counting floats does not."""
-    top = bits[0] & magnitude
-    blocks = bits.size // (2 * _BLOCK)
-    for b in prange(blocks):
-        start, other = b * _BLOCK, (blocks + b) * _BLOCK
-        top = max(top, _largest_of_two(bits[start : start + _BLOCK], bits[other : other + _BLOCK], magnitude))
-    for i in range(2 * blocks * _BLOCK, bits.size):
-        top = max(top, bits[i] & magnitude)
-    return top

@@ -19,6 +19,9 @@ from .context import Context
 
 HALF, BRAIN, STOCHASTIC = 0, 1, 2
 LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127}
+BEYOND_HALF = 65520.0
+"""Magnitudes from here on are not rounded to a half but cut to the largest one."""
+
 _CHUNK = 8192
 
 
@@ -41,7 +44,7 @@ class Cast(Compressor):
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         kept = _cpu.EMPTY if residual is None else residual
-        _encode(x, kept, payload.view(np.uint16), self.rule, *_cpu.key_words(context.key))
+        context.cut = int(_encode(x, kept, payload.view(np.uint16), self.rule, *_cpu.key_words(context.key)))
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         _decode(out, payload.view(np.uint16), self.rule == HALF, np.float32(LARGEST[self.to]), add)
@@ -49,7 +52,7 @@ class Cast(Compressor):
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from . import _cuda_casts
 
-        _cuda_casts.encode(x, residual, payload, self.rule, *_cpu.key_words(context.key))
+        context.cut = _cuda_casts.encode(x, residual, payload, self.rule, *_cpu.key_words(context.key))
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         from . import _cuda_casts
@@ -151,15 +154,32 @@ def _cast_keep(x, kept, codes, rule, at, high):  # type: ignore[no-untyped-def]
             at = np.uint32(at + _cpu.STEP)
 
 
+@_cpu.inline
+def _count_cut(x, kept, codes):  # type: ignore[no-untyped-def]
+    """How many halves were cut; the codes are still in the cache, and hardly ever one is the largest."""
+    top = np.uint16(0)
+    for i in range(codes.size):
+        top = max(top, np.uint16(codes[i] & np.uint16(0x7FFF)))
+    cut = 0
+    if top == np.uint16(0x7BFF):
+        for i in range(codes.size):
+            value = kept[i] + _cpu.from_half(codes[i]) if kept.size else x[i]
+            cut += abs(value) >= np.float32(BEYOND_HALF)
+    return cut
+
+
 @_cpu.Kernel
 def _encode(x, residual, codes, rule, low, high):  # type: ignore[no-untyped-def]
     keep = residual.size > 0
+    cut = 0
     for chunk in prange((x.size + _CHUNK - 1) // _CHUNK):
         a, b = chunk * _CHUNK, min(x.size, (chunk + 1) * _CHUNK)
         if keep:
             _cast_keep(x[a:b], residual[a:b], codes[a:b], rule, _cpu.counter(a, low), high)
         else:
             _cast(x[a:b], codes[a:b], rule, _cpu.counter(a, low), high)
+        cut += _count_cut(x[a:b], residual[a:b], codes[a:b]) if rule == HALF else 0
+    return cut
 
 
 @_cpu.inlined

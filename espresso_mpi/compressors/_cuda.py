@@ -98,6 +98,18 @@ def device_number() -> int:
     return int(cuda.get_current_device().id)
 
 
+@lru_cache
+def _counter(device: int) -> Any:
+    return cuda.device_array(1, np.int64)
+
+
+def zeroed_counter() -> Any:
+    """One int64 on the device, zero: for what a kernel counts."""
+    counter = _counter(device_number())
+    counter.copy_to_device(np.zeros(1, np.int64))
+    return counter
+
+
 # --- bits and random bits ---------------------------------------------------------------------------------------------
 
 

@@ -8,17 +8,23 @@ import numpy as np
 from numba import cuda
 
 from . import _cuda
-from ._casts import BRAIN, HALF, LARGEST, STOCHASTIC
+from ._casts import BEYOND_HALF, BRAIN, HALF, LARGEST, STOCHASTIC
 
 _HALF = np.float32(LARGEST["float16"])
 _BRAIN = np.float32(LARGEST["bfloat16"])
+_BEYOND = np.float32(BEYOND_HALF)
 
 
-def encode(x: Any, residual: Any, payload: Any, rule: int, low: Any, high: Any) -> None:
-    """Round ``x`` (+ ``residual``, unless it is None) into ``payload``."""
+def encode(x: Any, residual: Any, payload: Any, rule: int, low: Any, high: Any) -> int:
+    """Round ``x`` (+ ``residual``, unless it is None) into ``payload``.
+
+    Returns:
+        how many halves were cut to the largest one; to know that the host waits for the GPU.
+    """
     kernel, kept = _ENCODE[residual is not None, rule], x if residual is None else residual
-    codes = payload.view(np.float16 if rule == HALF else np.uint16)
-    kernel(_cuda.blocks(x.size, _cuda.TILE), _cuda.THREADS, x, kept, codes, low, high)
+    codes, counter = payload.view(np.float16 if rule == HALF else np.uint16), _cuda.zeroed_counter()
+    kernel(_cuda.blocks(x.size, _cuda.TILE), _cuda.THREADS, x, kept, codes, low, high, counter)
+    return int(counter.copy_to_host()[0]) if rule == HALF else 0
 
 
 def decode(payload: Any, out: Any, half: bool, add: bool) -> None:
@@ -51,7 +57,7 @@ def _make_encode(keep, rule):  # type: ignore[no-untyped-def]
         return np.uint16(np.uint32(bits + noise) >> np.uint32(16))
 
     @cuda.jit(device=True)
-    def put(codes, residual, i, p, low, high):  # type: ignore[no-untyped-def]
+    def put(codes, residual, i, p, low, high, cut):  # type: ignore[no-untyped-def]
         code = cast(p, i, low, high)
         codes[i] = code
         if keep:
@@ -60,21 +66,23 @@ def _make_encode(keep, rule):  # type: ignore[no-untyped-def]
     cast, widen = (half, np.float32) if rule == HALF else (brain, _from_brain)
     element = "float16" if rule == HALF else "uint16"
 
-    @_cuda.kernel(f"float32[::1], float32[::1], {element}[::1], uint32, uint32", keep=keep, rule=_NAMES[rule])
-    def encode(x, residual, codes, low, high):  # type: ignore[no-untyped-def]
+    signature = f"float32[::1], float32[::1], {element}[::1], uint32, uint32, int64[::1]"
+
+    @_cuda.kernel(signature, keep=keep, rule=_NAMES[rule])
+    def encode(x, residual, codes, low, high, cut):  # type: ignore[no-untyped-def]
         step = _cuda.THREADS
         for tile in range(_cuda.TILE * cuda.blockIdx.x, x.size, _cuda.TILE * cuda.gridDim.x):
             i = tile + cuda.threadIdx.x
             if tile + _cuda.TILE <= x.size:
                 p, q = value(x, residual, i), value(x, residual, i + step)
                 r, s = value(x, residual, i + 2 * step), value(x, residual, i + 3 * step)
-                put(codes, residual, i, p, low, high)
-                put(codes, residual, i + step, q, low, high)
-                put(codes, residual, i + 2 * step, r, low, high)
-                put(codes, residual, i + 3 * step, s, low, high)
+                put(codes, residual, i, p, low, high, cut)
+                put(codes, residual, i + step, q, low, high, cut)
+                put(codes, residual, i + 2 * step, r, low, high, cut)
+                put(codes, residual, i + 3 * step, s, low, high, cut)
             else:
                 for j in range(i, x.size, step):
-                    put(codes, residual, j, value(x, residual, j), low, high)
+                    put(codes, residual, j, value(x, residual, j), low, high, cut)
 
     return encode
 

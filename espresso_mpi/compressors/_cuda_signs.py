@@ -26,16 +26,21 @@ _LARGEST = float(np.finfo(np.float32).max)
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
-def encode(x: Any, residual: Any, words: Any, scales: Any, lows: Any, block: int) -> None:
+def encode(x: Any, residual: Any, words: Any, scales: Any, lows: Any, block: int) -> int:
     """Write the signs and scales of ``x`` (+ ``residual``, unless it is None).
 
     With ``lows`` the scales are means of the elements that are not negative, and the lows those of the negative ones.
+
+    Returns:
+        how many values have a scale that is smaller than their mean; to know that the host waits for the GPU.
     """
     kernel = _ENCODE[residual is not None, lows is not None]
     resident = (2048 // _cuda.THREADS,) if residual is None else (_RESIDENT_KEEPING,)
     kept, second = x if residual is None else residual, scales if lows is None else lows
     grid = _cuda.blocks(scales.size, _WARPS, *resident)
-    kernel(grid, _cuda.THREADS, x, kept, words.view(np.uint32), scales, second, block)
+    counter = _cuda.zeroed_counter()
+    kernel(grid, _cuda.THREADS, x, kept, words.view(np.uint32), scales, second, block, counter)
+    return int(counter.copy_to_host()[0])
 
 
 def encode_signs(x: Any, residual: Any, momentum: Any, words: Any, beta: float) -> None:
@@ -142,10 +147,10 @@ def _make_encode(keep, two):  # type: ignore[no-untyped-def]
             p = value(x, residual, i)
             residual[i] = p + (minus if p < 0 else -plus)
 
-    signature = "float32[::1], float32[::1], uint32[::1], float32[::1], float32[::1], int64"
+    signature = "float32[::1], float32[::1], uint32[::1], float32[::1], float32[::1], int64, int64[::1]"
 
     @_cuda.kernel(signature, keep=keep, two=two)
-    def encode(x, residual, words, scales, lows, block):  # type: ignore[no-untyped-def]
+    def encode(x, residual, words, scales, lows, block, cut):  # type: ignore[no-untyped-def]
         for b in range(cuda.grid(1) // 32, scales.size, cuda.gridsize(1) // 32):
             start, stop = b * block, min(x.size, (b + 1) * block)
             whole = start + (stop - start) // 64 * 64
@@ -155,9 +160,14 @@ def _make_encode(keep, two):  # type: ignore[no-untyped-def]
             if stop > whole:
                 first, second, more = rest(x, residual, words, whole, stop, first, second)
                 negative += more
-            plus = _mean(first, stop - start - negative if two else stop - start)
+            count = stop - start - negative if two else stop - start
+            plus = _mean(first, count)
             minus = _mean(second, negative) if two else plus
             if cuda.laneid == 0:
+                if first > np.float32(_LARGEST):
+                    cuda.atomic.add(cut, 0, count)
+                if two and second > np.float32(_LARGEST):
+                    cuda.atomic.add(cut, 0, negative)
                 scales[b] = plus
                 if two:
                     lows[b] = -minus

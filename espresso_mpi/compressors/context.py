@@ -34,6 +34,7 @@ class Context:
             arrays by name. Use ``kept``.
         summary: the agreed summary, float32; None if the ranks do not agree on one (then encode makes its own).
         share: which share of the tensor's elements this part of it has.
+        cut: written by encode: how many values were beyond what the payload's format can hold.
     """
 
     key: int = 0
@@ -44,6 +45,7 @@ class Context:
     state: MutableMapping[str, Any] = field(default_factory=dict)
     summary: Any = None
     share: float = 1.0
+    cut: int = 0
 
     def scratch(self, name: str, size: int, dtype: Any, like: Any) -> Any:
         """A flat array of ``size`` elements on the device of ``like``, with any content; one of each name at a time."""

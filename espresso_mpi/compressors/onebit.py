@@ -3,7 +3,7 @@
 Each element becomes ``mean|x| · sign(x)`` with the mean over its block and sign(0) = +. A contraction with
 ``δ = ‖x‖₁²/(d‖x‖²)``, at least 1/block: for Gaussian values the squared error relative to ``‖x‖²`` is 1 - 2/π =
 0.3634. It converges only with error feedback. Where the magnitudes of a block sum to more than float32 holds, its scale
-is smaller than their mean.
+is smaller than their mean, and they are counted as cut.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OneBit(_signs.Blocked):
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         words, scales = self._split(payload, x.size)
-        _encode(x, _cpu.EMPTY if residual is None else residual, words, scales, self.block)
+        context.cut = int(_encode(x, _cpu.EMPTY if residual is None else residual, words, scales, self.block))
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         words, scales = self._split(payload, out.size)
@@ -53,7 +53,7 @@ class OneBit(_signs.Blocked):
         from . import _cuda_signs
 
         words, scales = self._split(payload, x.size)
-        _cuda_signs.encode(x, residual, words, scales, None, self.block)
+        context.cut = _cuda_signs.encode(x, residual, words, scales, None, self.block)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         from . import _cuda_signs
@@ -69,6 +69,8 @@ class OneBit(_signs.Blocked):
 
 @_cpu.Kernel
 def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
+    """Returns how many values are of blocks whose scale is smaller than their mean."""
+    cut = 0
     for b in prange(scales.size):
         start, stop = b * block, min(x.size, (b + 1) * block)
         signs = words[start // 64 : (stop + 63) // 64]
@@ -79,9 +81,12 @@ def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
         total = _cpu.abs_sum(values)
         if not total <= np.float32(LIMIT):  # only then can there be a value beyond LIMIT, or a NaN
             values = _signs.tamed(values, kept.size > 0)
-            total = min(_cpu.abs_sum(values), _signs.LARGEST)
+            total = _cpu.abs_sum(values)
+        cut += stop - start if total > _signs.LARGEST else 0
+        total = min(total, _signs.LARGEST)
         scale = total / np.float32(stop - start)
         scales[b] = scale
         _signs.pack(values, signs)
         if kept.size:
             _signs.add(kept, signs, -scale, scale)
+    return cut

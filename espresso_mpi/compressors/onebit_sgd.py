@@ -46,7 +46,7 @@ class OneBitSGD(_signs.Blocked):
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         words, means, lows = self._split(payload, x.size)
-        _encode(x, _cpu.EMPTY if residual is None else residual, words, means, lows, self.block)
+        context.cut = int(_encode(x, _cpu.EMPTY if residual is None else residual, words, means, lows, self.block))
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         words, means, lows = self._split(payload, out.size)
@@ -55,7 +55,7 @@ class OneBitSGD(_signs.Blocked):
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from . import _cuda_signs
 
-        _cuda_signs.encode(x, residual, *self._split(payload, x.size), self.block)
+        context.cut = _cuda_signs.encode(x, residual, *self._split(payload, x.size), self.block)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         from . import _cuda_signs
@@ -77,6 +77,8 @@ def _mean(total, count):  # type: ignore[no-untyped-def]
 
 @_cpu.Kernel
 def _encode(x, residual, words, means, lows, block):  # type: ignore[no-untyped-def]
+    """Returns how many values are of halves of blocks whose mean is larger than what is sent of it."""
+    cut = 0
     for b in prange(means.size):
         start, stop = b * block, min(x.size, (b + 1) * block)
         signs = words[start // 64 : (stop + 63) // 64]
@@ -92,7 +94,10 @@ def _encode(x, residual, words, means, lows, block):  # type: ignore[no-untyped-
         negative = 0
         for w in range(signs.size):
             negative += _cpu.ones(signs[w])
+        cut += stop - start - negative if plus > _signs.LARGEST else 0
+        cut += negative if minus > _signs.LARGEST else 0
         plus, minus = _mean(plus, stop - start - negative), _mean(minus, negative)
         means[b], lows[b] = plus, -minus
         if kept.size:
             _signs.add(kept, signs, -plus, minus)
+    return cut

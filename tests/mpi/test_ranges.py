@@ -98,3 +98,24 @@ def test_compressed_values_beyond_what_can_be_summed_are_refused(world, open_ses
     assert all(np.array_equal(value, state[key]) for key, value in session.state_dict()["memory"].items())
     skipping.sync(grad)
     assert not grad.any() and skipping.stats().skipped == {"grads": 1}
+
+
+@several
+@pytest.mark.parametrize("window_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(
+    "compressor, route, value", [("fp16", None, 1e5), ("fp16", "flat-linear", 40_000), ("onebit", None, 2.0**120)]
+)
+def test_values_that_are_cut_are_counted(world, open_session, caplog, compressor, route, value, window_bytes):
+    """By whoever cuts them; the log says so once, there."""
+    n = 4096 * world.size
+    session = open_session(compressor=compressor, route=route, feedback="none", window_bytes=window_bytes)
+    for _ in range(2):
+        session.sync(np.ones(n, np.float32))
+        assert session.stats().saturated == 0
+    for _ in range(2):
+        session.sync(np.full(n, value, np.float32))
+    counted = sum(world.allgather(session.stats().saturated))
+    passes = {"flat-linear": 1}.get(route, world.size)  # sums, or what each rank encodes; and some of them again
+    assert 2 * passes * n <= counted <= 2 * (passes + 1) * n
+    said = [record for record in caplog.records if "left their range" in record.message]
+    assert len(said) == (session.stats().saturated > 0)
