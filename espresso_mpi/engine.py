@@ -367,9 +367,9 @@ class Engine:
             if unit.watch is not None:
                 unit.watch.written()
         with self._changed:
+            unit.gradients, unit.given = [], None
             unit.finished = True
             self._unfinished.pop(id(unit), None)
-            unit.gradients, unit.given = [], None
             self._changed.notify_all()
 
     # --- rounds -------------------------------------------------------------------------------------------------------
@@ -506,6 +506,7 @@ class Engine:
         self._dense_steps[bucket.name] += 1
         self._next_of(unit.call)
         self._quiet, self._since_round, self._stuck_since, self._progress = True, 0, None, time.perf_counter()
+        del arrays
         self._finish(unit)
 
     def _hear(self, rank: int, note: Mapping[str, Any], masks: list[int]) -> None:
@@ -770,6 +771,7 @@ class Engine:
                 if self._latest.get(bucket.name) is left:
                     del self._latest[bucket.name]
                 buffer.empty()
+                buffer.arrays, buffer.x, buffer.checks = (), None, ()  # from now on the caller's alone: see ``guard``
                 self._bucket_done(owners)
 
         return [segment(number) for number in range(program.count)]

@@ -313,8 +313,7 @@ class Session:
         copied = next((g.spec for g in gradients if g.source is not None), None)
         if copied is not None:
             self._copies = True
-            if self._transport.rank == 0:
-                _LOG.info("%s: its memory is strided, so it travels as a copy, as others may (said once)", copied.name)
+            _LOG.info("%s: its memory is strided, so it travels as a copy, as others may (said once)", copied.name)
 
     def _settled(self, call: Call, specs: tuple[TensorSpec, ...]) -> tuple[Batch | None, EspressoError | None]:
         """How the tensors of a call travel, or why they cannot."""

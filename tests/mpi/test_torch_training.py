@@ -196,7 +196,7 @@ class Learner:
         before = scaler.get_scale()
         scaler.update()
         self.session.rescale(scaler.get_scale() / before)
-        return float(loss)
+        return loss.item()
 
     def replica(self):
         return b"".join(p.detach().numpy().tobytes() for p in self.model.parameters())
@@ -257,7 +257,7 @@ def test_a_call_that_is_skipped_is_skipped_whole(world, open_session, dtype):
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_channels_last_network(world, open_session):
+def test_a_channels_last_network(world, open_session, caplog):
     """Gradients that are strided on some ranks and not on others: the mean lands in the gradients themselves."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(1)
@@ -272,10 +272,12 @@ def test_a_channels_last_network(world, open_session):
     mine = {name: grad.contiguous().numpy().copy() for name, grad in grads.items()}
     expected = {name: np.mean(world.allgather(grad), axis=0) for name, grad in mine.items()}
     session = open_session()
+    caplog.set_level("INFO", "espresso_mpi")
     assert session.sync(grads) is grads
     for name, p in model.named_parameters():
         assert p.grad is grads[name] and p.grad.stride() == strides[name]
         assert np.allclose(p.grad.numpy(), expected[name], rtol=1e-5, atol=1e-7), name
     handle = session.push("0.weight", model[0].weight.grad)
     assert handle.wait() is model[0].weight.grad
+    assert sum("strided" in record.message for record in caplog.records) == (world.rank > 0), "said once"
     assert np.allclose(model[0].weight.grad.numpy(), expected["0.weight"], rtol=1e-5, atol=1e-7)
