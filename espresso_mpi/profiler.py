@@ -686,7 +686,7 @@ def _shared_out(rows: np.ndarray) -> tuple[tuple[float, float, float], float]:
 def _steeper(curve: Curve, slope: float) -> Curve:
     """A curve to which ``slope`` seconds are added for each byte."""
     values = tuple(value + slope * knot for knot, value in zip(curve.knots, curve.values))
-    samples = tuple(replace(s, seconds=s.seconds + slope * s.size) for s in curve.samples)
+    samples = tuple(Sample(s.size, s.seconds + slope * s.size, s.spread, s.repeats) for s in curve.samples)
     return replace(curve, values=values, samples=samples)
 
 

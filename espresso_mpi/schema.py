@@ -163,12 +163,13 @@ def decode(data: bytes, kind: Any, where: str) -> Any:
 
 
 def check(value: Any, where: str) -> None:
-    """See that the fields of a frozen dataclass fit their annotations; numpy's scalars become Python's numbers.
+    """See that the fields of a frozen dataclass or struct fit their annotations; numpy's scalars become Python's.
 
     Raises:
         ConfigError: one does not fit.
     """
     annotated: Any = type(value)
+    put = msgspec.structs.force_setattr if isinstance(value, msgspec.Struct) else object.__setattr__
     for name, kind in _hints(annotated).items():
         found = getattr(value, name)
         own = _own(found)
@@ -177,7 +178,7 @@ def check(value: Any, where: str) -> None:
         except msgspec.ValidationError:
             raise ConfigError(_wrong(own, kind, f"{where}: {name}")) from None
         if fitting is not found:
-            object.__setattr__(value, name, fitting)
+            put(value, name, fitting)
 
 
 def _own(value: Any) -> Any:

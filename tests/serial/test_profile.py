@@ -119,6 +119,13 @@ def test_what_is_no_sample(row, says):
         Sample(*row)
 
 
+def test_numpys_numbers_become_pythons():
+    sample = Sample(np.int64(4), np.float64(0.5), np.float32(0.25), np.int32(3))
+    assert sample == Sample(4, 0.5, 0.25, 3)
+    assert [type(value) for value in (sample.size, sample.seconds, sample.spread)] == [int, float, float]
+    assert pickle.loads(pickle.dumps(sample)) == sample
+
+
 # --- fits -------------------------------------------------------------------------------------------------------------
 
 
