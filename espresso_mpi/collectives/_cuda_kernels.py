@@ -26,7 +26,7 @@ def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> int:
     if dtype != "float16":
         _launch(_MEAN[dtype], out.size, of, among, own, factor)
         return 0
-    counter = _cuda.zeroed_counter()
+    counter = _cuda.event_counter()
     _launch(_beyond_half, out.size, of, among, own, factor, counter)
     _launch(_MEAN[dtype], out.size, of, among, own, factor)
     return int(counter.copy_to_host()[0])
@@ -39,7 +39,7 @@ def max_rows(out: Any, rows: Any, own: int) -> None:
 
 def add_integers(out: Any, rows: Any, own: int) -> int:
     """As ``reduction.reduce_rows`` of integers; waits for the GPU."""
-    counter = _cuda.zeroed_counter()
+    counter = _cuda.event_counter()
     limits = np.iinfo(out.dtype)
     _launch(_ADD[str(out.dtype)], out.size, out, rows, own, np.int64(limits.min), np.int64(limits.max), counter)
     return int(counter.copy_to_host()[0])
@@ -65,7 +65,7 @@ def convert(out: Any, x: Any, dtype: str) -> None:
 
 def count_from(x: Any, dtype: str, least: int) -> int:
     """As ``reduction.count_from``; waits for the GPU."""
-    counter = _cuda.zeroed_counter()
+    counter = _cuda.event_counter()
     if dtype in ("float16", "bfloat16"):
         _launch(_count_16, x.size, x, np.uint16(least), counter)
     else:

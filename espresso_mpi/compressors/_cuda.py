@@ -103,11 +103,12 @@ def _counter(device: int) -> Any:
     return cuda.device_array(1, np.int64)
 
 
-def zeroed_counter() -> Any:
-    """One int64 on the device, zero: for what a kernel counts."""
-    counter = _counter(device_number())
-    counter.copy_to_device(np.zeros(1, np.int64))
-    return counter
+def event_counter(zeroed: bool = True) -> Any:
+    """One int64 on the device for what a kernel counts; to be read before there is another use of it."""
+    found = _counter(device_number())
+    if zeroed:
+        found.copy_to_device(np.zeros(1, np.int64))
+    return found
 
 
 # --- bits and random bits ---------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ def encode(x: Any, residual: Any, payload: Any, rule: int, low: Any, high: Any) 
         how many halves were cut to the largest one; to know that the host waits for the GPU.
     """
     kernel, kept = _ENCODE[residual is not None, rule], x if residual is None else residual
-    codes, counter = payload.view(np.float16 if rule == HALF else np.uint16), _cuda.zeroed_counter()
+    codes = payload.view(np.float16 if rule == HALF else np.uint16)
+    counter = _cuda.event_counter(zeroed=rule == HALF)  # the others count nothing
     kernel(_cuda.blocks(x.size, _cuda.TILE), _cuda.THREADS, x, kept, codes, low, high, counter)
     return int(counter.copy_to_host()[0]) if rule == HALF else 0
 
@@ -58,6 +59,8 @@ def _make_encode(keep, rule):  # type: ignore[no-untyped-def]
 
     @cuda.jit(device=True)
     def put(codes, residual, i, p, low, high, cut):  # type: ignore[no-untyped-def]
+        if rule == HALF and abs(p) >= _BEYOND:
+            cuda.atomic.add(cut, 0, 1)
         code = cast(p, i, low, high)
         codes[i] = code
         if keep:

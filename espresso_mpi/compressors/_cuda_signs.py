@@ -38,7 +38,7 @@ def encode(x: Any, residual: Any, words: Any, scales: Any, lows: Any, block: int
     resident = (2048 // _cuda.THREADS,) if residual is None else (_RESIDENT_KEEPING,)
     kept, second = x if residual is None else residual, scales if lows is None else lows
     grid = _cuda.blocks(scales.size, _WARPS, *resident)
-    counter = _cuda.zeroed_counter()
+    counter = _cuda.event_counter()
     kernel(grid, _cuda.THREADS, x, kept, words.view(np.uint32), scales, second, block, counter)
     return int(counter.copy_to_host()[0])
 
