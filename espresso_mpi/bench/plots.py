@@ -69,9 +69,10 @@ def optimizers(rows: Sequence[Row], path: Path) -> None:
             points = [(step, loss) for step, loss in row.curve if step > 0 and loss is not None]
             colour = colours.setdefault(row.compressor, f"C{len(colours)}")
             label = f"{row.method}, {row.lr:g}" if row.seed == rows[0].seed else None
-            axes.plot(*zip(*points), "-" if row.feedback else ":", color=colour, label=label)
+            steps, losses = [step for step, _ in points], [loss for _, loss in points]
+            axes.plot(steps, losses, "-" if row.feedback else ":", color=colour, label=label)
         axes.set(title=name, xlabel="steps")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper right")
     panels[0].set(ylabel="validation loss, bits/character")
     figure.savefig(path, dpi=120, format="png")

@@ -95,8 +95,8 @@ element.
 
 _TRAIN = """
 A character language model on the English text in Python's `pydoc_data.topics`, plain SGD, the same weights, batches and
-learning rate for all methods. *loss* is bits a character on held-out text. *s to target*: training time until fp32's
-final loss + 2 %. A step's time is split into compute (the slowest rank's) and sync. Validation is outside the clock.
+learning rate for all methods. (Under momentum and AdamW some lose far more: [docs/compressors.md](docs/compressors.md).)
+*loss* is bits a character on held-out text. *s to target*: training time until fp32's final loss + 2 %. A step's time is split into compute (the slowest rank's) and sync. Validation is outside the clock.
 """
 
 _OPTIMIZERS = """
@@ -106,7 +106,7 @@ momentum 0.9 or, where the method has a momentum of its own (`dgc`), without. Th
 warm-up and a cosine; it was chosen with fp32 and not again for each method. *loss* is bits a character on held-out
 text, *spread* the largest less the smallest over the seeds. *vs fp32* compares runs of the same optimizer, learning
 rate and seed: the mean, and the range *over seeds*. The runs are short, and of one model: take orders from them, not
-digits. Where one seed was run, a difference below *spread* of fp32 says nothing.
+digits. Runs that differ in rounding alone come to differ by as much as fp16 and int8 do here, so less says nothing.
 """
 
 _PLANNER = """
