@@ -21,7 +21,7 @@ from .training import Method
 if TYPE_CHECKING:  # needs torch, which only a run needs
     from .gpt import Replica
 
-RATES = {"adamw": 1e-3, "sgd": 0.01}
+RATES = {"adamw": 1e-3, "sgd": 0.003}
 """The optimizers, and their peak learning rates: AdamW's usual one, and the best of a sweep with fp32."""
 
 MOMENTUM = 0.9

@@ -95,8 +95,9 @@ element.
 
 _TRAIN = """
 A character language model on the English text in Python's `pydoc_data.topics`, plain SGD, the same weights, batches and
-learning rate for all methods. (Under momentum and AdamW some lose far more: [docs/compressors.md](docs/compressors.md).)
-*loss* is bits a character on held-out text. *s to target*: training time until fp32's final loss + 2 %. A step's time is split into compute (the slowest rank's) and sync. Validation is outside the clock.
+learning rate for all methods. Under momentum and AdamW some lose far more ([docs/compressors.md](docs/compressors.md)).
+*loss* is bits a character on held-out text. *s to target*: training time until fp32's final loss + 2 %. A step's time
+is split into compute (the slowest rank's) and sync. Validation is outside the clock.
 """
 
 _OPTIMIZERS = """
