@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
 from typing import Any
@@ -34,8 +33,9 @@ from .collectives.transport import Transport
 from .collectives.waiting import sharpen_naps
 from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, PlanError, RemoteError, StateError
 from .feedback import NO_FEEDBACK
+from .fusion import Buffer
 from .guard import Check, Watch
-from .memory import Keeping, Memory
+from .memory import Keeping
 from .options import Options
 from .parking import Parking
 from .trace import Recorder
@@ -747,7 +747,7 @@ class Engine:
     ) -> list[Turns]:
         """The segments of a bucket; the first makes its buffer, the last to end brings the result home."""
         shift = ranges.shift(bucket.dtype, self._transport.topology) if large and bucket.compressor is None else 0
-        buffer = _Buffer(bucket, arrays, skip, self._transport, self.keeping.memory, checks, shift)
+        buffer = Buffer(bucket, arrays, skip, self._transport, self.keeping.memory, self.tally, checks, shift)
         counts = self._dense_steps if bucket.compressor is None else self.keeping.counts
         step = counts[bucket.name]
         counts[bucket.name] += 1
@@ -836,112 +836,6 @@ class _Left(EspressoError):  # noqa: N818 - a state, not a failure
     def __init__(self, why: str, cure: str = "open a new one") -> None:
         super().__init__(why)
         self.cure = cure
-
-
-@dataclass
-class _Buffer:
-    """The flat array that travels for a bucket: the caller's own, or a copy of several or in float32.
-
-    ``shift``: it travels divided by two to this power.
-    """
-
-    bucket: Bucket
-    arrays: Sequence[Any]
-    skip: Sequence[bool]
-    transport: Transport
-    memory: Memory
-    checks: Sequence[Check] = ()
-    shift: int = 0
-    x: Any = None
-    workspace: Any = None
-    begun: Sequence[tuple[str, int]] = ()
-
-    def fill(self) -> None:
-        """Make it. In debug mode it is a copy: then the caller's memory can be checked until the mean replaces it."""
-        for check in self.checks:
-            check("before it was read")
-        first, bucket = self.arrays[0], self.bucket
-        narrow = bucket.compressor is not None and bucket.dtype != "float32"
-        if len(self.arrays) == 1 and not narrow and not self.checks:
-            self.x = first
-        else:
-            self.workspace = self.transport.borrow()
-            dtype = np.float32 if narrow else first.dtype
-            self.x = self.workspace.array("fused", bucket.size, dtype, device.device_of(first))
-            if narrow or any(self.skip):
-                self._fill_one_by_one(narrow)
-            else:
-                device.join(self.x, self.arrays)
-        kept = list(self._kept_by()) if self.memory.waiting else []
-        self.begun = [(name, part.size) for name, part, _ in kept]
-        for name, part, fed_back in kept:
-            owed = self.memory.begin(name, part.size, fed_back)
-            if owed is not None:
-                _add(part, owed, "float32" if bucket.compressor else bucket.dtype)
-        if self.shift:
-            ranges.scale(self.x, -self.shift, bucket.dtype)
-
-    def _fill_one_by_one(self, narrow: bool) -> None:
-        """Where tensors are converted, or some are skipped: their part is zero."""
-        for (part, array), skipped in zip(self._pieces(), self.skip):
-            if skipped:
-                device.copy(part, device.zeros(part.size, part.dtype, device.device_of(part)))
-            elif narrow:
-                reduction.convert(part, array, self.bucket.dtype)
-            else:
-                device.copy(part, array)
-
-    def _kept_by(self) -> list[tuple[str, Any, bool]]:
-        """The names under which something may be kept, with their part of the buffer, but for what is skipped.
-
-        The third value: whether it is fed back by region. What a tensor is owed from before it was compressed together
-        with others is added to it.
-        """
-        compressed = self.bucket.compressor is not None
-        together = [(self.bucket.kept, self.x, self.bucket.feedback.kind == "plain")] if compressed else []
-        if compressed and len(self.arrays) == 1:
-            return together
-        members = zip(self.bucket.members, self._pieces(), self.skip)
-        return together + [(item.spec.name, part, False) for (_, item), (part, _), skipped in members if not skipped]
-
-    def empty(self) -> None:
-        """Bring the result to the caller's arrays."""
-        for name, size in self.begun:
-            self.memory.end(name, size)
-        for check in self.checks:
-            check("before its mean was written")
-        if self.shift:
-            ranges.scale(self.x, self.shift, self.bucket.dtype)
-        if self.workspace is None:
-            return
-        for (part, array), skipped in zip(self._pieces(), self.skip):
-            if skipped:
-                continue
-            if part.dtype != array.dtype:
-                reduction.convert(array, part, self.bucket.dtype)
-            else:
-                device.copy(array, part)
-        self.transport.give_back(self.workspace)
-
-    def _pieces(self) -> Iterator[tuple[Any, Any]]:
-        start = 0
-        for array in self.arrays:
-            yield self.x[start : start + array.size], array
-            start += array.size
-
-
-def _add(x: Any, owed: Any, dtype: str) -> None:
-    """``x += owed`` (float32) for flat x of any element type."""
-    where = device.device_of(x)
-    here = device.empty(owed.size, np.float32, where)
-    device.copy(here, owed)
-    if dtype == "float32":
-        reduction.blend(x, 1.0, 1.0, here)
-        return
-    wide = device.empty(x.size, np.float32, where)
-    reduction.convert(wide, x, dtype)
-    reduction.blend(wide, 1.0, 1.0, here)
-    reduction.convert(x, wide, dtype)
 
 
 def measured_fusion(transport: Transport, route: Route) -> int:

@@ -8,7 +8,9 @@ all arrays (``Claims``). In debug mode checksums find whatever else changed.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
+import weakref
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -67,21 +69,19 @@ class Watch:
         self._watched = [g for g in gradients if g.rebuild is None and g.array.size] if debug else []
         self._sums = {g.spec.name: _checksum(g) for g in self._watched}
 
-    def require_reader(self, call: Any) -> None:
-        """Somebody can read the result of a push, ``call.result``, which the session lets go of. The watch ends.
+    def lost(self, call: Any) -> str | None:
+        """What is wrong if nobody can read the result of a push, ``call.result``; None: somebody can. The watch ends.
 
         Torch tells how many refer to a tensor; of other arrays it is not known.
-
-        Raises:
-            GradientError: nobody can.
         """
         self._versions, self._watched = [], []
-        if self._whole and self.reader() is None and is_alone(call):
-            raise GradientError(
-                f"{self._name}: its mean is lost, since nothing refers to the tensor any more when {self._title} is "
-                f"waited for; leave p.grad as it is until then (zero_grad() sets it to None), and of a copy use what "
-                f"handle.wait() returns"
-            )
+        if not (self._whole and self.reader() is None and is_alone(call)):
+            return None
+        return (
+            f"{self._name}: its mean is lost, since nothing refers to the tensor any more when {self._title} is waited "
+            f"for; leave p.grad as it is until then (zero_grad() sets it to None), and of a copy use what "
+            f"handle.wait() returns; others may be lost as well (said once)"
+        )
 
     def check_of(self, gradient: Gradient) -> Check | None:
         """In debug mode: what makes sure that a tensor is as it was, and takes when that is."""
@@ -203,14 +203,18 @@ def _span(gradient: Gradient, title: str) -> Span:
     return Span(first, last + spec.nbytes // spec.size, spec.name, title, place)
 
 
+_all: weakref.WeakSet[Claims] = weakref.WeakSet()
+
+
 class Claims:
-    """The memory of calls that were made and not waited for. Threads may share it."""
+    """The memory of calls that were made and not waited for. Threads may share it, one at a time by ``lock``."""
 
     def __init__(self) -> None:
         self._packed: list[Span] = []
         self._starts: list[int] = []  # of these, in the same order: whole numbers are quick to search
         self._strided: list[Span] = []
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        _all.add(self)
 
     def claim(self, wanted: Sequence[Span]) -> None:
         """Claim the memory of a call.
@@ -218,7 +222,7 @@ class Claims:
         Raises:
             GradientError: a call that was not waited for is to write to it; nothing was claimed.
         """
-        with self._lock:
+        with self.lock:
             self._refuse(wanted)
             for span in wanted:
                 if span.strided is None:
@@ -244,7 +248,7 @@ class Claims:
 
     def drop(self, held: Sequence[Span]) -> None:
         """The memory is the caller's again."""
-        with self._lock:
+        with self.lock:
             for span in held:
                 if span.strided is None:
                     at = bisect_left(self._starts, span.start)
@@ -252,3 +256,12 @@ class Claims:
                         del self._packed[at], self._starts[at]
                 else:
                     self._strided = [other for other in self._strided if other is not span]
+
+
+def _after_fork() -> None:
+    """In the child: another thread may have held a lock, and is not there to release it."""
+    for claims in list(_all):
+        claims.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

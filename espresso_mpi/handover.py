@@ -67,7 +67,7 @@ def carried_along(transport: Transport, keeping: Keeping, old: Plan | None, new:
     owed = _owed(transport, keeping, moved)
     for text, array in kept.memory.items():
         _add(owed, text, array)
-    return Keeping(Memory(owed), kept.weights, kept.counts, kept.groups)
+    return replace(kept, memory=Memory(owed))
 
 
 def _owed(transport: Transport, keeping: Keeping, moved: Mapping[tuple[str, int], Members]) -> dict[str, Any]:

@@ -93,6 +93,14 @@ class Memory(dict[str, Any]):
         """Whether something was carried over for a tensor, which it has not taken yet."""
         return (name, n) in self._waiting
 
+    def owe(self, name: str, rest: np.ndarray) -> None:
+        """Something is to be added to a tensor the next time, on this rank: float32, shape (n,)."""
+        key = Key(name, rest.size, CARRY, 0, rest.size, "residual")
+        before = dict.get(self, str(key))
+        self[str(key)] = rest if before is None else before + rest
+        if before is None:
+            self._waiting.setdefault((name, rest.size), []).append(key)
+
     def begin(self, name: str, n: int, fed_back: bool) -> np.ndarray | None:
         """The synchronisation of a tensor, or of a group that is compressed as one, begins.
 
@@ -195,17 +203,14 @@ class Keeping:
         weights: what one unit of each residual adds to the mean, by its key; of what is in the memory only.
         counts: how often each compressed tensor was synchronised: seeds and schedules go by it.
         groups: the tensors that are compressed as one, by the name that their arrays have in the memory.
+        sizes: by tensor, (name in the memory, elements) of the sizes it came in, the last one used last.
     """
 
     memory: Memory = field(default_factory=lambda: Memory())
     weights: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     groups: dict[str, Members] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._sizes: dict[str, dict[tuple[str, int], None]] = {}
-        for name, n in dict.fromkeys((key.name, key.n) for key in map(Key.parse, self.memory)):
-            self._sizes.setdefault(self.label(name), {})[name, n] = None
+    sizes: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
 
     def label(self, kept: str) -> str:
         """The name in statistics of what has this name in the memory."""
@@ -226,15 +231,15 @@ class Keeping:
         if len(members) > 1:
             self.groups[kept] = members
         label = self.label(kept)
-        sizes = self._sizes.setdefault(label, {})
-        if sizes and next(reversed(sizes)) == (kept, n):
+        sizes = self.sizes.setdefault(label, [])
+        if sizes and sizes[-1] == (kept, n):
             return None
-        sizes.pop((kept, n), None)
-        sizes[kept, n] = None  # the last one used stands last
+        if (kept, n) in sizes:
+            sizes.remove((kept, n))
+        sizes.append((kept, n))
         if len(sizes) <= _SIZES:
             return None
-        oldest = next(iter(sizes))
-        del sizes[oldest]
+        oldest = sizes.pop(0)
         self._drop(*oldest)
         return label, oldest[1]
 
@@ -261,7 +266,8 @@ class Keeping:
         weights = {key: weight for key, weight in self.weights.items() if stays(key)}
         names = {kept for kept, _ in gone}
         groups = {kept: members for kept, members in self.groups.items() if kept not in names}
-        return Keeping(left, weights, counts, groups)
+        sizes = {label: [one for one in used if one not in gone] for label, used in self.sizes.items()}
+        return Keeping(left, weights, counts, groups, {label: used for label, used in sizes.items() if used})
 
     def counts_of(self, groups: Sequence[Sequence[str]]) -> Counter[str]:
         """The counters, with those of tensors that join or leave a group: as many as any of the tensors had."""

@@ -6,11 +6,14 @@ import math
 import numbers
 from typing import Any
 
-from . import state
+import numpy as np
+
+from . import device, state
 from .collectives import reduction
 from .collectives.agreement import floats
 from .collectives.executor import OWN
 from .collectives.transport import Transport
+from .compressors import LIMIT
 from .errors import ConfigError, StateError
 from .memory import Key, Memory
 from .options import Options
@@ -30,6 +33,16 @@ def checked_factor(factor: Any) -> float:
     return float(factor)
 
 
+def _largest(memory: Memory) -> float:
+    """The largest magnitude that is kept on this rank."""
+    largest = 0.0
+    for value in memory.values():
+        here = np.empty(value.size, np.float32)
+        device.copy(here, value)
+        largest = max(largest, float(np.abs(here).max(initial=0.0)))
+    return largest
+
+
 def rescale(transport: Transport, options: Options, memory: Memory, factor: float) -> None:
     """Multiply residuals, and all that stands for gradients, by a factor. Collective.
 
@@ -37,13 +50,19 @@ def rescale(transport: Transport, options: Options, memory: Memory, factor: floa
     counters have no unit.
 
     Raises:
-        ConfigError: on every rank: the ranks have different factors; StateError: a compressor does not say what its
+        ConfigError: on every rank: the ranks have different factors, or values would leave their range;
+            StateError: a compressor does not say what its
             memory is. Nothing was changed.
     """
-    said = floats(transport, factor).ravel()
-    if said.min() != said.max():
-        given = ", ".join(f"{transport.describe(rank)} has {value:g}" for rank, value in enumerate(said))
+    said = floats(transport, factor, _largest(memory))
+    if said[:, 0].min() != said[:, 0].max():
+        given = ", ".join(f"{transport.describe(rank)} has {value:g}" for rank, value in enumerate(said[:, 0]))
         raise ConfigError(f"rescale: the ranks have different factors: {given}; pass the same")
+    if said[:, 1].max() * factor > LIMIT:
+        raise ConfigError(
+            f"rescale: factor={factor:g} would take what is kept, up to {said[:, 1].max():g}, beyond {LIMIT:g}, the "
+            f"most that a residual may be; the loss scale is too large"
+        )
     rules = state.rules(options)
     keys = {text: Key.parse(text).what for text in memory}
     own = {text: rules.get(what.removeprefix(OWN)) for text, what in keys.items() if what.startswith(OWN)}

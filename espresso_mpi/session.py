@@ -91,9 +91,9 @@ class Session:
             step, where the compressor allows it), ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``,
             ``"ef21:momentum=0.1"`` or ``"none"``.
         nonfinite: a NaN or an infinity in a gradient on any rank, or a value too large to be compressed and summed
-            (2**126 or more, divided by the number of ranks): ``"raise"`` NonFiniteError on all ranks, or
-            ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as it was; or
-            ``"skip_all"``: every tensor of the call becomes NaN on all ranks, by which a loss scaler knows that the
+            (2**126 or more, divided by the number of ranks rounded up to a power of two): ``"raise"`` NonFiniteError
+            on all ranks, or ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as
+            it was; or ``"skip_all"``: every tensor of the call becomes NaN on all ranks, by which a loss scaler knows that the
             step is to be left out, and what the session keeps of them stays as it was. See docs/torch.md.
         window_bytes: half of a rank's share of the machine's shared memory window; 0 uses MPI messages instead.
         message_bytes: longest message between machines; longer ones are cut.
@@ -146,7 +146,7 @@ class Session:
         self._step, self._seconds, self._warned = 0, 0.0, False
         self._batches = Batches()
         self._open: dict[int, Unit] = {}
-        self._claims, self._copies = guard.Claims(), False
+        self._claims, self._copies, self._lost = guard.Claims(), False, False
         self._gpu: int | None = None
         tunes = options.tuning is not None and self._transport.topology.size > 1  # alone there is nothing to choose
         self._clock = StepClock(max(16, options.tuning.steps)) if tunes and options.tuning else None
@@ -267,18 +267,24 @@ class Session:
         Args:
             read: somebody is given the result; else it must be known to the caller otherwise.
         """
-        watch, unit.watch = unit.watch, None
-        if watch is None:
+        if unit.watch is None:
             return
-        self._claims.drop(watch.spans)
-        if unit.error is None:
-            try:
-                watch.require_untouched()
-                if not read:
-                    watch.require_reader(unit)
-            except GradientError as error:
-                unit.error = error
-                self._engine.leave(str(error))
+        with self._claims.lock:  # several threads may wait for one call
+            watch = unit.watch
+            if watch is None:
+                return
+            self._claims.drop(watch.spans)
+            if unit.error is None:
+                try:
+                    watch.require_untouched()
+                except GradientError as error:
+                    unit.error = error
+                    self._engine.leave(str(error))
+            lost = None if read or unit.error is not None else watch.lost(unit)
+            unit.watch = None
+        if lost is not None and not self._lost:
+            self._lost = True
+            _LOG.warning("%s", lost)
 
     def _unit(self, call: Call, given: Any, flat: Flat, title: str, priority: float | None = None) -> Unit:
         """A call with flat arrays over the caller's memory; an error is kept until all ranks know of it."""
@@ -473,6 +479,8 @@ class Session:
         if self._options.tuning is not None:
             raise ConfigError("follow: this session plans for itself; open one without plan='auto'")
         made, problem = Options.checked(plan=plan)
+        if self._engine.busy:
+            problem = "follow: tensors are still under way; call wait_all() before it"
         new = made.plan or Plan()
         transport, before = self._transport, self._options
         self._together("follow", lambda: self._adopt(new, agree_on_plan(transport, before, new, problem)))

@@ -33,7 +33,7 @@ from .collectives.executor import OWN
 from .collectives.transport import Transport
 from .errors import EspressoError, StateError
 from .files import replacing, unfinished
-from .memory import CARRY, Keeping, Key, Members, Memory, Weights
+from .memory import CARRY, Keeping, Key, Memory, Weights
 from .options import Options
 
 VERSION = 4
@@ -78,7 +78,8 @@ def snapshot(transport: Transport, options: Options, step: int, keeping: Keeping
             "generation": "",
             "counts": {name: int(count) for name, count in keeping.counts.items()},
             "weights": {key: float(weight) for key, weight in keeping.weights.items()},
-            "groups": {name: [list(member) for member in members] for name, members in keeping.groups.items()},
+            "groups": _pairs(keeping.groups),
+            "sizes": _pairs(keeping.sizes),
             "memory": kept,
         }
     )
@@ -187,6 +188,7 @@ class _Schema(msgspec.Struct):
     counts: dict[str, _Count]
     weights: dict[str, _Weight]
     groups: dict[str, list[tuple[str, _Count]]]
+    sizes: dict[str, list[tuple[str, _Count]]]
     memory: dict[Any, Any]
     checksum: _Count
 
@@ -347,14 +349,19 @@ def _check_methods(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
 
 def _continued(state: State) -> Loaded:
     memory = Memory({key: value.copy() for key, value in state["memory"].items()})
-    groups = _groups(state["groups"])
-    return Loaded(
-        state["step"], state["seed"], Keeping(memory, dict(state["weights"]), Counter(state["counts"]), groups)
-    )
+    return Loaded(state["step"], state["seed"], _keeping(memory, state["weights"], state))
 
 
-def _groups(said: Mapping[str, Any]) -> dict[str, Members]:
-    return {name: tuple((member, n) for member, n in members) for name, members in said.items()}
+def _keeping(memory: Memory, weights: Mapping[str, float], said: Mapping[str, Any]) -> Keeping:
+    """What a session keeps: this rank's memory, and what is the same on all ranks, from a state."""
+    groups = {name: tuple((member, n) for member, n in members) for name, members in said["groups"].items()}
+    sizes = {label: [(kept, n) for kept, n in used] for label, used in said["sizes"].items()}
+    return Keeping(memory, dict(weights), Counter(said["counts"]), groups, sizes)
+
+
+def _pairs(by_name: Mapping[str, Iterable[tuple[str, int]]]) -> dict[str, list[list[Any]]]:
+    """As JSON values."""
+    return {name: [list(pair) for pair in pairs] for name, pairs in by_name.items()}
 
 
 # --- carrying over to other ranks -------------------------------------------------------------------------------------
@@ -364,7 +371,7 @@ def _carried_over(transport: Transport, options: Options, states: Sequence[State
     """The weighted means of what all old ranks kept, the same bits on every rank."""
     sums, problem = _tried(lambda: _weighted_sums(states, rules(options)))
     keys, gone = (sorted(sums.sums), sums.gone) if sums else ([], [])
-    chosen = {key: states[0][key] for key in ("counts", "groups")} if transport.rank == head.brought_by else {}
+    chosen = {key: states[0][key] for key in ("counts", "groups", "sizes")} if transport.rank == head.brought_by else {}
     found = exchange(transport, {"problem": problem, "chosen": chosen, "keys": keys, "gone": gone})
     means = {
         key: reduced(transport, sums.sums.get(key), Key.parse(key).n)
@@ -375,8 +382,7 @@ def _carried_over(transport: Transport, options: Options, states: Sequence[State
         anew = f"; what methods keep as {', '.join(gone)} begins anew" if gone else ""
         _LOG.warning("a state is carried over %s: the mean of what was owed is conserved%s", why, anew)
     memory = Memory({key: mean for key, mean in means.items() if mean.any()})
-    chosen = found[head.brought_by]["chosen"]
-    keeping = Keeping(memory, {}, Counter(chosen["counts"]), _groups(chosen["groups"]))
+    keeping = _keeping(memory, {}, found[head.brought_by]["chosen"])
     return Loaded(head.step, head.seed, keeping, carried=True)
 
 

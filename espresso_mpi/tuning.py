@@ -23,8 +23,8 @@ LIKE_FP32 = ("fp16", "bf16", "int8", "int4")
 
 A GPT of 3 million parameters trained by them as with fp32 (``bench optimizers``, 200 steps; validation loss against
 that of fp32): under AdamW ``fp16`` and ``bf16`` 0.0 %, ``int8`` -0.1 to 0.0 % and ``int4`` -0.1 to +0.9 % over two
-seeds, the last two with feedback; under momentum SGD at the best rate 0.0 % for all. ``bf16`` holds every magnitude of a
-float32, those of scaled losses too. Left out are ``powersgd:rank=4`` (+2.3 % under AdamW), ``onebit`` (+16 %) and
+seeds, the last two with feedback; under momentum SGD at the best rate 0.0 % for all. ``bf16`` holds every magnitude of
+a float32, those of scaled losses too. Left out are ``powersgd:rank=4`` (+2.3 % under AdamW), ``onebit`` (+16 %) and
 ``topk`` at 1 % (+30 %).
 """
 

@@ -91,6 +91,11 @@ def _tensors_text(first: Sequence[Any], mine: Sequence[Any], one: str, other: st
                 f"ranks disagree about tensor number {position + 1}: {one} has {a[0]!r} {a[1]} on {a[2]}, "
                 f"{other} has {b[0]!r} {b[1]} on {b[2]}; pass the same tensors in the same order on every rank"
             )
+    if len(first) == len(mine):
+        return (
+            f"ranks disagree about the plan: {one} and {other} bring the same tensors, and send them by different "
+            f"plans; call follow() between the same calls on every rank"
+        )
     longer, who = (first, one) if len(first) > len(mine) else (mine, other)
     extra = longer[min(len(first), len(mine))][0]
     return (

@@ -101,11 +101,11 @@ def duplicate(MPI: Any, comm: Any, timeout: float) -> Any:
     Raises:
         RankTimeoutError: a rank did not come; it is named where the launcher helps.
     """
-    presence, waiter = Presence(MPI, comm), Waiter(timeout, crowded=True)
+    presence, waiter = Presence(MPI, comm, timeout), Waiter(timeout, crowded=True)
     own, request = comm.Idup()
     waiter.interrupted = presence.say
     waiter.until(request.Test, presence.absent)
-    presence.withdraw()
+    presence.withdraw()  # not after a timeout: ranks that give up a moment later would take this one for absent
     own.Set_errhandler(MPI.ERRORS_RETURN)  # whatever the parent's does: failures are ours to name
     return own
 

@@ -14,8 +14,9 @@ import time
 from collections import Counter
 from typing import Any
 
-_PAUSE = 0.05
-"""Seconds of waiting after which a rank says that it is here: most openings never get there."""
+_PAUSE = 1 / 4
+"""Share of the timeout after which a rank says that it is here. Most openings never get there, and so do not depend on
+a launcher whose names do not work."""
 
 _MANY, _FEW = 256, 8
 """Beyond so many ranks only the first few look the others up, or the launcher would have to answer millions."""
@@ -28,10 +29,12 @@ class Presence:
 
     Args:
         MPI: mpi4py's module; comm: the communicator that the session is opened on.
+        timeout: how long this rank waits, in seconds.
     """
 
-    def __init__(self, MPI: Any, comm: Any) -> None:
+    def __init__(self, MPI: Any, comm: Any, timeout: float) -> None:
         self._mpi, self._rank, self._size = MPI, comm.rank, comm.size
+        self._pause = _PAUSE * timeout
         self._since, self._said, self._works = time.perf_counter(), False, False
         group_of_all, group_here = MPI.COMM_WORLD.Get_group(), comm.Get_group()
         members = group_here.Translate_ranks(None, group_of_all)
@@ -47,7 +50,7 @@ class Presence:
 
     def say(self) -> None:
         """Called again and again while this rank waits."""
-        if self._said or not self._may or time.perf_counter() - self._since < _PAUSE:
+        if self._said or not self._may or time.perf_counter() - self._since < self._pause:
             return
         self._said = True
         with contextlib.suppress(self._mpi.Exception):

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy
-from espresso_mpi.errors import StateError
+from espresso_mpi.errors import ConfigError, PlanError, StateError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
@@ -358,6 +358,78 @@ def test_groups_of_a_plan_and_pushed_tensors_conserve_what_is_owed(world, tmp_pa
 
 def _of(memory, n):
     return {key: value for key, value in memory.items() if key.rsplit("|", 4)[1] == str(n)}
+
+
+# --- other plans -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+@pytest.mark.parametrize("compressor", ["topk:ratio=0.01", "onebit"])
+def test_what_float16_cannot_hold_is_owed(world, open_session, compressor):
+    """A value that was kept back for long is beyond 65504 when its turn comes."""
+    session = open_session(plan=Plan(default=Strategy(compressor, "flat-allgather")))
+    total = np.zeros(400)
+    for _ in range(60):
+        grad = np.full(400, 2000, np.float16)
+        grad[::7] = 30000
+        session.sync(grad)
+        total += grad
+    session.follow(Plan(default=Strategy("none", "flat")))
+    for _ in range(60):
+        session.sync(grad := np.zeros(400, np.float16))
+        total += grad
+        if not session.state_dict()["memory"]:
+            break
+    expected = np.where(np.arange(400) % 7 == 0, 60 * 30000.0, 60 * 2000.0)
+    assert np.abs(total / expected - 1).max() < 2e-3  # each result is rounded to 11 bits
+    assert session.stats().saturated > 0
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_plan_is_not_followed_while_one_rank_has_pushed(world, open_session):
+    plans = [Plan(default=Strategy(name, "flat-allgather")) for name in ("onebit", "int8")]
+    session = open_session(plan=plans[0])
+    handles = [session.push("w", gradient(world.rank, 0))] if world.rank == 0 else []
+    with pytest.raises(PlanError, match=r"rank 0.*still under way"):
+        session.follow(plans[1])
+    handles = handles or [session.push("w", gradient(world.rank, 0))]
+    results = world.allgather(handles[0].wait())
+    assert all(np.array_equal(result, results[0]) for result in results)
+
+
+def test_a_plan_is_not_followed_while_tensors_wait_for_their_group(world, open_session):
+    group = Plan(default=Strategy("none", "flat"), groups=(("a", "b"),))
+    session = open_session(plan=group)
+    a, b = np.full(5, world.rank, np.float32), np.full(7, world.rank, np.float32)
+    session.push("a", a)
+    with pytest.raises(PlanError, match="still under way"):
+        session.follow(Plan(default=Strategy("none", "flat"), groups=(("a", "b", "c"),)))
+    session.push("b", b)
+    session.wait_all()
+    assert (a == (SIZE - 1) / 2).all() and (b == (SIZE - 1) / 2).all()
+
+
+def test_a_restored_session_drops_the_size_that_was_not_used_longest(world, open_session):
+    one, other = open_session(compressor="onebit"), open_session(compressor="onebit")
+    for n in [*range(1000, 1008), 1000]:
+        one.sync(gradient(world.rank, 0, n))
+    other.load_state_dict(one.state_dict())
+    for session in (one, other):
+        session.sync(gradient(world.rank, 0, 2000))
+    kept = [{key.split("|")[1] for key in session.state_dict()["memory"]} for session in (one, other)]
+    assert kept[0] == kept[1]
+    assert SIZE == 1 or ("1000" in kept[0] and "1001" not in kept[0])
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_rescaling_beyond_all_floats_is_refused(world, open_session):
+    session = open_session(compressor="topk:ratio=0.01")
+    session.sync(np.full(1000, 1e30, np.float32))
+    before = session.state_dict()["memory"]
+    with pytest.raises(ConfigError, match="loss scale is too large"):
+        session.rescale(2.0**40)
+    after = session.state_dict()["memory"]
+    assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

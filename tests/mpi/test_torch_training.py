@@ -110,18 +110,17 @@ def test_what_is_no_change_is_no_error(world, open_session):
 
 @several
 @pytest.mark.parametrize("how", ["zero_grad", "copies"])
-def test_a_mean_that_nobody_reads(world, how):
+def test_a_mean_that_nobody_reads(world, open_session, caplog, how):
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.Linear(50, 50))
-    session = espresso_mpi.Session(timeout=20)
+    session = open_session()
     model(torch.ones(3, 50)).sum().backward()
     for name, p in model.named_parameters():
         session.push(name, p.grad if how == "zero_grad" else p.grad.clone())
     if how == "zero_grad":
         model.zero_grad()
-    error = raised(session.wait_all)
-    assert isinstance(error, GradientError | RemoteError), error
-    assert "its mean is lost" in str(error), error
+    session.wait_all()
+    assert caplog.text.count("its mean is lost") == 1
 
 
 def test_a_mean_that_somebody_reads(world, open_session):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -146,3 +148,15 @@ def test_a_wrong_factor_is_refused():
     for factor in (0, -1, float("inf"), float("nan"), "2", True):
         with pytest.raises(ConfigError, match="rescale: factor="):
             checked_factor(factor)
+
+
+def test_a_forked_child_does_not_wait_for_a_lock_of_its_parent():
+    claims = guard.Claims()
+    with claims.lock:
+        child = os.fork()
+        if child == 0:
+            taken = threading.Thread(target=claims.claim, args=([],), daemon=True)
+            taken.start()
+            taken.join(5)
+            os._exit(int(taken.is_alive()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,146 @@
+"""The array that travels for a bucket: filled from the caller's tensors, emptied into them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import device
+from .batches import Bucket
+from .collectives import ranges, reduction
+from .collectives.transport import Transport
+from .guard import Check
+from .memory import Memory
+
+_LARGEST_HALF = np.float32(65504)
+_BEYOND_HALF = int(_LARGEST_HALF.view(np.uint32)) + 1
+"""The bits of the least float32 that is cut."""
+
+
+@dataclass
+class Buffer:
+    """The flat array that travels for a bucket: the caller's own, or a copy of several or in float32.
+
+    Attributes:
+        bucket, arrays: the tensors, and flat arrays over the caller's memory, in the same order.
+        skip: which of them are left out.
+        memory: what is kept; tensors are owed there what float16 cannot hold.
+        tally: counts "saturated": values that were cut to the largest float16.
+        checks: in debug mode: make sure that the caller's memory is as it was.
+        shift: the array travels divided by two to this power.
+    """
+
+    bucket: Bucket
+    arrays: Sequence[Any]
+    skip: Sequence[bool]
+    transport: Transport
+    memory: Memory
+    tally: Counter[str]
+    checks: Sequence[Check] = ()
+    shift: int = 0
+    x: Any = None
+    workspace: Any = None
+    begun: Sequence[tuple[str, int]] = ()
+
+    def fill(self) -> None:
+        """Make it. In debug mode it is a copy: then the caller's memory can be checked until the mean replaces it."""
+        for check in self.checks:
+            check("before it was read")
+        first, bucket = self.arrays[0], self.bucket
+        narrow = bucket.compressor is not None and bucket.dtype != "float32"
+        if len(self.arrays) == 1 and not narrow and not self.checks:
+            self.x = first
+        else:
+            self.workspace = self.transport.borrow()
+            dtype = np.float32 if narrow else first.dtype
+            self.x = self.workspace.array("fused", bucket.size, dtype, device.device_of(first))
+            if narrow or any(self.skip):
+                self._fill_one_by_one(narrow)
+            else:
+                device.join(self.x, self.arrays)
+        kept = list(self._kept_by()) if self.memory.waiting else []
+        self.begun = [(name, part.size) for name, part, _ in kept]
+        for name, part, fed_back in kept:
+            owed = self.memory.begin(name, part.size, fed_back)
+            if owed is not None:
+                self._add(name, part, owed, "float32" if bucket.compressor else bucket.dtype)
+        if self.shift:
+            ranges.scale(self.x, -self.shift, bucket.dtype)
+
+    def _fill_one_by_one(self, narrow: bool) -> None:
+        """Where tensors are converted, or some are skipped: their part is zero."""
+        for (part, array), skipped in zip(self._pieces(), self.skip):
+            if skipped:
+                device.copy(part, device.zeros(part.size, part.dtype, device.device_of(part)))
+            elif narrow:
+                reduction.convert(part, array, self.bucket.dtype)
+            else:
+                device.copy(part, array)
+
+    def _kept_by(self) -> list[tuple[str, Any, bool]]:
+        """The names under which something may be kept, with their part of the buffer, but for what is skipped.
+
+        The third value: whether it is fed back by region. What a tensor is owed from before it was compressed together
+        with others is added to it.
+        """
+        compressed = self.bucket.compressor is not None
+        together = [(self.bucket.kept, self.x, self.bucket.feedback.kind == "plain")] if compressed else []
+        if compressed and len(self.arrays) == 1:
+            return together
+        members = zip(self.bucket.members, self._pieces(), self.skip)
+        return together + [(item.spec.name, part, False) for (_, item), (part, _), skipped in members if not skipped]
+
+    def empty(self) -> None:
+        """Bring the result to the caller's arrays."""
+        for name, size in self.begun:
+            self.memory.end(name, size)
+        for check in self.checks:
+            check("before its mean was written")
+        if self.shift:
+            ranges.scale(self.x, self.shift, self.bucket.dtype)
+        if self.workspace is None:
+            return
+        if self.bucket.dtype == "float16" and self.x.dtype == np.float32:
+            self._owe_what_is_cut(self.bucket.kept, self.x, self.bucket.feedback.kind == "plain")
+        for (part, array), skipped in zip(self._pieces(), self.skip):
+            if skipped:
+                continue
+            if part.dtype != array.dtype:
+                reduction.convert(array, part, self.bucket.dtype)
+            else:
+                device.copy(array, part)
+        self.transport.give_back(self.workspace)
+
+    def _pieces(self) -> Iterator[tuple[Any, Any]]:
+        start = 0
+        for array in self.arrays:
+            yield self.x[start : start + array.size], array
+            start += array.size
+
+    def _add(self, name: str, x: Any, owed: Any, dtype: str) -> None:
+        """``x += owed`` (float32) for a part of any element type; what float16 cannot hold stays owed."""
+        where = device.device_of(x)
+        here = device.empty(owed.size, np.float32, where)
+        device.copy(here, owed)
+        if dtype == "float32":
+            reduction.blend(x, 1.0, 1.0, here)
+            return
+        wide = device.empty(x.size, np.float32, where)
+        reduction.convert(wide, x, dtype)
+        reduction.blend(wide, 1.0, 1.0, here)
+        if dtype == "float16":
+            self._owe_what_is_cut(name, wide, True)
+        reduction.convert(x, wide, dtype)
+
+    def _owe_what_is_cut(self, name: str, wide: Any, kept: bool) -> None:
+        """Count the values that float16 cannot hold; ``kept``: what is cut from them is added the next time."""
+        cut = reduction.count_from(wide, "float32", _BEYOND_HALF)
+        self.tally["saturated"] += cut
+        if cut and kept:
+            values = np.empty(wide.size, np.float32)
+            device.copy(values, wide)
+            self.memory.owe(name, values - np.clip(values, -_LARGEST_HALF, _LARGEST_HALF))
