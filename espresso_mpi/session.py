@@ -93,8 +93,8 @@ class Session:
         nonfinite: a NaN or an infinity in a gradient on any rank, or a value too large to be compressed and summed
             (2**126 or more, divided by the number of ranks rounded up to a power of two): ``"raise"`` NonFiniteError
             on all ranks, or ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as
-            it was; or ``"skip_all"``: every tensor of the call becomes NaN on all ranks, by which a loss scaler knows that the
-            step is to be left out, and what the session keeps of them stays as it was. See docs/torch.md.
+            it was; or ``"skip_all"``: every tensor of the call becomes NaN on all ranks, by which a loss scaler knows
+            that the step is to be left out, and what the session keeps of them stays as it was. See docs/torch.md.
         window_bytes: half of a rank's share of the machine's shared memory window; 0 uses MPI messages instead.
         message_bytes: longest message between machines; longer ones are cut.
         segment_bytes: a tensor with more bytes than this between machines is cut into segments that follow each other

@@ -360,7 +360,7 @@ def _of(memory, n):
     return {key: value for key, value in memory.items() if key.rsplit("|", 4)[1] == str(n)}
 
 
-# --- other plans -------------------------------------------------------------------------------------------------------
+# --- other plans ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
