@@ -8,6 +8,7 @@ all arrays (``Claims``). In debug mode checksums find whatever else changed.
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import threading
 import weakref
@@ -178,6 +179,8 @@ def spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
     if len(found) < 2:
         return found
     found.sort(key=attrgetter("start"))
+    if all(one.stop <= following.start for one, following in itertools.pairwise(found)):
+        return found
     under_way: list[Span] = []
     for span in found:
         under_way = [other for other in under_way if other.stop > span.start]
@@ -223,14 +226,17 @@ class Claims:
             GradientError: a call that was not waited for is to write to it; nothing was claimed.
         """
         with self.lock:
-            self._refuse(wanted)
-            for span in wanted:
-                if span.strided is None:
-                    at = bisect_left(self._starts, span.start)
-                    self._starts.insert(at, span.start)
-                    self._packed.insert(at, span)
-                else:
-                    self._strided.append(span)
+            if self._packed or self._strided:
+                self._refuse(wanted)
+            packed = [span for span in wanted if span.strided is None]
+            self._strided += [span for span in wanted if span.strided is not None]
+            if not self._packed:  # as for most calls with many tensors, which are in order
+                self._packed, self._starts = packed, [span.start for span in packed]
+                return
+            for span in packed:
+                at = bisect_left(self._starts, span.start)
+                self._starts.insert(at, span.start)
+                self._packed.insert(at, span)
 
     def _refuse(self, wanted: Sequence[Span]) -> None:
         for span in wanted:
@@ -249,13 +255,17 @@ class Claims:
     def drop(self, held: Sequence[Span]) -> None:
         """The memory is the caller's again."""
         with self.lock:
-            for span in held:
-                if span.strided is None:
-                    at = bisect_left(self._starts, span.start)
-                    if at < len(self._packed) and self._packed[at] is span:
-                        del self._packed[at], self._starts[at]
-                else:
-                    self._strided = [other for other in self._strided if other is not span]
+            packed = [span for span in held if span.strided is None]
+            if len(packed) < len(held):
+                gone = {id(span) for span in held}
+                self._strided = [span for span in self._strided if id(span) not in gone]
+            if len(packed) == len(self._packed) and all(map(operator.is_, packed, self._packed)):
+                self._packed, self._starts = [], []
+                return
+            for span in packed:
+                at = bisect_left(self._starts, span.start)
+                if at < len(self._packed) and self._packed[at] is span:
+                    del self._packed[at], self._starts[at]
 
 
 def _after_fork() -> None:
