@@ -122,6 +122,8 @@ def adopt(name: str, value: Any) -> Gradient:
         GradientError: not an array, an element type that cannot be synchronised, read-only memory, memory of which
             several elements share a place, strided memory of a GPU that torch does not own.
     """
+    if not name.isascii():
+        _require_text(name)
     if value is None:
         return Gradient(TensorSpec(name, (), None), np.empty(0, np.float32))
     if isinstance(value, np.ndarray):
@@ -138,6 +140,13 @@ def adopt(name: str, value: Any) -> Gradient:
         f"{name}: got {type(value).__name__}; expected an array (numpy, CuPy, torch, JAX, or with DLPack or the CUDA "
         f"array interface) or None"
     )
+
+
+def _require_text(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise GradientError(f"grads: the name {name!r} is no valid Unicode; rename the tensor") from None
 
 
 def _comes_from(value: Any, *modules: str) -> bool:

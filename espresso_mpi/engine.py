@@ -184,6 +184,7 @@ class Engine:
         self._fuse_bytes = options.fusion
         self._arrangements.clear()
         self._small.clear()
+        self._parked = Parking()  # it knows the groups of the plan before
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -337,6 +338,12 @@ class Engine:
     def _act(self, unit: Unit) -> None:
         assert unit.action is not None
         try:
+            if self._parked.count and unit.call[0] != "close":
+                missing = ", ".join(map(repr, self._parked.absent()))
+                raise ConfigError(
+                    f"{unit.title}: tensors are still under way, which wait for {missing} of their group; call "
+                    f"wait_all() before it"
+                )
             unit.result = unit.action()
         except (ConfigError, MismatchError, PlanError, StateError) as error:  # on all ranks alike: it can go on
             unit.error = error

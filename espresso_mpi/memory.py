@@ -80,9 +80,13 @@ class Memory(dict[str, Any]):
         super().__init__(content or {})
         self._begun: dict[tuple[str, int], dict[str, np.ndarray]] = {}
         self._waiting: dict[tuple[str, int], list[Key]] = {}
+        self._in_use: set[tuple[str, int]] = set()
+        """Tensors whose regions may have residuals already when something is carried over for them."""
         for key in map(Key.parse, self):
             if key.point == CARRY:
                 self._waiting.setdefault((key.name, key.n), []).append(key)
+            elif key.what == "residual":
+                self._in_use.add((key.name, key.n))
 
     @property
     def waiting(self) -> bool:
@@ -98,6 +102,7 @@ class Memory(dict[str, Any]):
         key = Key(name, rest.size, CARRY, 0, rest.size, "residual")
         before = dict.get(self, str(key))
         self[str(key)] = rest if before is None else before + rest
+        self._in_use.add((name, rest.size))
         if before is None:
             self._waiting.setdefault((name, rest.size), []).append(key)
 
@@ -115,7 +120,7 @@ class Memory(dict[str, Any]):
         if waiting is None:
             return None
         found = {key.what: self.pop(str(key)) for key in waiting}
-        whole = fed_back and not any(key.endswith("|residual") for key in self._of(name, n))
+        whole = fed_back and (name, n) not in self._in_use
         residual = None if whole else found.pop("residual", None)
         if found:
             self._begun[name, n] = found
@@ -128,12 +133,9 @@ class Memory(dict[str, Any]):
     def forget(self, name: str, n: int) -> None:
         """Drop everything that is kept of a tensor of this size."""
         self._waiting.pop((name, n), None)
-        for key in self._of(name, n):
+        self._in_use.discard((name, n))
+        for key in _belonging(self, name, n):
             del self[key]
-
-    def _of(self, name: str, n: int) -> list[str]:
-        """The keys of a tensor of this size."""
-        return _belonging(self, name, n)
 
     def __missing__(self, text: str) -> Any:
         if not self._begun:

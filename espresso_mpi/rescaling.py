@@ -25,7 +25,11 @@ def checked_factor(factor: Any) -> float:
     Raises:
         ConfigError: not a finite number above 0.
     """
-    good = isinstance(factor, numbers.Real) and not isinstance(factor, bool) and 0 < float(factor) < math.inf
+    good = isinstance(factor, numbers.Real) and not isinstance(factor, bool)
+    try:
+        good = good and 0 < float(factor) < math.inf
+    except OverflowError:  # a whole number beyond all floats
+        good = False
     if not good:
         raise ConfigError(
             f"rescale: factor={factor!r}; expected a finite number above 0, the new loss scale by the old"

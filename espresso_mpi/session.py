@@ -474,16 +474,16 @@ class Session:
 
         Raises:
             PlanError: on every rank: the plan does not fit; MismatchError: the ranks have different plans; ConfigError:
-                the session plans for itself.
+                tensors are still under way, or the session plans for itself.
         """
         if self._options.tuning is not None:
             raise ConfigError("follow: this session plans for itself; open one without plan='auto'")
         made, problem = Options.checked(plan=plan)
-        if self._engine.busy:
-            problem = "follow: tensors are still under way; call wait_all() before it"
-        new = made.plan or Plan()
+        if made.plan is None:
+            problem = problem or f"follow: got {plan!r}; expected a Plan, or the path of one"
+        new, busy = made.plan or Plan(), self._engine.busy
         transport, before = self._transport, self._options
-        self._together("follow", lambda: self._adopt(new, agree_on_plan(transport, before, new, problem)))
+        self._together("follow", lambda: self._adopt(new, agree_on_plan(transport, before, new, problem, busy)))
 
     def _adopt(self, plan: Plan, options: Options | None = None) -> None:
         """Go on by another plan; what tensors that travel otherwise now are owed comes along. Collective."""

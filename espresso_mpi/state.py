@@ -165,13 +165,15 @@ def _check_array(key: Key, value: Any) -> None:
     own = key.what.startswith(OWN)  # methods' own arrays may have any size, the others are as large as their region
     if not own and key.what not in _EXECUTORS and key.point != CARRY:
         raise StateError(f"state: {str(key)!r} is of an unknown kind; the state is damaged")
+    if key.point == CARRY and key.size != key.n:
+        raise StateError(f"state: {str(key)!r} is not of the whole tensor; the state is damaged")
     if (not own or key.point == CARRY) and value.size != key.size:
         raise StateError(f"state: {str(key)!r} has {value.size} elements; expected {key.size}; the state is damaged")
     if not np.isfinite(value).all():
         raise StateError(f"state: {str(key)!r} has values that are not finite; the state is damaged")
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Weight = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
@@ -187,7 +189,7 @@ class _Schema(msgspec.Struct):
     generation: str
     counts: dict[str, _Count]
     weights: dict[str, _Weight]
-    groups: dict[str, list[tuple[str, _Count]]]
+    groups: dict[str, Annotated[list[tuple[str, _Count]], msgspec.Meta(min_length=2)]]
     sizes: dict[str, list[tuple[str, _Count]]]
     memory: dict[Any, Any]
     checksum: _Count
@@ -596,11 +598,12 @@ def _remove_others(folder: Path, generation: str) -> None:
 def _read_share(folder: Path, rank: int, ranks: int) -> list[State]:
     manifest = _read_manifest(folder)
     generation, count = manifest["generation"], manifest["ranks"]
-    names = [(old, file_name(old, count, generation)) for old in range(rank, count, ranks)]
-    states = [_checked(_read_state(folder / name)) for _, name in names]
-    for (old, name), state in zip(names, states):
-        if state["rank"] != old or state["generation"] != generation:
-            raise StateError(f"{folder / name}: it is of rank {state['rank']} of another save; was it renamed?")
+    states = []
+    for old in range(rank, count, ranks):
+        file = folder / file_name(old, count, generation)
+        states.append(_checked(_read_state(file)))
+        if states[-1]["rank"] != old or states[-1]["generation"] != generation:
+            raise StateError(f"{file}: it is of rank {states[-1]['rank']} of another save; was it renamed?")
     return states
 
 

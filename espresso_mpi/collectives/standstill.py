@@ -75,6 +75,8 @@ class Whereabouts:
         self._circles: dict[tuple[Any, ...], float] = {}
         with _LOCK:
             self._all.add(self)
+            for process in self._processes:  # all have come to this opening: they wait nowhere else any more
+                self._heard.pop(process, None)
 
     def of(self, rank: int) -> str:
         """Where a rank of the session waits, as it said itself a moment ago; else an empty text."""

@@ -59,11 +59,11 @@ def strategy(compressor, route):
     return Strategy(compressor, route if linear or "linear" not in route else route.replace("linear", "allgather"))
 
 
-def plan_of(compressors, routes, grouped):
-    """A plan for a, b and c; a and b in one buffer if they may."""
+def plan_of(compressors, routes, group):
+    """A plan for a, b and c, some of them in one buffer."""
     ways = {name: strategy(compressor, route) for name, compressor, route in zip(SIZES, compressors, routes)}
-    together = grouped and ways["a"] == ways["b"]
-    return Plan({**ways, "other": strategy("dense", "flat")}, groups=(("a", "b"),) if together else ())
+    ways.update(dict.fromkeys(group, ways["a"]))
+    return Plan({**ways, "other": strategy("dense", "flat")}, groups=(group,) if group else ())
 
 
 def gradient(rank, step, name, n):
@@ -183,7 +183,7 @@ plans = st.builds(
     lambda compressors, *rest: (tuple(compressors), *rest),
     st.lists(st.sampled_from(COMPRESSORS), min_size=3, max_size=3),
     st.lists(st.sampled_from(COMPRESSED), min_size=3, max_size=3),
-    st.booleans(),
+    st.sampled_from([(), ("a", "b"), ("a", "b", "c"), ("a", "c", "b"), ("b", "a")]),
 )
 shapes = st.sampled_from(["even", "uneven", "even", "uneven", "apart", "one"])
 chosen = st.tuples(*(st.sampled_from(sizes) for sizes in SIZES.values()))
@@ -210,16 +210,13 @@ class Conservation(RuleBasedStateMachine):
 
     @initialize(shape=shapes, given=plans, segment=st.sampled_from(SEGMENTS))
     def start(self, shape, given, segment):
-        self.compressors, routes, grouped = given
-        self.grouped = grouped
+        self.compressors, routes, self.group = given
         self.shape = shape
         self.tell("open", WORLD.size, shape, self._plan(routes, shape), segment)
 
     def _plan(self, routes, shape):
         flat = shape == "one"  # no level between machines there
-        plan = plan_of(self.compressors, [_flat(r) if flat else r for r in routes], self.grouped)
-        self.grouped = bool(plan.groups)
-        return plan
+        return plan_of(self.compressors, [_flat(r) if flat else r for r in routes], self.group)
 
     @rule(
         which=st.tuples(*(st.sampled_from(sizes) for sizes in SIZES.values())),
@@ -232,13 +229,13 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(given=plans, which=chosen, pushed=st.booleans())
     def follow(self, given, which, pushed):
-        self.compressors, routes, self.grouped = given
+        self.compressors, routes, self.group = given
         self.tell("follow", self._plan(routes, self.shape))
         self.tell("sync", which, pushed)
 
     @rule()
     def save(self):
-        self.saved = (self.compressors, self.grouped)
+        self.saved = (self.compressors, self.group)
         self.tell("save")
 
     @precondition(lambda self: self.saved)
@@ -250,9 +247,8 @@ class Conservation(RuleBasedStateMachine):
     )
     def load(self, ranks, shape, routes, segment):
         """With the methods of the state, as a load demands."""
-        self.compressors, self.grouped = self.saved
+        self.compressors, self.group = self.saved
         self.shape = shape
-        routes = [routes[0], *routes[:2]] if self.grouped else routes
         self.tell("load", ranks, shape, self._plan(routes, shape), segment)
 
     def teardown(self):

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy
-from espresso_mpi.errors import ConfigError, PlanError, StateError
+from espresso_mpi.errors import ConfigError, StateError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
@@ -390,7 +390,7 @@ def test_a_plan_is_not_followed_while_one_rank_has_pushed(world, open_session):
     plans = [Plan(default=Strategy(name, "flat-allgather")) for name in ("onebit", "int8")]
     session = open_session(plan=plans[0])
     handles = [session.push("w", gradient(world.rank, 0))] if world.rank == 0 else []
-    with pytest.raises(PlanError, match=r"rank 0.*still under way"):
+    with pytest.raises(ConfigError, match=r"rank 0.*still under way"):
         session.follow(plans[1])
     handles = handles or [session.push("w", gradient(world.rank, 0))]
     results = world.allgather(handles[0].wait())
@@ -402,11 +402,27 @@ def test_a_plan_is_not_followed_while_tensors_wait_for_their_group(world, open_s
     session = open_session(plan=group)
     a, b = np.full(5, world.rank, np.float32), np.full(7, world.rank, np.float32)
     session.push("a", a)
-    with pytest.raises(PlanError, match="still under way"):
+    with pytest.raises(ConfigError, match="still under way"):
         session.follow(Plan(default=Strategy("none", "flat"), groups=(("a", "b", "c"),)))
     session.push("b", b)
     session.wait_all()
     assert (a == (SIZE - 1) / 2).all() and (b == (SIZE - 1) / 2).all()
+
+
+@pytest.mark.parametrize("call", ["save", "rescale", "measure"])
+def test_half_a_group_is_finished_before_anything_else(world, open_session, tmp_path, call):
+    path = shared(world, tmp_path)
+    session = open_session(plan=Plan(default=Strategy("none", "flat"), groups=(("a", "b"),)))
+    session.push("a", np.ones(5, np.float32))
+    acts = {
+        "save": lambda: session.save(path),
+        "rescale": lambda: session.rescale(2.0),
+        "measure": lambda: session.measure(["fp16"]),
+    }
+    with pytest.raises(ConfigError, match=f"{call}: tensors are still under way, which wait for 'b'"):
+        acts[call]()
+    session.push("b", np.ones(5, np.float32))
+    session.wait_all()
 
 
 def test_a_restored_session_drops_the_size_that_was_not_used_longest(world, open_session):
