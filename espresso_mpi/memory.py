@@ -252,9 +252,13 @@ class Keeping:
         self.groups.pop(kept, None)
 
     def names(self) -> dict[tuple[str, int], Members]:
-        """By name in the memory and elements: the tensors that something is kept of."""
-        found = dict.fromkeys((key.name, key.n) for key in map(Key.parse, self.memory))
-        return {(kept, n): self.members(kept, n) for kept, n in found}
+        """By name in the memory and elements: the tensors that something is kept of, on this rank or on others.
+
+        A rank that holds no region of a tensor keeps none of its arrays, but knows that it was compressed.
+        """
+        found = [pair for used in self.sizes.values() for pair in used]
+        found += [(key.name, key.n) for key in map(Key.parse, self.memory)]
+        return {(kept, n): self.members(kept, n) for kept, n in dict.fromkeys(found)}
 
     def without(self, moved: Iterable[tuple[str, int]], counts: Counter[str]) -> Keeping:
         """What is kept of all but some tensors, given by their name in the memory and elements."""
