@@ -215,7 +215,7 @@ def plan(
     ] = None,
     backward: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="From the first gradient of a shipped model to its last, as you measured."),
+        typer.Option(metavar="SECONDS", help="Measured time from a shipped model's first gradient to its last."),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the step as PNG or SVG, or for Perfetto as JSON.")

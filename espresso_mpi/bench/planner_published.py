@@ -95,6 +95,6 @@ CALIBRATION, TEST = "calibration", "test"
 USE_OF_GAINS, USE_OF_SCALING = TEST, CALIBRATION
 """What the published figures are to our descriptions.
 
-The lengths of the backward passes of these models are measured (docs/models.md), so no batch is chosen for a gain any
-more. The speeds of compression of both testbeds were set for the scaling factors (docs/cluster.md), with modelled steps.
+The lengths of these models' backward passes are measured (docs/models.md), so no batch is chosen for a gain. The speeds
+of compression of both testbeds were set for the scaling factors (docs/cluster.md), with modelled steps.
 """

@@ -255,8 +255,8 @@ what compression takes of the GPU, in the plans *1+2* and *between*. What follow
         """
 The step of one GPU alone over that of 64 together: 1 is perfect. The paper's GPU and CPU factors stand beside all of
 our baselines that compress there. All published ones are *calibration*: the testbeds' speeds of compression were set
-for them, with modelled steps ([docs/cluster.md](docs/cluster.md)); they are no test of the model. These steps have
-measured backward passes, which were set for nothing, so the factors move away from the published ones.
+for them, with modelled steps ([docs/cluster.md](docs/cluster.md)); they are no test of the model. The steps of this
+table have measured backward passes, which were set for nothing.
 """,
         ("model", "compressor", "testbed", "way", "factor", "published", "use"),
         ("model", "compressor", "testbed", "way", "use"),

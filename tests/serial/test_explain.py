@@ -151,8 +151,8 @@ def test_plan_from_files_and_back(files, capsys):
 
 
 def test_the_command_takes_a_measured_backward_pass(tmp_path):
-    given = ["plan", "--profile", "pcie-25g", "--trace", "lstm", "--compressors", "none", "-o", str(tmp_path / "p.json")]
-    done = CliRunner().invoke(app, [*given, "--backward", "7.5"])
+    given = ["--profile", "pcie-25g", "--trace", "lstm", "--compressors", "none", "-o", str(tmp_path / "p.json")]
+    done = CliRunner().invoke(app, ["plan", *given, "--backward", "7.5"])
     assert done.exit_code == 0, done.output
     assert load(tmp_path / "p.json").forecast.compute == pytest.approx(model_trace("lstm", backward=7.5).seconds)
 

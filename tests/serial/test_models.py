@@ -371,7 +371,7 @@ def test_building_all_takes_no_time():
         ({"name": "lstm", "backward": math.inf}, "backward: got inf"),
         ({"name": "lstm", "backward": math.nan}, "backward: got nan"),
         ({"name": "lstm", "backward": "0.2"}, "backward: got '0.2'"),
-        ({"name": "lstm", "backward": 0.2, "speed": 1e12}, r"got speed 1e\+12 and backward 0.2; expected one"),
+        ({"name": "lstm", "backward": 0.2, "speed": 2.5}, "got speed 2.5 and backward 0.2; expected one of the two"),
         ({"name": "lstm", "device": "tpu"}, "device: got 'tpu'"),
     ],
 )
@@ -406,9 +406,9 @@ def test_the_page_has_the_times_of_the_models():
         assert (first, step) == (f"{trace.tensors[0].ready * 1e3:.0f}", f"{trace.seconds * 1e3:.0f}")
 
 
-def alone_over_together(name, intra, inter):
+def alone_over_together(trace, intra, inter):
     """A step alone over one at 8 × 8 GPUs: rings of 8 inside and between machines, one after the other, in one lane."""
-    trace, lane = TRACES[name], 0.0
+    lane = 0.0
     for tensor in trace.tensors:
         lane = max(lane, tensor.ready) + 2 * 7 / 8 * tensor.nbytes * (8 / intra + 8 / inter)
     return trace.seconds / (lane + trace.update)
@@ -426,6 +426,6 @@ def alone_over_together(name, intra, inter):
     ],
 )
 def test_the_page_has_the_ratios_of_rings(name, links, said, shown):
-    ratio = alone_over_together(name, *links)
-    number = shown.format(100 * (1 / ratio - 1) if "%" in shown else ratio)
-    assert re.search(rf"{said} \| {re.escape(number)} \|", PAGE), number
+    ratios = [alone_over_together(traces[name], *links) for traces in (MODELLED, TRACES)]
+    numbers = [shown.format(100 * (1 / ratio - 1) if "%" in shown else ratio) for ratio in ratios]
+    assert f"{said} | {numbers[0]} | {numbers[1]} |" in PAGE
