@@ -188,7 +188,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Orders:
-    """One plan's F in every order; it was made for the first."""
+    """One plan's F in every order; it was made for the first. ``planned``, ``bound``: of the plan made for the last."""
 
     model: str
     testbed: str
@@ -196,6 +196,9 @@ class Orders:
     backprop: float
     fifo: float
     priority: float
+    schedule: float
+    planned: float
+    bound: float
     part: str = "orders"
 
 

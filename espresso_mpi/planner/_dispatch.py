@@ -288,8 +288,8 @@ def climbed(  # type: ignore[no-untyped-def]
         errors, limit: the sum of a choice's errors, float64 (rows,), stays at most the limit or does not grow.
         near: relative distance from the best within which an exchange is justified.
     """
-    best, key, start = scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds)
-    first, owner, where, took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+    best, key, _ = scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds)
+    first, _, _, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
     spent, longest = 0.0, 0
     for tensor in range(choice.size):
         spent += errors[choice[tensor]]

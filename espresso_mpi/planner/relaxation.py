@@ -143,8 +143,8 @@ class _Relaxation:
         by_lane = by_lane.cumsum(axis=0)
         above = []
         for tensor in range(problem.tensors):
-            rows = slice(problem.rows(tensor).start, problem.rows(tensor).stop)
-            cost = load[rows] @ by_lane[tensor] + by_chain[tensor] * chain[rows]
+            here = slice(problem.rows(tensor).start, problem.rows(tensor).stop)
+            cost = load[here] @ by_lane[tensor] + by_chain[tensor] * chain[here]
             total += float(cost.min())
             above.append(cost - cost.min())
         tensors, rows = self.columns

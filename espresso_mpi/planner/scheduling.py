@@ -80,7 +80,7 @@ def improved(
 
 
 def _promising(problem: Problem, relaxed: Relaxed, time: float, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that a choice quicker than a time can have, at most so many of a tensor, the best first; where they begin."""
+    """Rows that a choice quicker than a time can have, the best first, at most so many of a tensor, and begins."""
     found, begin = [], np.zeros(problem.tensors + 1, np.int64)
     for tensor, above in enumerate(relaxed.above):
         order = np.argsort(above, kind="stable")[:most]

@@ -2,8 +2,8 @@
 
 In the order ``backprop`` the lanes are a max-plus system. What comes before a tensor is kept as the state in which it
 finds the lanes, what comes after it as a vector: how long the step still takes when a lane is free at 0. One swap then
-costs one tensor's operations, however many tensors there are. In the other orders every swap is a timeline of its own; in
-the order ``schedule`` one in which all operations keep the keys that they have in the choice's schedule.
+costs one tensor's operations, however many tensors there are. In the other orders every swap is a timeline of its own;
+in the order ``schedule`` one in which all operations keep the keys that they have in the choice's schedule.
 """
 
 from __future__ import annotations

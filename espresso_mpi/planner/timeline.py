@@ -316,9 +316,10 @@ class Timeline:
         first, _, where, took, _ = laid_out(choice, *self.tables)
         found = []
         for tensor, row in enumerate(choice):
-            for place in range(first[tensor], first[tensor + 1]):
-                segment, position = divmod(place - first[tensor] - 1, max(1, int(self.options.count[row])))
-                what = (tensor, segment, position) if place > first[tensor] else (-1, 0, tensor)
+            part, stop = int(first[tensor]), int(first[tensor + 1])
+            for place in range(part, stop):
+                segment, position = divmod(place - part - 1, max(1, int(self.options.count[row])))
+                what = (tensor, segment, position) if place > part else (-1, 0, tensor)
                 begin = float(starts[place])
                 found.append(Interval(*what, int(where[place]), begin, begin + float(took[place])))
         return found
