@@ -213,6 +213,10 @@ def plan(
     device: Annotated[
         str | None, typer.Option(metavar="cpu|gpu", help="Where the tensors of a shipped model are; default: gpu.")
     ] = None,
+    backward: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Measured time from a shipped model's first gradient to its last."),
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the step as PNG or SVG, or for Perfetto as JSON.")
     ] = None,
@@ -225,7 +229,7 @@ def plan(
 
     command.plan_main(
         profile=profile, trace=trace, compressors=compressors, output=output, order=order, lanes=lanes,
-        error_budget=error_budget, picture=picture, device=device,
+        error_budget=error_budget, picture=picture, device=device, backward=backward,
     )  # fmt: skip
 
 

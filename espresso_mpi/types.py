@@ -19,7 +19,7 @@ DeviceKind = Literal["cpu", "gpu"]
 Level = Literal["flat", "intra", "inter"]
 Op = Literal["allreduce", "reduce_scatter", "allgather", "alltoall", "reduce", "gather", "broadcast"]
 
-Order = Literal["backprop", "fifo", "priority"]
+Order = Literal["backprop", "fifo", "priority", "schedule"]
 """Which operation a resource serves next in a predicted step; see planner.timeline."""
 
 CLOSING: dict[str, Op] = {

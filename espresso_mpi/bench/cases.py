@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from ..planner._dispatch import scheduled
 from ..planner.problem import Problem
 from ..planner.profile import Curve, Profile
-from ..planner.timeline import Lanes, Options, Order, Timeline, backprop_time, event_time, virtual
+from ..planner.timeline import ORDERS, ROUNDS, Lanes, Options, Order, Timeline, backprop_time, event_time, virtual
 from ..planner.trace import Trace, TracedTensor
 from ..types import Route
 
@@ -56,27 +57,28 @@ def _options(rng: np.random.Generator, rows: int, lanes: Lanes, whole: bool) -> 
 
 def enumerated(problem: Problem) -> tuple[float, np.ndarray]:
     """The least time of a step over all choices, one after the other, and the first that has it."""
-    timeline, o = problem.timeline, problem.timeline.options
+    timeline = problem.timeline
     first = problem.first[:-1][problem.menu]
     sizes = np.diff(problem.first)[problem.menu]
     best, choice = _least(
-        first, sizes, timeline.order == "backprop", timeline.order == "priority", timeline.backward,
-        timeline.lanes.backward, timeline.lanes.count, o.lane, o.seconds, o.count, o.repeats,
+        first, sizes, ORDERS.index(timeline.order), ROUNDS, *timeline.tables,
     )  # fmt: skip
     return best + problem.around, choice
 
 
 @njit(cache=True)
 def _least(  # type: ignore[no-untyped-def]
-    first, sizes, fixed, by_tensor, backward, home, total, lane, seconds, count, repeats
+    first, sizes, order, rounds, backward, home, total, lane, seconds, count, repeats
 ):
-    """F of every choice: ``fixed``: in the order ``backprop``, else by events."""
+    """F of every choice; ``order``: its place in ``ORDERS``."""
     choice, found, best, nothing = first.copy(), first.copy(), np.inf, np.empty((0, 0))
     while True:
-        if fixed:
+        if order == 0:
             time = backprop_time(choice, backward, home, total, lane, seconds, count, repeats)
+        elif order == 3:
+            time = scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds)[0]
         else:
-            time = event_time(choice, backward, home, total, lane, seconds, count, repeats, by_tensor, nothing)
+            time = event_time(choice, backward, home, total, lane, seconds, count, repeats, order == 2, nothing)
         if time < best:
             best = time
             found[:] = choice

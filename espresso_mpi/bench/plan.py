@@ -35,6 +35,7 @@ def plan_main(
     picture: Path | None = None,
     fusion: bool = True,
     device: str | None = None,
+    backward: float | None = None,
 ) -> None:
     """Make a plan, say what it does, and write it.
 
@@ -44,6 +45,7 @@ def plan_main(
         compressors: spellings, separated by commas; None: all that were profiled.
         picture: SVG, PNG or JSON file for the predicted timeline.
         device: where the gradients of a shipped model are, cpu or gpu.
+        backward: seconds of a shipped model's backward pass, see ``model_trace``.
 
     Raises:
         ConfigError: there is no such file or name, or an argument is out of its range.
@@ -54,7 +56,7 @@ def plan_main(
     _among("order", order, ORDERS)
     _among("lanes", lanes, LANES)
     measured = _file_or_name("profile", profile, TESTBEDS, Profile.load, lambda name: TESTBEDS[name].profile())
-    steps = _file_or_name("trace", trace, MODELS, Trace.load, lambda name: _model(name, device))
+    steps = _steps(trace, device, backward)
     chosen = None if compressors is None else spellings(compressors)
     made = plan(steps, measured, chosen, order=cast("Order | None", order), lanes=lanes, fusion=fusion,
                 error_budget=error_budget)  # fmt: skip
@@ -86,9 +88,19 @@ def _file_or_name(
     raise ConfigError(f"{what} {given!r}: there is no such file; expected one, or one of {', '.join(names)}")
 
 
-def _model(name: str, device: str | None) -> Trace:
+def _steps(trace: str, device: str | None, backward: float | None) -> Trace:
+    """A recorded trace, or a model's."""
+    if backward is not None and Path(trace).is_file():
+        raise ConfigError(
+            f"--backward {backward:g} with the file {trace!r}; expected the name of a model: a file's times stay as "
+            f"they were recorded, so leave --backward out"
+        )
+    return _file_or_name("trace", trace, MODELS, Trace.load, lambda name: _model(name, device, backward))
+
+
+def _model(name: str, device: str | None, backward: float | None) -> Trace:
     _among("device", device, get_args(DeviceKind))
-    return model_trace(name) if device is None else model_trace(name, device=cast(DeviceKind, device))
+    return model_trace(name, backward=backward, device=cast(DeviceKind, "gpu" if device is None else device))
 
 
 def _among(what: str, value: str | None, known: Any) -> None:

@@ -133,7 +133,11 @@ def _orders(amount: Amount, tick: Tick) -> list[Row]:
 
 
 def _cases(amount: Amount, tick: Tick) -> list[Row]:
-    return [*planner_cases.searched(amount.cases, tick), *planner_cases.offloaded(amount.offloads, tick)]
+    return [
+        *planner_cases.searched(amount.cases, tick),
+        *planner_cases.searched(amount.cases, tick, order="schedule"),
+        *planner_cases.offloaded(amount.offloads, tick),
+    ]
 
 
 def _paper(amount: Amount, tick: Tick) -> list[Row]:
@@ -174,7 +178,7 @@ RUNS: dict[str, Callable[[Amount, Tick], list[Row]]] = {
 STEPS: dict[str, Callable[[Amount], int]] = {
     "selection": lambda a: len(a.models) * len(a.testbeds),
     "gap": lambda a: len(_places(a)),
-    "cases": lambda a: a.cases + a.offloads,
+    "cases": lambda a: 2 * a.cases + a.offloads,
     "paper": lambda a: len(a.models),
     "distance": lambda a: len(a.models),
     "growth": lambda a: len(a.tensors) + len(a.different) + 3 + len(a.others),

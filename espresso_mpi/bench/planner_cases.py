@@ -13,10 +13,10 @@ from ..planner.bound import lower_bound
 from ..planner.cluster import Cluster, Link, Memory
 from ..planner.problem import Problem
 from ..planner.search import search
-from ..planner.timeline import Timeline, backprop_time
+from ..planner.timeline import Order, Timeline, backprop_time
 from ..planner.trace import Trace, TracedTensor
 from ..planner.tree import routes
-from .cases import random_case
+from .cases import enumerated, random_case
 from .planner_rows import Cases
 
 TENSORS, OPTIONS = 6, 6
@@ -67,19 +67,20 @@ def least(timeline: Timeline, menus: list[list[int]]) -> float:
 # --- our search -------------------------------------------------------------------------------------------------------
 
 
-def searched(cases: int, tick: Callable[[], None], seed: int = 0) -> list[Cases]:
+def searched(cases: int, tick: Callable[[], None], seed: int = 0, order: Order = "backprop") -> list[Cases]:
     """Our search and its bound in random cases of up to 6 tensors with up to 6 options each."""
     begin, rng = time.perf_counter(), np.random.default_rng(seed)
     over, under = [], []
     for _ in range(cases):
-        problem = random_case(rng, int(rng.integers(1, TENSORS + 1)), OPTIONS)
+        problem = random_case(rng, int(rng.integers(1, TENSORS + 1)), OPTIONS, order=order)
         found = search(problem)
-        best = least(problem.timeline, [list(problem.rows(i)) for i in range(problem.tensors)]) + problem.around
+        best, _ = enumerated(problem)
         bound = max(found.bound, lower_bound(problem))  # the search never says more than what it found; this might
         over.append(_ratio(found.seconds, best))
         under.append(_ratio(best, bound))
         tick()
-    return [_row("our search, against every choice", over, under, time.perf_counter() - begin)] if cases else []
+    what = f"our search, order {order}, against every choice"
+    return [_row(what, over, under, time.perf_counter() - begin)] if cases else []
 
 
 def _ratio(a: float, b: float) -> float:

@@ -4,12 +4,12 @@ The distance is the share of the Upper Bound's throughput that is missing, as th
 
 - the candidates: those only that compress between machines, and not inside them as well;
 - the turns: tensors in the order of the backward pass, the earliest first, instead of the largest first;
-- the batch: the one whose fp32 step has the scaling factor that is nearest to the published one.
+- the length of the backward pass: the one whose fp32 step has the published scaling factor, not the measured one.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,12 +28,12 @@ from .planner_published import DISTANCE, GAINS, SCALING
 from .planner_rows import Distance
 from .planner_scenes import profile_of
 
-BATCHES = range(4, 65)
-"""What is tried for the published scaling factor."""
+SHORTEST, LONGEST, CLOSE = 1e-3, 10.0, 1.001
+"""Seconds of a backward pass that are tried for the published scaling factor, and to which factor."""
 
 
 def distances(models: Sequence[str]) -> list[Distance]:
-    """Of every place that the paper has a distance or scaling factors of: with its own batch, and the fitted one."""
+    """Of every place that the paper has a distance or scaling factors of: the backward pass as measured, and fitted."""
     rows = []
     places = [(o.model, o.testbed, o.compressor) for o in SCALING]
     places += [(o.model, o.testbed, o.compressor) for o in GAINS]
@@ -46,11 +46,11 @@ def distances(models: Sequence[str]) -> list[Distance]:
         row = distance(model_trace(model), profile, compressor)
         kept: dict[str, Any] = {"model": model, "testbed": testbed, "compressor": compressor,
                 "published": DISTANCE.get(model), "published_factor": published}  # fmt: skip
-        rows.append(replace(row, **kept, batch=None))
+        rows.append(replace(row, **kept, backward=None))
         if published is not None and compressor in [o.compressor for o in SCALING if o.model == model]:
-            batch = fitted(model, profile, compressor, published)
-            row = distance(model_trace(model, batch=batch), profile, compressor)
-            rows.append(replace(row, **kept, batch=batch))
+            backward = fitted(model, profile, compressor, published)
+            row = distance(model_trace(model, backward=backward), profile, compressor)
+            rows.append(replace(row, **kept, backward=backward))
     return rows
 
 
@@ -95,15 +95,17 @@ def compresses_inside(route: Route) -> bool:
     return False
 
 
-def fitted(model: str, profile: Profile, compressor: str, factor: float) -> int:
-    """The batch whose fp32 step scales most nearly by a factor; the larger the batch, the better it scales."""
-
-    def scaling(batch: int) -> float:
-        trace = model_trace(model, batch=batch)
-        return trace.seconds / _fp32(trace, profile, compressor)
-
-    above = bisect_left(BATCHES, factor, key=scaling)
-    return min(BATCHES[max(0, above - 1) : above + 1], key=lambda batch: abs(scaling(batch) - factor))
+def fitted(model: str, profile: Profile, compressor: str, factor: float) -> float:
+    """Seconds of the backward pass whose fp32 step scales by a factor; the longer it is, the better it scales."""
+    low, high = SHORTEST, LONGEST
+    while high > low * CLOSE:
+        middle = math.sqrt(low * high)
+        trace = model_trace(model, backward=middle)
+        if trace.seconds / _fp32(trace, profile, compressor) < factor:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(low * high)
 
 
 def _fp32(trace: Trace, profile: Profile, compressor: str) -> float:

@@ -135,7 +135,8 @@ class Distance:
     """Seconds of a step as Algorithms 1 and 2 decide it, beside the Upper Bound's, with one thing changed at a time.
 
     Attributes:
-        batch: None: the model's own. factor, published_factor: scaling factor of fp32; None where not published.
+        backward: seconds of the backward pass; None: as measured.
+        factor, published_factor: scaling factor of fp32; None where not published.
         upper: the Upper Bound. usual: both algorithms as published. between: with candidates only that compress
             between machines. earliest: with the earliest tensors first. search: of our search; bound: proved of all.
         gpu, gpu_between: seconds of compression on the GPU in the plans ``usual`` and ``between``.
@@ -145,7 +146,7 @@ class Distance:
     model: str
     testbed: str
     compressor: str
-    batch: int | None
+    backward: float | None
     factor: float
     published_factor: float | None
     upper: float
@@ -187,7 +188,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Orders:
-    """One plan's F in every order; it was made for the first."""
+    """One plan's F in every order; it was made for the first. ``planned``, ``bound``: of the plan made for the last."""
 
     model: str
     testbed: str
@@ -195,6 +196,9 @@ class Orders:
     backprop: float
     fifo: float
     priority: float
+    schedule: float
+    planned: float
+    bound: float
     part: str = "orders"
 
 

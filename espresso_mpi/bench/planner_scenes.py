@@ -81,6 +81,11 @@ class Scene:
         return search(self.problem)
 
     @cached_property
+    def scheduled(self) -> Found:
+        """What our search finds in the order ``schedule``."""
+        return search(self.problem.ordered("schedule"), starts=[self.found.choice])
+
+    @cached_property
     def fused(self) -> Found:
         """What our search finds when tensors may travel together."""
         return search_fused(self.trace, self.profile, [self.compressor])[-1]

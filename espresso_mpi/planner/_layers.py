@@ -74,6 +74,17 @@ class Schedule:
     before: Work
     events: tuple[tuple[Parameters, Work], ...]
 
+    @property
+    def gradients(self) -> tuple[tuple[Parameters, Work], ...]:
+        """What becomes ready at one moment, by all the work since the moment before; none that follows the last one."""
+        found, since = [], Work()
+        for parameters, work in self.events:
+            since = since + work
+            if parameters:
+                found.append((parameters, since))
+                since = Work()
+        return tuple(found)
+
 
 def schedule(layers: Sequence[Layer]) -> Schedule:
     """The step of a network: forward through all layers, then backward from the last, whose parameters come first."""

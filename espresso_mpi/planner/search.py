@@ -7,7 +7,9 @@ tensor, leaving out states that another one dominates, or from where nothing bet
 keeping the most promising ones. Where nothing had to be left out for want of room the result is the optimum; else the
 bound of what was left out is a bound on it.
 
-In the orders ``fifo`` and ``priority`` a choice is improved by trying, and the bound is that of the loads.
+In the orders ``fifo`` and ``priority`` a choice is improved by trying, and the bound is that of the loads. In the order
+``schedule`` a linear relaxation gives the bound and a choice, which is improved together with its schedule; see
+``relaxation`` and ``scheduling``.
 
 Everything is deterministic: ties go to the first.
 """
@@ -26,6 +28,8 @@ from ._search import candidates, descend, explore, soften, try_all
 from .bound import Flow, branched, certified, exact_network, fusion_bound, load_network, relaxed
 from .problem import Menu, Problem, fused, matrices
 from .profile import Profile
+from .relaxation import relaxed as mixed
+from .scheduling import Patience, improved
 from .timeline import Lanes, Order
 from .trace import Trace, TracedTensor
 
@@ -49,7 +53,13 @@ BRANCHES: dict[str, int] = {"quick": 0, "normal": 48, "thorough": 1000}
 WORTH = 0.006
 """Relative distance from the bound above which this is done."""
 TRIES: dict[str, int] = {"quick": 500, "normal": 4000, "thorough": 40000}
-"""How often F is worked out from each start, in the orders other than ``backprop``."""
+"""How often F is worked out from each start, in the orders ``fifo`` and ``priority``."""
+PATIENCES: dict[str, Patience] = {
+    "quick": Patience(500, 4, 0),
+    "normal": Patience(8000, 12, 20),
+    "thorough": Patience(80000, 40, 400),
+}
+"""How long choices are improved in the order ``schedule``."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +123,22 @@ def search(
     budget = _checked(problem, error)
     given = [start for start in starts if budget.sum(start) <= budget.limit]
     lanes = _Lanes(problem.ordered("backprop"), budget)
-    found = lanes.search(effort, given)
+    scheduling = problem.timeline.order == "schedule"
+    found = lanes.search("quick" if scheduling else effort, given)
+    if scheduling:
+        return _scheduled(problem, budget, [found.choice, *given], PATIENCES[effort])
     if problem.timeline.order == "backprop":
         return found
     return _tried(problem, lanes, [found.choice, *given], TRIES[effort])
+
+
+def _scheduled(problem: Problem, budget: _Budget, starts: list[np.ndarray], how: Patience) -> Found:
+    """A search in the order ``schedule``, from choices and from what the relaxation suggests."""
+    relaxation = mixed(problem)
+    if budget.sum(relaxation.choice) <= budget.limit:
+        starts = [relaxation.choice, *starts]
+    choice, time = improved(problem, starts, relaxation, budget.errors, budget.limit, how)
+    return Found(choice, time + problem.around, min(relaxation.value, time) + problem.around)
 
 
 @dataclass(frozen=True)

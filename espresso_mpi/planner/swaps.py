@@ -2,7 +2,8 @@
 
 In the order ``backprop`` the lanes are a max-plus system. What comes before a tensor is kept as the state in which it
 finds the lanes, what comes after it as a vector: how long the step still takes when a lane is free at 0. One swap then
-costs one tensor's operations, however many tensors there are. In the other orders every swap is a timeline of its own.
+costs one tensor's operations, however many tensors there are. In the other orders every swap is a timeline of its own;
+in the order ``schedule`` one in which all operations keep the keys that they have in the choice's schedule.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 from numba import njit
 
 from ..types import Route
+from ._dispatch import exchanged, laid_out, scheduled
 from .problem import Menu, Problem
-from .timeline import Options, Timeline, event_time, follow
+from .timeline import ROUNDS, Options, Timeline, event_time, follow
 
 
 def swapped(timeline: Timeline, choice: np.ndarray, tensors: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -24,14 +26,16 @@ def swapped(timeline: Timeline, choice: np.ndarray, tensors: np.ndarray, rows: n
     Args:
         choice: int64 (tensors,), an option of each; tensors, rows: int64 (swaps,), which tensor takes which option.
     """
-    o, lanes = timeline.options, timeline.lanes
-    arrays = (timeline.backward, lanes.backward, lanes.count, o.lane, o.seconds, o.count, o.repeats)
+    arrays = timeline.tables
     choice, tensors, rows = (np.ascontiguousarray(values, np.int64) for values in (choice, tensors, rows))
     if timeline.order == "backprop":
         return np.asarray(_backprop_swaps(choice, tensors, rows, *arrays))
     found = np.full(tensors.size, timeline.seconds(choice))
     real = rows != choice[tensors]
-    found[real] = _event_swaps(choice, tensors[real], rows[real], timeline.order == "priority", *arrays)
+    if timeline.order == "schedule":
+        found[real] = _scheduled_swaps(choice, tensors[real], rows[real], ROUNDS, *arrays)
+    else:
+        found[real] = _event_swaps(choice, tensors[real], rows[real], timeline.order == "priority", *arrays)
     return found
 
 
@@ -79,6 +83,21 @@ def _event_swaps(choice, tensors, rows, by_tensor, backward, home, total, lane, 
         trial[tensor] = rows[swap]
         found[swap] = event_time(trial, backward, home, total, lane, seconds, count, repeats, by_tensor, nothing)
         trial[tensor] = choice[tensor]
+    return found
+
+
+@njit(cache=True)
+def _scheduled_swaps(choice, tensors, rows, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+    trial, found = choice.copy(), np.empty(tensors.size)
+    _, key, _ = scheduled(trial, backward, home, total, lane, seconds, count, repeats, rounds)
+    first, _, _, took, _ = laid_out(trial, backward, home, total, lane, seconds, count, repeats)
+    most = 0
+    for row in rows:
+        most = max(most, repeats[row] * count[row])
+    work = np.empty(took.size + most)
+    for swap in range(tensors.size):
+        found[swap] = exchanged(trial, tensors[swap], rows[swap], first, key, took, backward, home, total, lane,
+                                seconds, count, repeats, np.inf, work)[0]  # fmt: skip
     return found
 
 

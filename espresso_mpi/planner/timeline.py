@@ -13,6 +13,8 @@ resource: GPU, CPU, the network inside machines and between them. Which operatio
     What became ready first is served first, one at a time, to its end; of several the earlier tensor.
 ``priority``
     Of what is ready, the tensor that is earlier in the backward pass.
+``schedule``
+    One operation at a time, by the best schedule that is found for the choice; see ``scheduling``.
 
 The backward pass itself occupies the processor that computes it, so compression there delays it.
 """
@@ -20,16 +22,20 @@ The backward pass itself occupies the processor that computes it, so compression
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numba import njit
 
 from ..errors import ConfigError
 from ..types import Order as Order
+from ._dispatch import laid_out, scheduled
 from .cost import RESOURCES, Resource
 
 ORDERS: tuple[Order, ...] = get_args(Order)
+
+ROUNDS = 30
+"""How often a schedule is justified, at most; it ends where that no longer helps."""
 
 
 @dataclass(frozen=True)
@@ -281,8 +287,15 @@ class Timeline:
     def seconds(self, choice: np.ndarray) -> float:
         """The iteration time: from the beginning of the step until every tensor is there and the backward pass over."""
         if self.order == "backprop":
-            return float(backprop_time(choice, self.backward, self.lanes.backward, self.lanes.count, *self._arrays))
+            return float(backprop_time(choice, *self.tables))
+        if self.order == "schedule":
+            return float(scheduled(choice, *self.tables, ROUNDS)[0])
         return float(self._events(choice, np.empty((0, 0))))
+
+    @property
+    def tables(self) -> tuple[Any, ...]:
+        """What the kernels take after a choice."""
+        return self.backward, self.lanes.backward, self.lanes.count, *self._arrays
 
     @property
     def _arrays(self) -> tuple[np.ndarray, ...]:
@@ -290,19 +303,26 @@ class Timeline:
         return o.lane, o.seconds, o.count, o.repeats
 
     def _events(self, choice: np.ndarray, starts: np.ndarray) -> float:
-        return event_time(
-            choice,
-            self.backward,
-            self.lanes.backward,
-            self.lanes.count,
-            *self._arrays,
-            self.order == "priority",
-            starts,
-        )
+        return event_time(choice, *self.tables, self.order == "priority", starts)
 
     def intervals(self, choice: np.ndarray) -> list[Interval]:
         """Everything that happens, by tensor; the backward pass as tensor -1, its parts as positions."""
+        if self.order == "schedule":
+            return self._scheduled_intervals(choice)
         return self._backprop_intervals(choice) if self.order == "backprop" else self._event_intervals(choice)
+
+    def _scheduled_intervals(self, choice: np.ndarray) -> list[Interval]:
+        _, _, starts = scheduled(choice, *self.tables, ROUNDS)
+        first, _, where, took, _ = laid_out(choice, *self.tables)
+        found = []
+        for tensor, row in enumerate(choice):
+            part, stop = int(first[tensor]), int(first[tensor + 1])
+            for place in range(part, stop):
+                segment, position = divmod(place - part - 1, max(1, int(self.options.count[row])))
+                what = (tensor, segment, position) if place > part else (-1, 0, tensor)
+                begin = float(starts[place])
+                found.append(Interval(*what, int(where[place]), begin, begin + float(took[place])))
+        return found
 
     def _backprop_intervals(self, choice: np.ndarray) -> list[Interval]:
         home, total, found = self.lanes.backward, self.lanes.count, list[Interval]()

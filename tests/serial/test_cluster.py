@@ -14,7 +14,7 @@ import pytest
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.cluster import _METHODS, OPS, TESTBEDS, Cluster, Link, Memory, Speed, _work
-from espresso_mpi.planner.models import model_trace
+from espresso_mpi.planner.models import MODELS, model_trace
 from espresso_mpi.planner.problem import evaluated
 from espresso_mpi.planner.profile import Profile
 from espresso_mpi.types import DeviceKind, Level, Plan, Route, Strategy
@@ -226,8 +226,8 @@ AT_ROOTS = "reduce@intra/encode@{0}/alltoall@inter/decode@{0}/encode@{0}/allgath
     ],
 )
 def test_published_scaling_factors_come_out_roughly(bed, model, batch, compressor, route, published):
-    """What the testbeds were set by; docs/planner.md says which batches and routes are guesses."""
-    trace = model_trace(model, batch=batch)
+    """What the testbeds were set by, with modelled steps; docs/cluster.md says which batches and routes are guesses."""
+    trace = model_trace(model, batch=batch, speed=MODELS[model].speed)
     plan = Plan({}, default=Strategy(compressor, Route.parse(route)))
     problem, choice = evaluated(plan, trace, TESTBEDS[bed].profile(), lanes="separate")
     alone = trace.tensors[-1].ready + trace.update

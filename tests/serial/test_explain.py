@@ -5,10 +5,13 @@ import json
 import numpy as np
 import pytest
 from planner_cases import COMPRESSOR, random_profile, random_trace
+from typer.testing import CliRunner
 
 from espresso_mpi.bench.plan import explain_main, plan_main
+from espresso_mpi.cli import app
 from espresso_mpi.errors import ConfigError, PlanError
 from espresso_mpi.planner.explain import explain, ms, sentence, short
+from espresso_mpi.planner.models import model_trace
 from espresso_mpi.planner.planfile import load, save
 from espresso_mpi.planner.tree import routes
 from espresso_mpi.types import Forecast, MadeFor, Outlook, Plan, Route, Strategy
@@ -147,6 +150,13 @@ def test_plan_from_files_and_back(files, capsys):
     assert capsys.readouterr().out.startswith("t3: ")
 
 
+def test_the_command_takes_a_measured_backward_pass(tmp_path):
+    given = ["--profile", "pcie-25g", "--trace", "lstm", "--compressors", "none", "-o", str(tmp_path / "p.json")]
+    done = CliRunner().invoke(app, ["plan", *given, "--backward", "7.5"])
+    assert done.exit_code == 0, done.output
+    assert load(tmp_path / "p.json").forecast.compute == pytest.approx(model_trace("lstm", backward=7.5).seconds)
+
+
 def test_explain_needs_nothing_but_the_file(tmp_path, capsys):
     save(PLAN, tmp_path / "plan.json")
     explain_main(tmp_path / "plan.json")
@@ -160,6 +170,8 @@ def test_explain_needs_nothing_but_the_file(tmp_path, capsys):
     [
         ({"profile": "pcie-26g"}, "profile 'pcie-26g': there is no such file; expected one, or one of"),
         ({"trace": "vgg"}, "trace 'vgg': there is no such file; expected one, or one of"),
+        ({"backward": 0.2}, "--backward 0.2 with the file .*trace.json'; expected the name of a model"),
+        ({"trace": "lstm", "backward": 0.0}, "backward: got 0.0; expected seconds above 0"),
         ({"order": "lifo"}, "order 'lifo'; expected one of"),
         ({"lanes": "wide"}, "lanes 'wide'; expected one of"),
         ({"output": "nowhere/plan.json"}, "directory does not exist"),

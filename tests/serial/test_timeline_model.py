@@ -68,8 +68,8 @@ def in_backprop_order(backward, ways, home):
     return {key: at for key, at in start.items() if key[0] != "share"}, end
 
 
-def in_order_of_events(backward, ways, home, by_tensor):
-    """Starts by (tensor, segment, position), one operation at a time on each lane, to its end."""
+def in_order_of_events(backward, ways, home, by_tensor, rank=None):
+    """Starts by (tensor, segment, position), one operation at a time on a lane, to its end; ``rank``: another rule."""
     jobs = [
         {"tensor": t, "segment": s, "way": way, "at": 0} for t, (way, n) in enumerate(ways) for s in range(n)
     ]  # fmt: skip
@@ -94,7 +94,7 @@ def in_order_of_events(backward, ways, home, by_tensor):
 
         for lane in {lane_of(entry) for entry in waiting} - set(running):
             here = [entry for entry in waiting if lane_of(entry) == lane]
-            first = min(here, key=lambda entry: entry[1:3] if by_tensor else entry[:3])
+            first = min(here, key=rank or (lambda entry: entry[1:3] if by_tensor else entry[:3]))
             waiting.remove(first)
             _, tensor, _, job = first
             takes = backward[tensor] if job is None else job["way"][job["at"]][1]
@@ -105,6 +105,42 @@ def in_order_of_events(backward, ways, home, by_tensor):
     return starts, end
 
 
+def in_sequence(backward, ways, sequences):
+    """Starts if every lane does its operations one after the other, in the order given: the executor's."""
+    takes = {(-1, 0, tensor): seconds for tensor, seconds in enumerate(backward)}
+    before = {(-1, 0, tensor): [(-1, 0, tensor - 1)] if tensor else [] for tensor in range(len(backward))}
+    for tensor, (way, repeats) in enumerate(ways):
+        for segment, position in itertools.product(range(repeats), range(len(way))):
+            takes[tensor, segment, position] = way[position][1]
+            previous = (tensor, segment, position - 1) if position else (-1, 0, tensor)
+            before[tensor, segment, position] = [previous]
+    for sequence in sequences:
+        for one, then in itertools.pairwise(sequence):
+            before[then].append(one)
+    start = dict.fromkeys(takes, 0.0)
+    for _ in range(len(takes) + 1):
+        moved = {key: max((start[b] + takes[b] for b in before[key]), default=0.0) for key in start}
+        if moved == start:
+            return start, max((start[key] + takes[key] for key in start), default=0.0)
+        start = moved
+    raise AssertionError("the lanes wait for each other: nobody can execute that")
+
+
+def in_list(backward, ways, home, rule):
+    """The time if every lane, whenever it is free, takes what is first by a rule: the slow way of ``by_rule``."""
+    rest, tails = 0.0, []
+    for seconds, (way, repeats) in reversed(list(zip(backward, ways))):
+        rest = max([rest, *[sum(s for _, s in way)] * bool(repeats)]) + seconds
+        tails.insert(0, rest)
+
+    def rank(entry):
+        tensor, job, at = entry[1], entry[3], 0 if entry[3] is None else entry[3]["at"]
+        tail = tails[tensor] if job is None else sum(s for _, s in job["way"][at:])
+        return ((rule == 1 and job is not None, tensor, -tail) if rule < 2 else (-tail,)), tensor, job is not None
+
+    return in_order_of_events(backward, ways, home, False, rank)[1]
+
+
 def simulated(timeline, choice):
     o, home, ways = timeline.options, timeline.lanes.backward, []
     for row in choice:
@@ -112,6 +148,13 @@ def simulated(timeline, choice):
         ways.append((list(zip(lanes, map(float, o.seconds[row]))), int(o.repeats[row])))
     if timeline.order == "backprop":
         return in_backprop_order(timeline.backward, ways, home)
+    if timeline.order == "schedule":
+        found = sorted(timeline.intervals(choice), key=lambda one: (one.start, one.stop))
+        lanes = range(timeline.lanes.count)
+        sequences = [[(one.tensor, one.segment, one.position) for one in found if one.lane == lane] for lane in lanes]
+        starts, end = in_sequence(timeline.backward, ways, sequences)
+        assert end <= min(in_list(timeline.backward, ways, home, rule) for rule in range(3)) + 1e-9
+        return starts, end
     return in_order_of_events(timeline.backward, ways, home, timeline.order == "priority")
 
 
@@ -157,7 +200,7 @@ def overlapping(intervals):
     return any(b.start < a.stop - 1e-12 for a, b in itertools.pairwise(ordered))
 
 
-@pytest.mark.parametrize("order", ["fifo", "priority"])
+@pytest.mark.parametrize("order", ["fifo", "priority", "schedule"])
 def test_a_lane_does_one_thing_at_a_time(order):
     for seed in range(100):
         timeline, choice = random_case(seed, order)
@@ -207,7 +250,7 @@ def test_an_order_can_be_told_from_the_others():
     # The decode of tensor 0 comes to the GPU during the backward pass of tensor 1: it waits. In the order backprop it
     # runs beside it, and has taken its time from the lane before.
     assert {order: t.seconds(np.array([0, 1])) for order, t in told.items()} == {
-        "backprop": 12.0, "fifo": 11.0, "priority": 11.0
+        "backprop": 12.0, "fifo": 11.0, "priority": 11.0, "schedule": 11.0
     }  # fmt: skip
 
 
