@@ -318,8 +318,13 @@ def climbed(  # type: ignore[no-untyped-def]
                 time = justified(choice, parts[0], parts[1], parts[2], parts[3], count, repeats, total, new_key,
                                  work[: new_key.size], 4)  # fmt: skip
                 tries -= 6
-                if time < best * (1 - 1e-9):
-                    best, improved = time, True
+                new_best = np.inf
+                if time < best * (1 - 1e-9):  # is it also what the rules find?
+                    new_best, new_key, _ = scheduled(
+                        choice, backward, home, total, lane, seconds, count, repeats, rounds
+                    )
+                if new_best < best * (1 - 1e-9):
+                    best, improved = new_best, True
                     spent += more
                     key, first, took = new_key, parts[0], parts[3]
                 else:
@@ -328,16 +333,38 @@ def climbed(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def kicked(choice, tried, begin, errors, limit, draws):  # type: ignore[no-untyped-def]
-    """Give some tensors other options, as ``draws``, float64 (kicks, 2) from 0 to 1, say."""
-    spent = 0.0
+def annealed(  # type: ignore[no-untyped-def]
+    choice, tried, begin, errors, limit, heats, draws, backward, home, total, lane, seconds, count, repeats
+):  # fmt: skip
+    """Exchange options at random, also for what is a little slower, ever less so; the best by any rule, in place.
+
+    Args:
+        tried, begin, errors, limit: as in ``climbed``.
+        heats: float64 (steps,), seconds; draws: float64 (steps, 3), from 0 to 1.
+    """
+    spent, now, best = 0.0, np.inf, np.inf
     for tensor in range(choice.size):
         spent += errors[choice[tensor]]
-    for kick in range(draws.shape[0]):
-        tensor = int(draws[kick, 0] * choice.size)
+    found = choice.copy()
+    for step in range(draws.shape[0]):
+        tensor = min(choice.size - 1, int(draws[step, 0] * choice.size))
         size = begin[tensor + 1] - begin[tensor]
-        row, old = tried[begin[tensor] + int(draws[kick, 1] * size)], choice[tensor]
+        row, old = tried[begin[tensor] + min(size - 1, int(draws[step, 1] * size))], choice[tensor]
         more = errors[row] - errors[old]
-        if more <= 0 or spent + more <= limit:
-            choice[tensor] = row
-            spent += more
+        if (row == old and step) or (more > 0 and spent + more > limit):
+            continue
+        choice[tensor] = row
+        first, owner, where, took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+        key, start, time = np.empty(took.size), np.empty(took.size), np.inf
+        for rule in range(RULES):
+            by_rule(rule, first, owner, tail, key)
+            time = min(time, forward(choice, first, owner, where, took, count, key, total, time, start))
+        if time > now and draws[step, 2] >= np.exp((now - time) / heats[step]):
+            choice[tensor] = old
+            continue
+        now = time
+        spent += more
+        if time < best:
+            best = time
+            found[:] = choice
+    choice[:] = found

@@ -10,7 +10,7 @@ way first). Then the schedule is *justified* (Wiest 1964; Li and Willis 1992): f
 late as it can be, then as early as it can be by that order, which never forgets what the other direction has found.
 
 Choices are improved by exchanging one option at a time, with the keys as they are and then justified, from what the
-linear relaxation suggests (``relaxation``) and from other choices.
+linear relaxation suggests (``relaxation``) and from other choices; then by annealing, and once more from there.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._dispatch import climbed, kicked, scheduled
+from ._dispatch import annealed, climbed, laid_out, scheduled
 from .problem import Problem
 from .relaxation import Relaxed
 from .timeline import ROUNDS
 
 NEAR = 0.002
 """Relative distance from the best within which an exchange is justified."""
-KICKED = 3
-"""Tensors whose options a kick changes, at most."""
+WORTH = 1e-4
+"""Relative distance from the bound above which choices are annealed."""
+HOT, COLD = 0.01, 0.0002
+"""The first and the last heat of annealing, relative to the step's time."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,14 @@ class Patience:
     """How long choices are improved.
 
     Attributes:
-        tries: exchanges, in all; options: of each tensor, those that lift the relaxation least.
-        kicks: how often some options are changed at random, in a row without gain.
+        tries: exchanges from one start; options: of each tensor, those that lift the relaxation least.
+        anneals: how often; work: in each, operations that are served.
     """
 
     tries: int
     options: int
-    kicks: int
+    anneals: int
+    work: int
 
 
 def improved(
@@ -53,30 +56,26 @@ def improved(
     Args:
         errors: float64 (rows,); their sum over a choice stays at most ``limit``, where that of a start is.
     """
-    timeline = problem.timeline
-    o, lanes = timeline.options, timeline.lanes
-    tables = (timeline.backward, lanes.backward, lanes.count, o.lane, o.seconds, o.count, o.repeats)
-    sizes = np.array([tensor.nbytes for tensor in problem.trace.tensors])
-    turns = np.argsort(-sizes, kind="stable")
-    best, time, left = starts[0], np.inf, how.tries
-    for start in starts:
+    tables = problem.timeline.tables
+    turns = np.argsort([-tensor.nbytes for tensor in problem.trace.tensors], kind="stable")
+
+    def climb(start: np.ndarray) -> tuple[np.ndarray, float]:
         choice = np.array(start, np.int64)
-        tried, begin = _promising(problem, relaxed, scheduled(choice, *tables, ROUNDS)[0], how.options)
-        seconds, spare = climbed(choice, tried, begin, turns, errors, limit, NEAR, how.tries // len(starts), ROUNDS,
-                                 *tables)  # fmt: skip
-        left -= how.tries // len(starts) - spare
-        if seconds < time:
-            best, time = choice, seconds
-    draws, useless = np.random.default_rng(0), 0
-    while left > 0 and useless < how.kicks and time > relaxed.value * (1 + 1e-9):
-        tried, begin = _promising(problem, relaxed, time, how.options)
+        rows = _promising(problem, relaxed, scheduled(choice, *tables, ROUNDS)[0], how.options)
+        time, _ = climbed(choice, *rows, turns, errors, limit, NEAR, how.tries, ROUNDS, *tables)
+        return choice, time
+
+    best, time = min(map(climb, starts), key=lambda found: found[1])
+    rng = np.random.default_rng(0)
+    for _ in range(how.anneals):
+        if time <= relaxed.value * (1 + WORTH):
+            break
         choice = best.copy()
-        kicked(choice, tried, begin, errors, limit, draws.random((KICKED, 2)))
-        seconds, left = climbed(choice, tried, begin, turns, errors, limit, NEAR, left, ROUNDS, *tables)
-        useless += 1
-        if seconds < time * (1 - 1e-9):
-            best, time, useless = choice, seconds, 0
-    return best, timeline.seconds(best)
+        steps = how.work // laid_out(choice, *tables)[1].size
+        rows = _promising(problem, relaxed, time, 4 * how.options)
+        annealed(choice, *rows, errors, limit, time * np.geomspace(HOT, COLD, steps), rng.random((steps, 3)), *tables)
+        best, time = min((best, time), climb(choice), key=lambda found: found[1])
+    return best, problem.timeline.seconds(best)
 
 
 def _promising(problem: Problem, relaxed: Relaxed, time: float, most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -55,9 +55,9 @@ WORTH = 0.006
 TRIES: dict[str, int] = {"quick": 500, "normal": 4000, "thorough": 40000}
 """How often F is worked out from each start, in the orders ``fifo`` and ``priority``."""
 PATIENCES: dict[str, Patience] = {
-    "quick": Patience(500, 4, 0),
-    "normal": Patience(8000, 12, 20),
-    "thorough": Patience(80000, 40, 400),
+    "quick": Patience(500, 4, 0, 0),
+    "normal": Patience(4000, 12, 3, 250_000),
+    "thorough": Patience(20_000, 24, 4, 4_000_000),
 }
 """How long choices are improved in the order ``schedule``."""
 
@@ -126,18 +126,23 @@ def search(
     scheduling = problem.timeline.order == "schedule"
     found = lanes.search("quick" if scheduling else effort, given)
     if scheduling:
-        return _scheduled(problem, budget, [found.choice, *given], PATIENCES[effort])
+        return _scheduled(problem, budget, [found.choice, *given], effort)
     if problem.timeline.order == "backprop":
         return found
     return _tried(problem, lanes, [found.choice, *given], TRIES[effort])
 
 
-def _scheduled(problem: Problem, budget: _Budget, starts: list[np.ndarray], how: Patience) -> Found:
-    """A search in the order ``schedule``, from choices and from what the relaxation suggests."""
+def _scheduled(problem: Problem, budget: _Budget, starts: list[np.ndarray], effort: Effort) -> Found:
+    """A search in the order ``schedule``, from choices and from what the relaxation suggests.
+
+    A thorough one goes on from what a normal one finds, so that it is never worse.
+    """
     relaxation = mixed(problem)
     if budget.sum(relaxation.choice) <= budget.limit:
         starts = [relaxation.choice, *starts]
-    choice, time = improved(problem, starts, relaxation, budget.errors, budget.limit, how)
+    for how in (effort,) if effort != "thorough" else ("normal", "thorough"):
+        choice, time = improved(problem, starts, relaxation, budget.errors, budget.limit, PATIENCES[how])
+        starts = [choice]
     return Found(choice, time + problem.around, min(relaxation.value, time) + problem.around)
 
 
