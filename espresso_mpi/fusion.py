@@ -141,6 +141,9 @@ class Buffer:
 
     def _add(self, name: str, x: Any, owed: Any, dtype: str) -> None:
         """``x += owed`` (float32) for a part of any element type; what float16 cannot hold stays owed."""
+        if dtype == "float64":
+            _add_to_doubles(x, owed)
+            return
         where = device.device_of(x)
         here = device.empty(owed.size, np.float32, where)
         device.copy(here, owed)
@@ -162,3 +165,14 @@ class Buffer:
             values = np.empty(wide.size, np.float32)
             device.copy(values, wide)
             self.memory.owe(name, values - np.clip(values, -_LARGEST_HALF, _LARGEST_HALF))
+
+
+def _add_to_doubles(x: Any, owed: Any) -> None:
+    """``x += owed`` for float64, of which float32 holds neither all digits nor all magnitudes.
+
+    Rare, therefore simple: a GPU's values pass through the host.
+    """
+    here = np.empty(x.size, np.float64)
+    device.copy(here, x)
+    here += owed
+    device.copy(x, here)
