@@ -303,7 +303,11 @@ class Session:
         except Exception as error:  # a foreign array may raise anything
             problem = GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
         specs = tuple(gradient.spec for gradient in gradients)
-        self._watch(call, specs if problem is None else None)
+        try:
+            self._watch(call, specs if problem is None else None)
+        except BaseException:  # there will be no call to wait for
+            self._claims.drop(claimed)
+            raise
         if problem is None:
             batch, problem = self._settled(call, specs)
         if problem is not None:
