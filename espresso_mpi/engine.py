@@ -598,6 +598,9 @@ class Engine:
 
     def _without_progress(self, all_stuck: bool, all_blocked: bool, masks: Sequence[int]) -> None:
         """No call is common to all ranks and nothing is under way."""
+        if all_stuck and self._parked.count and self._options.tuning is not None:
+            self._dissolve_groups()
+            return
         if all_stuck:
             calls = {r: [self._contents[i].call for i in _numbers_in(mask)] for r, mask in enumerate(masks)}
             self._give_up_calls(stuck_error(calls, list(self._parked.absent()), self._transport.describe))
@@ -608,6 +611,14 @@ class Engine:
             self._stuck_since = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: bool(self._inbox) or self._stopping, timeout=_PAUSE)
+
+    def _dissolve_groups(self) -> None:
+        """Of a plan that the session made nobody asked for the groups: a step may lack some of their tensors."""
+        if self._transport.rank == 0:
+            missing = ", ".join(map(repr, self._parked.absent()))
+            _LOG.info("the plan's groups miss %s: their other tensors travel alone from now on", missing)
+        self._stuck_since, self._progress = None, time.perf_counter()
+        self._queue_runs([self._group_run([part]) for part in self._parked.dissolve()])
 
     def _give_up_calls(self, error: EspressoError) -> None:
         """All calls that wait fail; the session can go on, for nothing is under way."""
@@ -674,11 +685,14 @@ class Engine:
             )
             for bucket in self._arranged(tuple(numbers), batches)
         ]
-        runs += self._unparked(units, batches, skips)
+        self._queue_runs([*runs, *self._unparked(units, batches, skips)], units)
+
+    def _queue_runs(self, runs: Sequence[tuple[Bucket, list[Unit], list[bool]]], new: Sequence[Unit] = ()) -> None:
+        """Queue buckets; ``new``: the calls that start now, some of which may have nothing in them."""
         for _, members, _ in runs:
             for unit in {id(unit): unit for unit in members}.values():
                 unit.left += 1
-        for unit in units:
+        for unit in new:
             if unit.left == 0:
                 self._done(unit)
         for bucket, members, skip in runs:
@@ -702,10 +716,9 @@ class Engine:
         """The plan's groups that are complete now."""
         ready = []
         for unit, batch, skip in zip(units, batches, skips):
-            for item in batch.items:
-                members = self._parked.add(unit, item, item.index in skip) if item.group else None
-                if members:
-                    ready.append(self._group_run(members))
+            found = [self._parked.add(unit, item, item.index in skip) for item in batch.items if item.group]
+            found += [self._parked.add_empty(name, group) for name, group in batch.empty]
+            ready += [self._group_run(members) for members in found if members]
         return ready
 
     def _group_run(self, members: Sequence[tuple[Unit, Item, bool]]) -> tuple[Bucket, list[Unit], list[bool]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -128,6 +130,47 @@ def test_an_error_of_one_rank_does_not_bring_the_steps_apart(world, open_session
             continue
         session.sync(grads)
     assert everyone(world, session.plan.digest)
+
+
+def test_pushes_go_on_when_a_tensor_of_a_group_is_frozen(world, open_session):
+    """Nobody asked for the groups of such a plan: they are dissolved once, and the next steps do not wait."""
+    session = open_session(plan="auto", tuning=Tuning(skip=1, steps=1000))
+    grouped = Plan(default=TOPK, groups=(("w1", "b1", "b2"), ("w2", "other")))
+    session._together("plan", lambda: session._adopt(grouped))
+    total, steps = {name: np.zeros(shape) for name, shape in SHAPES.items()}, 12
+    for step in range(steps):
+        if step == 4:
+            start = time.perf_counter()
+        grads = gradients(world.rank, step)
+        for name in grads:
+            if name != "b1" or step == 0:
+                session.push(name, grads[name])
+        session.wait_all()
+        for name in SHAPES:
+            total[name] += 0 if name == "b1" and step else grads[name]
+    assert time.perf_counter() - start < 7  # eight steps; each would wait for a second
+    session._together("plan", lambda: session._adopt(Plan(default=Strategy("none", "flat"))))
+    rest = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    session.sync(rest)
+    for name in ("w1", "w2", "b2"):
+        everyone(world, total[name].tobytes())
+        assert np.allclose(total[name] + rest[name], expected(steps)[name], atol=2e-4), name
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_call_that_fails_before_it_is_made_gives_its_memory_back(world, open_session, monkeypatch):
+    session, grads = open_session(plan="auto"), gradients(world.rank, 0)
+    session.sync(grads)
+
+    def fail(*arguments):
+        raise MismatchError("ranks wait for each other in different calls")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_tune", fail)
+        with pytest.raises(MismatchError):
+            session.sync(grads)
+    session.sync(grads)
+    everyone(world, grads["w1"].tobytes())
 
 
 def test_tensors_that_come_after_the_plan_travel_dense(world, open_session):
