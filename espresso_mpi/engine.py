@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from . import buffers, device, express
-from .batches import Batch, Bucket, Item, buckets_of, grouped
+from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .buffers import Gradient
 from .collectives import ranges, reduction
 from .collectives.agreement import documents, floats, gather_small
@@ -730,6 +730,13 @@ class Engine:
         return bucket, [unit for unit, _, _ in members], skip
 
     def _queue_bucket(self, bucket: Bucket, units: list[Unit], skip: list[bool]) -> None:
+        owners = list({id(unit): unit for unit in units}.values())
+        problem = mixed(bucket) if len(owners) > 1 and bucket.members[0][1].group else None
+        if problem is not None:
+            for unit in owners:
+                unit.error = unit.error or problem
+            self._bucket_done(owners)
+            return
         gradients = [unit.gradients[item.index] for unit, (_, item) in zip(units, bucket.members)]
         arrays, checks = [gradient.array for gradient in gradients], list[Check]()
         for unit, gradient, skipped in zip(units, gradients, skip):
@@ -738,7 +745,6 @@ class Engine:
                 self._blank(gradient, check)
             elif check is not None:
                 checks.append(check)
-        owners = list({id(unit): unit for unit in units}.values())
         if all(skip):
             self._bucket_done(owners)
             return
