@@ -180,8 +180,9 @@ class Engine:
 
     def follow(self, options: Options, keeping: Keeping) -> None:
         """Go on by another plan; nothing may be under way. All ranks must do it between the same calls."""
+        if options.fusion != self._options.fusion:  # what was measured is measured once
+            self._fuse_bytes = options.fusion
         self._options, self.keeping = options, keeping
-        self._fuse_bytes = options.fusion
         self._arrangements.clear()
         self._small.clear()
         self._parked = Parking()  # it knows the groups of the plan before

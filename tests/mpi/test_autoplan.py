@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy, Tuning
 from espresso_mpi.autoplan import recorded
-from espresso_mpi.errors import ConfigError, GradientError, MismatchError, PlanError
+from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, PlanError
 from espresso_mpi.planner.planfile import load, save
 from espresso_mpi.planner.trace import Trace
 from espresso_mpi.tuning import Step
@@ -347,6 +347,42 @@ def test_too_few_steps_are_no_trace(world, open_session, tmp_path):
     lossy = gradients(world.rank, 0)
     session.sync(lossy)
     assert SIZE == 1 or not np.allclose(lossy["w1"], mean(0)["w1"], atol=1e-3)  # compressed again
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_push_under_way_at_the_end_of_a_recording(world, open_session, tmp_path):
+    """All ranks go back to what the session does otherwise between the same calls."""
+    path = world.bcast(str(tmp_path / "trace.json"))
+    session = open_session(compressor="onebit", route="flat-alltoall")
+
+    def grad(step):
+        return np.random.default_rng([world.rank, step]).standard_normal(500).astype(np.float32)
+
+    with session.record_trace(path):
+        for step in range(5):
+            session.push("w", grad(step))
+            session.wait_all()
+        if world.rank:
+            time.sleep(0.3)
+        handle = session.push("w", grad(5))
+        if world.rank:
+            handle.wait()
+    dense = handle.wait()
+    assert np.allclose(dense, np.mean(world.allgather(grad(5)), axis=0), atol=1e-6)
+    lossy, problem = grad(6), None
+    try:
+        session.push("w", lossy).wait()
+    except EspressoError as error:  # the other ranks may not have it
+        problem = str(error)
+    assert not any(world.allgather(problem)), problem
+    everyone(world, (dense.tobytes(), lossy.tobytes()))
+    assert not np.allclose(lossy, np.mean(world.allgather(grad(6)), axis=0), atol=1e-3)
+
+    handle = None if world.rank else session.push("w", grad(7))  # of rank 0 compressed, of the others dense
+    with pytest.raises(MismatchError, match="record_trace"), session.record_trace(path):
+        (handle or session.push("w", grad(7))).wait()
+    world.Barrier()
+    everyone(world, session.push("w", grad(8)).wait().tobytes())
 
 
 def test_a_trace_that_cannot_be_written_is_refused_at_once(world, open_session):
