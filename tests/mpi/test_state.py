@@ -487,6 +487,17 @@ def test_a_restored_session_drops_the_size_that_was_not_used_longest(world, open
     assert SIZE == 1 or ("1000" in kept[0] and "1001" not in kept[0])
 
 
+def refused_alike(world, kind, act):
+    """An error of one rank is one on all, with one text."""
+    said = None
+    try:
+        act()
+    except Exception as error:  # whatever it is: the other ranks wait
+        said = type(error), str(error)
+    said = world.allgather(said)
+    assert len(set(said)) == 1 and said[0] and said[0][0] is kind, said
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 def test_rescaling_beyond_all_floats_is_refused(world, open_session):
     session = open_session(compressor="topk:ratio=0.01")
@@ -494,6 +505,13 @@ def test_rescaling_beyond_all_floats_is_refused(world, open_session):
     before = session.state_dict()["memory"]
     with pytest.raises(ConfigError, match="loss scale is too large"):
         session.rescale(2.0**40)
+    for wrong in (np.nan, 0, 1e-50, 1e50):  # float32 multiplies: 1e-50 would clear, 1e50 break what is kept
+        refused_alike(world, ConfigError, lambda wrong=wrong: session.rescale(wrong if world.rank == SIZE - 1 else 2.0))
+    memory, odd = session._engine.keeping.memory, "w|9|0|0:9|own.odd"  # kept by a method that does not name it
+    if world.rank == SIZE - 1:
+        memory[odd] = np.ones(9, np.float32)
+    refused_alike(world, StateError, lambda: session.rescale(2.0))
+    memory.pop(odd, None)
     after = session.state_dict()["memory"]
     assert all(np.array_equal(before[key], after[key]) for key in before)
 
