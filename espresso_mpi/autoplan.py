@@ -236,8 +236,9 @@ def _simple(transport: Transport, options: Options, trace: Trace, spelling: str)
 def _of_one_type(trace: Trace, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Groups of these tensors, one for each element type."""
     groups: dict[str, list[str]] = {}
+    wanted = set(names)
     for tensor in trace.tensors:
-        if tensor.name in names:
+        if tensor.name in wanted:
             groups.setdefault(tensor.dtype, []).append(tensor.name)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,11 +44,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is known about the tensors of one call: prepared once, used at every call that brings the same."""
+    """What is known about the tensors of one call: prepared once, used at every call that brings the same.
+
+    ``empty``: (name, group) of those of a plan's groups that are None or have no elements.
+    """
 
     specs: tuple[TensorSpec, ...]
     items: tuple[Item, ...]
     digest: bytes
+    empty: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 class Batches:
@@ -172,12 +176,17 @@ def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology
         if spec.size
     ]
     _check_groups(items)
-    if alone and options.tuning is not None:
-        items = _without_incomplete(items)
-    elif alone:
-        _check_complete(items)
-    plan = options.plan.digest if options.plan is not None else ""
-    return Batch(specs, tuple(items), fingerprint([plan, *((s.name, s.shape, s.dtype, s.device) for s in specs)]))
+    empty = [(spec.name, groups[spec.name]) for spec in specs if not spec.size and spec.name in groups]
+    if alone:
+        missing = _missing(items, empty)
+        if options.tuning is not None:
+            items = _without_incomplete(items, missing)
+        else:
+            _check_complete(items, missing)
+        empty = [(name, group) for name, group in empty if missing.get(group[:1]) == []]  # the others come, and all
+    how = [options.plan.digest] if options.plan is not None else [options.compressor, str(options.route)]
+    digest = fingerprint([how, *((s.name, s.shape, s.dtype, s.device) for s in specs)])
+    return Batch(specs, tuple(items), digest, tuple(empty))
 
 
 def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology) -> None:
@@ -227,35 +236,50 @@ def _check_groups(items: Sequence[Item]) -> None:
     first: dict[str, Item] = {}  # by the group's first tensor, for no tensor is in two groups
     for item in items:
         if item.group:
-            other = first.setdefault(item.group[0], item)
-            if (item.spec.dtype, item.spec.device) != (other.spec.dtype, other.spec.device):
-                raise PlanError(
-                    f"plan: one group has {item.spec.name!r} ({item.spec} on {item.spec.device}) and "
-                    f"{other.spec.name!r} ({other.spec} on {other.spec.device}); put different types and devices into "
-                    f"groups of their own"
-                )
+            problem = _misfit(first.setdefault(item.group[0], item), item)
+            if problem is not None:
+                raise problem
 
 
-def _without_incomplete(items: Sequence[Item]) -> list[Item]:
+def _misfit(other: Item, item: Item) -> PlanError | None:
+    """Why two tensors cannot share a buffer."""
+    if (item.spec.dtype, item.spec.device) == (other.spec.dtype, other.spec.device):
+        return None
+    return PlanError(
+        f"plan: one group has {item.spec.name!r} ({item.spec} on {item.spec.device}) and "
+        f"{other.spec.name!r} ({other.spec} on {other.spec.device}); put different types and devices into "
+        f"groups of their own"
+    )
+
+
+def mixed(bucket: Bucket) -> PlanError | None:
+    """Why the tensors of a group, which came in several calls, cannot share a buffer; the same on every rank."""
+    first = bucket.members[0][1]
+    return next(filter(None, (_misfit(first, item) for _, item in bucket.members)), None)
+
+
+_Missing = Mapping[tuple[str, ...], Sequence[str]]
+"""The tensors that groups lack, by a tuple of the group's first tensor: no tensor is in two groups."""
+
+
+def _without_incomplete(items: Sequence[Item], missing: _Missing) -> list[Item]:
     """Tensors of a group that the call does not bring whole travel alone: nobody asked for the group."""
-    missing = _missing(items)
     return [dataclasses.replace(item, group=()) if missing.get(item.group[:1]) else item for item in items]
 
 
-def _check_complete(items: Sequence[Item]) -> None:
-    found = _missing(items)
+def _check_complete(items: Sequence[Item], found: _Missing) -> None:
     for item in items:
         missing = found.get(item.group[:1])
         if missing:
             raise PlanError(
                 f"plan: {item.spec.name!r} travels in one buffer with {', '.join(map(repr, missing))}, which the call "
-                f"does not bring; pass the whole group, or take them out of the plan's groups"
+                f"does not bring; pass the whole group, with None for what all ranks have no gradient of, or take them "
+                f"out of the plan's groups"
             )
 
 
-def _missing(items: Sequence[Item]) -> dict[tuple[str, ...], list[str]]:
-    """The tensors that groups lack, by a tuple of the group's first tensor: no tensor is in two groups."""
-    here = {item.spec.name for item in items}
+def _missing(items: Sequence[Item], empty: Iterable[tuple[str, tuple[str, ...]]]) -> _Missing:
+    here = {item.spec.name for item in items} | {name for name, _ in empty}
     groups = {item.group[:1]: item.group for item in items}
     return {first: [name for name in group if name not in here] for first, group in groups.items()}
 

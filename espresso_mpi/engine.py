@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from . import buffers, device, express
-from .batches import Batch, Bucket, Item, buckets_of, grouped
+from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .buffers import Gradient
 from .collectives import ranges, reduction
 from .collectives.agreement import documents, floats, gather_small
@@ -180,8 +180,9 @@ class Engine:
 
     def follow(self, options: Options, keeping: Keeping) -> None:
         """Go on by another plan; nothing may be under way. All ranks must do it between the same calls."""
+        if options.fusion != self._options.fusion:  # what was measured is measured once
+            self._fuse_bytes = options.fusion
         self._options, self.keeping = options, keeping
-        self._fuse_bytes = options.fusion
         self._arrangements.clear()
         self._small.clear()
         self._parked = Parking()  # it knows the groups of the plan before
@@ -598,6 +599,9 @@ class Engine:
 
     def _without_progress(self, all_stuck: bool, all_blocked: bool, masks: Sequence[int]) -> None:
         """No call is common to all ranks and nothing is under way."""
+        if all_stuck and self._parked.count and self._options.tuning is not None:
+            self._dissolve_groups()
+            return
         if all_stuck:
             calls = {r: [self._contents[i].call for i in _numbers_in(mask)] for r, mask in enumerate(masks)}
             self._give_up_calls(stuck_error(calls, list(self._parked.absent()), self._transport.describe))
@@ -608,6 +612,14 @@ class Engine:
             self._stuck_since = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: bool(self._inbox) or self._stopping, timeout=_PAUSE)
+
+    def _dissolve_groups(self) -> None:
+        """Of a plan that the session made nobody asked for the groups: a step may lack some of their tensors."""
+        if self._transport.rank == 0:
+            missing = ", ".join(map(repr, self._parked.absent()))
+            _LOG.info("the plan's groups miss %s: their other tensors travel alone from now on", missing)
+        self._stuck_since, self._progress = None, time.perf_counter()
+        self._queue_runs([self._group_run([part]) for part in self._parked.dissolve()])
 
     def _give_up_calls(self, error: EspressoError) -> None:
         """All calls that wait fail; the session can go on, for nothing is under way."""
@@ -674,11 +686,14 @@ class Engine:
             )
             for bucket in self._arranged(tuple(numbers), batches)
         ]
-        runs += self._unparked(units, batches, skips)
+        self._queue_runs([*runs, *self._unparked(units, batches, skips)], units)
+
+    def _queue_runs(self, runs: Sequence[tuple[Bucket, list[Unit], list[bool]]], new: Sequence[Unit] = ()) -> None:
+        """Queue buckets; ``new``: the calls that start now, some of which may have nothing in them."""
         for _, members, _ in runs:
             for unit in {id(unit): unit for unit in members}.values():
                 unit.left += 1
-        for unit in units:
+        for unit in new:
             if unit.left == 0:
                 self._done(unit)
         for bucket, members, skip in runs:
@@ -702,10 +717,9 @@ class Engine:
         """The plan's groups that are complete now."""
         ready = []
         for unit, batch, skip in zip(units, batches, skips):
-            for item in batch.items:
-                members = self._parked.add(unit, item, item.index in skip) if item.group else None
-                if members:
-                    ready.append(self._group_run(members))
+            found = [self._parked.add(unit, item, item.index in skip) for item in batch.items if item.group]
+            found += [self._parked.add_empty(name, group) for name, group in batch.empty]
+            ready += [self._group_run(members) for members in found if members]
         return ready
 
     def _group_run(self, members: Sequence[tuple[Unit, Item, bool]]) -> tuple[Bucket, list[Unit], list[bool]]:
@@ -717,6 +731,13 @@ class Engine:
         return bucket, [unit for unit, _, _ in members], skip
 
     def _queue_bucket(self, bucket: Bucket, units: list[Unit], skip: list[bool]) -> None:
+        owners = list({id(unit): unit for unit in units}.values())
+        problem = mixed(bucket) if len(owners) > 1 and bucket.members[0][1].group else None
+        if problem is not None:
+            for unit in owners:
+                unit.error = unit.error or problem
+            self._bucket_done(owners)
+            return
         gradients = [unit.gradients[item.index] for unit, (_, item) in zip(units, bucket.members)]
         arrays, checks = [gradient.array for gradient in gradients], list[Check]()
         for unit, gradient, skipped in zip(units, gradients, skip):
@@ -725,7 +746,6 @@ class Engine:
                 self._blank(gradient, check)
             elif check is not None:
                 checks.append(check)
-        owners = list({id(unit): unit for unit in units}.values())
         if all(skip):
             self._bucket_done(owners)
             return

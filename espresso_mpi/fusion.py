@@ -44,7 +44,7 @@ class Buffer:
     shift: int = 0
     x: Any = None
     workspace: Any = None
-    begun: Sequence[tuple[str, int]] = ()
+    begun: bool = False
 
     def fill(self) -> None:
         """Make it. In debug mode it is a copy: then the caller's memory can be checked until the mean replaces it."""
@@ -62,12 +62,8 @@ class Buffer:
                 self._fill_one_by_one(narrow)
             else:
                 device.join(self.x, self.arrays)
-        kept = list(self._kept_by()) if self.memory.waiting else []
-        self.begun = [(name, part.size) for name, part, _ in kept]
-        for name, part, fed_back in kept:
-            owed = self.memory.begin(name, part.size, fed_back)
-            if owed is not None:
-                self._add(name, part, owed, "float32" if bucket.compressor else bucket.dtype)
+        if self.memory.waiting:
+            self._take_what_is_owed()
         if self.shift:
             ranges.scale(self.x, -self.shift, bucket.dtype)
 
@@ -81,23 +77,45 @@ class Buffer:
             else:
                 device.copy(part, array)
 
-    def _kept_by(self) -> list[tuple[str, Any, bool]]:
-        """The names under which something may be kept, with their part of the buffer, but for what is skipped.
+    def _take_what_is_owed(self) -> None:
+        """Add it to dense tensors; of those that are compressed it is the bucket's, as a residual if there is one.
 
-        The third value: whether it is fed back by region. What a tensor is owed from before it was compressed together
-        with others is added to it.
+        Members of a group may be owed something from before they were compressed as one.
         """
-        compressed = self.bucket.compressor is not None
-        together = [(self.bucket.kept, self.x, self.bucket.feedback.kind == "plain")] if compressed else []
-        if compressed and len(self.arrays) == 1:
-            return together
-        members = zip(self.bucket.members, self._pieces(), self.skip)
-        return together + [(item.spec.name, part, False) for (_, item), (part, _), skipped in members if not skipped]
+        bucket = self.bucket
+        if bucket.compressor is None:
+            for name, first, owed in self._owed_to_members():
+                self._add(name, self.x[first : first + owed.size], owed, bucket.dtype)
+            return
+        more = self._owed_to_group() if len(self.arrays) > 1 else None  # a single tensor has the bucket's name
+        rest = self.memory.begin(bucket.kept, bucket.size, bucket.feedback.kind == "plain", more)
+        self.begun = True
+        if rest is not None:
+            self._add(bucket.kept, self.x, rest, "float32")
+
+    def _owed_to_group(self) -> np.ndarray | None:
+        """What all members together are owed, side by side; None: nothing."""
+        whole = None
+        for _, first, owed in self._owed_to_members():
+            whole = np.zeros(self.bucket.size, np.float32) if whole is None else whole
+            whole[first : first + owed.size] = owed
+        return whole
+
+    def _owed_to_members(self) -> list[tuple[str, int, np.ndarray]]:
+        """(name, first element in the buffer, residual) of the tensors that are owed something and not skipped."""
+        found, first = [], 0
+        for (_, item), skipped in zip(self.bucket.members, self.skip):
+            name, n = item.spec.name, item.spec.size
+            owed = self.memory.take(name, n) if not skipped and self.memory.owes(name, n) else {}
+            if "residual" in owed:
+                found.append((name, first, owed["residual"]))
+            first += n
+        return found
 
     def empty(self) -> None:
         """Bring the result to the caller's arrays."""
-        for name, size in self.begun:
-            self.memory.end(name, size)
+        if self.begun:
+            self.memory.end(self.bucket.kept, self.bucket.size)
         for check in self.checks:
             check("before its mean was written")
         if self.shift:
@@ -123,6 +141,9 @@ class Buffer:
 
     def _add(self, name: str, x: Any, owed: Any, dtype: str) -> None:
         """``x += owed`` (float32) for a part of any element type; what float16 cannot hold stays owed."""
+        if dtype == "float64":
+            _add_to_doubles(x, owed)
+            return
         where = device.device_of(x)
         here = device.empty(owed.size, np.float32, where)
         device.copy(here, owed)
@@ -144,3 +165,14 @@ class Buffer:
             values = np.empty(wide.size, np.float32)
             device.copy(values, wide)
             self.memory.owe(name, values - np.clip(values, -_LARGEST_HALF, _LARGEST_HALF))
+
+
+def _add_to_doubles(x: Any, owed: Any) -> None:
+    """``x += owed`` for float64, of which float32 holds neither all digits nor all magnitudes.
+
+    Rare, therefore simple: a GPU's values pass through the host.
+    """
+    here = np.empty(x.size, np.float64)
+    device.copy(here, x)
+    here += owed
+    device.copy(x, here)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from .errors import ConfigError, MismatchError, PlanError
 from .memory import CARRY, Keeping, Key, Members, Memory, Weights
 from .options import Options
 from .state import Sums, exchange, reduced
-from .types import Plan, Strategy
+from .types import Plan
 
 
 def options_with(options: Options, plan: Plan) -> Options:
@@ -66,7 +66,7 @@ def carried_along(transport: Transport, keeping: Keeping, old: Plan | None, new:
     What travels as before keeps all of it, bit for bit. Of the others the weighted mean of the residuals is kept, the
     same on every rank, and what else was kept of them begins anew.
     """
-    moved = {kept: of for kept, of in keeping.names().items() if not _alike(of, old, new)}
+    moved = _moved(keeping.names(), old, new)
     kept = keeping.without(moved, keeping.counts_of(new.groups))
     owed = _owed(transport, keeping, moved)
     for text, array in kept.memory.items():
@@ -99,15 +99,17 @@ def _add(owed: dict[str, Any], key: str, part: Any) -> None:
     owed[key] = owed[key] + part if key in owed else part
 
 
-def _alike(members: Members, old: Plan | None, new: Plan) -> bool:
-    """Whether tensors that are compressed as one, or by themselves, travel as before by another plan."""
+def _moved(kept: Mapping[tuple[str, int], Members], old: Plan | None, new: Plan) -> dict[tuple[str, int], Members]:
+    """Which tensors, by themselves or compressed as one, travel otherwise by another plan."""
     if old is None:
+        return dict(kept)
+    same = {group[0] for group in set(old.groups) & set(new.groups) if group}  # they may be large: compared once
+    return {one: members for one, members in kept.items() if not _alike(members[0][0], old, new, same)}
+
+
+def _alike(name: str, old: Plan, new: Plan, same: Set[str]) -> bool:
+    """Whether a tensor travels as before. ``same``: the first tensors of the groups that both plans have."""
+    before, after = (plan.group_of.get(name, (None,))[0] for plan in (old, new))
+    if before != after or (before is not None and before not in same):
         return False
-    name = members[0][0]
-    return _way(old, name) == _way(new, name)
-
-
-def _way(plan: Plan, name: str) -> tuple[Strategy | None, tuple[str, ...]]:
-    """How a tensor travels, and with which others."""
-    group = next((group for group in plan.groups if name in group), (name,))
-    return plan.strategies.get(name, plan.default), group
+    return old.strategies.get(name, old.default) == new.strategies.get(name, new.default)

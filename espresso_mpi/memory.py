@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from . import device
 from .errors import StateError
 from .types import buffer_name
 
@@ -69,7 +70,54 @@ class Key:
 _KEY = re.compile(r"(.*)\|(\d+)\|(\d+|\d+-decoded|carry)\|(\d+):(\d+)\|([^|]+)", re.DOTALL)
 
 
-class Memory(dict[str, Any]):
+V = TypeVar("V")
+
+
+class ByTensor(dict[str, V]):
+    """A dict by the text of a ``Key``, which also knows the keys of each tensor: to search all takes too long."""
+
+    def __init__(self, content: Mapping[str, V] | None = None) -> None:
+        super().__init__()
+        self._of: dict[tuple[str, str], dict[str, None]] = {}
+        self.update(content or {})
+
+    def of(self, name: str, n: int) -> list[str]:
+        """The keys of a tensor of n elements."""
+        return list(self._of.get((name, str(n)), ()))
+
+    def __setitem__(self, key: str, value: V) -> None:
+        if key not in self:
+            self._of.setdefault(_tensor(key), {})[key] = None
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        tensor = _tensor(key)
+        del self._of[tensor][key]
+        if not self._of[tensor]:
+            del self._of[tensor]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """As that of dict, which goes past the two methods above; so do those that follow."""
+        if key not in self:
+            return super().pop(key, *default)
+        value = self[key]
+        del self[key]
+        return value
+
+    popitem = MutableMapping.popitem
+    clear = MutableMapping.clear
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+
+
+def _tensor(text: str) -> tuple[str, str]:
+    """Name and elements, as text, of a key; a name may have bars itself."""
+    name, n = text.rsplit("|", 4)[:2]
+    return name, n
+
+
+class Memory(ByTensor[Any]):
     """What a session keeps from step to step, by key.
 
     What was carried over from other ranks waits here, whole, until its tensor is synchronised. Between ``begin`` and
@@ -77,16 +125,12 @@ class Memory(dict[str, Any]):
     """
 
     def __init__(self, content: Mapping[str, Any] | None = None) -> None:
-        super().__init__(content or {})
         self._begun: dict[tuple[str, int], dict[str, np.ndarray]] = {}
         self._waiting: dict[tuple[str, int], list[Key]] = {}
-        self._in_use: set[tuple[str, int]] = set()
-        """Tensors whose regions may have residuals already when something is carried over for them."""
+        super().__init__(content)
         for key in map(Key.parse, self):
             if key.point == CARRY:
                 self._waiting.setdefault((key.name, key.n), []).append(key)
-            elif key.what == "residual":
-                self._in_use.add((key.name, key.n))
 
     @property
     def waiting(self) -> bool:
@@ -102,29 +146,42 @@ class Memory(dict[str, Any]):
         key = Key(name, rest.size, CARRY, 0, rest.size, "residual")
         before = dict.get(self, str(key))
         self[str(key)] = rest if before is None else before + rest
-        self._in_use.add((name, rest.size))
         if before is None:
             self._waiting.setdefault((name, rest.size), []).append(key)
 
-    def begin(self, name: str, n: int, fed_back: bool) -> np.ndarray | None:
+    def take(self, name: str, n: int) -> dict[str, np.ndarray]:
+        """What waits for a tensor, whole, float32, by its kind; it is the caller's from now on."""
+        return {key.what: self.pop(str(key)) for key in self._waiting.pop((name, n), ())}
+
+    def begin(self, name: str, n: int, fed_back: bool, more: np.ndarray | None = None) -> np.ndarray | None:
         """The synchronisation of a tensor, or of a group that is compressed as one, begins.
 
         Args:
-            fed_back: whether it is compressed with plain feedback: then the residual is cut up like the rest.
+            fed_back: whether it is compressed with plain feedback: then the residual is cut up like the rest. Regions
+                that have a residual get their share added to it: which these are differs between ranks.
+            more: float32, shape (n,): what it is owed besides; the same on every rank.
 
         Returns:
-            None, or the mean residual, float32, shape (n,), that is to be added to the tensor on every rank: where it
-            is not cut up, or regions have residuals already.
+            None, or, where it is not cut up, the mean residual, float32, shape (n,), that is to be added to the tensor
+            on every rank.
         """
-        waiting = self._waiting.pop((name, n), None)
-        if waiting is None:
-            return None
-        found = {key.what: self.pop(str(key)) for key in waiting}
-        whole = fed_back and (name, n) not in self._in_use
-        residual = None if whole else found.pop("residual", None)
+        found = self.take(name, n)
+        if more is not None:
+            found["residual"] = found["residual"] + more if "residual" in found else more
+        residual = None if fed_back else found.pop("residual", None)
+        if "residual" in found:
+            self._add_to_regions(name, n, found["residual"])
         if found:
             self._begun[name, n] = found
         return residual
+
+    def _add_to_regions(self, name: str, n: int, owed: np.ndarray) -> None:
+        """Rare, therefore simple: the sum is made on the host, and moves to where it is asked for."""
+        for key in map(Key.parse, self.of(name, n)):
+            if key.point == "0" and key.what == "residual":
+                here = np.empty(key.size, np.float32)
+                device.copy(here, self[str(key)])
+                self[str(key)] = here + owed[key.start : key.stop]
 
     def end(self, name: str, n: int) -> None:
         """The tensor is synchronised: every region that this rank has a part in was asked for."""
@@ -133,8 +190,7 @@ class Memory(dict[str, Any]):
     def forget(self, name: str, n: int) -> None:
         """Drop everything that is kept of a tensor of this size."""
         self._waiting.pop((name, n), None)
-        self._in_use.discard((name, n))
-        for key in _belonging(self, name, n):
+        for key in self.of(name, n):
             del self[key]
 
     def __missing__(self, text: str) -> Any:
@@ -209,7 +265,7 @@ class Keeping:
     """
 
     memory: Memory = field(default_factory=lambda: Memory())
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: ByTensor[float] = field(default_factory=lambda: ByTensor())
     counts: Counter[str] = field(default_factory=Counter)
     groups: dict[str, Members] = field(default_factory=dict)
     sizes: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
@@ -247,7 +303,7 @@ class Keeping:
 
     def _drop(self, kept: str, n: int) -> None:
         self.memory.forget(kept, n)
-        for key in _belonging(self.weights, kept, n):
+        for key in self.weights.of(kept, n):
             del self.weights[key]
         self.groups.pop(kept, None)
 
@@ -269,7 +325,7 @@ class Keeping:
             return (key.name, key.n) not in gone
 
         left = Memory({key: value for key, value in self.memory.items() if stays(key)})
-        weights = {key: weight for key, weight in self.weights.items() if stays(key)}
+        weights = ByTensor({key: weight for key, weight in self.weights.items() if stays(key)})
         names = {kept for kept, _ in gone}
         groups = {kept: members for kept, members in self.groups.items() if kept not in names}
         sizes = {label: [one for one in used if one not in gone] for label, used in self.sizes.items()}
@@ -285,9 +341,3 @@ class Keeping:
         for group in groups:
             counts[buffer_name(group)] = max(counts[name] for name in [buffer_name(group), *group])
         return +counts
-
-
-def _belonging(keys: Iterable[str], name: str, n: int) -> list[str]:
-    """The keys of a tensor of n elements."""
-    near = [key for key in keys if key.startswith(f"{name}|{n}|")]  # a name may have such a bar itself
-    return [key for key in near if Key.parse(key).name == name]

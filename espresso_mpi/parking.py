@@ -23,9 +23,9 @@ Part = tuple[C, Item, bool]
 
 @dataclass
 class _Group(Generic[C]):
-    """``waiting``: parts by name, in the group's order; ``missing``: names that have none."""
+    """``waiting``: parts by name, in the group's order, None for an empty tensor; ``missing``: names that have none."""
 
-    waiting: dict[str, deque[Part[C]]]
+    waiting: dict[str, deque[Part[C] | None]]
     missing: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,22 +41,32 @@ class Parking(Generic[C]):
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group[C]] = {}  # by its first tensor, for no tensor is in two groups
+        self._dissolved: set[str] = set()
         self.count = 0
 
     def add(self, call: C, item: Item, skip: bool) -> list[Part[C]] | None:
-        """A tensor of a group has come; returns the group's tensors, in its order, if that makes it complete."""
-        group = self._groups.get(item.group[0])
-        if group is None:
-            group = self._groups[item.group[0]] = _Group({name: deque() for name in item.group})
-        parts = group.waiting[item.spec.name]
-        group.missing -= not parts
-        parts.append((call, item, skip))
+        """A tensor of a group has come; returns what travels together now, in the group's order, if anything does."""
+        if item.group[0] in self._dissolved:
+            return [(call, item, skip)]
         call.parked += 1
         self.count += 1
+        return self._put(item.spec.name, item.group, (call, item, skip))
+
+    def add_empty(self, name: str, group: tuple[str, ...]) -> list[Part[C]] | None:
+        """As ``add`` for a tensor of a group that has no elements: the others do not wait for it, nor does its call."""
+        return None if group[0] in self._dissolved else self._put(name, group, None)
+
+    def _put(self, name: str, names: tuple[str, ...], part: Part[C] | None) -> list[Part[C]] | None:
+        group = self._groups.get(names[0])
+        if group is None:
+            group = self._groups[names[0]] = _Group({name: deque() for name in names})
+        parts = group.waiting[name]
+        group.missing -= not parts
+        parts.append(part)
         return None if group.missing else self._take(group)
 
     def _take(self, group: _Group[C]) -> list[Part[C]]:
-        taken = [parts.popleft() for parts in group.waiting.values()]
+        taken = [part for part in [parts.popleft() for parts in group.waiting.values()] if part is not None]
         group.missing = sum(not parts for parts in group.waiting.values())
         for call, _, _ in taken:
             call.parked -= 1
@@ -68,6 +78,20 @@ class Parking(Generic[C]):
         for group in self._groups.values():
             if group.missing < len(group.waiting):
                 yield from (name for name, parts in group.waiting.items() if not parts)
+
+    def dissolve(self) -> list[Part[C]]:
+        """The tensors that wait, which travel alone from now on: so they need not wait for the others at every step."""
+        found = []
+        for first, group in self._groups.items():
+            parts = [part for waiting in group.waiting.values() for part in waiting if part is not None]
+            if parts:
+                self._dissolved.add(first)
+                found += parts
+        for call, _, _ in found:
+            call.parked -= 1
+        self._groups = {first: group for first, group in self._groups.items() if first not in self._dissolved}
+        self.count = 0
+        return found
 
     def clear(self) -> None:
         """Nothing waits any more."""

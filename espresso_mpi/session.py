@@ -303,7 +303,11 @@ class Session:
         except Exception as error:  # a foreign array may raise anything
             problem = GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
         specs = tuple(gradient.spec for gradient in gradients)
-        self._watch(call, specs if problem is None else None)
+        try:
+            self._watch(call, specs if problem is None else None)
+        except BaseException:  # there will be no call to wait for
+            self._claims.drop(claimed)
+            raise
         if problem is None:
             batch, problem = self._settled(call, specs)
         if problem is not None:
@@ -394,16 +398,26 @@ class Session:
         before, target, transport = self._options, Path(path), self._transport
         if before.tuning is not None:
             raise ConfigError("record_trace: this session plans for itself; use one without plan='auto'")
-        self._together("record_trace", lambda: autoplan.on_rank_0(transport, lambda: refuse_unwritable(target)))
+
+        def begin() -> None:
+            autoplan.on_rank_0(transport, lambda: refuse_unwritable(target))
+            self._follow(replace(before, compressor="none", route=None, plan=None))
+
+        def end() -> None:
+            self._follow(before)
+            autoplan.write_trace(transport, list(clock.steps), target)
+
+        self._together("record_trace", begin)
         self._clock = clock = StepClock(keep=_RECORDED)
-        self._follow(replace(before, compressor="none", route=None, plan=None))
         try:
             yield
-        finally:
-            clock.end_step()
+        except BaseException:  # the other ranks may never come to its end
             self._clock = None
             self._follow(before)
-        self._together("record_trace", lambda: autoplan.write_trace(transport, list(clock.steps), target))
+            raise
+        clock.end_step()
+        self._clock = None
+        self._together("record_trace", end)
 
     def _watch(self, call: Call, specs: tuple[TensorSpec, ...] | None) -> None:
         """A call is made: note when, and do what is to be done between two steps.
@@ -613,13 +627,13 @@ class Session:
             factor: the new loss scale divided by the old, the same on every rank; 1 does nothing and waits for nobody.
 
         Raises:
-            ConfigError: on every rank: no finite number above 0, or ranks have different factors. StateError: a
-                compressor of your own does not say what it keeps.
+            ConfigError: on every rank: no number above 0 within the range of float32, or ranks have different factors.
+                StateError: on every rank: a compressor of your own does not say what it keeps.
         """
-        if rescaling.checked_factor(factor) == 1:
+        if rescaling.is_one(factor):
             return
         engine, options = self._engine, self._options
-        act = partial(rescaling.rescale, self._transport, options, factor=float(factor))
+        act = partial(rescaling.rescale, self._transport, options, given=factor)
         self._together("rescale", lambda: act(memory=engine.keeping.memory))
 
     def _go_on(self, read: Callable[[], state.Loaded], name: str) -> None:

@@ -33,7 +33,7 @@ from .collectives.executor import OWN
 from .collectives.transport import Transport
 from .errors import EspressoError, StateError
 from .files import replacing, unfinished
-from .memory import CARRY, Keeping, Key, Memory, Weights
+from .memory import CARRY, ByTensor, Keeping, Key, Memory, Weights
 from .options import Options
 
 VERSION = 4
@@ -358,7 +358,7 @@ def _keeping(memory: Memory, weights: Mapping[str, float], said: Mapping[str, An
     """What a session keeps: this rank's memory, and what is the same on all ranks, from a state."""
     groups = {name: tuple((member, n) for member, n in members) for name, members in said["groups"].items()}
     sizes = {label: [(kept, n) for kept, n in used] for label, used in said["sizes"].items()}
-    return Keeping(memory, dict(weights), Counter(said["counts"]), groups, sizes)
+    return Keeping(memory, ByTensor(weights), Counter(said["counts"]), groups, sizes)
 
 
 def _pairs(by_name: Mapping[str, Iterable[tuple[str, int]]]) -> dict[str, list[list[Any]]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy, Tuning
 from espresso_mpi.autoplan import recorded
-from espresso_mpi.errors import ConfigError, GradientError, MismatchError, PlanError
+from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, PlanError
 from espresso_mpi.planner.planfile import load, save
 from espresso_mpi.planner.trace import Trace
 from espresso_mpi.tuning import Step
@@ -128,6 +130,47 @@ def test_an_error_of_one_rank_does_not_bring_the_steps_apart(world, open_session
             continue
         session.sync(grads)
     assert everyone(world, session.plan.digest)
+
+
+def test_pushes_go_on_when_a_tensor_of_a_group_is_frozen(world, open_session):
+    """Nobody asked for the groups of such a plan: they are dissolved once, and the next steps do not wait."""
+    session = open_session(plan="auto", tuning=Tuning(skip=1, steps=1000))
+    grouped = Plan(default=TOPK, groups=(("w1", "b1", "b2"), ("w2", "other")))
+    session._together("plan", lambda: session._adopt(grouped))
+    total, steps = {name: np.zeros(shape) for name, shape in SHAPES.items()}, 12
+    for step in range(steps):
+        if step == 4:
+            start = time.perf_counter()
+        grads = gradients(world.rank, step)
+        for name in grads:
+            if name != "b1" or step == 0:
+                session.push(name, grads[name])
+        session.wait_all()
+        for name in SHAPES:
+            total[name] += 0 if name == "b1" and step else grads[name]
+    assert time.perf_counter() - start < 7  # eight steps; each would wait for a second
+    session._together("plan", lambda: session._adopt(Plan(default=Strategy("none", "flat"))))
+    rest = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    session.sync(rest)
+    for name in ("w1", "w2", "b2"):
+        everyone(world, total[name].tobytes())
+        assert np.allclose(total[name] + rest[name], expected(steps)[name], atol=2e-4), name
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_call_that_fails_before_it_is_made_gives_its_memory_back(world, open_session, monkeypatch):
+    session, grads = open_session(plan="auto"), gradients(world.rank, 0)
+    session.sync(grads)
+
+    def fail(*arguments):
+        raise MismatchError("ranks wait for each other in different calls")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_tune", fail)
+        with pytest.raises(MismatchError):
+            session.sync(grads)
+    session.sync(grads)
+    everyone(world, grads["w1"].tobytes())
 
 
 def test_tensors_that_come_after_the_plan_travel_dense(world, open_session):
@@ -304,6 +347,42 @@ def test_too_few_steps_are_no_trace(world, open_session, tmp_path):
     lossy = gradients(world.rank, 0)
     session.sync(lossy)
     assert SIZE == 1 or not np.allclose(lossy["w1"], mean(0)["w1"], atol=1e-3)  # compressed again
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_push_under_way_at_the_end_of_a_recording(world, open_session, tmp_path):
+    """All ranks go back to what the session does otherwise between the same calls."""
+    path = world.bcast(str(tmp_path / "trace.json"))
+    session = open_session(compressor="onebit", route="flat-alltoall")
+
+    def grad(step):
+        return np.random.default_rng([world.rank, step]).standard_normal(500).astype(np.float32)
+
+    with session.record_trace(path):
+        for step in range(5):
+            session.push("w", grad(step))
+            session.wait_all()
+        if world.rank:
+            time.sleep(0.3)
+        handle = session.push("w", grad(5))
+        if world.rank:
+            handle.wait()
+    dense = handle.wait()
+    assert np.allclose(dense, np.mean(world.allgather(grad(5)), axis=0), atol=1e-6)
+    lossy, problem = grad(6), None
+    try:
+        session.push("w", lossy).wait()
+    except EspressoError as error:  # the other ranks may not have it
+        problem = str(error)
+    assert not any(world.allgather(problem)), problem
+    everyone(world, (dense.tobytes(), lossy.tobytes()))
+    assert not np.allclose(lossy, np.mean(world.allgather(grad(6)), axis=0), atol=1e-3)
+
+    handle = None if world.rank else session.push("w", grad(7))  # of rank 0 compressed, of the others dense
+    with pytest.raises(MismatchError, match="record_trace"), session.record_trace(path):
+        (handle or session.push("w", grad(7))).wait()
+    world.Barrier()
+    everyone(world, session.push("w", grad(8)).wait().tobytes())
 
 
 def test_a_trace_that_cannot_be_written_is_refused_at_once(world, open_session):

@@ -824,6 +824,40 @@ def test_a_group_that_lacks_a_member(world, open_session):
         usable_again(world, session)
 
 
+def test_a_group_of_two_types_is_an_error_everywhere(world, open_session):
+    """Each push alone is right; only together they are not."""
+    session = open_session(plan=group_plan("none"))
+    grads = {"g0": np.ones(64, np.float32), "g1": np.ones(64), "g2": np.ones(64)}
+    for name in ("g1", "g0", "g2") if last(world) else grads:
+        handle = session.push(name, grads[name])
+    text = same_error(world, PlanError, handle.wait)
+    assert "'g0'" in text and "'g1'" in text and "float64" in text
+    assert "'g1'" in same_error(world, PlanError, session.wait_all)
+    assert all((grad == 1).all() for grad in grads.values())
+    usable_again(world, session)
+
+
+@pytest.mark.parametrize("empty", [None, np.empty((0, 3), np.float32)], ids=["none", "empty"])
+def test_a_group_with_a_member_that_has_no_elements(world, open_session, empty):
+    """The others share a buffer in that step; what is kept of them and of the whole group stays apart."""
+    session, twin = open_session(plan=group_plan()), open_session(plan=group_plan())
+    for step in range(6):
+        grads = {name: gradient(world.rank, step, name) for name in ("g0", "g1", "g2")}
+        grads.update({"g0": empty} if step in (1, 2) else dict.fromkeys(grads, empty) if step == 3 else {})
+        expected = {name: grad if grad is None else grad.copy() for name, grad in grads.items()}
+        for name in sorted(grads, reverse=last(world)):
+            session.push(name, grads[name])
+        session.wait_all()
+        twin.sync(expected)
+        here = [name for name in grads if grads[name] is not empty]
+        assert all(bits(grads[name]) == bits(expected[name]) for name in here), step
+        assert identical(world, [grads[name] for name in here])
+        twin.sync({"g1": empty, "other": gradient(world.rank, step, "other")})
+    if world.size > 1:
+        kept = {key.split(" ")[0] for key in session.state_dict()["memory"]}
+        assert kept == {"g0..g2", "g1..g2"}
+
+
 @several
 @pytest.mark.parametrize("compressor", ["none", "onebit"])
 def test_a_skipped_member_of_a_group(world, open_session, compressor):

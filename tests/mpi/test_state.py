@@ -386,6 +386,56 @@ def test_what_float16_cannot_hold_is_owed(world, open_session, compressor):
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+@pytest.mark.parametrize("between", ["load", "follow"])
+def test_what_float16_cannot_hold_is_owed_by_ranks_without_a_region_too(world, open_session, between):
+    """Rank 0 holds all 64 elements between the machine's steps, and the residual of them."""
+    plan = Plan(default=Strategy("topk:ratio=0.01", "hierarchical-allgather"))
+    session = open_session(plan=plan)
+
+    def turn(*first):
+        grad = np.zeros(64, np.float16)
+        grad[: len(first)] = first
+        session.sync(grad)
+        return grad.astype(float)
+
+    total = turn(60000, 49984) + turn(0, 49984)
+    if between == "load":
+        session.load_state_dict(session.state_dict())
+    else:
+        session.follow(Plan({"other": Strategy("none", "flat")}, default=plan.default))
+    assert [*(total + turn())[:3]] == [60000, 2 * 49984, 0]
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_double_keeps_its_digits_when_it_is_owed_something(world, open_session):
+    session = open_session(plan=Plan(default=Strategy("topk:ratio=0.01", "flat-allgather")))
+    first = np.ones(1000)
+    session.sync(first)
+    session.follow(Plan(default=Strategy("none", "flat")))
+    grad = np.full(1000, 1 / 3)
+    grad[::2] = 1e100
+    session.sync(grad)
+    unsent = np.where(first == 0, 1.0, 0.0)
+    assert unsent.sum() == 990
+    assert (np.abs(grad[::2] / 1e100 - 1) < 1e-15).all() and np.abs(grad - 1 / 3 - unsent)[1::2].max() < 1e-15
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_what_is_owed_does_not_go_through_a_momentum(world, open_session):
+    """Members bring their debts into a group of dgc, as a residual: its momentum would send tenfold of a gradient."""
+    session = open_session(plan=Plan(default=Strategy("topk:ratio=0.01", "flat-allgather")))
+    total = {name: np.ones(100, np.float32) for name in ("a", "b")}
+    session.sync(total)
+    dgc = Strategy("dgc:ratio=0.02", "flat-allgather")
+    session.follow(Plan({"a": dgc, "b": dgc}, groups=(("a", "b"),)))
+    for _ in range(60):
+        grads = {name: np.zeros(100, np.float32) for name in total}
+        session.sync(grads)
+        total = {name: total[name] + grads[name] for name in total}
+    assert all(np.abs(sent - 1).max() < 1e-5 for sent in total.values())
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 def test_a_plan_is_not_followed_while_one_rank_has_pushed(world, open_session):
     plans = [Plan(default=Strategy(name, "flat-allgather")) for name in ("onebit", "int8")]
     session = open_session(plan=plans[0])
@@ -437,6 +487,17 @@ def test_a_restored_session_drops_the_size_that_was_not_used_longest(world, open
     assert SIZE == 1 or ("1000" in kept[0] and "1001" not in kept[0])
 
 
+def refused_alike(world, kind, act):
+    """An error of one rank is one on all, with one text."""
+    said = None
+    try:
+        act()
+    except Exception as error:  # whatever it is: the other ranks wait
+        said = type(error), str(error)
+    said = world.allgather(said)
+    assert len(set(said)) == 1 and said[0] and said[0][0] is kind, said
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 def test_rescaling_beyond_all_floats_is_refused(world, open_session):
     session = open_session(compressor="topk:ratio=0.01")
@@ -444,6 +505,13 @@ def test_rescaling_beyond_all_floats_is_refused(world, open_session):
     before = session.state_dict()["memory"]
     with pytest.raises(ConfigError, match="loss scale is too large"):
         session.rescale(2.0**40)
+    for wrong in (np.nan, 0, 1e-50, 1e50):  # float32 multiplies: 1e-50 would clear, 1e50 break what is kept
+        refused_alike(world, ConfigError, lambda wrong=wrong: session.rescale(wrong if world.rank == SIZE - 1 else 2.0))
+    memory, odd = session._engine.keeping.memory, "w|9|0|0:9|own.odd"  # kept by a method that does not name it
+    if world.rank == SIZE - 1:
+        memory[odd] = np.ones(9, np.float32)
+    refused_alike(world, StateError, lambda: session.rescale(2.0))
+    memory.pop(odd, None)
     after = session.state_dict()["memory"]
     assert all(np.array_equal(before[key], after[key]) for key in before)
 

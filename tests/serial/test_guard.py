@@ -145,7 +145,7 @@ def test_a_wrong_factor_is_refused():
     from espresso_mpi.rescaling import checked_factor
 
     assert checked_factor(np.float32(0.5)) == 0.5
-    for factor in (0, -1, float("inf"), float("nan"), "2", True):
+    for factor in (0, -1, float("inf"), float("nan"), "2", True, 1e-39, 1e39, 10**400):
         with pytest.raises(ConfigError, match="rescale: factor="):
             checked_factor(factor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from espresso_mpi.buffers import adopt, flatten
 from espresso_mpi.collectives.layout import Topology
 from espresso_mpi.compressors import get
 from espresso_mpi.feedback import NO_FEEDBACK
+from espresso_mpi.memory import Keeping
 from espresso_mpi.options import Options
 from espresso_mpi.tuning import StepClock
 from espresso_mpi.types import Plan, Route, Strategy, TensorSpec
@@ -66,7 +68,7 @@ def test_buckets_are_those_of_the_simple_rule(seed):
 
 
 class Name(str):
-    """Counts how often any is hashed: what loops in C do with names is seen as well."""
+    """Counts how often any is hashed or compared: what loops in C do with names is seen as well."""
 
     __slots__ = ()
     hashed = 0
@@ -74,6 +76,10 @@ class Name(str):
     def __hash__(self):
         Name.hashed += 1
         return str.__hash__(self)
+
+    def __eq__(self, other):
+        Name.hashed += 1
+        return str.__eq__(self, other)
 
 
 def work(act):
@@ -136,10 +142,37 @@ def watch_pushes(n):
         clock.called(("push", spec.name), (spec,))
 
 
+def compare_plans(n):
+    from espresso_mpi.handover import _moved
+
+    old, new = (grouped_options(dense(n)).plan for _ in range(2))
+    assert not _moved({(spec.name, 100): ((spec.name, 100),) for spec in dense(n)}, old, new)
+
+
+def propose_groups(n):
+    from espresso_mpi.autoplan import _of_one_type
+
+    trace = SimpleNamespace(tensors=dense(n))
+    assert len(_of_one_type(trace, [spec.name for spec in dense(n)])[0]) == n
+
+
+def drop_sizes(n):
+    keeping = Keeping()
+    for size in range(1, 11):
+        for spec in dense(n):
+            keeping.use(spec.name, ((spec.name, size),))
+            key = f"{spec.name}|{size}|0|0:{size}|residual"
+            keeping.memory[key], keeping.weights[key] = np.zeros(size, np.float32), 1.0
+    assert len(keeping.memory) == len(keeping.weights) == 8 * n
+
+
 @pytest.mark.parametrize(
     "act",
-    [fill_buckets, fill_buckets_by_calls, check_one_group, check_one_group_by_calls, wait_for_one_group, watch_pushes],
-)
+    [
+        fill_buckets, fill_buckets_by_calls, check_one_group, check_one_group_by_calls, wait_for_one_group,
+        watch_pushes, compare_plans, propose_groups, drop_sizes,
+    ],
+)  # fmt: skip
 def test_work_grows_with_the_number_of_tensors(act):
     act(2)  # imports, and what is worked out once
     assert work(lambda: act(800)) <= 2.5 * work(lambda: act(400))
