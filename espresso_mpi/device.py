@@ -121,6 +121,18 @@ def join(target: Any, sources: Sequence[Any]) -> None:
         start += source.size
 
 
+def part(source: Any, targets: Sequence[Any]) -> None:
+    """Copy what lies side by side in a flat array onto flat arrays of its type, all on one device: undoes ``join``."""
+    here, start = device_of(source) == "cpu", 0
+    for target in targets:
+        stop = start + target.size
+        if here:
+            target[...] = source[start:stop]
+        else:
+            copy(target, source[start:stop])
+        start = stop
+
+
 def copy_later(target: Any, source: Any) -> None:
     """As ``copy`` between page-locked host memory and a GPU, but only queued.
 
