@@ -224,7 +224,7 @@ def _spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
 def _span(gradient: Gradient, title: str) -> Span:
     spec, source = gradient.spec, gradient.source
     if source is None:
-        start = device.address(gradient.array)
+        start = device.begin_of(gradient.array)
         return Span(start, start + spec.nbytes, spec.name, title)
     if isinstance(source, np.ndarray):
         start, strides = device.address(source), source.strides

@@ -174,16 +174,25 @@ def test_memory_of_a_call_with_many_arrays(other):
 
 
 def test_two_calls_with_many_arrays():
-    first, second, claims = many(100), many(100, 100), guard.Claims()
-    one, two = spans(**first), spans(**second)
-    claims.claim(one)
-    claims.claim(two)
-    claims.drop(one)
-    claims.claim(spans(w=first["t5"]))
-    refused(lambda: claims.claim(spans(w=second["t105"])), "that of t105")
-    claims.drop(two)
-    claims.claim(spans(**second))
-    refused(lambda: claims.claim(spans(w=second["t105"])), "that of t105")
+    arrays, claims = list(many(200).items()), guard.Claims()
+    even, odd = spans(**dict(arrays[::2])), spans(**dict(arrays[1::2]))
+
+    def taken(which):
+        for name, array in which:
+            refused(lambda array=array: claims.claim(spans(w=array)), f"that of {name},")
+
+    claims.claim(even)
+    claims.claim(odd)
+    taken(arrays)
+    claims.drop(even)
+    taken(arrays[1::2])
+    claims.claim(spans(w=arrays[0][1]))
+    claims.drop(odd)
+    claims.drop(odd)
+    claims = guard.Claims()
+    claims.claim(odd)
+    claims.drop(even)
+    taken(arrays[1::2])
 
 
 def test_a_wrong_factor_is_refused():
