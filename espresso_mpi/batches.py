@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from . import compressors, environment
+from .collectives import ranges
 from .collectives.agreement import fingerprint
 from .collectives.layout import Topology
 from .collectives.schedule import check_route
@@ -53,6 +54,11 @@ class Batch:
     items: tuple[Item, ...]
     digest: bytes
     empty: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @cached_property
+    def portions(self) -> tuple[ranges.Portion, ...]:
+        """In which the values are searched for those that cannot be summed."""
+        return ranges.portions((item.index, item.spec, item.compressor is not None) for item in self.items)
 
 
 class Batches:
@@ -139,6 +145,11 @@ class Bucket:
     def dtype(self) -> str:
         """Element type of the tensors."""
         return str(self.members[0][1].spec.dtype)
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all tensors are of one type and in one place."""
+        return len({(item.spec.dtype, item.spec.device) for _, item in self.members}) == 1
 
 
 def strategy_of(spec: TensorSpec, options: Options, topology: Topology) -> Strategy:

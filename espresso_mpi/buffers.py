@@ -10,10 +10,9 @@ import copy
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,15 +27,19 @@ _NAMES = {np.dtype(name): name for name in ("float32", "float64", "float16")}
 """numpy works a type's name out anew at every question, which takes longer than all else here."""
 
 
-@dataclass(frozen=True)
-class Gradient:
+_OWN = 0x1 | 0x4 | 0x100 | 0x400
+"""numpy's flags of an array that is C-contiguous, owns its memory, is aligned and writable."""
+
+
+class Gradient(NamedTuple):
     """One adopted array.
 
     ``array`` is flat over the caller's memory, 16-bit types as their bits (uint16); for an immutable array it is a
     copy, and ``rebuild`` makes a new foreign array from it. For strided memory it is a copy in C order, ``source`` is
     the memory itself, and ``write_back`` copies the result there. ``version`` reads torch's counter of in-place
     changes, where that counts changes of this memory alone; what this library writes is not counted. ``whole``: a torch
-    tensor to which no other memory leads but through torch.
+    tensor to which no other memory leads but through torch. ``owner``: the caller's array if it owns its memory: two
+    that own theirs share none unless they are one array.
     """
 
     spec: TensorSpec
@@ -46,6 +49,7 @@ class Gradient:
     write_back: Callable[[], None] | None = None
     version: Callable[[], int] | None = None
     whole: bool = False
+    owner: Any = None
 
 
 # --- the containers ---------------------------------------------------------------------------------------------------
@@ -89,10 +93,11 @@ def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
 
     What travelled as a copy of strided memory is written there.
     """
-    for gradient in gradients:
+    others = [g for g in gradients if g.owner is None]  # the rest is plain memory, which the result is in
+    for gradient in others:
         if gradient.write_back is not None:
             gradient.write_back()
-    if all(g.rebuild is None for g in gradients):
+    if all(g.rebuild is None for g in others):
         return grads
     return _rebuilt(grads, iter(gradients))
 
@@ -124,8 +129,15 @@ def adopt(name: str, value: Any) -> Gradient:
     """
     if not name.isascii():
         _require_text(name)
+    if type(value) is np.ndarray and value.flags.num & _OWN == _OWN:  # of most calls with many tensors, all
+        known = _NAMES.get(value.dtype)
+        if known is not None:
+            flat = value.ravel()  # a view
+            array = flat.view(np.uint16) if known == "float16" else flat
+            return Gradient(_spec(name, value.shape, known), array, None, None, None, None, False, value)
     if value is None:
-        return Gradient(TensorSpec(name, (), None), np.empty(0, np.float32))
+        nothing = np.empty(0, np.float32)
+        return Gradient(TensorSpec(name, (), None), nothing, owner=nothing)
     if isinstance(value, np.ndarray):
         return _from_numpy(name, value)
     if _comes_from(value, "torch"):
@@ -228,7 +240,7 @@ def _from_torch(name: str, tensor: Any) -> Gradient:
     tensor = tensor.detach()
     bits = tensor.view(torch.int16) if ITEMSIZE[dtype] == 2 else tensor
     if tensor.device.type == "cuda":
-        return replace(_from_torch_cuda(name, bits, dtype), version=version, whole=whole)
+        return _from_torch_cuda(name, bits, dtype)._replace(version=version, whole=whole)
     array = bits.numpy().view(np.uint16) if ITEMSIZE[dtype] == 2 else bits.numpy()
     return _flat(_spec(name, tuple(tensor.shape), dtype), array, version=version, whole=whole)
 
@@ -245,7 +257,7 @@ def _from_torch_cuda(name: str, bits: Any, dtype: str) -> Gradient:
         bits.data.copy_(copied)  # through .data: it is not the caller's change, so its counter stays
         sys.modules["torch"].cuda.current_stream(bits.device).synchronize()  # that of the engine's thread
 
-    return replace(_from_cuda(name, copied, shape, dtype), source=bits, write_back=write_back)
+    return _from_cuda(name, copied, shape, dtype)._replace(source=bits, write_back=write_back)
 
 
 def _version(tensor: Any) -> tuple[Callable[[], int] | None, bool]:

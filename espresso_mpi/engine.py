@@ -369,7 +369,7 @@ class Engine:
 
     def _finish(self, unit: Unit) -> None:
         if unit.error is None and unit.gradients:
-            if any(device.device_of(gradient.array) == "gpu" for gradient in unit.gradients):
+            if unit.gpu is not None:
                 device.drain()  # whoever reads on any stream finds finished data
             unit.result = buffers.rebuild(unit.given, unit.gradients)
             if unit.watch is not None:
@@ -405,9 +405,7 @@ class Engine:
     def _look_for_non_finite(self, unit: Unit, batch: Batch) -> None:
         """NaN and infinity (or what is that in the float32 of a compressor), and values too large to be summed."""
         start = time.perf_counter()
-        unit.bad = self._search.odd_values(
-            [(i.index, unit.gradients[i.index].array, i.dtype, i.compressor is not None) for i in batch.items]
-        )
+        unit.bad = self._search.odd_values(batch.portions, [gradient.array for gradient in unit.gradients])
         self._recorder.add("check", "", 0, 0, start, time.perf_counter())
 
     def _round(self) -> None:
@@ -675,23 +673,16 @@ class Engine:
 
     def _queue_buckets(self, numbers: Sequence[int], units: Sequence[Unit], skips: Sequence[frozenset[int]]) -> None:
         self._running.update(dict.fromkeys(units))
-        if any(g.spec.device == "gpu" for unit in units for g in unit.gradients):
+        if any(unit.gpu is not None for unit in units):
             self._transport.choose_device_way()
         batches = [unit.batch for unit in units if unit.batch is not None]
-        runs = [
-            (
-                bucket,
-                [units[call] for call, _ in bucket.members],
-                [item.index in skips[call] for call, item in bucket.members],
-            )
-            for bucket in self._arranged(tuple(numbers), batches)
-        ]
+        runs = [(bucket, *_brought(bucket, units, skips)) for bucket in self._arranged(tuple(numbers), batches)]
         self._queue_runs([*runs, *self._unparked(units, batches, skips)], units)
 
     def _queue_runs(self, runs: Sequence[tuple[Bucket, list[Unit], list[bool]]], new: Sequence[Unit] = ()) -> None:
         """Queue buckets; ``new``: the calls that start now, some of which may have nothing in them."""
         for _, members, _ in runs:
-            for unit in {id(unit): unit for unit in members}.values():
+            for unit in dict.fromkeys(members):
                 unit.left += 1
         for unit in new:
             if unit.left == 0:
@@ -731,7 +722,7 @@ class Engine:
         return bucket, [unit for unit, _, _ in members], skip
 
     def _queue_bucket(self, bucket: Bucket, units: list[Unit], skip: list[bool]) -> None:
-        owners = list({id(unit): unit for unit in units}.values())
+        owners = list(dict.fromkeys(units))
         problem = mixed(bucket) if len(owners) > 1 and bucket.members[0][1].group else None
         if problem is not None:
             for unit in owners:
@@ -740,17 +731,20 @@ class Engine:
             return
         gradients = [unit.gradients[item.index] for unit, (_, item) in zip(units, bucket.members)]
         arrays, checks = [gradient.array for gradient in gradients], list[Check]()
-        for unit, gradient, skipped in zip(units, gradients, skip):
-            check = unit.watch.check_of(gradient) if unit.watch is not None else None
-            if skipped:
-                self._blank(gradient, check)
-            elif check is not None:
-                checks.append(check)
+        if any(skip) or any(unit.watch is not None and unit.watch.debug for unit in owners):
+            for unit, gradient, skipped in zip(units, gradients, skip):
+                check = unit.watch.check_of(gradient) if unit.watch is not None else None
+                if skipped:
+                    self._blank(gradient, check)
+                elif check is not None:
+                    checks.append(check)
         if all(skip):
             self._bucket_done(owners)
             return
         priority = max(unit.priority for unit in owners)
-        large = any(item.index in unit.large for unit, (_, item) in zip(units, bucket.members))
+        large = any(unit.large for unit in owners) and any(
+            item.index in unit.large for unit, (_, item) in zip(units, bucket.members)
+        )
         for turns in self._turns(bucket, arrays, skip, owners, checks, large):
             heapq.heappush(self._queue, (-priority, next(self._order), turns))
 
@@ -891,6 +885,13 @@ def _median_seconds(act: Callable[[], None], repeats: int = 7) -> float:
         act()
         times.append(time.perf_counter() - start)
     return sorted(times)[repeats // 2]
+
+
+def _brought(bucket: Bucket, units: Sequence[Unit], skips: Sequence[frozenset[int]]) -> tuple[list[Unit], list[bool]]:
+    """The call that brings each tensor of a bucket, and whether it is skipped."""
+    count = len(bucket.members)
+    calls = [units[0]] * count if len(units) == 1 else [units[call] for call, _ in bucket.members]
+    return calls, [item.index in skips[call] for call, item in bucket.members] if any(skips) else [False] * count
 
 
 def _note(unit: Unit) -> dict[str, Any]:

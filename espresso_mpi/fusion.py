@@ -124,6 +124,14 @@ class Buffer:
             return
         if self.bucket.dtype == "float16" and self.x.dtype == np.float32:
             self._owe_what_is_cut(self.bucket.kept, self.x, self.bucket.feedback.kind == "plain")
+        if self.bucket.uniform and self.x.dtype == self.arrays[0].dtype and not any(self.skip):
+            device.part(self.x, self.arrays)
+        else:
+            self._empty_one_by_one()
+        self.transport.give_back(self.workspace)
+
+    def _empty_one_by_one(self) -> None:
+        """Where tensors are converted, or some are skipped."""
         for (part, array), skipped in zip(self._pieces(), self.skip):
             if skipped:
                 continue
@@ -131,7 +139,6 @@ class Buffer:
                 reduction.convert(array, part, self.bucket.dtype)
             else:
                 device.copy(array, part)
-        self.transport.give_back(self.workspace)
 
     def _pieces(self) -> Iterator[tuple[Any, Any]]:
         start = 0

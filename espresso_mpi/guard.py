@@ -8,13 +8,12 @@ all arrays (``Claims``). In debug mode checksums find whatever else changed.
 from __future__ import annotations
 
 import itertools
-import operator
 import os
 import threading
 import weakref
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -29,6 +28,14 @@ _ADVICE = (
     "do not touch a tensor between the call and its wait; when gradients are accumulated, push them in the backward "
     "pass of the last micro-batch only, or call wait_all() before the next one"
 )
+
+_FEW = 16
+"""Tensors of a call whose memory is looked up at once: that takes no longer than to find out whether it has to be."""
+
+_MANY = 64
+"""Spans that are sorted in, or taken out, all at once: one by one, each moves those behind it."""
+
+_START = attrgetter("start")
 
 _WORK = 1 << 16
 """Steps in which numpy has to find out whether two strided arrays share memory; else they count as if they did."""
@@ -57,9 +64,7 @@ class Watch:
             counters are read.
     """
 
-    def __init__(
-        self, title: str, gradients: Sequence[Gradient], spans: Sequence[Span] = (), debug: bool = False
-    ) -> None:
+    def __init__(self, title: str, gradients: Sequence[Gradient], spans: Spans = (), debug: bool = False) -> None:
         self._title, self.spans, self.debug = title, spans, debug
         self._versions = [(g.spec.name, g.version, g.version()) for g in gradients if g.version is not None]
         self._name, self._whole = (
@@ -169,16 +174,41 @@ class _Place:
         }
 
 
-def spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
+class Owned:
+    """The memory of a call whose arrays all own theirs, so that none shares any: worked out when it is asked for."""
+
+    def __init__(self, gradients: Sequence[Gradient], title: str) -> None:
+        self._gradients, self._title, self._made = gradients, title, list[Span]()
+
+    def spans(self) -> list[Span]:
+        """It, by where it begins; always the same objects. For one thread at a time."""
+        if not self._made:
+            self._made = _spans(self._gradients, self._title)
+        return self._made
+
+
+Spans = Sequence[Span] | Owned
+"""The memory of a call."""
+
+
+def spans(gradients: Sequence[Gradient], title: str) -> Spans:
     """The memory that gets the results of a call, by where it begins.
 
     Raises:
         GradientError: two tensors share memory: it would be averaged, and its residual added, twice.
     """
+    if len(gradients) > _FEW:
+        owners = {id(g.owner) for g in gradients}
+        if len(owners) == len(gradients) and id(None) not in owners:
+            return Owned(gradients, title)
+    return _spans(gradients, title)
+
+
+def _spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
     found = [_span(g, title) for g in gradients if g.array.size and g.rebuild is None]
     if len(found) < 2:
         return found
-    found.sort(key=attrgetter("start"))
+    found.sort(key=_START)
     if all(one.stop <= following.start for one, following in itertools.pairwise(found)):
         return found
     under_way: list[Span] = []
@@ -194,7 +224,7 @@ def spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
 def _span(gradient: Gradient, title: str) -> Span:
     spec, source = gradient.spec, gradient.source
     if source is None:
-        start = device.address(gradient.array)
+        start = device.begin_of(gradient.array)
         return Span(start, start + spec.nbytes, spec.name, title)
     if isinstance(source, np.ndarray):
         start, strides = device.address(source), source.strides
@@ -206,6 +236,40 @@ def _span(gradient: Gradient, title: str) -> Span:
     return Span(first, last + spec.nbytes // spec.size, spec.name, title, place)
 
 
+class _Extents:
+    """Strided spans. Where one ends says nothing of the next, so they are kept by the power of two above their lengths:
+    of each length, only those that begin so close before a place can reach it.
+    """
+
+    def __init__(self) -> None:
+        self._by_power: dict[int, tuple[list[int], list[Span]]] = {}  # where they begin, and they, in that order
+
+    def __bool__(self) -> bool:
+        return bool(self._by_power)
+
+    def near(self, span: Span) -> Iterator[Span]:
+        """All that may share memory with another span."""
+        for power, (starts, found) in self._by_power.items():
+            yield from found[bisect_left(starts, span.start - (1 << power)) : bisect_left(starts, span.stop)]
+
+    def add(self, span: Span) -> None:
+        """Take in one that shares no memory with those that are here, so none begins at the same place."""
+        starts, spans = self._by_power.setdefault((span.stop - span.start).bit_length(), ([], []))
+        at = bisect_left(starts, span.start)
+        starts.insert(at, span.start)
+        spans.insert(at, span)
+
+    def remove(self, span: Span) -> None:
+        """Take one out, if it is here."""
+        power = (span.stop - span.start).bit_length()
+        starts, spans = self._by_power.get(power, ([], []))
+        at = bisect_left(starts, span.start)
+        if at < len(spans) and spans[at] is span:
+            del starts[at], spans[at]
+            if not spans:
+                del self._by_power[power]
+
+
 _all: weakref.WeakSet[Claims] = weakref.WeakSet()
 
 
@@ -213,34 +277,50 @@ class Claims:
     """The memory of calls that were made and not waited for. Threads may share it, one at a time by ``lock``."""
 
     def __init__(self) -> None:
+        self._owned: Owned | None = None  # as long as it is all that is claimed
         self._packed: list[Span] = []
         self._starts: list[int] = []  # of these, in the same order: whole numbers are quick to search
-        self._strided: list[Span] = []
+        self._strided = _Extents()
         self.lock = threading.RLock()
         _all.add(self)
 
-    def claim(self, wanted: Sequence[Span]) -> None:
+    def claim(self, wanted: Spans) -> None:
         """Claim the memory of a call.
 
         Raises:
             GradientError: a call that was not waited for is to write to it; nothing was claimed.
         """
         with self.lock:
+            if isinstance(wanted, Owned):
+                if self._owned is None and not self._packed and not self._strided:
+                    self._owned = wanted
+                    return
+                wanted = wanted.spans()
+            if self._owned is not None:
+                owned, self._owned = self._owned.spans(), None
+                self._add(owned)
             if self._packed or self._strided:
                 self._refuse(wanted)
-            packed = [span for span in wanted if span.strided is None]
-            self._strided += [span for span in wanted if span.strided is not None]
-            if not self._packed:  # as for most calls with many tensors, which are in order
-                self._packed, self._starts = packed, [span.start for span in packed]
-                return
-            for span in packed:
-                at = bisect_left(self._starts, span.start)
-                self._starts.insert(at, span.start)
-                self._packed.insert(at, span)
+            self._add(wanted)
+
+    def _add(self, wanted: Sequence[Span]) -> None:
+        packed = [span for span in wanted if span.strided is None]
+        if len(packed) < len(wanted):
+            for span in wanted:
+                if span.strided is not None:
+                    self._strided.add(span)
+        if len(packed) > _MANY:
+            self._packed = sorted([*self._packed, *packed], key=_START)
+            self._starts = [span.start for span in self._packed]
+            return
+        for span in packed:
+            at = bisect_left(self._starts, span.start)
+            self._starts.insert(at, span.start)
+            self._packed.insert(at, span)
 
     def _refuse(self, wanted: Sequence[Span]) -> None:
         for span in wanted:
-            for other in itertools.chain(self._near(span), self._strided):
+            for other in itertools.chain(self._near(span), self._strided.near(span)):
                 if other.shares(span):
                     raise GradientError(
                         f"{span.name}: its memory is that of {other.name}, which is on its way in {other.title} and "
@@ -252,15 +332,23 @@ class Claims:
         first = bisect_left(self._starts, span.start)
         return self._packed[max(first - 1, 0) : bisect_left(self._starts, span.stop, first)]
 
-    def drop(self, held: Sequence[Span]) -> None:
+    def drop(self, held: Spans) -> None:
         """The memory is the caller's again."""
         with self.lock:
+            if isinstance(held, Owned):
+                if self._owned is held:
+                    self._owned = None
+                    return
+                held = held.spans()
             packed = [span for span in held if span.strided is None]
             if len(packed) < len(held):
-                gone = {id(span) for span in held}
-                self._strided = [span for span in self._strided if id(span) not in gone]
-            if len(packed) == len(self._packed) and all(map(operator.is_, packed, self._packed)):
-                self._packed, self._starts = [], []
+                for span in held:
+                    if span.strided is not None:
+                        self._strided.remove(span)
+            if len(packed) > _MANY:
+                gone = set(map(id, packed))
+                self._packed = [span for span in self._packed if id(span) not in gone]
+                self._starts = [span.start for span in self._packed]
                 return
             for span in packed:
                 at = bisect_left(self._starts, span.start)

@@ -288,13 +288,14 @@ class Session:
 
     def _unit(self, call: Call, given: Any, flat: Flat, title: str, priority: float | None = None) -> Unit:
         """A call with flat arrays over the caller's memory; an error is kept until all ranks know of it."""
-        gradients, claimed = list[Gradient](), list[guard.Span]()
+        gradients = list[Gradient]()
+        claimed: guard.Spans = ()
         batch, problem, order, gpu = None, None, 0.0, None
         try:
             order = _checked_priority(priority)
             gradients += [buffers.adopt(name, value) for name, value in flat()]
             spans = guard.spans(gradients, title)
-            if any(device.device_of(gradient.array) == "gpu" for gradient in gradients):
+            if any(g.owner is None and device.device_of(g.array) == "gpu" for g in gradients):
                 gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
             self._claims.claim(spans)
             claimed = spans

@@ -8,7 +8,8 @@ but those of the very smallest values. Compressed ones are refused, since what w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from .. import device
 from ..compressors import LIMIT
+from ..types import TensorSpec
 from . import reduction
 from .layout import Topology
 
@@ -87,8 +89,30 @@ def shift(dtype: str, topology: Topology) -> int:
 
 # --- the search -------------------------------------------------------------------------------------------------------
 
-Tensor = tuple[int, Any, str, bool]
-"""Position in the call, flat array, element type, and whether it is to be compressed."""
+
+@dataclass(frozen=True)
+class Portion:
+    """Tensors of a call that are searched at once, by their positions: small ones of a kind, or one by itself."""
+
+    positions: tuple[int, ...]
+    dtype: str
+    compressed: bool
+
+
+def portions(tensors: Iterable[tuple[int, TensorSpec, bool]]) -> tuple[Portion, ...]:
+    """What is searched at once, of (position, description, whether it is to be compressed) of tensors with elements."""
+    found, together, nbytes = list[Portion](), dict[tuple[str, bool], list[int]](), Counter[tuple[str, bool]]()
+    for position, spec, compressed in tensors:
+        kind = (str(spec.dtype), compressed)
+        if spec.nbytes > _SMALL or spec.device == "gpu":
+            found.append(Portion((position,), *kind))
+            continue
+        together.setdefault(kind, []).append(position)
+        nbytes[kind] += spec.nbytes
+        if nbytes[kind] > _JOINED:
+            del nbytes[kind]
+            found.append(Portion(tuple(together.pop(kind)), *kind))
+    return (*found, *(Portion(tuple(positions), *kind) for kind, positions in together.items()))
 
 
 class Search:
@@ -98,53 +122,40 @@ class Search:
         kinds = ((dtype, compressed) for dtype in _MANTISSA for compressed in (False, True))
         self._limits = {kind: limits(*kind, topology) for kind in kinds}
 
-    def odd_values(self, tensors: Sequence[Tensor]) -> dict[str, str]:
-        """What is odd about the values of a call's tensors, by their positions; see ``Said``."""
+    def odd_values(self, searched: Iterable[Portion], arrays: Sequence[Any]) -> dict[str, str]:
+        """What is odd about the values of a call's tensors, by their positions; see ``Said``.
+
+        Args:
+            searched: what is searched at once; arrays: the flat arrays of the call, by position.
+        """
         found = {}
-        for tensor in self._suspects(tensors) if len(tensors) > 1 else tensors:
-            text = self._oddity(tensor)
-            if text is not None:
-                found[str(tensor[0])] = text
+        for portion in searched:
+            its = self._limits[portion.dtype, portion.compressed]
+            for position in _suspects(portion, its, arrays):
+                text = _oddity(arrays[position], portion, its)
+                if text is not None:
+                    found[str(position)] = text
         return found
 
-    def _suspects(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Those that have to be searched by themselves."""
-        together: dict[tuple[str, bool], list[Tensor]] = {}
-        nbytes: dict[tuple[str, bool], int] = {}
-        for tensor in tensors:
-            array = tensor[1]
-            if array.nbytes > _SMALL or device.device_of(array) == "gpu":
-                yield tensor
-                continue
-            kind = (tensor[2], tensor[3])
-            together.setdefault(kind, []).append(tensor)
-            nbytes[kind] = nbytes.get(kind, 0) + array.nbytes
-            if nbytes[kind] > _JOINED:
-                del nbytes[kind]
-                yield from self._if_any(together.pop(kind))
-        for some in together.values():
-            yield from self._if_any(some)
 
-    def _if_any(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The tensors, all of one kind, if any of them has odd values; else none."""
-        if len(tensors) == 1:
-            return tensors
-        _, _, dtype, compressed = tensors[0]
-        joined = np.concatenate([tensor[1] for tensor in tensors])
-        return tensors if reduction.count_from(joined, dtype, self._limits[dtype, compressed].large) else ()
+def _suspects(portion: Portion, its: Limits, arrays: Sequence[Any]) -> Sequence[int]:
+    """Those that have to be searched by themselves: all if any of them has odd values, else none."""
+    if len(portion.positions) == 1:
+        return portion.positions
+    joined = np.concatenate([arrays[position] for position in portion.positions])
+    return portion.positions if reduction.count_from(joined, portion.dtype, its.large) else ()
 
-    def _oddity(self, tensor: Tensor) -> str | None:
-        _, array, dtype, compressed = tensor
-        its = self._limits[dtype, compressed]
-        large = reduction.count_from(array, dtype, its.large)
-        if large == 0:
-            return None
-        infinite = reduction.count_from(array, dtype, its.infinite)
-        if infinite:
-            return f"has {infinite} NaN or infinite value(s)"
-        if compressed:
-            return f"has {large} value(s) of {its.most} or more, too large to be compressed and summed"
-        return ""
+
+def _oddity(array: Any, portion: Portion, its: Limits) -> str | None:
+    large = reduction.count_from(array, portion.dtype, its.large)
+    if large == 0:
+        return None
+    infinite = reduction.count_from(array, portion.dtype, its.infinite)
+    if infinite:
+        return f"has {infinite} NaN or infinite value(s)"
+    if portion.compressed:
+        return f"has {large} value(s) of {its.most} or more, too large to be compressed and summed"
+    return ""
 
 
 def told_apart(said: Said) -> tuple[Said, frozenset[int]]:

@@ -122,23 +122,77 @@ def test_memory_of_calls_that_were_not_waited_for():
 
 
 def test_claims_against_a_plain_search():
-    """Random intervals, claimed and dropped in any order."""
-    rng, memory = random.Random(3), np.zeros(400, np.uint8)
-    claims, held = guard.Claims(), []
-    start = memory.__array_interface__["data"][0]
+    """Random slices, contiguous and not, of lengths that differ much, claimed and dropped in any order."""
+    rng, memory = random.Random(3), np.zeros(4000, np.float32)
+    claims, held, refusals = guard.Claims(), [], 0
     for _ in range(3000):
         if held and rng.random() < 0.4:
-            claims.drop([held.pop(rng.randrange(len(held)))])
+            claims.drop(held.pop(rng.randrange(len(held)))[1])
             continue
-        first = rng.randrange(390)
-        span = guard.Span(start + first, start + first + rng.randrange(1, 11), "w")
-        taken = any(span.start < other.stop and other.start < span.stop for other in held)
+        first, step = rng.randrange(3900), rng.choice([1, 1, 2, 3, -2])
+        array = memory[first : first + rng.choice([10, 30, 1000])][::step]
+        span = spans(w=array)
+        taken = any(np.shares_memory(array, other) for other, _ in held)
         try:
-            claims.claim([span])
+            claims.claim(span)
             assert not taken
-            held.append(span)
+            held.append((array, span))
         except GradientError:
             assert taken
+            refusals += 1
+    assert 500 < refusals < 1500 and any(step.strides != (4,) for step, _ in held)
+
+
+def many(n=20, start=0):
+    return {f"t{i}": np.zeros(6, np.float32) for i in range(start, start + n)}
+
+
+def test_one_array_twice_among_many():
+    arrays = many()
+    spans(**arrays, empty=np.zeros(0, np.float32))
+    for again in (arrays["t7"], arrays["t7"][2:], arrays["t7"][::2]):
+        refused(lambda again=again: spans(**arrays, again=again), "(t7 and again|again and t7) share memory")
+
+
+@pytest.mark.parametrize("other", ["view", "strided view", "the same arrays"])
+def test_memory_of_a_call_with_many_arrays(other):
+    arrays, apart, claims = many(), np.zeros(6, np.float32), guard.Claims()
+    call = spans("sync number 1", **arrays)
+    views = {"view": {"v": arrays["t3"][4:]}, "strided view": {"v": arrays["t3"][::2]}}
+    again = views.get(other, arrays)
+    for _ in range(2):
+        claims.claim(call)
+        words = r"(v: its memory is that of t3|(t\d+): its memory is that of \2), which is on its way in sync number 1"
+        refused(lambda: claims.claim(spans(**again)), words)
+        meanwhile = spans(apart=apart)
+        claims.claim(meanwhile)
+        refused(lambda: claims.claim(spans(**again)), words)
+        claims.drop(meanwhile)
+        claims.drop(call)
+    claims.claim(spans(**again))
+    refused(lambda: claims.claim(call), r"t3: its memory is that of v|(t\d+): its memory is that of \1")
+
+
+def test_two_calls_with_many_arrays():
+    arrays, claims = list(many(200).items()), guard.Claims()
+    even, odd = spans(**dict(arrays[::2])), spans(**dict(arrays[1::2]))
+
+    def taken(which):
+        for name, array in which:
+            refused(lambda array=array: claims.claim(spans(w=array)), f"that of {name},")
+
+    claims.claim(even)
+    claims.claim(odd)
+    taken(arrays)
+    claims.drop(even)
+    taken(arrays[1::2])
+    claims.claim(spans(w=arrays[0][1]))
+    claims.drop(odd)
+    claims.drop(odd)
+    claims = guard.Claims()
+    claims.claim(odd)
+    claims.drop(even)
+    taken(arrays[1::2])
 
 
 def test_a_wrong_factor_is_refused():

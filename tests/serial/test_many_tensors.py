@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from espresso_mpi import batches, engine
+from espresso_mpi import batches, engine, guard
 from espresso_mpi.batches import Batch, Item, batch_of, buckets_of
 from espresso_mpi.buffers import adopt, flatten
 from espresso_mpi.collectives.layout import Topology
@@ -166,11 +166,22 @@ def drop_sizes(n):
     assert len(keeping.memory) == len(keeping.weights) == 8 * n
 
 
+def claim_strided(n):
+    """Among them one as long as all others, as pushes of channels_last gradients that are waited for at the end."""
+    memory, claims = np.zeros((3 * n, 4), np.float32), guard.Claims()
+    arrays = [memory[: 2 * n, 0], *(memory[2 * i : 2 * i + 2, 1] for i in range(n)), memory[2 * n :, 2]]
+    spans = [guard.spans([adopt("w", array)], "push('w')") for array in arrays]
+    for span in spans:
+        claims.claim(span)
+    for span in spans:
+        claims.drop(span)
+
+
 @pytest.mark.parametrize(
     "act",
     [
         fill_buckets, fill_buckets_by_calls, check_one_group, check_one_group_by_calls, wait_for_one_group,
-        watch_pushes, compare_plans, propose_groups, drop_sizes,
+        watch_pushes, compare_plans, propose_groups, drop_sizes, claim_strided,
     ],
 )  # fmt: skip
 def test_work_grows_with_the_number_of_tensors(act):

@@ -7,6 +7,7 @@ import pytest
 
 from espresso_mpi.collectives import ranges, reduction
 from espresso_mpi.collectives.layout import Topology
+from espresso_mpi.types import TensorSpec
 
 TOPOLOGIES = [
     Topology(((0,),)),
@@ -66,7 +67,7 @@ def test_what_is_odd_is_named_by_position():
     """Among many small tensors, which are searched together, and large ones; the same as one by one."""
     random = np.random.default_rng(0)
     topology = Topology(((0, 1), (2,)))
-    tensors, expected = [], {}
+    tensors, arrays, expected = [], [], {}
     for position in range(3000):
         dtype = str(random.choice(["float32", "float64", "float16"]))
         compressed = bool(random.random() < 0.2)
@@ -81,12 +82,14 @@ def test_what_is_odd_is_named_by_position():
             expected[str(position)] = f"has {bad} NaN"
         elif beyond and not (compressed and dtype == "float16"):
             expected[str(position)] = f"has {beyond} value(s) of 2.13e+37" if compressed else ""
-        tensors.append((position, memory(x), dtype, compressed))
+        tensors.append((position, TensorSpec("w", x.shape, dtype), compressed))
+        arrays.append(memory(x))
     with np.errstate(over="ignore"):
-        found = ranges.Search(topology).odd_values(tensors)
+        found = ranges.Search(topology).odd_values(ranges.portions(tensors), arrays)
     assert len(expected) > 10 and set(found) == set(expected)
     assert all(found[at].startswith(text) and bool(found[at]) == bool(text) for at, text in expected.items())
-    assert ranges.Search(topology).odd_values([(0, np.ones(3, np.float32), "float32", False)]) == {}
+    one = ranges.portions([(0, TensorSpec("w", (3,), "float32"), False)])
+    assert ranges.Search(topology).odd_values(one, [np.ones(3, np.float32)]) == {}
 
 
 def test_large_and_bad_are_told_apart():
