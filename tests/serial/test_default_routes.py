@@ -14,9 +14,37 @@ from espresso_mpi.options import Options
 from espresso_mpi.planner.problem import evaluated
 from espresso_mpi.planner.tree import named_routes
 from espresso_mpi.tuning import Tuning
-from espresso_mpi.types import ROUTES, Route, Strategy
+from espresso_mpi.types import ROUTES, Route, Strategy, TensorSpec
 
-FOUR_BY_FOUR = Topology(tuple(tuple(range(4 * h, 4 * h + 4)) for h in range(4)))
+SPEC = TensorSpec("x", (1 << 18,), "float32")
+
+
+def cluster(hosts, ranks):
+    return Topology(tuple(tuple(range(ranks * h, ranks * (h + 1))) for h in range(hosts)))
+
+
+FOUR_BY_FOUR = cluster(4, 4)
+
+
+@pytest.mark.parametrize(
+    "topology, level, scheme",
+    [
+        (cluster(1, 2), "flat", "allgather"),
+        (cluster(2, 1), "flat", "allgather"),
+        (cluster(1, 3), "flat", "alltoall"),
+        (cluster(3, 1), "flat", "alltoall"),
+        (cluster(2, 2), "hierarchical", "allgather"),
+        (Topology(((0, 1), (2,))), "hierarchical", "allgather"),
+        (cluster(3, 2), "hierarchical", "alltoall-packed"),
+    ],
+)
+def test_the_rule_of_sessions(topology, level, scheme):
+    """Only payloads with something in common are summed: the sums of 16-bit floats lose what no residual holds."""
+    for spelling in ("int8", "topk:ratio=0.01", "fp16", "bf16", "signsgd"):
+        assert Options(compressor=spelling).strategy(SPEC, topology) == Strategy(spelling, f"{level}-{scheme}")
+    for spelling in ("powersgd", "randomk:ratio=0.01", "thc"):
+        assert Options(compressor=spelling).strategy(SPEC, topology) == Strategy(spelling, f"{level}-linear")
+    assert Options().strategy(SPEC, topology) == Strategy("none", level)
 
 
 @pytest.mark.parametrize("hierarchical", [False, True])
@@ -54,8 +82,5 @@ def test_a_session_that_has_a_profile_tries_compressors_along_the_named_route_th
             seconds[route] = problem.seconds(choice)
         best = Strategy("fp16", min(seconds, key=seconds.get))
         assert dict.fromkeys((t.name for t in trace.tensors), best) in [dict(one.strategies) for one in tried]
-        rule = Options(compressor="fp16").strategy(
-            SimpleNamespace(nbytes=1 << 20, device="cpu"), FOUR_BY_FOUR
-        )
-        different += rule != best
+        different += Options(compressor="fp16").strategy(SPEC, FOUR_BY_FOUR) != best
     assert different
