@@ -152,11 +152,11 @@ def default_route(topology: Topology, compressed: bool, summed: bool = False) ->
 
     Hierarchical where several machines have several ranks each, else flat. Compressed payloads that have something in
     common (``summed``) are summed. Of others two machines, or two ranks, gather all: as many bytes as divisibly, an
-    exchange and an encode less, so half the error. More of them go the divisible way, and the payload is carried on
+    exchange and an encode less, so less error. More of them go the divisible way, and the payload is carried on
     through the machine: each rank then decodes once, which costs less than moving the decoded tensor.
 
-    Payloads of 16-bit floats are not summed by default, though that is quicker: sums are rounded and cut at 65504, and
-    no residual holds what that loses.
+    Payloads of 16-bit floats are not summed by default: between machines that is not quicker, and sums are rounded and,
+    of float16, cut at 65504, which no residual makes up for.
     """
     hierarchical = len(topology.machines) > 1 and topology.size > len(topology.machines)
     level, parties = ("hierarchical", len(topology.machines)) if hierarchical else ("flat", topology.size)
