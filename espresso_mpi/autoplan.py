@@ -225,9 +225,7 @@ def _candidates(
     return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
 
 
-def _simple(
-    transport: Transport, options: Options, trace: Trace, spelling: str, route: Route | None
-) -> Iterator[Plan]:
+def _simple(transport: Transport, options: Options, trace: Trace, spelling: str, route: Route | None) -> Iterator[Plan]:
     """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer."""
     usual = replace(options, compressor=spelling, route=route, plan=None, tuning=None)
     specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, trace.device) for t in trace.tensors]

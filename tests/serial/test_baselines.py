@@ -69,7 +69,7 @@ def test_everything_travels_by_the_named_route_that_is_quickest_on_this_cluster(
 
 
 def test_fp16_is_no_slower_than_its_linear_route_on_a_described_cluster():
-    """Along the route with the payload carried on through the machine, every rank decodes 64 payloads of each tensor."""
+    """Where the payload is carried on through the machine, every rank decodes 64 payloads of each tensor."""
     trace, profile = model_trace("resnet101"), TESTBEDS["nvlink-100g"].profile()
     (way,) = set(strategies(baseline("fp16", trace, profile, "fp16"), trace))
     seconds = quickest_named(trace, profile, "fp16", "gpu")
