@@ -19,6 +19,7 @@ from .collectives.agreement import documents, floats
 from .collectives.transport import Transport
 from .errors import ConfigError, EspressoError, PlanError
 from .options import Options, default_route
+from .planner.baselines import Case
 from .planner.explain import short
 from .planner.plan import described, plan
 from .planner.planfile import from_json, to_json
@@ -213,18 +214,20 @@ def _candidates(
 ) -> Iterator[Plan]:
     """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
     best = plan(trace, profile, tuning.compressors, baselines=False)
+    assert best.forecast is not None
     dense = plan(trace, profile, (), baselines=False) if compresses(best) else best
     alone = [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]  # cost the same
-    spellings = ("none", *alone)
-    given = [simple for spelling in spellings for simple in _simple(transport, options, trace, spelling)]
+    cases = [Case(trace, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
+    routes = {"none": None, **{case.compressor: case.usual(trace.device).route for case in cases}}
+    given = [simple for way in routes.items() for simple in _simple(transport, options, trace, *way)]
     plans = [best, dense, *(described(simple, best, trace, profile) for simple in given)]
     other = Strategy("none", Route.parse(default_route(transport.topology, compressed=False)))
     return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
 
 
-def _simple(transport: Transport, options: Options, trace: Trace, spelling: str) -> Iterator[Plan]:
-    """All tensors by one compressor, as a session does it by default: each for itself, and all in one buffer."""
-    usual = replace(options, compressor=spelling, route=None, plan=None, tuning=None)
+def _simple(transport: Transport, options: Options, trace: Trace, spelling: str, route: Route | None) -> Iterator[Plan]:
+    """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer."""
+    usual = replace(options, compressor=spelling, route=route, plan=None, tuning=None)
     specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, trace.device) for t in trace.tensors]
     strategies = {spec.name: usual.strategy(spec, transport.topology) for spec in specs}
     small = [t.name for t in trace.tensors if strategies[t.name].compressor == "none"]

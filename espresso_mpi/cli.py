@@ -290,6 +290,25 @@ def sync(
 
 
 @bench.command()
+def routes(
+    sizes: Annotated[
+        str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")
+    ] = "1MiB,64MiB",
+    compressors: Compressors = "none,fp16,bf16,int8,int4,onebit,topk:ratio=0.01,randomk:ratio=0.01,powersgd",
+    repeats: Repeats = 20,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+) -> None:
+    """Time one array by every named route, compressor by compressor: what the session's own choice rests on.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- espresso-mpi bench routes --compressors fp16[/dim]
+    """
+    from espresso_mpi.bench import routes
+
+    routes.main(sizes=sizes, compressors=compressors, repeats=repeats, seconds=seconds, json=json)
+
+
+@bench.command()
 def tensors(
     compressors: Compressors = "none,fp16,int8,onebit",
     sizes: TensorSizes = None,

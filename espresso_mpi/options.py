@@ -148,17 +148,25 @@ def _dense(route: Route | str) -> Strategy:
 
 
 def default_route(topology: Topology, compressed: bool, summed: bool = False) -> str:
-    """Hierarchical where several machines have several ranks each, else flat.
+    """The rule by which a session chooses a route where none was named; docs/routes.md has what was measured for it.
 
-    Compressed, the divisible route with the payload carried on through the machine: each rank then decodes once, which
-    costs less than moving the decoded tensor. ``summed``: the payloads themselves are summed.
+    Hierarchical where several machines have several ranks each, else flat. Compressed payloads that have something in
+    common (``summed``) are summed. Of others two machines, or two ranks, gather all: as many bytes as divisibly, an
+    exchange and an encode less, so less error. More of them go the divisible way, and the payload is carried on
+    through the machine: each rank then decodes once, which costs less than moving the decoded tensor.
+
+    Payloads of 16-bit floats are not summed by default: between machines that is not quicker, and sums are rounded and,
+    of float16, cut at 65504, which no residual makes up for.
     """
     hierarchical = len(topology.machines) > 1 and topology.size > len(topology.machines)
+    level, parties = ("hierarchical", len(topology.machines)) if hierarchical else ("flat", topology.size)
+    if not compressed:
+        return level
     if summed:
-        return "hierarchical-linear" if hierarchical else "flat-linear"
-    if compressed:
-        return "hierarchical-alltoall-packed" if hierarchical else "flat-alltoall"
-    return "hierarchical" if hierarchical else "flat"
+        return f"{level}-linear"
+    if parties <= 2:
+        return f"{level}-allgather"
+    return f"{level}-alltoall-packed" if hierarchical else f"{level}-alltoall"
 
 
 def _compressor(value: Any) -> str:

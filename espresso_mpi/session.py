@@ -78,7 +78,7 @@ class Session:
     Args:
         comm: mpi4py intracommunicator, default ``MPI.COMM_WORLD``; it is duplicated.
         compressor: spelling of a compressor such as ``"topk:ratio=0.01"``, or ``"none"``.
-        route: name or spelling of a Route; default: hierarchical where machines have several ranks, else flat.
+        route: name or spelling of a Route; default: by a rule from the machines and the compressor (docs/routes.md).
         plan: a Plan with a strategy for every tensor, or the path of a file that one was saved in, instead of
             compressor and route. ``"auto"``: the first steps are dense and timed; then the session measures the cluster
             for a few seconds, plans, and goes on by the plan. See docs/planner.md.

@@ -2,7 +2,8 @@
 
 Each is a rule that looks at one tensor at a time, and none knows what overlaps with what. They run in our executor and
 are priced by our timeline, so what differs between two of them is the strategy alone; the systems that they are named
-after also differ in their kernels, in how they cut and fuse tensors, and in the order in which they send.
+after also differ in their kernels, in how they cut and fuse tensors, and in the order in which they send. Those that
+are named after a system keep its published scheme; the others take of the named routes the one that suits the profile.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .profile import Profile
 from .search import search
 from .timeline import Lanes, Order
 from .trace import Trace
+from .tree import named_routes
 from .tree import routes as all_routes
 
 BYTEPS_SMALLEST = 1 << 16
@@ -53,10 +55,19 @@ class Case:
         return Strategy(compressor or self.compressor, route)
 
     def usual(self, device: DeviceKind, compressor: str = "") -> Strategy:
-        """How a session sends what is compressed, on a device."""
-        if compressors.get(compressor or self.compressor).common:
-            return self.along("linear", device, compressor)
-        return self.along("alltoall-packed" if self.hierarchical else "alltoall", device, compressor)
+        """Compressed on a device, by the named route that makes the step shortest if all tensors take it.
+
+        Of equal ones the first in ``types.ROUTES``. Payloads that have something in common are summed: what is decoded
+        and encoded anew on other routes would lose as much again, and that has no price here.
+        """
+        spelling = compressor or self.compressor
+        method = compressors.get(spelling)
+        named = [r.on(device) for r in named_routes(method, self.hierarchical) if r.sums_payloads or not method.common]
+        problem = Problem.of(self.trace, self.profile, [spelling], routes=named, lanes=self.lanes, order=self.order,
+                             prune=False)  # fmt: skip
+        ways = [Strategy(spelling, route) for route in named]
+        rows = [np.array([problem.row(i, way) for i in range(problem.tensors)]) for way in ways]
+        return ways[int(np.argmin([problem.seconds(row) for row in rows]))]
 
     def everywhere(self, strategy: Strategy) -> Plan:
         """The plan in which every tensor travels the same way."""
@@ -93,18 +104,19 @@ def fp32(case: Case) -> Plan:
 def fp16(case: Case) -> Plan:
     """Every tensor as float16, on the device it is on: the fair rival of any compressor.
 
-    "Beyond Throughput and Compression Ratios" (HotNets'24) asks for this comparison. As a session does it by default.
+    "Beyond Throughput and Compression Ratios" (HotNets'24) asks for this comparison. All tensors take one route: of the
+    named ones, those that sum payloads among them, the one by which this step is shortest on this cluster.
     """
     return case.everywhere(case.usual(case.trace.device, "fp16"))
 
 
 def everything_gpu(case: Case) -> Plan:
-    """Every tensor compressed on the GPU, whatever its size, as a session does it by default."""
+    """Every tensor compressed on the GPU, whatever its size, all by the named route that makes this step shortest."""
     return case.everywhere(case.usual("gpu"))
 
 
 def everything_cpu(case: Case) -> Plan:
-    """Every tensor compressed on the CPU, whatever its size, as a session does it by default."""
+    """Every tensor compressed on the CPU, whatever its size, all by the named route that makes this step shortest."""
     return case.everywhere(case.usual("cpu"))
 
 

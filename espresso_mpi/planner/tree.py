@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
 
+from ..compressors.base import Compressor
 from ..errors import ConfigError
-from ..types import CLOSING, Collective, Decode, DeviceKind, Encode, Level, Op, Route, Step
+from ..types import CLOSING, ROUTES, Collective, Decode, DeviceKind, Encode, Level, Op, Route, Step
 
 Steps = tuple[Step, ...]
 
@@ -47,6 +48,21 @@ def routes(devices: Sequence[DeviceKind] = ("cpu", "gpu"), linear: bool = False)
 def _routes(devices: tuple[DeviceKind, ...], linear: bool) -> tuple[Route, ...]:
     tree = _Tree(devices, linear)
     return tuple(Route(steps) for steps in (*tree.flat(), *tree.hierarchical()))
+
+
+def named_routes(method: Compressor | None, hierarchical: bool) -> tuple[Route, ...]:
+    """The routes of ``ROUTES`` that payloads of a method can take, in their order, with encodes on the host.
+
+    Args:
+        method: None: dense data.
+        hierarchical: whether several machines have several ranks each. Elsewhere only flat routes are given: a level
+            of one rank moves nothing.
+    """
+    every = [(name, Route.parse(name)) for name in ROUTES]
+    fitting = [route for name, route in every if hierarchical or name.partition("-")[0] == "flat"]
+    if method is None:
+        return tuple(route for route in fitting if not route.compressed)
+    return tuple(route for route in fitting if route.compressed and (method.linear or not route.sums_payloads))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi.bench import growth, mpi_own, overlap, sync, tensors
+from espresso_mpi.bench import growth, mpi_own, overlap, routes, sync, tensors
 from espresso_mpi.bench.contest import Contestant, Effort, in_turns, wrong_together
 from espresso_mpi.errors import ConfigError
 
@@ -56,6 +56,21 @@ def test_all_of_mpis_own_ways_add_up(world):
         way.comm.Free()
     assert not wrong
     assert len(ways) == (14 if MPI.get_vendor()[0] == "Open MPI" else 2)
+
+
+def test_routes_take_turns_and_the_default_is_one_of_them(world, folder):
+    methods = ("none", "onebit", "fp16")
+    rows = routes.main(sizes="4KiB", compressors=",".join(methods), repeats=3, json=folder / "routes.json")
+    flat = ["flat-allgather", "flat-alltoall"]
+    expected = {"none": ["flat"], "onebit": flat, "fp16": [*flat, "flat-linear"]}  # one machine: no other names
+    assert {m: [row.route for row in rows if row.method == m] for m in methods} == expected
+    for method in methods:
+        mine = [row for row in rows if row.method == method]
+        assert sum(row.default for row in mine) == 1
+        assert min(row.ratio for row in mine) == 1
+        assert all(row.ratio == row.seconds / min(other.seconds for other in mine) for row in mine)
+    if world.rank == 0:
+        assert len(json.loads((folder / "routes.json").read_text())["rows"]) == len(rows)
 
 
 def test_sync_writes_traces(world, folder):
@@ -136,6 +151,6 @@ def test_wrong_elements_are_counted_once_where_all_have_the_same(world):
 
 def test_a_folder_that_does_not_exist_is_refused_first(folder):
     missing = folder / "missing" / "out.json"
-    for main in (sync.main, tensors.main, overlap.main, growth.main):
+    for main in (sync.main, routes.main, tensors.main, overlap.main, growth.main):
         with pytest.raises(ConfigError, match="directory does not exist"):
             main(json=missing)

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from planner_cases import COMPRESSOR, random_profile, random_trace
 
-from espresso_mpi import compressors
-from espresso_mpi.collectives.layout import Topology
+from espresso_mpi import Plan, compressors
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.options import default_route
-from espresso_mpi.planner import routes
+from espresso_mpi.planner import TESTBEDS, model_trace, routes
 from espresso_mpi.planner.algorithms import published
 from espresso_mpi.planner.baselines import BASELINES, BYTEPS_SMALLEST, NEEDS_GPU, baseline, upper_bound, usable
 from espresso_mpi.planner.cost import operations
 from espresso_mpi.planner.problem import evaluated
-from espresso_mpi.types import Encode, Route, Strategy
+from espresso_mpi.types import ROUTES, Encode, Route, Strategy
 
 SHAPES = [(4, 4), (4, 1), (1, 4)]
 
@@ -46,17 +44,37 @@ def test_every_usable_baseline_has_a_plan_that_can_be_priced(shape, device):
         assert not plan.groups and set(plan.strategies) == {tensor.name for tensor in trace.tensors}
 
 
-@pytest.mark.parametrize("hosts, ranks", SHAPES)
+def quickest_named(trace, profile, spelling, device):
+    """Seconds of the named routes of a compressor, told by their names alone, if all tensors take them."""
+    shapes = ("flat-", "hierarchical-") if profile.machines > 1 and profile.ranks_per_machine > 1 else ("flat-",)
+    method, found = compressors.get(spelling), {}
+    for name in (name for name in ROUTES if name.startswith(shapes)):
+        if name.endswith("-linear") if method.common else method.linear or not name.endswith("-linear"):
+            way = Strategy(spelling, Route.parse(name).on(device))
+            problem, choice = evaluated(Plan(default=way), trace, profile)
+            found[way] = problem.seconds(choice)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("spelling", [COMPRESSOR, "fp16", "onebit", "powersgd", "randomk:ratio=0.01"])
-def test_everything_travels_as_a_session_does_it_by_default(hosts, ranks, spelling):
-    machines = Topology(tuple(tuple(range(h * ranks, (h + 1) * ranks)) for h in range(hosts)))
-    trace, profile = case(2, (hosts, ranks))
-    for summed, name in ((None, "fp32"), (spelling, "everything-cpu"), (spelling, "everything-gpu"), ("fp16", "fp16")):
-        device = "cpu" if name == "everything-cpu" else "gpu"
-        by = summed or "none"
-        common = summed is not None and compressors.get(summed).common
-        expected = Route.parse(default_route(machines, summed is not None, common)).on(device)
-        assert set(strategies(baseline(name, trace, profile, spelling), trace)) == {Strategy(by, expected)}
+def test_everything_travels_by_the_named_route_that_is_quickest_on_this_cluster(shape, spelling):
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        trace, profile = random_trace(rng, 6), random_profile(rng, *shape, compressors=(spelling, "fp16"))
+        for by, name, device in (("fp16", "fp16", "gpu"), *((spelling, f"everything-{d}", d) for d in ("cpu", "gpu"))):
+            (way,) = set(strategies(baseline(name, trace, profile, spelling), trace))
+            seconds = quickest_named(trace, profile, by, device)
+            assert seconds[way] == min(seconds.values())
+
+
+def test_fp16_is_no_slower_than_its_linear_route_on_a_described_cluster():
+    """Where the payload is carried on through the machine, every rank decodes 64 payloads of each tensor."""
+    trace, profile = model_trace("resnet101"), TESTBEDS["nvlink-100g"].profile()
+    (way,) = set(strategies(baseline("fp16", trace, profile, "fp16"), trace))
+    seconds = quickest_named(trace, profile, "fp16", "gpu")
+    assert seconds[way] == min(seconds.values())
+    assert 2 * seconds[way] < seconds[Strategy("fp16", Route.parse("hierarchical-alltoall-packed").on("gpu"))]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

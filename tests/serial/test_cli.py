@@ -20,6 +20,7 @@ COMMANDS = [
     ["demo"],
     ["bench"],
     ["bench", "sync"],
+    ["bench", "routes"],
     ["bench", "compressors"],
     ["bench", "tensors"],
     ["bench", "overlap"],
