@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .. import compressors as registry
+from .. import schema
 from ..errors import ConfigError
+from ..schema import Relative
 from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy, buffer_name
 from .algorithms import published
 from .baselines import baseline, usable
@@ -323,8 +325,9 @@ def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]
 
 
 def _check(trace: Trace, devices: Sequence[DeviceKind], budget: float | None, noise: float | None) -> None:
+    for device in devices:
+        schema.convert(device, DeviceKind, "devices")
     if trace.device == "cpu" and "gpu" in devices:
         raise ConfigError("devices: the tensors of this trace are in host memory; expected ('cpu',)")
     for name, value in (("error_budget", budget), ("noise", noise)):
-        if value is not None and not value >= 0:
-            raise ConfigError(f"{name}={value!r}; expected a number, 0 or more, or None")
+        schema.convert(value, Relative | None, name)
