@@ -23,10 +23,11 @@ from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strateg
 from .algorithms import published
 from .baselines import baseline, usable
 from .budget import limited, total_error
+from .many import MANY, UNITS, Units, refuse
 from .noise import TIE, Doubts, Gain, best_dense, gain_over, without_noise
 from .problem import Problem, evaluated, lanes_of
 from .profile import Profile
-from .search import search, search_fused
+from .search import Effort, search, search_fused
 from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free
 from .timeline import LANES, Lanes, Order
 from .trace import Trace
@@ -70,9 +71,22 @@ def plan(
         noise: relative error of every time; None: what profile and trace say.
         baselines: price simpler plans as well, and take one if it is quicker.
 
+    More than ``many.MANY`` tensors are joined first where they may share buffers. Where they may not, the order is
+    ``backprop`` unless told otherwise, the search is a quick one, and the paper's algorithms are left out: their time
+    grows as the square of the tensors.
+
     Raises:
-        ConfigError: the profile lacks what is needed, an argument is out of its range.
+        ConfigError: the profile lacks what is needed, an argument is out of its range; the trace has more tensors than
+            can be planned for in minutes.
     """
+    known = defaults(trace, profile, fusion)[1] if order is None else order
+    refuse(trace, fusion, known)
+    if fusion and len(trace.tensors) > MANY:
+        units = Units.of(trace, UNITS.get(known, MANY))
+        return units.plan(
+            plan(units.trace, profile, compressors, lanes=lanes, order=order, linear=linear, devices=devices,
+                 error_budget=error_budget, noise=noise, baselines=baselines)
+        )  # fmt: skip
     return _Maker.of(trace, profile, compressors, lanes, order, fusion, linear, devices, error_budget, noise).made(
         baselines
     )
@@ -155,7 +169,7 @@ class _Maker:
         given = profiled(profile, where) if compressors is None else compressors
         spelled = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
         spellings = tuple(spelled)
-        usual_lanes, usual_order = defaults(trace, profile)
+        usual_lanes, usual_order = defaults(trace, profile, fusion)
         sums = linear and any(registry.get(text).linear for text in spellings)
         return cls(trace, profile, spellings, lanes_of(usual_lanes if lanes is None else lanes),
                    usual_order if order is None else order, fusion, all_routes(where, sums), budget, noise,
@@ -170,7 +184,8 @@ class _Maker:
         draft = draft.on(completed(draft.problem, self.compressors if self.budget is not None else ()))
         if self.budget is not None:
             limit = limited(draft.problem, self.budget)
-            draft = replace(draft, choice=search(draft.problem, starts=[draft.choice], error=limit).choice)
+            found = search(draft.problem, effort=self.effort, starts=[draft.choice], error=limit)
+            draft = replace(draft, choice=found.choice)
         doubts = Doubts(draft.problem, self.noise)
         draft = replace(draft, choice=without_noise(doubts, draft.choice))
         plain, _ = self.searched(())
@@ -190,8 +205,13 @@ class _Maker:
                                                   lanes=self.lanes, order=self.order)  # fmt: skip
         else:
             groups, problem = (), self.problem(self.trace, spellings)
-            found = search(problem)
+            found = search(problem, effort=self.effort)
         return Draft(_by_buffer(problem.trace, groups), problem, found.choice), found.bound
+
+    @property
+    def effort(self) -> Effort:
+        """Of the search: what takes seconds."""
+        return "quick" if len(self.trace.tensors) > MANY else "normal"
 
     def problem(self, buffers: Trace, spellings: Sequence[str]) -> Problem:
         """All that may be done with some buffers."""
@@ -200,7 +220,8 @@ class _Maker:
     def rivals(self) -> Iterator[tuple[str, Draft]]:
         """The plans of others; without those that this profile cannot price, for want of a compressor or of copies."""
         others = [name for name in usable(self.trace) if name not in _ONE_FOR_ALL]
-        named = [(name, spelling) for spelling in self.compressors for name in (*others, PUBLISHED)]
+        others += [PUBLISHED] if len(self.trace.tensors) <= MANY else []
+        named = [(name, spelling) for spelling in self.compressors for name in others]
         for name, spelling in [*named, *((name, "fp16") for name in _ONE_FOR_ALL)]:
             try:
                 found = self.rival(name, spelling)
@@ -271,14 +292,15 @@ class _Maker:
 def outlooks(draft: Draft) -> tuple[Outlook, ...]:
     """What is predicted for each buffer of a draft whose menus are complete.
 
-    In orders in which every swap is a timeline of its own, only the options of each tensor that take least by
-    themselves are looked at for a runner-up.
+    In orders in which every swap is a timeline of its own, and where tensors are many, only the options of each that
+    take least by themselves are looked at for a runner-up. Many tensors are swapped in the order ``backprop``.
     """
-    problem, choice, size = draft.problem, draft.choice, draft.choice.size
+    choice, size = draft.choice, draft.choice.size
+    problem = draft.problem if size <= MANY else draft.problem.ordered("backprop")
     plain, everyone = problem.timeline.seconds(choice), np.arange(size)
     free, nothing = with_free(problem.timeline)
     exposed = _settled(plain - swapped(free, choice, everyone, np.full(size, nothing)), plain)
-    every = problem.timeline.order == "backprop"
+    every = problem.timeline.order == "backprop" and size <= MANY
     tensors, rows = swaps_of(problem, None if every else quickest_alone(problem, RUNNERS_UP))
     others = rows != choice[tensors]
     tensors, rows = tensors[others], rows[others]
@@ -310,11 +332,12 @@ def _by_buffer(buffers: Trace, groups: Sequence[Sequence[str]]) -> tuple[tuple[s
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def defaults(trace: Trace, profile: Profile) -> tuple[str, Order]:
+def defaults(trace: Trace, profile: Profile, fusion: bool = True) -> tuple[str, Order]:
     """The lanes and the order of the timeline, unless told otherwise; see ``plan``."""
+    by_events: Order = "fifo" if fusion or len(trace.tensors) <= MANY else "backprop"
     if trace.device == "cpu":
-        return "host" if profile.overlaps else "serial", "fifo"
-    return ("separate", "fifo") if profile.measured else ("one-network", "backprop")
+        return "host" if profile.overlaps else "serial", by_events
+    return ("separate", by_events) if profile.measured else ("one-network", "backprop")
 
 
 def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]:
@@ -330,4 +353,8 @@ def _check(trace: Trace, devices: Sequence[DeviceKind], budget: float | None, no
     if trace.device == "cpu" and "gpu" in devices:
         raise ConfigError("devices: the tensors of this trace are in host memory; expected ('cpu',)")
     for name, value in (("error_budget", budget), ("noise", noise)):
-        schema.convert(value, Relative | None, name)
+        try:
+            schema.convert(value.item() if isinstance(value, np.generic) else value, Relative | None, name)
+        except ConfigError:
+            said = schema.shown(value)
+            raise ConfigError(f"{name}={said}; expected a number from 0 to 1e6, or None") from None
