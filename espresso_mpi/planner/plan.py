@@ -29,7 +29,7 @@ from .problem import Problem, evaluated, lanes_of
 from .profile import Profile
 from .search import Effort, search, search_fused
 from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free
-from .timeline import LANES, Lanes, Order
+from .timeline import LANES, ORDERS, Lanes, Order
 from .trace import Trace
 from .tree import routes as all_routes
 
@@ -80,16 +80,16 @@ def plan(
             can be planned for in minutes.
     """
     known = defaults(trace, profile, fusion)[1] if order is None else order
+    if known not in ORDERS:
+        raise ConfigError(f"order={known!r}; expected one of {', '.join(ORDERS)}")
     refuse(trace, fusion, known)
-    if fusion and len(trace.tensors) > MANY:
-        units = Units.of(trace, UNITS.get(known, MANY))
-        return units.plan(
-            plan(units.trace, profile, compressors, lanes=lanes, order=order, linear=linear, devices=devices,
-                 error_budget=error_budget, noise=noise, baselines=baselines)
-        )  # fmt: skip
-    return _Maker.of(trace, profile, compressors, lanes, order, fusion, linear, devices, error_budget, noise).made(
-        baselines
-    )
+    many = len(trace.tensors) > MANY
+    units = Units.of(trace, UNITS[known]) if many and fusion else None
+    made = _Maker.of(
+        trace if units is None else units.trace, profile, compressors, lanes, known, fusion, linear, devices,
+        error_budget, noise, "quick" if many else "normal",
+    ).made(baselines)  # fmt: skip
+    return made if units is None else units.plan(made)
 
 
 def described(given: Plan, like: Plan, trace: Trace, profile: Profile) -> Plan:
@@ -157,23 +157,23 @@ class _Maker:
     budget: float | None
     noise: float | None
     spelled: Mapping[str, str]
+    effort: Effort
 
     @classmethod
     def of(
         cls, trace: Trace, profile: Profile, compressors: Sequence[str] | None, lanes: Lanes | str | None,
-        order: Order | None, fusion: bool, linear: bool, devices: Sequence[DeviceKind] | None,
-        budget: float | None, noise: float | None,
+        order: Order, fusion: bool, linear: bool, devices: Sequence[DeviceKind] | None,
+        budget: float | None, noise: float | None, effort: Effort,
     ) -> _Maker:  # fmt: skip
         where = tuple(devices) if devices is not None else ("cpu", "gpu") if trace.device == "gpu" else ("cpu",)
         _check(trace, where, budget, noise)
         given = profiled(profile, where) if compressors is None else compressors
         spelled = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
         spellings = tuple(spelled)
-        usual_lanes, usual_order = defaults(trace, profile, fusion)
+        usual_lanes, _ = defaults(trace, profile, fusion)
         sums = linear and any(registry.get(text).linear for text in spellings)
         return cls(trace, profile, spellings, lanes_of(usual_lanes if lanes is None else lanes),
-                   usual_order if order is None else order, fusion, all_routes(where, sums), budget, noise,
-                   spelled)  # fmt: skip
+                   order, fusion, all_routes(where, sums), budget, noise, spelled, effort)  # fmt: skip
 
     # --- the steps of the module ---
 
@@ -202,16 +202,11 @@ class _Maker:
         """What the search finds with these compressors, and the bound on all that it chose from."""
         if self.fusion:
             groups, problem, found = search_fused(self.trace, self.profile, spellings, routes=self.routes,
-                                                  lanes=self.lanes, order=self.order)  # fmt: skip
+                                                  lanes=self.lanes, order=self.order, effort=self.effort)  # fmt: skip
         else:
             groups, problem = (), self.problem(self.trace, spellings)
             found = search(problem, effort=self.effort)
         return Draft(_by_buffer(problem.trace, groups), problem, found.choice), found.bound
-
-    @property
-    def effort(self) -> Effort:
-        """Of the search: what takes seconds."""
-        return "quick" if len(self.trace.tensors) > MANY else "normal"
 
     def problem(self, buffers: Trace, spellings: Sequence[str]) -> Problem:
         """All that may be done with some buffers."""
