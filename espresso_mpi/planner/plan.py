@@ -84,7 +84,7 @@ def plan(
         raise ConfigError(f"order={known!r}; expected one of {', '.join(ORDERS)}")
     refuse(trace, fusion, known)
     many = len(trace.tensors) > MANY
-    units = Units.of(trace, UNITS[known]) if many and fusion else None
+    units = Units.of(trace, UNITS) if many and fusion else None
     made = _Maker.of(
         trace if units is None else units.trace, profile, compressors, lanes, known, fusion, linear, devices,
         error_budget, noise, "quick" if many else "normal",

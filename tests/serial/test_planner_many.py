@@ -21,7 +21,7 @@ from espresso_mpi.planner.trace import Trace, TracedTensor
 def few(monkeypatch):
     """Twenty tensors are many, and ten buffers are enough."""
     for module in (many, sys.modules[plan.__module__]):
-        for name, value in (("MANY", 20), ("UNITS", dict.fromkeys(many.UNITS, 10)), ("MOST_IN_EVENTS", 20)):
+        for name, value in (("MANY", 20), ("UNITS", 10), ("MOST_IN_EVENTS", 20)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
@@ -82,6 +82,8 @@ def test_too_many_are_refused_before_anything_is_done(monkeypatch):
     trace = Trace(tensors)
     with pytest.raises(ConfigError, match=r"10001 tensors; expected at most 10000: fusion=False .* use fusion=True"):
         plan(trace, None, fusion=False, order="backprop")
+    with pytest.raises(ConfigError, match=r"10000 tensors of 10000 different sizes; expected at most 1000 sizes"):
+        plan(Trace(tensors[1:]), None, fusion=False, order="backprop")
     monkeypatch.setattr(many, "MOST_JOINED", 10_000)
     with pytest.raises(ConfigError, match=r"10001 tensors; expected at most 10000: .* join small tensors"):
         plan(trace, None, order="backprop")
