@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
 from ..types import Forecast, MadeFor, Order, Plan
+from .profile import Profile
 from .search import joined
 from .trace import Trace, TracedTensor
 
@@ -31,11 +32,14 @@ MOST_APART = 10_000
 MOST_SIZES = 1000
 """Different sizes among so many: for each, all options are priced and compared."""
 
+MOST_PIECES = 100_000
+"""Segments that sessions cut all tensors into, dense: a timeline goes through them as it does through tensors."""
+
 MOST_IN_EVENTS = MANY
 """Tensors that are searched each for itself in the orders ``fifo`` and ``priority``, where every try is a timeline."""
 
 
-def refuse(trace: Trace, fusion: bool, order: Order) -> None:
+def refuse(trace: Trace, profile: Profile, fusion: bool, order: Order) -> None:
     """Refuse a trace that would take minutes, before anything is done.
 
     Raises:
@@ -56,6 +60,12 @@ def refuse(trace: Trace, fusion: bool, order: Order) -> None:
         raise ConfigError(
             f"plan: got {count} tensors of {sizes} different sizes; expected at most {MOST_SIZES} sizes with "
             f"fusion=False, which prices all options for each; use fusion=True, which joins neighbours first"
+        )
+    pieces = trace.nbytes // profile.segment_bytes if profile.segment_bytes and profile.machines > 1 else 0
+    if pieces > MOST_PIECES:
+        raise ConfigError(
+            f"plan: segment_bytes {profile.segment_bytes} of the profile cuts {trace.nbytes} bytes of gradients into "
+            f"{pieces} segments; expected at most {MOST_PIECES}: profile with larger segments, or 0 for none"
         )
 
 

@@ -82,7 +82,7 @@ def plan(
     known = defaults(trace, profile, fusion)[1] if order is None else order
     if known not in ORDERS:
         raise ConfigError(f"order={known!r}; expected one of {', '.join(ORDERS)}")
-    refuse(trace, fusion, known)
+    refuse(trace, profile, fusion, known)
     many = len(trace.tensors) > MANY
     units = Units.of(trace, UNITS) if many and fusion else None
     made = _Maker.of(

@@ -12,6 +12,7 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.cluster import TESTBEDS, Cluster, Link, Memory
 from espresso_mpi.planner.cost import Prices, Shape, price_table, walk
 from espresso_mpi.planner.plan import plan
+from espresso_mpi.planner.problem import Problem
 from espresso_mpi.planner.profile import Curve, Sample
 from espresso_mpi.planner.timeline import Lanes
 from espresso_mpi.planner.trace import Trace, TracedTensor
@@ -113,6 +114,8 @@ def test_numbers_that_are_too_large_together_are_refused():
 def test_segments_and_seconds_have_an_end():
     profile, slow = replace(LARGEST.profile(), segment_bytes=1), Curve((0.0, 1.0), (0.0, 1e5))
     with pytest.raises(ConfigError, match=r"segment_bytes 1 cuts .* into 17179869184 segments; expected"):
+        Problem.of(one(MOST_ELEMENTS), profile, ["fp16"])
+    with pytest.raises(ConfigError, match=r"segment_bytes 1 of the profile cuts 4398046511104 bytes of gradients into"):
         plan(one(MOST_ELEMENTS), profile)
     slowest = replace(profile, segment_bytes=0, moves=dict.fromkeys(profile.moves, slow))
     with pytest.raises(ConfigError, match=r"compressor none an operation takes .* s, .* expected at most 1e"):
