@@ -21,7 +21,7 @@ from espresso_mpi.planner.trace import Trace, TracedTensor
 def few(monkeypatch):
     """Twenty tensors are many, and ten buffers are enough."""
     for module in (many, sys.modules[plan.__module__]):
-        for name, value in (("MANY", 20), ("UNITS", 10), ("MOST_IN_EVENTS", 20)):
+        for name, value in (("MANY", 20), ("UNITS", 10), ("UNITS_IN_EVENTS", 10), ("MOST_IN_EVENTS", 20)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
@@ -80,12 +80,12 @@ def test_what_may_not_be_joined_is_planned_by_itself(few):
 def test_too_many_are_refused_before_anything_is_done(monkeypatch):
     tensors = tuple(TracedTensor(f"t{n}", 1 + n, 0.1) for n in range(many.MOST_APART + 1))
     trace = Trace(tensors)
-    with pytest.raises(ConfigError, match=r"10001 tensors; expected at most 10000: fusion=False .* use fusion=True"):
+    with pytest.raises(ConfigError, match=r"5001 tensors; expected at most 5000: fusion=False .* use fusion=True"):
         plan(trace, None, fusion=False, order="backprop")
-    with pytest.raises(ConfigError, match=r"10000 tensors of 10000 different sizes; expected at most 1000 sizes"):
+    with pytest.raises(ConfigError, match=r"5000 tensors of 5000 different sizes; expected at most 1000 sizes"):
         plan(Trace(tensors[1:]), None, fusion=False, order="backprop")
-    monkeypatch.setattr(many, "MOST_JOINED", 10_000)
-    with pytest.raises(ConfigError, match=r"10001 tensors; expected at most 10000: .* join small tensors"):
+    monkeypatch.setattr(many, "MOST_JOINED", 5_000)
+    with pytest.raises(ConfigError, match=r"5001 tensors; expected at most 5000: .* join small tensors"):
         plan(trace, None, order="backprop")
 
 
