@@ -23,7 +23,7 @@ from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strateg
 from .algorithms import published
 from .baselines import baseline, usable
 from .budget import limited, total_error
-from .many import MANY, UNITS, UNITS_IN_EVENTS, Units, refuse
+from .many import MANY, UNITS, Units, refuse
 from .noise import TIE, Doubts, Gain, best_dense, gain_over, without_noise
 from .problem import Problem, evaluated, lanes_of
 from .profile import Profile
@@ -84,7 +84,7 @@ def plan(
         raise ConfigError(f"order={known!r}; expected one of {', '.join(ORDERS)}")
     refuse(trace, profile, fusion, known)
     many = len(trace.tensors) > MANY
-    units = Units.of(trace, UNITS if known == "backprop" else UNITS_IN_EVENTS) if many and fusion else None
+    units = Units.of(trace, UNITS) if many and fusion else None
     made = _Maker.of(
         trace if units is None else units.trace, profile, compressors, lanes, known, fusion, linear, devices,
         error_budget, noise, "quick" if many else "normal",

@@ -21,7 +21,7 @@ from espresso_mpi.planner.trace import Trace, TracedTensor
 def few(monkeypatch):
     """Twenty tensors are many, and ten buffers are enough."""
     for module in (many, sys.modules[plan.__module__]):
-        for name, value in (("MANY", 20), ("UNITS", 10), ("UNITS_IN_EVENTS", 10), ("MOST_IN_EVENTS", 20)):
+        for name, value in (("MANY", 20), ("UNITS", 10), ("MOST_IN_EVENTS", 20)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
