@@ -22,7 +22,7 @@ MANY = 1000
 
 UNITS = 40
 """Buffers that more are joined to, at most. For 10 000 tensors the steps found with 200 were as long in ``backprop``,
-to 0.1 %; in ``fifo``, whose time grows as the square of the buffers, those with 100 were 0.6 %, with 500 1.6 % shorter."""
+to 0.1 %; in ``fifo``, whose time grows as their square, those with 100 were 0.6 %, with 500 1.6 % shorter."""
 
 MOST_JOINED = 100_000
 """Tensors of a trace, where they may be joined: planned, read and written within two minutes."""
