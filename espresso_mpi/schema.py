@@ -20,18 +20,34 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta
 
+from . import jsontext
 from .errors import ConfigError, EspressoError
 from .files import replacing
 
 LARGEST = 1 << 48
-"""No tensor, file or count is larger; below it, products with a few more factors stay exact in 64 bits."""
+"""No file or count is larger; below it, products with a few more factors stay exact in 64 bits."""
+
+MOST_ELEMENTS = 1 << 40
+"""Of all tensors of a step together: 4 TiB as float32, more than the memory of any rank."""
+MOST_RANKS = 1 << 18
+"""Of a job, four times those of the largest training runs. So many payloads of so many elements, of 16 bytes each, are
+less than 2⁶³ bytes: what a rank moves is a number of 64 bits."""
 
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+Elements = Annotated[int, Meta(ge=1, le=MOST_ELEMENTS)]
+Ranks = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """Sums and products of a few such numbers are finite as well."""
 
 Seconds = Annotated[float, Meta(ge=0, le=1e30)]
+Moment = Annotated[float, Meta(ge=0, le=1e9)]
+"""Seconds since a step began, up to 30 years: float64 still tells moments apart that are 0.1 us from each other."""
+Relative = Annotated[float, Meta(ge=0, le=1e6)]
+"""A part of something, such as an error of what was measured; a million times what it is a part of says nothing."""
+
+_AT_ONCE = 1 << 24
+"""Bytes that are read of a file at once."""
 
 T = TypeVar("T")
 
@@ -39,40 +55,55 @@ T = TypeVar("T")
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | os.PathLike[str], read: Callable[[Any], T], parsed: Callable[[bytes], Any] | None = None) -> T:
+def load(
+    path: str | os.PathLike[str], read: Callable[[Any], T], most: int, parsed: Callable[[bytes], Any] | None = None
+) -> T:
     """What ``read`` makes of the value in a JSON file, or in a file of the format that ``parsed`` knows.
 
+    Args:
+        most: bytes that such a file has at most.
+
     Raises:
-        ConfigError: the file cannot be read, or one of the two refuses it; the text names the file.
+        ConfigError: the file cannot be read, is larger, or one of the two refuses it; the text names the file.
     """
-    data = contents(path)
+    data = contents(path, most)
     try:
         return read((parsed or parse)(data))
     except EspressoError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def contents(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file.
+def contents(path: str | os.PathLike[str], most: int) -> bytes:
+    """The bytes of a file, ``most`` at most: no more are read of a larger one, nor of a device that never ends.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or is larger.
     """
     try:
-        return Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            size, data = os.fstat(file.fileno()).st_size, bytearray()
+            while size <= most and len(data) <= most and (part := file.read(min(_AT_ONCE, most + 1 - len(data)))):
+                data += part
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if max(size, len(data)) > most:
+        raise ConfigError(
+            f"{path}: has {size or f'more than {most}'} bytes; expected at most {most}, more than any file of this "
+            f"kind has; name another file"
+        )
+    return bytes(data)
 
 
 def parse(data: bytes) -> Any:
-    """The value in a JSON text. Numbers beyond all floats become infinite, so that the check of types can name them.
+    """The value in a JSON text.
 
     Raises:
-        ConfigError: it is not JSON.
+        ConfigError: it is not JSON, or holds what ``jsontext`` refuses.
     """
+    jsontext.refuse(data)
     try:
-        return msgspec.json.Decoder(float_hook=float).decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected JSON; {error}") from None
 
 
@@ -154,11 +185,12 @@ def decode(data: bytes, kind: Any, where: str) -> Any:
     """A JSON text as a value of a type, without a detour by plain values: for large texts.
 
     Raises:
-        ConfigError: it is not JSON, or does not fit.
+        ConfigError: it is not JSON, holds what ``jsontext`` refuses, or does not fit.
     """
+    jsontext.refuse(data)
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return convert(parse(data), kind, where)
 
 
@@ -187,7 +219,10 @@ def _own(value: Any) -> Any:
         return type(value)(map(_own, value)) if type(value) in (tuple, list) else value
     if type(value) in (int, float, bool, str) or not isinstance(value, numbers.Real):
         return value
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
+    try:
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    except (OverflowError, ValueError):  # a fraction beyond all floats: no number of ours
+        return value
 
 
 @lru_cache
@@ -260,8 +295,8 @@ def _wrong(value: Any, kind: Any, where: str) -> str:
 def _parts(value: Any, kind: Any) -> Iterator[tuple[Any, Any, Any]]:
     """The parts of a container with their places and types; of an object with free keys, those are parts as well."""
     origin, args = get_origin(kind), get_args(kind)
-    if origin in _UNIONS:
-        for one in args:
+    if origin in _UNIONS or origin is Annotated:
+        for one in args if origin in _UNIONS else args[:1]:
             yield from _parts(value, one)
     elif isinstance(value, Mapping) and _is_record(kind):
         tag = getattr(kind, "__struct_config__", None)
@@ -283,6 +318,8 @@ def _complaint(problem: str, value: Any, kind: Any) -> str:
     known = f" ({', '.join(_hints(kinds[0]))})" if len(kinds) == 1 else ""
     if problem.startswith("Object "):  # misses a field, or has one too many
         return f"{problem.removeprefix('Object ')}; expected an object{known}"
+    if problem.endswith("out of range"):
+        return f"got {shown(value)}; expected a finite number{known}"
     if problem.startswith("Invalid enum value"):
         return f"got {shown(value)}; expected {' or '.join(map(repr, get_args(kind)))}"
     if problem.startswith(("Expected ", "Number ")):

@@ -27,11 +27,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from . import compressors, device
+from . import compressors, device, schema
 from .collectives.agreement import documents, fingerprint
 from .collectives.executor import OWN
 from .collectives.transport import Transport
-from .errors import EspressoError, StateError
+from .errors import ConfigError, EspressoError, StateError
 from .files import replacing, unfinished
 from .memory import CARRY, ByTensor, Keeping, Key, Memory, Weights
 from .options import Options
@@ -40,6 +40,9 @@ VERSION = 4
 """Version 4 added which tensors were compressed as one, without which plans cannot change; older ones are refused."""
 
 MANIFEST = "espresso-state.json"
+_MANIFEST_BYTES = 1 << 16
+_HEADER_BYTES = 1 << 28
+"""Of what a state says besides its arrays: some 200 bytes a tensor."""
 
 _SAME = ("compressor", "route", "plan", "min_bytes", "segment_bytes", "feedback")
 _EXECUTORS = ("residual", "sent", "average", "mean")
@@ -609,19 +612,17 @@ def _read_share(folder: Path, rank: int, ranks: int) -> list[State]:
 
 def _read_manifest(folder: Path) -> Mapping[str, Any]:
     file = folder / MANIFEST
+    if not file.exists():
+        raise StateError(f"{file}: not found; expected a folder that Session.save wrote, on a disk of this machine")
     try:
-        manifest = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise StateError(
-            f"{file}: not found; expected a folder that Session.save wrote, on a disk of this machine"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise StateError(f"{file}: cannot be read: {type(error).__name__}: {error}") from None
+        manifest = schema.load(file, lambda document: document, _MANIFEST_BYTES)
+    except ConfigError as error:
+        raise StateError(f"{error}; expected what Session.save wrote") from None
     if not isinstance(manifest, dict):
         raise StateError(f"{file}: got {type(manifest).__name__}; expected what Session.save wrote")
     _check_version(manifest.get("version"))
     ranks, generation = manifest.get("ranks"), manifest.get("generation")
-    if not isinstance(ranks, int) or ranks < 1 or not re.fullmatch("[0-9a-f]{16}", str(generation)):
+    if type(ranks) is not int or ranks < 1 or not re.fullmatch("[0-9a-f]{16}", str(generation)):
         raise StateError(f"{file}: ranks or generation are missing or damaged; expected what Session.save wrote")
     return manifest
 
@@ -634,7 +635,9 @@ def _read_state(file: Path) -> State:
     """
     try:
         with np.load(file, allow_pickle=False) as content:
-            header = json.loads(content["header"].tobytes())
+            if content.zip.getinfo("header.npy").file_size > _HEADER_BYTES:
+                raise ValueError(f"its header has more than {_HEADER_BYTES} bytes")
+            header = schema.parse(content["header"].tobytes())
             memory = {key: content[f"array{number}"] for number, key in enumerate(header.pop("keys"))}
     except FileNotFoundError:
         raise StateError(f"{file}: not found; the manifest names it: was the folder copied as a whole?") from None

@@ -27,6 +27,9 @@ from .types import Level
 PRODUCER = "espresso_mpi"
 """How a file says that it is ours."""
 
+MOST_BYTES = 1 << 30
+"""Of a file: a span has some 250 bytes there, and there are ``trace.MAX_EVENTS`` of them at most."""
+
 
 @dataclass(frozen=True)
 class RankTrace:
@@ -216,7 +219,7 @@ def read(path: Path) -> TraceFile:
     Raises:
         ConfigError: there is no such file, or it is not such a trace.
     """
-    data = schema.contents(path)
+    data = schema.contents(path, MOST_BYTES)
     try:
         content: _Content = schema.decode(data, _Content, "its content")
         return TraceFile(_ranks(content), max((one.known_within_s for one in content.otherData.clocks), default=0.0))

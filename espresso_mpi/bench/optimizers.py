@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from espresso_mpi import schema
 from espresso_mpi.compressors import spellings
 from espresso_mpi.errors import ConfigError, EspressoError
 
@@ -198,7 +199,7 @@ def _held(json: Path | None) -> dict[str, Any] | None:
     if json is None or not json.exists():
         return None
     try:
-        result: dict[str, Any] = jsonlib.loads(json.read_text())
+        result: dict[str, Any] = schema.parse(schema.contents(json, output.RESULT_BYTES))
         if result["kind"] != "optimizers" or not isinstance(result["settings"], dict):
             raise ValueError("it holds something else")
         tables.rows_of(result["rows"])

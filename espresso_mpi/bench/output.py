@@ -17,6 +17,9 @@ from ..errors import ConfigError
 WIDTH = 150
 """Columns of a printed table."""
 
+RESULT_BYTES = 1 << 26
+"""Of a file of results at most: the largest benchmark writes some 100 kB."""
+
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 

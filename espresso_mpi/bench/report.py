@@ -14,7 +14,7 @@ from espresso_mpi import schema
 from espresso_mpi.errors import ConfigError
 
 from . import planner_rows, planner_tables, sync_tables
-from .output import number
+from .output import RESULT_BYTES, number
 from .sync_tables import size_text
 
 Result = Mapping[str, Any]
@@ -149,7 +149,7 @@ def _load(path: Path) -> Result:
         schema.convert(document, _Content, "not the result of a benchmark, as bench ... --json makes it")
         return {**document, "path": path, "kind": _kind(document)}
 
-    return schema.load(path, read)
+    return schema.load(path, read, RESULT_BYTES)
 
 
 def _merged(results: Sequence[Result]) -> list[Result]:

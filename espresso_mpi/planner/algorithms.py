@@ -150,6 +150,16 @@ class _Step(Protocol):
     def take(self, tensor: int, row: int) -> None:
         """Change the choice for good."""
 
+    def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        """F with the first 0, 1, ... tensors of a group on ``moved``, its others on ``start``: (tensors + 1,).
+
+        Args:
+            group: rising; start, moved: int64 (all tensors,), rows.
+        """
+
+    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
+        """Change the choice of several tensors, rising, for good."""
+
     def before_bubble(self) -> np.ndarray:
         """The tensors whose communication comes before a bubble, on each network that they use; bool (tensors,)."""
 
@@ -179,6 +189,18 @@ class _Events:
 
     def take(self, tensor: int, row: int) -> None:
         self.choice[tensor] = row
+
+    def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        tried, times = self.choice.copy(), np.empty(len(group) + 1)
+        tried[group] = start[group]
+        times[0] = self.timeline.seconds(tried)
+        for place, tensor in enumerate(group):
+            tried[tensor] = moved[tensor]
+            times[place + 1] = self.timeline.seconds(tried)
+        return times
+
+    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
+        self.choice[group] = rows
 
     def before_bubble(self) -> np.ndarray:
         found = np.full((self.choice.size, 0), True)
@@ -246,6 +268,16 @@ class _Backprop:
         self.choice[tensor] = row
         _refresh(self.choice, tensor, tensor, *self._kept, *self.options)
 
+    def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        times, ours = np.empty(len(group) + 1), self.choice.copy()
+        ours[group] = start[group]
+        _by_number(np.array(group, np.int64), ours, moved, times, self.free, self.there, self.behind, *self.options)
+        return times
+
+    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
+        self.choice[group] = rows
+        _refresh(self.choice, group[0], group[-1], *self._kept, *self.options)
+
     def before_bubble(self) -> np.ndarray:
         return _before_bubble(self.used, self.waited, self.networks)
 
@@ -276,7 +308,10 @@ def follow_back(behind, home, backward, lane, seconds, count, repeats):  # type:
 
 @njit(cache=True)
 def _refresh(choice, first, last, free, there, behind, used, waited, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
-    """Work out what is before the tensors after ``first`` and behind those up to ``last``, as far as it changes."""
+    """Work out what is before the tensors after ``first`` and behind those up to ``last``, as far as it changes.
+
+    The choice may have changed for tensors from ``first`` to ``last``.
+    """
     total, longest = free.shape[1] // 2, 1
     for option in choice:
         longest = max(longest, repeats[option])
@@ -298,14 +333,14 @@ def _refresh(choice, first, last, free, there, behind, used, waited, backward, h
                 waited[tensor, where] = starts[0, position] > at_ready[where]
         same = end == there[tensor + 1]
         there[tensor + 1] = end
-        if not _replaced(free[tensor + 1], state) and same:
+        if not _replaced(free[tensor + 1], state) and same and tensor >= last:
             break
     for back in range(last + 1):
         tensor = last - back
         option = choice[tensor]
         _replaced(state, behind[tensor + 1])
         follow_back(state, home, backward[tensor], lane[option], seconds[option], count[option], repeats[option])
-        if not _replaced(behind[tensor], state):
+        if not _replaced(behind[tensor], state) and tensor <= first:
             break
 
 
@@ -333,6 +368,46 @@ def _candidates(tensor, rows, times, free, there, behind, backward, home, lane, 
         for which in range(state.size):
             end = max(end, state[which] + after[which])
         times[place] = end
+
+
+@njit(cache=True)
+def _by_number(group, choice, moved, times, free, there, behind, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+    """See ``_Step.by_number``; ``choice``: with the whole group as it is at the start.
+
+    What is behind each tensor of the group is led back from the last one to the first, with none of them moved; then
+    what is before is led forward, with all of them moved.
+    """
+    first, last, nothing = group[0], group[-1], np.empty((0, 0))
+    after = np.empty((group.size + 1, free.shape[1]))  # behind the tensors that are moved, of none, one, ...
+    vector, place = behind[last + 1].copy(), group.size
+    for back in range(last - first + 1):
+        tensor = last - back
+        if tensor == group[place - 1]:
+            _replaced(after[place], vector)
+            place -= 1
+        option = choice[tensor]
+        follow_back(vector, home, backward[tensor], lane[option], seconds[option], count[option], repeats[option])
+    _replaced(after[0], vector)
+    state, end = free[first].copy(), there[first]
+    times[0] = _at_end(end, state, after[0])
+    for tensor in range(first, last + 1):
+        ours = tensor == group[place]
+        option = moved[tensor] if ours else choice[tensor]
+        state[home] += backward[tensor]
+        end = max(
+            end, follow(state, state[home], lane[option], seconds[option], count[option], repeats[option], nothing)
+        )
+        if ours:
+            place += 1
+            times[place] = _at_end(end, state, after[place])
+
+
+@njit(cache=True)
+def _at_end(end, state, behind):  # type: ignore[no-untyped-def]
+    """F from when the tensors so far are there, when the lanes are free, and how long the step goes on after that."""
+    for place in range(state.size):
+        end = max(end, state[place] + behind[place])
+    return end
 
 
 @njit(cache=True)
@@ -411,19 +486,20 @@ def _in_turn(
     timeline: Timeline, start: np.ndarray, moved: np.ndarray, groups: Sequence[Sequence[int]]
 ) -> tuple[np.ndarray, int]:
     """Coordinate descent: the best number of one group after the other, until none gets better; and what was priced."""
-    choice, best, evaluations, better = start.copy(), timeline.seconds(start), 1, True
+    step = (_Backprop if timeline.order == "backprop" else _Events)(timeline, start)
+    best, evaluations, better = timeline.seconds(start), 1, True
     while better:
         better = False
         for group in groups:
-            for count in range(len(group) + 1):
-                tried = choice.copy()
-                tried[group] = start[group]
-                tried[group[:count]] = moved[group[:count]]
-                seconds = timeline.seconds(tried)
-                evaluations += 1
+            times, count = step.by_number(group, start, moved), -1
+            evaluations += times.size
+            for number, seconds in enumerate(times.tolist()):
                 if seconds < best * (1 - TIE):
-                    choice, best, better = tried, seconds, True
-    return choice, evaluations
+                    best, count = seconds, number
+            if count >= 0:
+                step.give(group, np.concatenate([moved[group[:count]], start[group[count:]]]))
+                better = True
+    return step.choice, evaluations
 
 
 def _each(

@@ -79,14 +79,17 @@ class Case:
         spellings = tuple(dict.fromkeys(s.compressor for s in strategies))
         problem = Problem.of(self.trace, self.profile, spellings, routes=routes, lanes=self.lanes, order=self.order,
                              prune=False)  # fmt: skip
-        rows = [[problem.row(i, s) for s in strategies] for i in range(problem.tensors)]
-        return self.plan(problem, [row[int(np.argmin(problem.alone[row]))] for row in rows])
+        tensors = {menu: tensor for tensor, menu in enumerate(problem.menu.tolist())}
+        rows = {menu: [problem.row(tensor, s) for s in strategies] for menu, tensor in tensors.items()}
+        best = {menu: row[int(np.argmin(problem.alone[row]))] for menu, row in rows.items()}
+        return self.plan(problem, [best[menu] for menu in problem.menu.tolist()])
 
     def plan(self, problem: Problem, choice: Iterable[int]) -> Plan:
         """The plan of a choice, with the compressor as it was spelled: a problem knows schedules only by their end."""
-        routes = [problem.routes[problem.route[row]] for row in choice]
-        ways = [Strategy(self.compressor if route.compressed else "none", route) for route in routes]
-        return Plan({tensor.name: way for tensor, way in zip(self.trace.tensors, ways)})
+        rows = list(choice)
+        routes = {row: problem.routes[problem.route[row]] for row in dict.fromkeys(rows)}
+        ways = {row: Strategy(self.compressor if at.compressed else "none", at) for row, at in routes.items()}
+        return Plan({tensor.name: ways[row] for tensor, row in zip(self.trace.tensors, rows)})
 
 
 # --- the baselines ----------------------------------------------------------------------------------------------------

@@ -49,11 +49,14 @@ from msgspec import Meta
 from .. import environment, schema
 from ..compressors import Compressor, get
 from ..errors import ConfigError
-from ..schema import Positive, Seconds
+from ..schema import Ranks, Seconds
 from ..types import CLOSING, DeviceKind, Level, Op
-from .profile import ZERO, Codec, Curve, Move, Profile, Way
+from .profile import ZERO, Codec, Curve, Move, Profile, Way, check_ranks
 
 KIND = schema.Kind("espresso_mpi cluster", 1, "a person or Cluster.save; docs/planner.md shows one")
+
+MOST_BYTES = 1 << 20
+"""Of a file: people write them; with the speeds of all compressors they have some 10 kB."""
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 AboveZero = Annotated[float, Meta(gt=0, le=1e30)]
@@ -115,7 +118,7 @@ class Memory:
     bandwidth: AboveZero
     efficiency: Share
     launch: Seconds
-    shared_by: Positive = 1
+    shared_by: Ranks = 1
 
     def __post_init__(self) -> None:
         schema.check(self, "memory")
@@ -156,8 +159,8 @@ class Cluster:
     """
 
     name: str
-    hosts: Positive
-    gpus_per_host: Positive
+    hosts: Ranks
+    gpus_per_host: Ranks
     intra: Link
     inter: Link
     speeds: Mapping[tuple[str, DeviceKind], Speed] = field(default_factory=dict)
@@ -173,6 +176,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         schema.check(self, "cluster")
+        check_ranks("cluster", hosts=self.hosts, gpus_per_host=self.gpus_per_host)
         for spelling in (*self.compressors, *(spelling for spelling, _ in self.speeds)):
             get(spelling)
         if self.compressors and not self.memory:
@@ -265,7 +269,7 @@ class Cluster:
         Raises:
             ConfigError: the file cannot be read or describes no cluster.
         """
-        return schema.load(path, cls.from_json, _toml if Path(path).suffix == ".toml" else None)
+        return schema.load(path, cls.from_json, MOST_BYTES, _toml if Path(path).suffix == ".toml" else None)
 
 
 @dataclass(frozen=True)
@@ -288,8 +292,8 @@ class _Document:
     """The content of a file; the attributes are those of ``Cluster``."""
 
     name: str
-    hosts: Positive
-    gpus_per_host: Positive
+    hosts: Ranks
+    gpus_per_host: Ranks
     intra: _Link
     inter: _Link
     speeds: dict[str, Speed] = field(default_factory=dict)

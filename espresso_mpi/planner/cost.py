@@ -17,11 +17,17 @@ import numpy as np
 
 from .. import compressors
 from ..compressors import Compressor
+from ..errors import ConfigError
 from ..types import ALIGN, CLOSING, SUMS, Collective, Decode, DeviceKind, Encode, Level, Op, Route, Step, Strategy
 from .profile import ZERO, Curve, Profile
 
 Resource = Literal["gpu", "cpu", "intra", "inter"]
 RESOURCES: tuple[Resource, ...] = ("gpu", "cpu", "intra", "inter")
+
+_INT64 = 2.0**63
+
+MOST_SEGMENTS = 1 << 20
+"""Of a tensor: a timeline goes through them one after the other."""
 
 FLOAT32 = 4
 """Bytes of an element while it is compressed, summed after decoding, or copied between devices on the way."""
@@ -233,13 +239,22 @@ class Prices:
         return max(1, -(-self.n // (slot.divisor * slot.parts)))
 
     def segments(self) -> tuple[int, Prices]:
-        """Into how many segments the executor cuts the tensor, and the prices of one of them."""
+        """Into how many segments the executor cuts the tensor, and the prices of one of them.
+
+        Raises:
+            ConfigError: they are more than ``MOST_SEGMENTS``.
+        """
         limit, method = self.profile.segment_bytes, self.compressor
         if self.profile.machines == 1 or not limit or (method is not None and method.whole):
             return 1, self
         nbytes = self.n * self.itemsize if method is None else method.nbytes(self.n)
         count = max(1, min(round(nbytes / limit), -(-self.n // ALIGN)))
         size = -(-self.n // (count * ALIGN)) * ALIGN  # segments begin at multiples, so there may be fewer
+        if -(-self.n // size) > MOST_SEGMENTS:
+            raise ConfigError(
+                f"profile: segment_bytes {limit} cuts {self.n} elements into {-(-self.n // size)} segments; expected "
+                f"at most {MOST_SEGMENTS}: profile with larger segments, or 0 for none"
+            )
         return -(-self.n // size), replace(self, n=min(self.n, size))
 
 
@@ -301,8 +316,14 @@ def _sizes(prices: Sequence[Prices], slots: Sequence[Slot]) -> np.ndarray:
     if packed.any():
         assert method is not None
         different, which = np.unique(elements[:, packed], return_inverse=True)
-        payloads = np.array([method.nbytes(int(one)) for one in different])
-        found[:, packed] = (copies * parts)[packed] * payloads[which].reshape(len(prices), -1)
+        payloads = np.array([method.nbytes(int(one)) for one in different], object)
+        moved = (copies * parts)[packed] * payloads.astype(np.float64)[which].reshape(len(prices), -1)
+        if moved.max() >= _INT64:
+            raise ConfigError(
+                f"{method}: a rank would move {moved.max():.3g} bytes of payloads, for tensors of up to {n.max()} "
+                f"elements; expected less than 2**63: describe a smaller cluster, or leave this compressor out"
+            )
+        found[:, packed] = (copies * parts)[packed] * payloads.astype(np.int64)[which].reshape(len(prices), -1)
     check = np.array([slot.kind == "check" for slot in slots])
     return np.where(check, n * itemsize, found)
 

@@ -6,6 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..errors import PlanError
 from ..types import ROUTES, Collective, Encode, Forecast, Level, Op, Outlook, Plan, Route, Step, Strategy
@@ -227,6 +228,7 @@ def _step_in_words(step: Step, packed: bool, compressor: str) -> str:
     return f"compressed with {compressor} on the {device}" if isinstance(step, Encode) else f"decoded on the {device}"
 
 
+@lru_cache(maxsize=1 << 12)
 def short(strategy: Strategy) -> str:
     """Compressor and route in a few letters, for tables: by the name of the route if it has one."""
     return f"{strategy.compressor}: {_short_route(strategy.route)}"

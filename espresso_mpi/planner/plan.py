@@ -16,17 +16,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .. import compressors as registry
+from .. import schema
 from ..errors import ConfigError
+from ..schema import Relative
 from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy, buffer_name
 from .algorithms import published
 from .baselines import baseline, usable
 from .budget import limited, total_error
+from .many import MANY, UNITS, Units, refuse
 from .noise import TIE, Doubts, Gain, best_dense, gain_over, without_noise
 from .problem import Problem, evaluated, lanes_of
 from .profile import Profile
-from .search import search, search_fused
+from .search import Effort, search, search_fused
 from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free
-from .timeline import LANES, Lanes, Order
+from .timeline import LANES, ORDERS, Lanes, Order
 from .trace import Trace
 from .tree import routes as all_routes
 
@@ -68,12 +71,25 @@ def plan(
         noise: relative error of every time; None: what profile and trace say.
         baselines: price simpler plans as well, and take one if it is quicker.
 
+    More than ``many.MANY`` tensors are joined first where they may share buffers. Where they may not, the order is
+    ``backprop`` unless told otherwise, the search is a quick one, and the paper's algorithms are left out: their time
+    grows as the square of the tensors.
+
     Raises:
-        ConfigError: the profile lacks what is needed, an argument is out of its range.
+        ConfigError: the profile lacks what is needed, an argument is out of its range; the trace has more tensors than
+            can be planned for in minutes.
     """
-    return _Maker.of(trace, profile, compressors, lanes, order, fusion, linear, devices, error_budget, noise).made(
-        baselines
-    )
+    known = defaults(trace, profile, fusion)[1] if order is None else order
+    if known not in ORDERS:
+        raise ConfigError(f"order={known!r}; expected one of {', '.join(ORDERS)}")
+    refuse(trace, profile, fusion, known)
+    many = len(trace.tensors) > MANY
+    units = Units.of(trace, UNITS) if many and fusion else None
+    made = _Maker.of(
+        trace if units is None else units.trace, profile, compressors, lanes, known, fusion, linear, devices,
+        error_budget, noise, "quick" if many else "normal",
+    ).made(baselines)  # fmt: skip
+    return made if units is None else units.plan(made)
 
 
 def described(given: Plan, like: Plan, trace: Trace, profile: Profile) -> Plan:
@@ -141,23 +157,23 @@ class _Maker:
     budget: float | None
     noise: float | None
     spelled: Mapping[str, str]
+    effort: Effort
 
     @classmethod
     def of(
         cls, trace: Trace, profile: Profile, compressors: Sequence[str] | None, lanes: Lanes | str | None,
-        order: Order | None, fusion: bool, linear: bool, devices: Sequence[DeviceKind] | None,
-        budget: float | None, noise: float | None,
+        order: Order, fusion: bool, linear: bool, devices: Sequence[DeviceKind] | None,
+        budget: float | None, noise: float | None, effort: Effort,
     ) -> _Maker:  # fmt: skip
         where = tuple(devices) if devices is not None else ("cpu", "gpu") if trace.device == "gpu" else ("cpu",)
         _check(trace, where, budget, noise)
         given = profiled(profile, where) if compressors is None else compressors
         spelled = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
         spellings = tuple(spelled)
-        usual_lanes, usual_order = defaults(trace, profile)
+        usual_lanes, _ = defaults(trace, profile, fusion)
         sums = linear and any(registry.get(text).linear for text in spellings)
         return cls(trace, profile, spellings, lanes_of(usual_lanes if lanes is None else lanes),
-                   usual_order if order is None else order, fusion, all_routes(where, sums), budget, noise,
-                   spelled)  # fmt: skip
+                   order, fusion, all_routes(where, sums), budget, noise, spelled, effort)  # fmt: skip
 
     # --- the steps of the module ---
 
@@ -168,7 +184,8 @@ class _Maker:
         draft = draft.on(completed(draft.problem, self.compressors if self.budget is not None else ()))
         if self.budget is not None:
             limit = limited(draft.problem, self.budget)
-            draft = replace(draft, choice=search(draft.problem, starts=[draft.choice], error=limit).choice)
+            found = search(draft.problem, effort=self.effort, starts=[draft.choice], error=limit)
+            draft = replace(draft, choice=found.choice)
         doubts = Doubts(draft.problem, self.noise)
         draft = replace(draft, choice=without_noise(doubts, draft.choice))
         plain, _ = self.searched(())
@@ -185,10 +202,10 @@ class _Maker:
         """What the search finds with these compressors, and the bound on all that it chose from."""
         if self.fusion:
             groups, problem, found = search_fused(self.trace, self.profile, spellings, routes=self.routes,
-                                                  lanes=self.lanes, order=self.order)  # fmt: skip
+                                                  lanes=self.lanes, order=self.order, effort=self.effort)  # fmt: skip
         else:
             groups, problem = (), self.problem(self.trace, spellings)
-            found = search(problem)
+            found = search(problem, effort=self.effort)
         return Draft(_by_buffer(problem.trace, groups), problem, found.choice), found.bound
 
     def problem(self, buffers: Trace, spellings: Sequence[str]) -> Problem:
@@ -198,7 +215,8 @@ class _Maker:
     def rivals(self) -> Iterator[tuple[str, Draft]]:
         """The plans of others; without those that this profile cannot price, for want of a compressor or of copies."""
         others = [name for name in usable(self.trace) if name not in _ONE_FOR_ALL]
-        named = [(name, spelling) for spelling in self.compressors for name in (*others, PUBLISHED)]
+        others += [PUBLISHED] if len(self.trace.tensors) <= MANY else []
+        named = [(name, spelling) for spelling in self.compressors for name in others]
         for name, spelling in [*named, *((name, "fp16") for name in _ONE_FOR_ALL)]:
             try:
                 found = self.rival(name, spelling)
@@ -269,14 +287,15 @@ class _Maker:
 def outlooks(draft: Draft) -> tuple[Outlook, ...]:
     """What is predicted for each buffer of a draft whose menus are complete.
 
-    In orders in which every swap is a timeline of its own, only the options of each tensor that take least by
-    themselves are looked at for a runner-up.
+    In orders in which every swap is a timeline of its own, and where tensors are many, only the options of each that
+    take least by themselves are looked at for a runner-up. Many tensors are swapped in the order ``backprop``.
     """
-    problem, choice, size = draft.problem, draft.choice, draft.choice.size
+    choice, size = draft.choice, draft.choice.size
+    problem = draft.problem if size <= MANY else draft.problem.ordered("backprop")
     plain, everyone = problem.timeline.seconds(choice), np.arange(size)
     free, nothing = with_free(problem.timeline)
     exposed = _settled(plain - swapped(free, choice, everyone, np.full(size, nothing)), plain)
-    every = problem.timeline.order == "backprop"
+    every = problem.timeline.order == "backprop" and size <= MANY
     tensors, rows = swaps_of(problem, None if every else quickest_alone(problem, RUNNERS_UP))
     others = rows != choice[tensors]
     tensors, rows = tensors[others], rows[others]
@@ -308,11 +327,12 @@ def _by_buffer(buffers: Trace, groups: Sequence[Sequence[str]]) -> tuple[tuple[s
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def defaults(trace: Trace, profile: Profile) -> tuple[str, Order]:
+def defaults(trace: Trace, profile: Profile, fusion: bool = True) -> tuple[str, Order]:
     """The lanes and the order of the timeline, unless told otherwise; see ``plan``."""
+    by_events: Order = "fifo" if fusion or len(trace.tensors) <= MANY else "backprop"
     if trace.device == "cpu":
-        return "host" if profile.overlaps else "serial", "fifo"
-    return ("separate", "fifo") if profile.measured else ("one-network", "backprop")
+        return "host" if profile.overlaps else "serial", by_events
+    return ("separate", by_events) if profile.measured else ("one-network", "backprop")
 
 
 def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]:
@@ -323,8 +343,13 @@ def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]
 
 
 def _check(trace: Trace, devices: Sequence[DeviceKind], budget: float | None, noise: float | None) -> None:
+    for device in devices:
+        schema.convert(device, DeviceKind, "devices")
     if trace.device == "cpu" and "gpu" in devices:
         raise ConfigError("devices: the tensors of this trace are in host memory; expected ('cpu',)")
     for name, value in (("error_budget", budget), ("noise", noise)):
-        if value is not None and not value >= 0:
-            raise ConfigError(f"{name}={value!r}; expected a number, 0 or more, or None")
+        try:
+            schema.convert(value.item() if isinstance(value, np.generic) else value, Relative | None, name)
+        except ConfigError:
+            said = schema.shown(value)
+            raise ConfigError(f"{name}={said}; expected a number from 0 to 1e6, or None") from None

@@ -17,6 +17,9 @@ from .profile import difference
 
 KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan")
 
+MOST_BYTES = 1 << 29
+"""Of a file: a tensor has some 1000 bytes there."""
+
 _SHOWN = 3
 """Names that are listed before the rest is only counted."""
 
@@ -37,7 +40,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
         ConfigError: the file cannot be read, holds no valid plan of this version, or was changed by hand: its digest is
             not that of what it says.
     """
-    return schema.load(path, from_json)
+    return schema.load(path, from_json, MOST_BYTES)
 
 
 # --- to JSON ----------------------------------------------------------------------------------------------------------

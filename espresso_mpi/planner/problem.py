@@ -25,6 +25,15 @@ from .timeline import LANES, Lanes, Options, Order, Timeline, follow, virtual
 from .trace import Trace, TracedTensor
 from .tree import routes as all_routes
 
+LONGEST = 1e15
+"""Seconds of an option, 30 million years: sums and products of as many as there are, and of errors, stay finite."""
+
+MOST_LANES = 8
+"""Lanes are numbered below this: there are four resources, and the backward pass may have a lane of its own."""
+
+_AT_ONCE = 64
+"""Sizes of tensors that are priced together: all options of ten thousand would fill the memory, before pruning."""
+
 CHECK = "check"
 """What a session does with every tensor before it travels; the first operation where the profile knows of it."""
 
@@ -181,7 +190,8 @@ class Problem:
         Raises:
             ConfigError: the profile lacks a compressor or a collective; a name that there is not.
         """
-        spellings = tuple(dict.fromkeys(str(_method(text)) for text in compressors if text != "none"))
+        given_once = dict.fromkeys(compressors)
+        spellings = tuple(dict.fromkeys(str(_method(text)) for text in given_once if text != "none"))
         methods = tuple(_method(text) for text in spellings)
         where = lanes_of(lanes)
         given = tuple(routes) if routes is not None else default_routes(trace, methods)
@@ -189,9 +199,10 @@ class Problem:
         tables = compiled(given, shape, where, _checks(profile))
         sizes: dict[tuple[int, int], int] = {}
         menu = [sizes.setdefault(_size(tensor), len(sizes)) for tensor in trace.tensors]
-        menus = _menus(tables, methods, profile, list(sizes), free_codecs)
-        if prune:
-            menus = pruned(tables, menus, where)
+        different, menus = list(sizes), list[Menu]()
+        for begin in range(0, len(different), _AT_ONCE):
+            some = _menus(tables, methods, profile, different[begin : begin + _AT_ONCE], free_codecs)
+            menus += pruned(tables, some, where) if prune else some
         return cls._joined(trace, profile, spellings, given, menus, menu, where, order)
 
     @classmethod
@@ -300,7 +311,11 @@ class Problem:
 
     def chosen(self, plan: Plan) -> np.ndarray:
         """The choice that a plan without groups makes; see ``row``."""
-        return np.array([self.row(i, plan.strategy(t.name)) for i, t in enumerate(self.trace.tensors)], np.int64)
+        ways = [plan.strategy(tensor.name) for tensor in self.trace.tensors]
+        keys = [(menu, id(way)) for menu, way in zip(self.menu.tolist(), ways)]  # few differ, where tensors are many
+        tensors = {key: number for number, key in enumerate(keys)}
+        rows = {key: self.row(number, ways[number]) for key, number in tensors.items()}
+        return np.array([rows[key] for key in keys], np.int64)
 
 
 def evaluated(plan: Plan, trace: Trace, profile: Profile, *, lanes: Lanes | str = "one-network",
@@ -358,9 +373,13 @@ def lanes_of(lanes: Lanes | str) -> Lanes:
     """The lanes of a name.
 
     Raises:
-        ConfigError: a name that there is not.
+        ConfigError: a name that there is not; a lane's number is out of its range.
     """
     if isinstance(lanes, Lanes):
+        for name, lane in vars(lanes).items():
+            own = name == "compute" and lane is None
+            if not own and (type(lane) is not int or not 0 <= lane < MOST_LANES):
+                raise ConfigError(f"lanes: {name}={lane!r}; expected a number from 0 to {MOST_LANES - 1}")
         return lanes
     if lanes not in LANES:
         raise ConfigError(f"lanes={lanes!r}; expected one of {', '.join(LANES)}, or a Lanes")
@@ -423,6 +442,13 @@ def _block(tables: Compiled, rows: np.ndarray, prices: Sequence[Prices]) -> tupl
     seconds = np.zeros((len(prices), len(tables.slots)))
     seconds[:, used] = price_table([one for _, one in segments], [tables.slots[place] for place in used])
     repeats = np.array([[count] for count, _ in segments], np.int32)
+    longest = float((seconds.max(axis=1, initial=0.0) * repeats[:, 0]).max(initial=0.0))
+    if not longest <= LONGEST:
+        raise ConfigError(
+            f"profile: with compressor {prices[0].compressor or 'none'} an operation takes {longest:.3g} s, by the "
+            f"curves for tensors of up to {max(one.n for one in prices)} elements; expected at most {LONGEST:g}: is a "
+            f"curve or a size in the wrong unit?"
+        )
     return seconds[:, index], np.broadcast_to(repeats, (len(prices), rows.size))
 
 

@@ -20,13 +20,16 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from .. import schema
+from .. import jsontext, schema
 from ..compressors import get
 from ..errors import ConfigError
-from ..schema import Count, Positive, Seconds
+from ..schema import MOST_RANKS, Count, Positive, Ranks, Relative, Seconds
 from ..types import DeviceKind, Level, Op
 
 KIND = schema.Kind("espresso_mpi profile", 1, "espresso-mpi profile")
+
+MOST_BYTES = 1 << 26
+"""Of a file: with all compressors on two devices it has 1 MB."""
 
 Direction = Literal["encode", "decode"]
 Way = Literal["to_host", "to_gpu"]
@@ -38,6 +41,9 @@ _LEAST_NOISE = 1e-3
 
 _WORTH_OF_A_KNOT = 0.5
 """A further knot must lower the logarithm of the squared residual by this: the residual itself by 22 %."""
+
+_STEEPEST = 1e6
+"""Seconds a byte or element: 11 days. Steeper ones, times the largest size, could not be told from infinity."""
 
 _FAR = 2.0**40
 """The second knot of ``Curve.line``: so far out that its value holds the slope to the last bit or two."""
@@ -58,7 +64,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     size: Count
     seconds: Seconds
-    spread: Seconds
+    spread: Relative
     repeats: Positive
 
     def __post_init__(self) -> None:
@@ -91,7 +97,7 @@ class Curve:
 
     knots: tuple[Seconds, ...]
     values: tuple[Seconds, ...]
-    residual: Seconds = 0.0
+    residual: Relative = 0.0
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
@@ -105,6 +111,11 @@ class Curve:
             raise ConfigError(f"curve: knots {self.knots}; expected sizes that rise; sort them, each once")
         if any(b < a for a, b in pairwise(self.values)):
             raise ConfigError(f"curve: values {self.values}; expected seconds that never fall with the size")
+        if max(self.slopes) > _STEEPEST:
+            raise ConfigError(
+                f"curve: rises by {max(self.slopes):g} s a byte or element; expected at most {_STEEPEST:g}: are two "
+                f"knots too near to each other, or sizes not in bytes?"
+            )
 
     @cached_property
     def slopes(self) -> tuple[float, ...]:
@@ -248,7 +259,7 @@ class Profile:
 
     Attributes:
         machines: above 0.
-        ranks_per_machine: of the smallest machine; above 0.
+        ranks_per_machine: of the smallest machine; above 0. All ranks: at most ``schema.MOST_RANKS``.
         codecs: by (spelling, device, direction), over the float32 elements of one payload. Encode is with residual,
             decode adds one payload to a sum.
         moves: by (operation, level, alone), over the bytes that one rank puts in: for allreduce, reduce_scatter and
@@ -270,8 +281,8 @@ class Profile:
         ConfigError: a value or a key is out of its range.
     """
 
-    machines: Positive
-    ranks_per_machine: Positive
+    machines: Ranks
+    ranks_per_machine: Ranks
     codecs: Mapping[Codec, Curve]
     moves: Mapping[Move, Curve]
     copies: Mapping[Way, Curve]
@@ -286,6 +297,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         schema.check(self, "profile")
+        check_ranks("profile", machines=self.machines, ranks_per_machine=self.ranks_per_machine)
         for op, level, alone in self.moves:
             if alone and level != "inter":
                 raise ConfigError(f"profile: moves: {op}@{level}|alone; expected alone only between machines, @inter")
@@ -406,7 +418,7 @@ class Profile:
         Raises:
             ConfigError: the file cannot be read or holds no valid profile of this version.
         """
-        return schema.load(path, cls.from_json)
+        return schema.load(path, cls.from_json, MOST_BYTES)
 
 
 @dataclass(frozen=True)
@@ -414,8 +426,8 @@ class _Document:
     """The content of a file; the attributes are those of ``Profile``, and the curves have text for keys."""
 
     measured: bool
-    machines: Positive
-    ranks_per_machine: Positive
+    machines: Ranks
+    ranks_per_machine: Ranks
     call: Seconds
     tensor: Seconds
     segment_bytes: Count
@@ -481,6 +493,19 @@ def _move(key: str) -> Any:
     return op, level, (alone == "alone" or alone) if bar else False
 
 
+def check_ranks(where: str, **given: int) -> None:
+    """Refuse two numbers, by their names, of machines and of ranks on each, that make too large a job.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if math.prod(given.values()) > MOST_RANKS:
+        said = " and ".join(f"{name} {number}" for name, number in given.items())
+        raise ConfigError(
+            f"{where}: got {said}, which make {math.prod(given.values())} ranks; expected at most {MOST_RANKS} in all"
+        )
+
+
 def _canonical(spelling: str) -> str:
     """The spelling that ``str`` gives of the compressor after all schedules; as it is if it names none known here."""
     try:
@@ -495,7 +520,9 @@ def _canonical(spelling: str) -> str:
 def _plain(what: str, value: Any) -> dict[str, Any]:
     """A mapping as JSON gives it back: lists for tuples, text for keys."""
     try:
-        plain = json.loads(json.dumps(dict(value), allow_nan=False))
+        text = json.dumps(dict(value), allow_nan=False)
+        jsontext.refuse(text.encode())  # else it could be written, and not be read
+        plain = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{what}: got {schema.shown(value)} that JSON cannot hold ({error}); expected plain values"

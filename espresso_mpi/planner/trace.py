@@ -10,16 +10,23 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
 from .. import schema
 from ..errors import ConfigError
-from ..schema import Count, Positive, Seconds
+from ..schema import MOST_ELEMENTS, Count, Elements, Moment, Relative
 from ..types import ITEMSIZE, DeviceKind, TensorSpec
 
 KIND = schema.Kind("espresso-trace", 1, "Trace.save or espresso_mpi.planner.models.model_trace")
+
+MOST_BYTES = 1 << 28
+"""Of a file: a tensor has some 200 bytes there, so a million of them; plans are made for fewer (``plan.MOST``)."""
+
+MOST_AXES = 64
+"""Of a shape: as numpy allows."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class TracedTensor:
     """One tensor of a step.
 
     Attributes:
-        size: elements, above 0.
+        size: elements, above 0; all of a trace together at most ``schema.MOST_ELEMENTS``.
         ready: seconds from the begin of the step until its gradient is there.
         dtype: element type.
         shape: () where it is not known; else its product is the size.
@@ -37,10 +44,10 @@ class TracedTensor:
     """
 
     name: str
-    size: Positive
-    ready: Seconds
+    size: Elements
+    ready: Moment
     dtype: str = "float32"
-    shape: tuple[Count, ...] = ()
+    shape: Annotated[tuple[Count, ...], Meta(max_length=MOST_AXES)] = ()
 
     def __post_init__(self) -> None:
         where = f"trace: tensor {schema.shown(self.name)}"
@@ -82,8 +89,8 @@ class Trace:
 
     tensors: tuple[TracedTensor, ...]
     device: DeviceKind = "cpu"
-    update: Seconds = 0.0
-    spread: Seconds = 0.0
+    update: Moment = 0.0
+    spread: Relative = 0.0
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -93,6 +100,12 @@ class Trace:
     def _check_tensors(self) -> None:
         if not self.tensors:
             raise ConfigError("trace: got no tensors; expected at least one")
+        elements = sum(tensor.size for tensor in self.tensors)
+        if elements > MOST_ELEMENTS:
+            raise ConfigError(
+                f"trace: got tensors of {elements} elements together; expected at most {MOST_ELEMENTS}, 4 TiB as "
+                f"float32: size counts elements of what one rank synchronises in one step"
+            )
         seen: set[str] = set()
         for previous, tensor in zip((None, *self.tensors), self.tensors):
             if tensor.name in seen:
@@ -184,7 +197,7 @@ class Trace:
         Raises:
             ConfigError: it cannot be read, is no trace, or one of another version.
         """
-        return schema.load(path, cls.from_json)
+        return schema.load(path, cls.from_json, MOST_BYTES)
 
 
 def _check_measured(tensors: int, ready: np.ndarray, steps: np.ndarray, update: np.ndarray) -> None:

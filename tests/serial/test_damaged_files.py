@@ -11,8 +11,12 @@ import pytest
 
 from espresso_mpi import tracefile
 from espresso_mpi.bench import report, tensors, timeline
+from espresso_mpi.bench.output import RESULT_BYTES
 from espresso_mpi.errors import ConfigError, EspressoError
+from espresso_mpi.planner import cluster as cluster_module
 from espresso_mpi.planner import planfile
+from espresso_mpi.planner import profile as profile_module
+from espresso_mpi.planner import trace as trace_module
 from espresso_mpi.planner.cluster import Cluster, Link, Memory
 from espresso_mpi.planner.explain import explain
 from espresso_mpi.planner.profile import Curve, Profile, Sample
@@ -149,6 +153,38 @@ def mutated(document, rng):
         else:
             text[at] = rng.randrange(256)
     return bytes(text)
+
+
+LARGEST = {
+    "timeline": tracefile.MOST_BYTES, "profile": profile_module.MOST_BYTES, "trace": trace_module.MOST_BYTES,
+    "plan": planfile.MOST_BYTES, "cluster": cluster_module.MOST_BYTES, "report": RESULT_BYTES,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_decoders_let_pass_is_refused_in_every_file(kind, tmp_path):
+    """Also in parts of which nobody knows the types, or that are read over."""
+    make, load, _ = KINDS[kind]
+    path, document = tmp_path / "f.json", make()
+    holder, key = next((h, k) for h, k in places(document, []) if isinstance(h[k], dict) and h[k])
+    inner, name = holder[key], next(iter(holder[key]))
+    for text, says in (
+        ("NaN", "got NaN; expected a finite number"),
+        ("1e400", "got 1e400; expected a finite number"),
+        ("1" + 400 * "0", "expected a whole number of 64 bits"),
+        ("1" + 5000 * "0", "expected a whole number of 64 bits"),
+        (100_000 * "[" + 100_000 * "]", "nest more than 64 deep"),
+        (100_000 * '{"a":', "nest more than 64 deep"),
+        (f'0, "{name}": 0', "the key stands twice"),
+    ):
+        inner[name] = "HERE"
+        path.write_text(json.dumps(document).replace('"HERE"', text))
+        with pytest.raises(ConfigError, match=rf"f\.json: .*{name}.*{says}"):
+            load(path)
+    with path.open("wb") as file:
+        file.truncate(LARGEST[kind] + 1)
+    with pytest.raises(ConfigError, match=rf"f\.json: has {LARGEST[kind] + 1} bytes; expected at most {LARGEST[kind]}"):
+        load(path)
 
 
 def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is(tmp_path):

@@ -617,12 +617,17 @@ def test_a_renamed_file_is_refused(tmp_path, memories):
 @pytest.mark.parametrize(
     "content, words",
     [
-        ("", "cannot be read"),
+        ("", "expected JSON"),
         ("[]", "got list"),
         ('{"version": 5}', "newer"),
         ('{"version": 4}', "missing or damaged"),
         ('{"version": 4, "ranks": 4, "generation": "../../etc/passwd"}', "missing or damaged"),
         ('{"version": 4, "ranks": -4, "generation": "0123456789abcdef"}', "missing or damaged"),
+        ('{"version": 4, "ranks": true, "generation": "0123456789abcdef"}', "missing or damaged"),
+        ('{"version": 4, "ranks": 4, "ranks": 4, "generation": "0123456789abcdef"}', "ranks: the key stands twice"),
+        pytest.param('{"version": 4, "ranks": 1' + 400 * "0" + "}", "a whole number of 64 bits", id="large"),
+        pytest.param(60_000 * "[", "nest more than 64 deep", id="deep"),
+        pytest.param(70_000 * " ", "expected at most 65536", id="long"),
     ],
 )
 def test_a_damaged_manifest_is_refused(tmp_path, memories, content, words):
