@@ -63,7 +63,7 @@ define mpi_tests
 	@$(1)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- python -m mpi4py -m pytest --with-mpi -q tests/standin
 endef
 
-demo: $(VENV)/.demo ## train a small model with compressed gradients on an emulated cluster (3 minutes)
+demo: $(VENV)/.demo ## train a small model with compressed gradients on an emulated cluster (3 minutes and the set-up)
 	$(VENV)/bin/espresso-mpi demo
 
 test: $(VENV)/.test ## serial tests, then the MPI tests on 2, 3 and 4 ranks (Open MPI)

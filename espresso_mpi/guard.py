@@ -13,6 +13,7 @@ import threading
 import weakref
 import zlib
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
@@ -34,6 +35,9 @@ _FEW = 16
 
 _MANY = 64
 """Spans that are sorted in, or taken out, all at once: one by one, each moves those behind it."""
+
+_FORGOTTEN = 4
+"""Pushes of one tensor that nobody waited for: two are usual where the next step begins before this one has ended."""
 
 _START = attrgetter("start")
 
@@ -268,6 +272,32 @@ class _Extents:
             del starts[at], spans[at]
             if not spans:
                 del self._by_power[power]
+
+
+class Open:
+    """Calls of push that nobody has waited for, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._units: dict[int, Any] = {}
+        self._pushes: Counter[str] = Counter()
+        self._told = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._units.values()))
+
+    def add(self, unit: Any) -> bool:
+        """Take a call in; True, once, where there are so many of one tensor that waiting must have been forgotten."""
+        name = unit.call[1]
+        self._units[id(unit)] = unit
+        self._pushes[name] += 1
+        first = self._pushes[name] == _FORGOTTEN and not self._told
+        self._told = self._told or first
+        return first
+
+    def remove(self, unit: Any) -> None:
+        """It was waited for; calls that are none of these are passed over."""
+        if self._units.pop(id(unit), None) is not None:
+            self._pushes[unit.call[1]] -= 1
 
 
 _all: weakref.WeakSet[Claims] = weakref.WeakSet()

@@ -83,15 +83,37 @@ def _owed(transport: Transport, keeping: Keeping, moved: Mapping[tuple[str, int]
             here = np.empty(value.size, np.float32)
             device.copy(here, value)
             found.add(key, 1 / transport.topology.size if key.point == CARRY else weights.of(key), here)
-    said = exchange(transport, {"problem": None, "keys": sorted(found.sums)})
     owed: dict[str, Any] = {}
-    for text in sorted({key for document in said for key in document["keys"]}):
-        key = Key.parse(text)
-        mean, first = reduced(transport, found.sums.get(text), key.n), 0
+    for key, mean in _means(transport, found):
+        first = 0
         for name, n in keeping.members(key.name, key.n):
             _add(owed, str(Key(name, n, CARRY, 0, n, "residual")), mean[first : first + n].copy())
             first += n
     return owed
+
+
+def _means(transport: Transport, found: Sums) -> list[tuple[Key, Any]]:
+    """Sums over the ranks, by key, whichever rank has a part. Collective."""
+    said = exchange(transport, {"problem": None, "keys": sorted(found.sums)})
+    keys = [Key.parse(text) for text in sorted({key for document in said for key in document["keys"]})]
+    return [(key, reduced(transport, found.sums.get(str(key)), key.n)) for key in keys]
+
+
+def evened(transport: Transport, keeping: Keeping) -> Keeping:
+    """What waits whole for tensors, as the mean over the ranks. Collective; nothing may be under way.
+
+    While tensors travel dense every rank may be owed something else. Where they are compressed after that, ranks take
+    the shares of their own regions only, so all must have the same.
+    """
+    found = Sums()
+    memory = dict(keeping.memory)
+    for text in keeping.memory:
+        key = Key.parse(text)
+        if key.point == CARRY and key.what == "residual":
+            found.add(key, 1 / transport.topology.size, np.asarray(memory.pop(text)))
+    for key, mean in _means(transport, found):
+        memory[str(key)] = mean
+    return replace(keeping, memory=Memory(memory))
 
 
 def _add(owed: dict[str, Any], key: str, part: Any) -> None:

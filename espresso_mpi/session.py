@@ -26,7 +26,7 @@ from .collectives.transport import MESSAGE_BYTES, Transport
 from .engine import Engine, Unit
 from .errors import ConfigError, EspressoError, GradientError, PlanError
 from .feedback import Feedback
-from .handover import agree_on_plan, carried_along
+from .handover import agree_on_plan, carried_along, evened
 from .launch import threads_per_rank
 from .memory import Keeping, Key
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
@@ -139,13 +139,13 @@ class Session:
             window_bytes=window_bytes, message_bytes=message_bytes, segment_bytes=segment_bytes, fuse_bytes=fuse_bytes,
             machines=machines, debug=debug,
         )  # fmt: skip
-        self._options = options
+        self._options, self._recording = options, False
         note = {"problem": problem or other_versions(options.plan), "options": options.described()}
         self._transport = Transport.open(comm, options.transport(), agree_on_options, note)
         self._require_fit()
         self._step, self._seconds, self._warned = 0, 0.0, False
         self._batches = Batches()
-        self._open: dict[int, Unit] = {}
+        self._open = guard.Open()
         self._claims, self._copies, self._lost = guard.Claims(), False, False
         self._gpu: int | None = None
         tunes = options.tuning is not None and self._transport.topology.size > 1  # alone there is nothing to choose
@@ -219,7 +219,12 @@ class Session:
         if unit.watch is not None:
             unit.watch.reader = weakref.ref(handle)
         self._engine.submit(unit, background=True)
-        self._open[id(unit)] = unit
+        if self._open.add(unit) and self._transport.rank == 0:
+            _LOG.warning(
+                "push(%r): several pushes of it were not waited for. An array holds its mean only when its push has "
+                "ended: call wait_all(), or wait() of each handle, before gradients are used",
+                name,
+            )
         return handle
 
     def wait_all(self) -> None:
@@ -229,7 +234,7 @@ class Session:
             as ``Handle.wait``, for the first tensor with an error; all have ended then.
         """
         errors = []
-        for unit in list(self._open.values()):
+        for unit in self._open:
             try:
                 self._wait(unit, read=False)
             except EspressoError as error:
@@ -244,7 +249,7 @@ class Session:
             self._engine.wait_for(lambda: unit.finished)
         finally:
             if unit.finished:
-                self._open.pop(id(unit), None)
+                self._open.remove(unit)
             if self._clock is not None and unit.call[0] in ("sync", "push"):
                 self._clock.waited(start, unit.call if unit.error is not None else None)
             self._seconds += time.perf_counter() - start
@@ -258,7 +263,7 @@ class Session:
         if unit.finished:
             self._release(unit)
             if unit.error is None:
-                self._open.pop(id(unit), None)
+                self._open.remove(unit)
         return unit.finished
 
     def _release(self, unit: Unit, read: bool = True) -> None:
@@ -403,9 +408,11 @@ class Session:
         def begin() -> None:
             autoplan.on_rank_0(transport, lambda: refuse_unwritable(target))
             self._follow(replace(before, compressor="none", route=None, plan=None))
+            self._recording = True
 
         def end() -> None:
-            self._follow(before)
+            self._recording = False
+            self._follow(before, evened(transport, self._engine.keeping))
             autoplan.write_trace(transport, list(clock.steps), target)
 
         self._together("record_trace", begin)
@@ -413,7 +420,7 @@ class Session:
         try:
             yield
         except BaseException:  # the other ranks may never come to its end
-            self._clock = None
+            self._clock, self._recording = None, False
             self._follow(before)
             raise
         clock.end_step()
@@ -493,6 +500,7 @@ class Session:
         """
         if self._options.tuning is not None:
             raise ConfigError("follow: this session plans for itself; open one without plan='auto'")
+        self._refuse_while_recording("follow")
         made, problem = Options.checked(plan=plan)
         if made.plan is None:
             problem = problem or f"follow: got {plan!r}; expected a Plan, or the path of one"
@@ -585,8 +593,9 @@ class Session:
         ``tensor|elements|encode point|region|what``.
 
         Raises:
-            ConfigError: tensors are still under way.
+            ConfigError: tensors are still under way, or steps are recorded.
         """
+        self._refuse_while_recording("state_dict")
         if self._engine.busy:
             raise ConfigError("state_dict: tensors are still under way; call wait_all() before it")
         return self._snapshot()
@@ -606,6 +615,7 @@ class Session:
 
         Raises:
             StateError: on every rank, if a state is of another version, does not fit or is damaged, or one is missing.
+                ConfigError: on every rank: tensors are still under way, or steps are recorded.
         """
         self._go_on(lambda: state.load(self._transport, self._options, states), "load_state_dict")
 
@@ -613,9 +623,11 @@ class Session:
         """Write the states of all ranks into a folder, one file a rank. Collective.
 
         Raises:
-            StateError: on every rank: a file cannot be written, or ranks are at different steps.
+            StateError: on every rank: a file cannot be written, or ranks are at different steps. ConfigError: on every
+                rank: tensors are still under way, or steps are recorded.
         """
-        self._together("save", lambda: state.save(self._transport, self._snapshot(), path))
+        self._refuse_while_recording("save")
+        self._between_steps("save", lambda: state.save(self._transport, self._snapshot(), path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a folder that ``save`` wrote, as ``load_state_dict``. Collective."""
@@ -628,14 +640,15 @@ class Session:
             factor: the new loss scale divided by the old, the same on every rank; 1 does nothing and waits for nobody.
 
         Raises:
-            ConfigError: on every rank: no number above 0 within the range of float32, or ranks have different factors.
+            ConfigError: on every rank: no number above 0 within the range of float32, ranks have different factors, or
+                tensors are still under way.
                 StateError: on every rank: a compressor of your own does not say what it keeps.
         """
         if rescaling.is_one(factor):
             return
         engine, options = self._engine, self._options
         act = partial(rescaling.rescale, self._transport, options, given=factor)
-        self._together("rescale", lambda: act(memory=engine.keeping.memory))
+        self._between_steps("rescale", lambda: act(memory=engine.keeping.memory))
 
     def _go_on(self, read: Callable[[], state.Loaded], name: str) -> None:
         def load() -> None:
@@ -644,7 +657,23 @@ class Session:
             self._engine.keeping = loaded.keeping
             self._recorder.rewind()
 
-        self._together(name, load)
+        self._refuse_while_recording(name)
+        self._between_steps(name, load)
+
+    def _refuse_while_recording(self, name: str) -> None:
+        """The options of now, and what tensors are owed on the way, are those of the record, not of the session."""
+        if self._recording:
+            raise ConfigError(f"{name}: steps are being recorded; call it before or after record_trace()")
+
+    def _between_steps(self, name: str, action: Callable[[], Any]) -> Any:
+        """``_together``, refused on all ranks if tensors are under way on one: what they keep would change."""
+        busy = f"{name}: tensors are still under way; call wait_all() before it" if self._engine.busy else None
+
+        def alone() -> Any:
+            state.exchange(self._transport, {"problem": busy}, ConfigError)
+            return action()
+
+        return self._together(name, alone)
 
     def _together(self, name: str, action: Callable[[], Any]) -> Any:
         """Do something on all ranks when nothing else is under way."""

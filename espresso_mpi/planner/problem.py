@@ -439,7 +439,7 @@ def _block(tables: Compiled, rows: np.ndarray, prices: Sequence[Prices]) -> tupl
     segments = [one.segments() for one in prices]
     index = tables.index[rows]
     used = np.unique(index[np.arange(index.shape[1]) < tables.count[rows, None]])
-    seconds = np.zeros((len(prices), len(tables.slots)))
+    seconds = np.zeros((len(prices), max(1, len(tables.slots))))  # a single rank may have nothing to do
     seconds[:, used] = price_table([one for _, one in segments], [tables.slots[place] for place in used])
     repeats = np.array([[count] for count, _ in segments], np.int32)
     longest = float((seconds.max(axis=1, initial=0.0) * repeats[:, 0]).max(initial=0.0))

@@ -516,7 +516,61 @@ def test_rescaling_beyond_all_floats_is_refused(world, open_session):
     assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
+def test_what_is_owed_after_a_recording_is_the_same_on_every_rank(world, open_session, tmp_path):
+    """Of float16 sums that were cut while steps were recorded; on a hierarchical route ranks take shares of it."""
+    halves = [[rank for rank in range(SIZE) if rank % 2 == half] for half in (0, 1)]
+    plan = Plan(default=Strategy("topk:ratio=0.01", "hierarchical-allgather"))
+    session, n = open_session(plan=plan, machines=halves), 200
+    path = world.bcast(str(tmp_path / "trace.json"))
+    given, got = np.zeros(n), np.zeros(n)
+
+    def step(value, dtype=np.float16):
+        grad = np.full(n, value, dtype)
+        given[:] += world.allreduce(grad.astype(float)) / SIZE
+        session.sync({"w": grad})
+        got[:] += grad.astype(float)
+
+    step(50000)  # nearly all of it stays owed
+    session.follow(Plan(default=Strategy("topk:ratio=0.02", "hierarchical-allgather")))  # whole, from now on
+    with session.record_trace(path):
+        for _ in range(5):
+            step(60000 if world.rank == SIZE - 1 else 0)
+    step(0)
+    session.follow(Plan(default=Strategy("none", "flat")))
+    step(0, np.float32)
+    np.testing.assert_allclose(got, given, rtol=2e-3)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_states_do_not_change_under_tensors_that_are_under_way(world, open_session, tmp_path):
+    session = open_session(compressor="onebit", min_bytes=0)
+    state, path = session.state_dict(), world.bcast(str(tmp_path / "state"))
+    session.push("w", np.ones(50_000, np.float32)).wait()
+    acts = (lambda: session.save(path), lambda: session.load_state_dict(state), lambda: session.rescale(2.0))
+    for act in acts:
+        if world.rank == 0:
+            session._engine._unfinished[0] = None  # as if a push were under way, for as long as it takes
+        refused_alike(world, ConfigError, act)
+        session._engine._unfinished.pop(0, None)
+    with session.record_trace(world.bcast(str(tmp_path / "trace.json"))):
+        for act in (*acts[:2], session.state_dict, lambda: session.follow(Plan(default=Strategy("none", "flat")))):
+            refused_alike(world, ConfigError, act)
+        for _ in range(5):
+            session.sync({"w": np.ones(10, np.float32)})
+
+
+def test_pushes_that_nobody_waits_for_are_noticed(world, open_session, caplog):
+    session = open_session()
+    for _ in range(10):
+        session.push("w", np.ones(10, np.float32)).wait()
+    assert "were not waited for" not in caplog.text
+    kept = [np.ones(10, np.float32) for _ in range(6)]
+    for array in kept:
+        session.push("w", array)
+    session.wait_all()
+    assert caplog.text.count("were not waited for") == (world.rank == 0)
 
 
 def refused(world, session, states, words):
