@@ -97,6 +97,26 @@ def _pop(keys, places, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def _wait(keys, places, waiting, lane, key, place):  # type: ignore[no-untyped-def]
+    """An operation is ready, and waits for its lane."""
+    _push(keys[lane], places[lane], waiting[lane], key, place)
+    waiting[lane] += 1
+
+
+@njit(cache=True)
+def _serve(keys, places, waiting, running, until, now, took, start):  # type: ignore[no-untyped-def]
+    """Lanes that are free begin with what waits for them; returns when the next operation ends, inf: none does."""
+    soonest = np.inf
+    for lane in range(running.size):
+        if running[lane] < 0 and waiting[lane]:
+            place = _pop(keys[lane], places[lane], waiting[lane])
+            waiting[lane] -= 1
+            running[lane], until[lane], start[place] = place, now + took[place], now
+        soonest = min(soonest, until[lane])
+    return soonest
+
+
+@njit(cache=True)
 def forward(choice, first, owner, where, took, count, key, total, limit, start):  # type: ignore[no-untyped-def]
     """Serve every lane whenever it is free; returns when all is done, inf beyond ``limit``.
 
@@ -109,17 +129,9 @@ def forward(choice, first, owner, where, took, count, key, total, limit, start):
     running, until = np.full(total, -1, np.int64), np.full(total, np.inf)
     now = 0.0
     if size:
-        _push(keys[where[0]], places[where[0]], 0, key[0], 0)
-        waiting[where[0]] = 1
+        _wait(keys, places, waiting, where[0], key[0], 0)
     while True:
-        for lane in range(total):
-            if running[lane] < 0 and waiting[lane]:
-                place = _pop(keys[lane], places[lane], waiting[lane])
-                waiting[lane] -= 1
-                running[lane], until[lane], start[place] = place, now + took[place], now
-        soonest = np.inf
-        for lane in range(total):
-            soonest = min(soonest, until[lane])
+        soonest = _serve(keys, places, waiting, running, until, now, took, start)
         if soonest == np.inf:
             return now
         now = soonest
@@ -135,16 +147,14 @@ def forward(choice, first, owner, where, took, count, key, total, limit, start):
             if place == part:
                 if tensor + 1 < tensors:
                     then = first[tensor + 1]
-                    _push(keys[where[then]], places[where[then]], waiting[where[then]], key[then], then)
-                    waiting[where[then]] += 1
+                    _wait(keys, places, waiting, where[then], key[then], then)
                 begin, step, stop = part + 1, max(1, length), first[tensor + 1]
             elif (place - part) % length:
                 begin, step, stop = place + 1, 1, place + 2
             else:  # the last of its segment
                 continue
             for then in range(begin, stop, step):
-                _push(keys[where[then]], places[where[then]], waiting[where[then]], key[then], then)
-                waiting[where[then]] += 1
+                _wait(keys, places, waiting, where[then], key[then], then)
 
 
 @njit(cache=True)
@@ -158,22 +168,13 @@ def reverse(choice, first, owner, where, took, count, repeats, key, total, start
         row = choice[tensor]
         missing[tensor] = (tensor + 1 < tensors) + (repeats[row] if count[row] else 0)
         for place in range(first[tensor] + max(1, count[row]), first[tensor + 1], max(1, count[row])):
-            _push(keys[where[place]], places[where[place]], waiting[where[place]], key[place], place)
-            waiting[where[place]] += 1
+            _wait(keys, places, waiting, where[place], key[place], place)
         if missing[tensor] == 0:
             place = first[tensor]
-            _push(keys[where[place]], places[where[place]], waiting[where[place]], key[place], place)
-            waiting[where[place]] += 1
+            _wait(keys, places, waiting, where[place], key[place], place)
     now = 0.0
     while True:
-        for lane in range(total):
-            if running[lane] < 0 and waiting[lane]:
-                place = _pop(keys[lane], places[lane], waiting[lane])
-                waiting[lane] -= 1
-                running[lane], until[lane], start[place] = place, now + took[place], now
-        soonest = np.inf
-        for lane in range(total):
-            soonest = min(soonest, until[lane])
+        soonest = _serve(keys, places, waiting, running, until, now, took, start)
         if soonest == np.inf:
             return now
         now = soonest
@@ -194,8 +195,7 @@ def reverse(choice, first, owner, where, took, count, repeats, key, total, start
                 if missing[before]:
                     continue
                 then = first[before]
-            _push(keys[where[then]], places[where[then]], waiting[where[then]], key[then], then)
-            waiting[where[then]] += 1
+            _wait(keys, places, waiting, where[then], key[then], then)
 
 
 @njit(cache=True)
