@@ -285,6 +285,9 @@ class Open:
     def __iter__(self) -> Iterator[Any]:
         return iter(list(self._units.values()))
 
+    def __len__(self) -> int:
+        return len(self._units)
+
     def add(self, unit: Any) -> bool:
         """Take a call in; True, once, where there are so many of one tensor that waiting must have been forgotten."""
         name = unit.call[1]

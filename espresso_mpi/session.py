@@ -624,10 +624,10 @@ class Session:
 
         Raises:
             StateError: on every rank: a file cannot be written, or ranks are at different steps. ConfigError: on every
-                rank: tensors are still under way, or steps are recorded.
+                rank: steps are recorded.
         """
         self._refuse_while_recording("save")
-        self._between_steps("save", lambda: state.save(self._transport, self._snapshot(), path))
+        self._together("save", lambda: state.save(self._transport, self._snapshot(), path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a folder that ``save`` wrote, as ``load_state_dict``. Collective."""
