@@ -96,26 +96,29 @@ def _different(keys):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def _after_digits(text, at):  # type: ignore[no-untyped-def]
+    while at < text.size and _ZERO <= text[at] <= _NINE:
+        at += 1
+    return at
+
+
+@njit(cache=True)
 def _after_number(text, at):  # type: ignore[no-untyped-def]
     """The place after a number; -1 if it may be too large."""
     if text[at] == _MINUS:
         at += 1
     begin = at
-    while at < text.size and _ZERO <= text[at] <= _NINE:
-        at += 1
+    at = _after_digits(text, at)
     if at - begin > _DIGITS:
         return -1
     if at < text.size and text[at] == _DOT:
-        at += 1
-        while at < text.size and _ZERO <= text[at] <= _NINE:
-            at += 1
+        at = _after_digits(text, at + 1)
     if at < text.size and (text[at] == _SMALL_E or text[at] == _LARGE_E):
         at += 1
         if at < text.size and (text[at] == _MINUS or text[at] == _PLUS):
             at += 1
         begin = at
-        while at < text.size and _ZERO <= text[at] <= _NINE:
-            at += 1
+        at = _after_digits(text, at)
         if at - begin > _EXPONENT:
             return -1
     return at

@@ -51,6 +51,7 @@ TraceOut = Annotated[
 ]
 
 Compressors = Annotated[str, typer.Option(metavar="LIST", help="Compressors with their parameters; none is dense.")]
+Sizes = Annotated[str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")]
 TensorSizes = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Sizes of float32 arrays in the place of ResNet-101's gradients."),
@@ -263,9 +264,7 @@ def timeline(
 
 @bench.command()
 def sync(
-    sizes: Annotated[
-        str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")
-    ] = "64KiB,1MiB,16MiB",
+    sizes: Sizes = "64KiB,1MiB,16MiB",
     compressors: Compressors = "none,fp16,int8,int4,onebit,topk:ratio=0.01",
     only_mpi: Annotated[bool, typer.Option("--only-mpi", help="Measure MPI's own allreduce only.")] = False,
     route: Annotated[
@@ -291,9 +290,7 @@ def sync(
 
 @bench.command()
 def routes(
-    sizes: Annotated[
-        str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")
-    ] = "1MiB,64MiB",
+    sizes: Sizes = "1MiB,64MiB",
     compressors: Compressors = "none,fp16,bf16,int8,int4,onebit,topk:ratio=0.01,randomk:ratio=0.01,powersgd",
     repeats: Repeats = 20,
     seconds: Seconds = None,
@@ -351,9 +348,7 @@ def overlap(
 
 @bench.command()
 def growth(
-    sizes: Annotated[
-        str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")
-    ] = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB",
+    sizes: Sizes = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB",
     compressors: Compressors = "none,int8,onebit",
     ranks: Annotated[
         str | None, typer.Option(metavar="LIST", help="Numbers of ranks; default: powers of two, and all.")

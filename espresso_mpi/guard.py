@@ -274,7 +274,7 @@ class _Extents:
                 del self._by_power[power]
 
 
-class Open:
+class Pending:
     """Calls of push that nobody has waited for, in the order in which they were made."""
 
     def __init__(self) -> None:

@@ -31,19 +31,15 @@ def options_with(options: Options, plan: Plan) -> Options:
     return found
 
 
-def agree_on_plan(transport: Transport, options: Options, plan: Plan, problem: str | None, busy: bool) -> Options:
+def agree_on_plan(transport: Transport, options: Options, plan: Plan, problem: str | None) -> Options:
     """``options_with``, checked on all ranks. Collective.
 
     Args:
         problem: what is wrong on this rank already; None: nothing.
-        busy: tensors are still under way on this rank.
 
     Raises:
-        ConfigError: on every rank, if one is busy; PlanError: if the plan does not fit on one; MismatchError: the ranks
-            have different plans.
+        PlanError: on every rank, if the plan does not fit on one; MismatchError: the ranks have different plans.
     """
-    under_way = "follow: tensors are still under way; call wait_all() before it" if busy else None
-    exchange(transport, {"problem": under_way}, ConfigError)
     found = options
     try:
         found = options_with(options, plan)

@@ -145,7 +145,7 @@ class Session:
         self._require_fit()
         self._step, self._seconds, self._warned = 0, 0.0, False
         self._batches = Batches()
-        self._open = guard.Open()
+        self._pending = guard.Pending()
         self._claims, self._copies, self._lost = guard.Claims(), False, False
         self._gpu: int | None = None
         tunes = options.tuning is not None and self._transport.topology.size > 1  # alone there is nothing to choose
@@ -219,7 +219,7 @@ class Session:
         if unit.watch is not None:
             unit.watch.reader = weakref.ref(handle)
         self._engine.submit(unit, background=True)
-        if self._open.add(unit) and self._transport.rank == 0:
+        if self._pending.add(unit) and self._transport.rank == 0:
             _LOG.warning(
                 "push(%r): several pushes of it were not waited for. An array holds its mean only when its push has "
                 "ended: call wait_all(), or wait() of each handle, before gradients are used",
@@ -234,7 +234,7 @@ class Session:
             as ``Handle.wait``, for the first tensor with an error; all have ended then.
         """
         errors = []
-        for unit in self._open:
+        for unit in self._pending:
             try:
                 self._wait(unit, read=False)
             except EspressoError as error:
@@ -249,7 +249,7 @@ class Session:
             self._engine.wait_for(lambda: unit.finished)
         finally:
             if unit.finished:
-                self._open.remove(unit)
+                self._pending.remove(unit)
             if self._clock is not None and unit.call[0] in ("sync", "push"):
                 self._clock.waited(start, unit.call if unit.error is not None else None)
             self._seconds += time.perf_counter() - start
@@ -263,7 +263,7 @@ class Session:
         if unit.finished:
             self._release(unit)
             if unit.error is None:
-                self._open.remove(unit)
+                self._pending.remove(unit)
         return unit.finished
 
     def _release(self, unit: Unit, read: bool = True) -> None:
@@ -504,9 +504,8 @@ class Session:
         made, problem = Options.checked(plan=plan)
         if made.plan is None:
             problem = problem or f"follow: got {plan!r}; expected a Plan, or the path of one"
-        new, busy = made.plan or Plan(), self._engine.busy
-        transport, before = self._transport, self._options
-        self._together("follow", lambda: self._adopt(new, agree_on_plan(transport, before, new, problem, busy)))
+        new, transport, before = made.plan or Plan(), self._transport, self._options
+        self._between_steps("follow", lambda: self._adopt(new, agree_on_plan(transport, before, new, problem)))
 
     def _adopt(self, plan: Plan, options: Options | None = None) -> None:
         """Go on by another plan; what tensors that travel otherwise now are owed comes along. Collective."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ..planner._dispatch import scheduled
+from ..planner._dispatch import scheduled, served
 from ..planner.problem import Problem
 from ..planner.profile import Curve, Profile
-from ..planner.timeline import ORDERS, ROUNDS, Lanes, Options, Order, Timeline, backprop_time, event_time, virtual
+from ..planner.timeline import ORDERS, ROUNDS, Lanes, Options, Order, Timeline, backprop_time, virtual
 from ..planner.trace import Trace, TracedTensor
 from ..types import Route
 
@@ -71,14 +71,14 @@ def _least(  # type: ignore[no-untyped-def]
     first, sizes, order, rounds, backward, home, total, lane, seconds, count, repeats
 ):
     """F of every choice; ``order``: its place in ``ORDERS``."""
-    choice, found, best, nothing = first.copy(), first.copy(), np.inf, np.empty((0, 0))
+    choice, found, best = first.copy(), first.copy(), np.inf
     while True:
         if order == 0:
             time = backprop_time(choice, backward, home, total, lane, seconds, count, repeats)
         elif order == 3:
             time = scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds)[0]
         else:
-            time = event_time(choice, backward, home, total, lane, seconds, count, repeats, order == 2, nothing)
+            time = served(choice, backward, home, total, lane, seconds, count, repeats, order == 2)[0]
         if time < best:
             best = time
             found[:] = choice

@@ -117,10 +117,11 @@ def _serve(keys, places, waiting, running, until, now, took, start):  # type: ig
 
 
 @njit(cache=True)
-def forward(choice, first, owner, where, took, count, key, total, limit, start):  # type: ignore[no-untyped-def]
+def forward(choice, first, owner, where, took, count, key, by_arrival, total, limit, start):  # type: ignore[no-untyped-def]
     """Serve every lane whenever it is free; returns when all is done, inf beyond ``limit``.
 
     Args:
+        by_arrival: the key is when an operation became ready, whatever ``key`` says.
         start: float64 (operations,), receives when each begins.
     """
     size, tensors = took.size, choice.size
@@ -147,14 +148,14 @@ def forward(choice, first, owner, where, took, count, key, total, limit, start):
             if place == part:
                 if tensor + 1 < tensors:
                     then = first[tensor + 1]
-                    _wait(keys, places, waiting, where[then], key[then], then)
+                    _wait(keys, places, waiting, where[then], now if by_arrival else key[then], then)
                 begin, step, stop = part + 1, max(1, length), first[tensor + 1]
             elif (place - part) % length:
                 begin, step, stop = place + 1, 1, place + 2
             else:  # the last of its segment
                 continue
             for then in range(begin, stop, step):
-                _wait(keys, places, waiting, where[then], key[then], then)
+                _wait(keys, places, waiting, where[then], now if by_arrival else key[then], then)
 
 
 @njit(cache=True)
@@ -199,6 +200,16 @@ def reverse(choice, first, owner, where, took, count, repeats, key, total, start
 
 
 @njit(cache=True)
+def served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor):  # type: ignore[no-untyped-def]
+    """In the orders ``fifo`` and ``priority`` (``by_tensor``): (seconds, when each operation begins)."""
+    first, owner, where, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+    start = np.empty(took.size)
+    key = owner.astype(np.float64)
+    time = forward(choice, first, owner, where, took, count, key, not by_tensor, total, np.inf, start)
+    return time, start
+
+
+@njit(cache=True)
 def justified(choice, first, owner, where, took, count, repeats, total, key, start, rounds):  # type: ignore[no-untyped-def]
     """Push everything to the right as late as it can be, then to the left by that order, as long as it helps.
 
@@ -209,7 +220,7 @@ def justified(choice, first, owner, where, took, count, repeats, total, key, sta
         when all is done.
     """
     now, back, mine = start.copy(), start.copy(), key.copy()
-    best = forward(choice, first, owner, where, took, count, key, total, np.inf, start)
+    best = forward(choice, first, owner, where, took, count, key, False, total, np.inf, start)
     now[:] = start
     stale = 0
     for _ in range(rounds):
@@ -218,7 +229,7 @@ def justified(choice, first, owner, where, took, count, repeats, total, key, sta
         end = reverse(choice, first, owner, where, took, count, repeats, mine, total, back)
         for place in range(took.size):
             mine[place] = end - back[place] - took[place]
-        time = forward(choice, first, owner, where, took, count, mine, total, np.inf, now)
+        time = forward(choice, first, owner, where, took, count, mine, False, total, np.inf, now)
         stale += 1
         if time < best * (1 - 1e-12):
             stale = 0 if time < best * (1 - 1e-6) else stale
@@ -246,13 +257,13 @@ def scheduled(choice, backward, home, total, lane, seconds, count, repeats, roun
 
 
 @njit(cache=True)
-def exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds, count, repeats, limit, work):  # type: ignore[no-untyped-def]
-    """When all is done if a tensor travels by another row and everything else keeps its key, and all keys.
+def exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds, count, repeats, limit):  # type: ignore[no-untyped-def]
+    """When all is done if a tensor travels by another row and everything else keeps its key; and the new keys.
 
     The tensor's own operations get keys by which it would be there when it should be now. Beyond ``limit``: inf.
 
     Args:
-        first, key, took: of the choice; work: float64, at least as long as the operations will be.
+        first, key, took: of the choice.
     """
     part, stop = first[tensor], first[tensor + 1]
     due = key[part] + took[part]
@@ -267,37 +278,32 @@ def exchanged(choice, tensor, row, first, key, took, backward, home, total, lane
     new_key[then:] = key[stop:]
     for place in range(part + 1, then):
         new_key[place] = due - tail[place]
-    time = forward(choice, new_first, owner, where, new_took, count, new_key, total, limit, work)
+    start = np.empty(new_took.size)
+    time = forward(choice, new_first, owner, where, new_took, count, new_key, False, total, limit, start)
     choice[tensor] = old
     return time, new_key
 
 
 @njit(cache=True)
 def climbed(  # type: ignore[no-untyped-def]
-    choice, tried, begin, turns, errors, limit, near, tries, rounds,
+    choice, best, key, tried, begin, turns, errors, limit, near, tries, rounds,
     backward, home, total, lane, seconds, count, repeats
 ):  # fmt: skip
-    """Exchange one option after the other, while that helps or until ``tries`` are used up; returns (F, tries left).
+    """Exchange one option after the other, while that helps or until ``tries`` are used up; returns F.
 
     An exchange is looked at with all keys as they are; where it comes near to the best it is justified and compared.
 
     Args:
-        choice: changed in place.
+        choice: changed in place; best, key: its F, and the keys of its schedule.
         tried, begin: the rows to try: those of a tensor are ``tried[begin[tensor] : begin[tensor + 1]]``.
         turns: the tensors in the order in which they are looked at.
         errors, limit: the sum of a choice's errors, float64 (rows,), stays at most the limit or does not grow.
         near: relative distance from the best within which an exchange is justified.
     """
-    best, key, _ = scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds)
     first, _, _, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
-    spent, longest = 0.0, 0
+    spent, improved = 0.0, True
     for tensor in range(choice.size):
         spent += errors[choice[tensor]]
-        most = repeats[choice[tensor]] * count[choice[tensor]]
-        for place in range(begin[tensor], begin[tensor + 1]):
-            most = max(most, repeats[tried[place]] * count[tried[place]])
-        longest += 1 + most
-    work, improved = np.empty(longest), True
     while improved:
         improved = False
         for tensor in turns:
@@ -307,16 +313,16 @@ def climbed(  # type: ignore[no-untyped-def]
                 if row == old or (more > 0 and spent + more > limit):
                     continue
                 if tries <= 0:
-                    return best, tries
+                    return best
                 time, new_key = exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds,
-                                          count, repeats, best * (1 + near), work)  # fmt: skip
+                                          count, repeats, best * (1 + near))  # fmt: skip
                 tries -= 1
                 if time == np.inf:
                     continue
                 choice[tensor] = row
                 parts = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
                 time = justified(choice, parts[0], parts[1], parts[2], parts[3], count, repeats, total, new_key,
-                                 work[: new_key.size], 4)  # fmt: skip
+                                 np.empty(new_key.size), 4)  # fmt: skip
                 tries -= 6
                 new_best = np.inf
                 if time < best * (1 - 1e-9):  # is it also what the rules find?
@@ -329,7 +335,7 @@ def climbed(  # type: ignore[no-untyped-def]
                     key, first, took = new_key, parts[0], parts[3]
                 else:
                     choice[tensor] = old
-    return best, tries
+    return best
 
 
 @njit(cache=True)
@@ -358,7 +364,7 @@ def annealed(  # type: ignore[no-untyped-def]
         key, start, time = np.empty(took.size), np.empty(took.size), np.inf
         for rule in range(RULES):
             by_rule(rule, first, owner, tail, key)
-            time = min(time, forward(choice, first, owner, where, took, count, key, total, time, start))
+            time = min(time, forward(choice, first, owner, where, took, count, key, False, total, time, start))
         if time > now and draws[step, 2] >= np.exp((now - time) / heats[step]):
             choice[tensor] = old
             continue

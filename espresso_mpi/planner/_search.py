@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .timeline import event_time, follow
+from ._dispatch import served
+from .timeline import follow
 
 # --- one tensor at a time ---------------------------------------------------------------------------------------------
 
@@ -332,8 +333,7 @@ def try_all(choice, candidates, errors, limit, tries, backward, home, total, lan
         candidates: int64 (tensors, most), rows to try, -1 none.
         errors, limit: the sum of a choice's errors stays at most the limit.
     """
-    nothing = np.empty((0, 0))
-    best = event_time(choice, backward, home, total, lane, seconds, count, repeats, by_tensor, nothing)
+    best = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
     spent = 0.0
     for tensor in range(choice.size):
         spent += errors[choice[tensor]]
@@ -347,7 +347,7 @@ def try_all(choice, candidates, errors, limit, tries, backward, home, total, lan
                     continue
                 choice[one] = row
                 tries -= 1
-                time = event_time(choice, backward, home, total, lane, seconds, count, repeats, by_tensor, nothing)
+                time = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
                 if time < best:
                     best, improved = time, True
                     spent += errors[row] - errors[old]
@@ -368,9 +368,7 @@ def try_all(choice, candidates, errors, limit, tries, backward, home, total, lan
                             continue
                         choice[one], choice[other] = row, then
                         tries -= 1
-                        time = event_time(
-                            choice, backward, home, total, lane, seconds, count, repeats, by_tensor, nothing
-                        )
+                        time = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
                         if time < best:
                             best, improved = time, True
                             spent += more

@@ -95,7 +95,7 @@ def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
         turns: the tensors in another order than the published one, largest first.
     """
     candidates = _at_home(problem)
-    step = _step(problem, problem.dense())
+    step = _step(problem.timeline, problem.dense())
     waiting, evaluations = np.ones(problem.tensors, bool), 0
     waiting[step.before_bubble()] = False
     for tensor in _turns(problem.trace) if turns is None else turns:
@@ -164,9 +164,9 @@ class _Step(Protocol):
         """The tensors whose communication comes before a bubble, on each network that they use; bool (tensors,)."""
 
 
-def _step(problem: Problem, choice: np.ndarray) -> _Step:
-    known = _Backprop if problem.timeline.order == "backprop" else _Events
-    return known(problem.timeline, choice)
+def _step(timeline: Timeline, choice: np.ndarray) -> _Step:
+    known = _Backprop if timeline.order == "backprop" else _Events
+    return known(timeline, choice)
 
 
 def _networks(lanes: Lanes) -> np.ndarray:
@@ -486,7 +486,7 @@ def _in_turn(
     timeline: Timeline, start: np.ndarray, moved: np.ndarray, groups: Sequence[Sequence[int]]
 ) -> tuple[np.ndarray, int]:
     """Coordinate descent: the best number of one group after the other, until none gets better; and what was priced."""
-    step = (_Backprop if timeline.order == "backprop" else _Events)(timeline, start)
+    step = _step(timeline, start)
     best, evaluations, better = timeline.seconds(start), 1, True
     while better:
         better = False

@@ -56,14 +56,14 @@ def improved(
     Args:
         errors: float64 (rows,); their sum over a choice stays at most ``limit``, where that of a start is.
     """
-    tables = problem.timeline.tables
+    tables = problem.timeline.tables  # F of every choice here is that of ``scheduled``
     turns = np.argsort([-tensor.nbytes for tensor in problem.trace.tensors], kind="stable")
 
     def climb(start: np.ndarray) -> tuple[np.ndarray, float]:
         choice = np.array(start, np.int64)
-        rows = _promising(problem, relaxed, scheduled(choice, *tables, ROUNDS)[0], how.options)
-        time, _ = climbed(choice, *rows, turns, errors, limit, NEAR, how.tries, ROUNDS, *tables)
-        return choice, time
+        time, key, _ = scheduled(choice, *tables, ROUNDS)
+        rows = _promising(problem, relaxed, time, how.options)
+        return choice, climbed(choice, time, key, *rows, turns, errors, limit, NEAR, how.tries, ROUNDS, *tables)
 
     best, time = min(map(climb, starts), key=lambda found: found[1])
     rng = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def improved(
         rows = _promising(problem, relaxed, time, 4 * how.options)
         annealed(choice, *rows, errors, limit, time * np.geomspace(HOT, COLD, steps), rng.random((steps, 3)), *tables)
         best, time = min((best, time), climb(choice), key=lambda found: found[1])
-    return best, problem.timeline.seconds(best)
+    return best, time
 
 
 def _promising(problem: Problem, relaxed: Relaxed, time: float, most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -24,11 +24,11 @@ import numpy as np
 
 from ..errors import ConfigError, PlanError
 from ..types import ITEMSIZE, Route
+from . import relaxation
 from ._search import candidates, descend, explore, soften, try_all
 from .bound import Flow, branched, certified, exact_network, fusion_bound, load_network, relaxed
 from .problem import Menu, Problem, fused, matrices
 from .profile import Profile
-from .relaxation import relaxed as mixed
 from .scheduling import Patience, improved
 from .timeline import Lanes, Order
 from .trace import Trace, TracedTensor
@@ -137,13 +137,13 @@ def _scheduled(problem: Problem, budget: _Budget, starts: list[np.ndarray], effo
 
     A thorough one goes on from what a normal one finds, so that it is never worse.
     """
-    relaxation = mixed(problem)
-    if budget.sum(relaxation.choice) <= budget.limit:
-        starts = [relaxation.choice, *starts]
+    mixtures = relaxation.relaxed(problem)
+    if budget.sum(mixtures.choice) <= budget.limit:
+        starts = [mixtures.choice, *starts]
     for how in (effort,) if effort != "thorough" else ("normal", "thorough"):
-        choice, time = improved(problem, starts, relaxation, budget.errors, budget.limit, PATIENCES[how])
+        choice, time = improved(problem, starts, mixtures, budget.errors, budget.limit, PATIENCES[how])
         starts = [choice]
-    return Found(choice, time + problem.around, min(relaxation.value, time) + problem.around)
+    return Found(choice, time + problem.around, min(mixtures.value, time) + problem.around)
 
 
 @dataclass(frozen=True)

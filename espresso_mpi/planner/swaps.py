@@ -15,9 +15,9 @@ import numpy as np
 from numba import njit
 
 from ..types import Route
-from ._dispatch import exchanged, laid_out, scheduled
+from ._dispatch import exchanged, laid_out, scheduled, served
 from .problem import Menu, Problem
-from .timeline import ROUNDS, Options, Timeline, event_time, follow
+from .timeline import ROUNDS, Options, Timeline, follow
 
 
 def swapped(timeline: Timeline, choice: np.ndarray, tensors: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -77,11 +77,11 @@ def _backprop_swaps(choice, tensors, rows, backward, home, total, lane, seconds,
 
 @njit(cache=True)
 def _event_swaps(choice, tensors, rows, by_tensor, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
-    trial, nothing, found = choice.copy(), np.empty((0, 0)), np.empty(tensors.size)
+    trial, found = choice.copy(), np.empty(tensors.size)
     for swap in range(tensors.size):
         tensor = tensors[swap]
         trial[tensor] = rows[swap]
-        found[swap] = event_time(trial, backward, home, total, lane, seconds, count, repeats, by_tensor, nothing)
+        found[swap] = served(trial, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
         trial[tensor] = choice[tensor]
     return found
 
@@ -91,13 +91,9 @@ def _scheduled_swaps(choice, tensors, rows, rounds, backward, home, total, lane,
     trial, found = choice.copy(), np.empty(tensors.size)
     _, key, _ = scheduled(trial, backward, home, total, lane, seconds, count, repeats, rounds)
     first, _, _, took, _ = laid_out(trial, backward, home, total, lane, seconds, count, repeats)
-    most = 0
-    for row in rows:
-        most = max(most, repeats[row] * count[row])
-    work = np.empty(took.size + most)
     for swap in range(tensors.size):
         found[swap] = exchanged(trial, tensors[swap], rows[swap], first, key, took, backward, home, total, lane,
-                                seconds, count, repeats, np.inf, work)[0]  # fmt: skip
+                                seconds, count, repeats, np.inf)[0]  # fmt: skip
     return found
 
 

@@ -29,7 +29,7 @@ from numba import njit
 
 from ..errors import ConfigError
 from ..types import Order as Order
-from ._dispatch import laid_out, scheduled
+from ._dispatch import laid_out, scheduled, served
 from .cost import RESOURCES, Resource
 
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -180,85 +180,6 @@ def backprop_time(choice, backward, home, total, lane, seconds, count, repeats):
     return max(end, state[home])
 
 
-@njit(cache=True)
-def _before(a_ready, a_tensor, a_job, b_ready, b_tensor, b_job, by_tensor):  # type: ignore[no-untyped-def]
-    """Whether a waiting operation is served before another."""
-    if not by_tensor and a_ready != b_ready:
-        return a_ready < b_ready
-    if a_tensor != b_tensor:
-        return a_tensor < b_tensor
-    return a_job < b_job
-
-
-@njit(cache=True)
-def event_time(choice, backward, home, total, lane, seconds, count, repeats, by_tensor, starts):  # type: ignore[no-untyped-def]
-    """F in the orders ``fifo`` and ``priority`` (``by_tensor``): events in the order of their times.
-
-    A job is a segment of a tensor; the last job is the backward pass, whose operations are its parts. ``starts``:
-    float64 (jobs, most operations), receives the start of every operation; of no size: not wanted.
-    """
-    tensors = choice.size
-    first = np.zeros(tensors + 1, np.int64)
-    for tensor in range(tensors):
-        first[tensor + 1] = first[tensor] + repeats[choice[tensor]]
-    jobs = first[tensors]
-    owner, at = np.empty(jobs + 1, np.int64), np.zeros(jobs + 1, np.int64)
-    for tensor in range(tensors):
-        owner[first[tensor] : first[tensor + 1]] = tensor
-    owner[jobs] = 0
-    waiting, waits = np.empty((total, jobs + 1), np.int64), np.zeros(total, np.int64)
-    since = np.zeros(jobs + 1)
-    running, until = np.full(total, -1, np.int64), np.full(total, np.inf)
-    now, end = 0.0, 0.0
-    if tensors:
-        waiting[home, 0], waits[home] = jobs, 1
-    while True:
-        for place in range(total):  # serve every lane that is free
-            if running[place] >= 0 or waits[place] == 0:
-                continue
-            best = 0
-            for entry in range(1, waits[place]):
-                a, b = waiting[place, entry], waiting[place, best]
-                if _before(since[a], owner[a], a, since[b], owner[b], b, by_tensor):
-                    best = entry
-            job = waiting[place, best]
-            waits[place] -= 1
-            waiting[place, best] = waiting[place, waits[place]]
-            took = backward[at[job]] if job == jobs else seconds[choice[owner[job]], at[job]]
-            if starts.size:
-                starts[job, at[job]] = now
-            running[place], until[place] = job, now + took
-        soonest = np.inf
-        for place in range(total):
-            soonest = min(soonest, until[place])
-        if soonest == np.inf:
-            return end
-        now = soonest
-        for place in range(total):
-            if until[place] != now:
-                continue
-            job = running[place]
-            running[place], until[place] = -1, np.inf
-            end = max(end, now)
-            at[job] += 1
-            released_from, released_to = job, job + 1
-            if job == jobs:  # a part of the backward pass: its tensor's segments are ready, and the next part
-                tensor = at[job] - 1
-                owner[job] = at[job]
-                if at[job] < tensors:
-                    since[job] = now
-                    waiting[home, waits[home]] = job
-                    waits[home] += 1
-                released_from, released_to = first[tensor], first[tensor + 1]
-            for other in range(released_from, released_to):
-                option = choice[owner[other]]
-                if at[other] < count[option]:
-                    where = lane[option, at[other]] % total
-                    since[other] = now
-                    waiting[where, waits[where]] = other
-                    waits[where] += 1
-
-
 # --- in Python --------------------------------------------------------------------------------------------------------
 
 
@@ -288,9 +209,15 @@ class Timeline:
         """The iteration time: from the beginning of the step until every tensor is there and the backward pass over."""
         if self.order == "backprop":
             return float(backprop_time(choice, *self.tables))
+        return float(self._served(choice)[0])
+
+    def _served(self, choice: np.ndarray) -> tuple[float, np.ndarray]:
+        """F and the begin of every operation where a lane does one thing at a time."""
         if self.order == "schedule":
-            return float(scheduled(choice, *self.tables, ROUNDS)[0])
-        return float(self._events(choice, np.empty((0, 0))))
+            time, _, start = scheduled(choice, *self.tables, ROUNDS)
+            return time, start
+        found: tuple[float, np.ndarray] = served(choice, *self.tables, self.order == "priority")
+        return found
 
     @property
     def tables(self) -> tuple[Any, ...]:
@@ -302,17 +229,12 @@ class Timeline:
         o = self.options
         return o.lane, o.seconds, o.count, o.repeats
 
-    def _events(self, choice: np.ndarray, starts: np.ndarray) -> float:
-        return event_time(choice, *self.tables, self.order == "priority", starts)
-
     def intervals(self, choice: np.ndarray) -> list[Interval]:
         """Everything that happens, by tensor; the backward pass as tensor -1, its parts as positions."""
-        if self.order == "schedule":
-            return self._scheduled_intervals(choice)
-        return self._backprop_intervals(choice) if self.order == "backprop" else self._event_intervals(choice)
+        return self._backprop_intervals(choice) if self.order == "backprop" else self._served_intervals(choice)
 
-    def _scheduled_intervals(self, choice: np.ndarray) -> list[Interval]:
-        _, _, starts = scheduled(choice, *self.tables, ROUNDS)
+    def _served_intervals(self, choice: np.ndarray) -> list[Interval]:
+        _, starts = self._served(choice)
         first, _, where, took, _ = laid_out(choice, *self.tables)
         found = []
         for tensor, row in enumerate(choice):
@@ -334,21 +256,6 @@ class Timeline:
             starts = np.zeros((repeats, lane.size))
             follow(state, state[home], lane, seconds, count, repeats, starts)
             found += self._of_tensor(tensor, option, starts)
-        return found
-
-    def _event_intervals(self, choice: np.ndarray) -> list[Interval]:
-        repeats = self.options.repeats[choice]
-        starts = np.zeros((int(repeats.sum()) + 1, max(self.options.lane.shape[1], choice.size)))
-        self._events(choice, starts)
-        home = self.lanes.backward
-        found = [
-            Interval(-1, 0, part, home, starts[-1, part], starts[-1, part] + self.backward[part])
-            for part in range(choice.size)
-        ]
-        first = 0
-        for tensor, option in enumerate(choice):
-            found += self._of_tensor(tensor, option, starts[first : first + repeats[tensor]])
-            first += repeats[tensor]
         return found
 
     def _of_tensor(self, tensor: int, option: int, starts: np.ndarray) -> list[Interval]:

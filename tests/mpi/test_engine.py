@@ -1132,7 +1132,7 @@ def test_nothing_piles_up(world, open_session):
     for _ in range(20):
         handle = session.push("w", np.ones(10, np.float32))
         assert until(handle.done)
-    assert len(session._open) <= 1
+    assert len(session._pending) <= 1
 
 
 def test_calls_are_forgotten_in_time(world, open_session, monkeypatch):
