@@ -8,7 +8,6 @@ engine; while nobody waits, a thread of the engine's own does.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import json
 import logging
@@ -27,9 +26,11 @@ from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .buffers import Gradient
 from .collectives import ranges, reduction
 from .collectives.agreement import documents, floats, gather_small
-from .collectives.executor import Job, Program, Turns, interleave, take_turn
+from .collectives.executor import Job, Program
+from .collectives.lanes import OnLanes
 from .collectives.standstill import THREAD
 from .collectives.transport import Transport
+from .collectives.turns import InTurns, Segment, Turns, interleave
 from .collectives.waiting import sharpen_naps
 from .errors import ConfigError, EspressoError, MismatchError, NonFiniteError, PlanError, RemoteError, StateError
 from .feedback import NO_FEEDBACK
@@ -159,9 +160,7 @@ class Engine:
         self._bits: dict[Call, int] = {}
         self._rivals = 0
         self._bad: dict[int, dict[int, dict[str, str]]] = {}
-        self._queue: list[tuple[float, int, Turns]] = []
-        self._order = itertools.count()
-        self._under_way: list[Turns] = []
+        self._way = self._way_of(options)
         self._running: dict[Unit, None] = {}
         self._actions: list[Unit] = []
         self._parked: Parking[Unit] = Parking()
@@ -182,10 +181,15 @@ class Engine:
         """Go on by another plan; nothing may be under way. All ranks must do it between the same calls."""
         if options.fusion != self._options.fusion:  # what was measured is measured once
             self._fuse_bytes = options.fusion
-        self._options, self.keeping = options, keeping
+        self._options, self.keeping, self._way = options, keeping, self._way_of(options)
         self._arrangements.clear()
         self._small.clear()
         self._parked = Parking()  # it knows the groups of the plan before
+
+    def _way_of(self, options: Options) -> OnLanes | InTurns:
+        """How segments go on: by the schedule of the plan, if it has one."""
+        schedule = options.plan and options.plan.schedule
+        return OnLanes(schedule, _LOG.warning if self._transport.rank == 0 else _say_nothing) if schedule else InTurns()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -255,7 +259,7 @@ class Engine:
 
     def _has_work(self) -> bool:
         """Whether a turn would do anything."""
-        return bool(self._inbox or self._queue or self._under_way or self._actions or self._declared)
+        return bool(self._inbox or self._way.busy or self._actions or self._declared)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -315,7 +319,7 @@ class Engine:
     def _turn(self) -> bool:
         """One turn; False if this rank has nothing to do."""
         self._take_in()
-        idle = not self._queue and not self._under_way
+        idle = not self._way.busy
         if idle and self._actions:
             self._act(self._actions.pop(0))
             return True
@@ -324,8 +328,9 @@ class Engine:
         if self._time_for_a_round(idle):
             self._round()
         self._since_round += 1
-        started = heapq.heappop(self._queue)[2] if self._queue else None
-        self._under_way = take_turn(self._under_way, started)
+        if not self._way.turn(self._quiet) and self._way.busy:  # it waits for what is still to come
+            self._since_round = _LOOK_AGAIN
+            self._nap()
         return True
 
     def _time_for_a_round(self, idle: bool) -> bool:
@@ -334,7 +339,7 @@ class Engine:
             return True
         if self._quiet or self._actions:
             return False
-        return self._since_round >= (_LOOK_AGAIN if self._queue else _LOOK_AT_IDLE)
+        return self._since_round >= (_LOOK_AGAIN if self._way.waiting else _LOOK_AT_IDLE)
 
     def _act(self, unit: Unit) -> None:
         assert unit.action is not None
@@ -359,10 +364,10 @@ class Engine:
             text = str(error) if isinstance(error, _Left) else f"{type(error).__name__}: {error}"
             self._transport.abort(f"{me}: {text}")
         units = list(self._unfinished.values())
-        if units or self._under_way:  # messages under way may still be written to them
-            self._transport.outlive([units, self._under_way])
+        under_way = self._way.clear()
+        if units or under_way:  # messages under way may still be written to them
+            self._transport.outlive([units, under_way])
         self._inbox, self._declared, self._running, self._actions = [], {}, {}, []
-        self._queue, self._under_way = [], []
         for unit in units:
             unit.error = error if not isinstance(error, _Left) else EspressoError(f"session: {error}")
             self._finish(unit)
@@ -433,7 +438,7 @@ class Engine:
         self._quiet, self._since_round = everyone_blocked and common == union, 0
         if common:
             self._start(common)
-        if common or failed or self._under_way or self._queue:
+        if common or failed or self._way.busy:
             self._stuck_since, self._progress = None, time.perf_counter()
         else:
             self._require_patience(front, masks)
@@ -445,7 +450,7 @@ class Engine:
             if unit.number is None:
                 unit.number = self._numbers.get(unit.key)
         news = [unit for unit in front if not unit.told and (unit.number is None or unit.bad or unit.problem)]
-        idle = not self._under_way and not self._queue
+        idle = not self._way.busy
         if idle and len(self._contents) >= _KNOWN:
             self._forget(front)
         size = self._header_size
@@ -608,6 +613,10 @@ class Engine:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = time.perf_counter()
+        self._nap()
+
+    def _nap(self) -> None:
+        """Let a moment pass, or the time until a call comes in."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._inbox) or self._stopping, timeout=_PAUSE)
 
@@ -745,8 +754,8 @@ class Engine:
         large = any(unit.large for unit in owners) and any(
             item.index in unit.large for unit, (_, item) in zip(units, bucket.members)
         )
-        for turns in self._turns(bucket, arrays, skip, owners, checks, large):
-            heapq.heappush(self._queue, (-priority, next(self._order), turns))
+        for segment in self._segments(bucket, arrays, skip, owners, checks, large):
+            self._way.add(segment, priority)
 
     def _blank(self, gradient: Gradient, check: Check | None) -> None:
         """What a tensor that is skipped becomes."""
@@ -757,7 +766,7 @@ class Engine:
 
     # --- one bucket ---------------------------------------------------------------------------------------------------
 
-    def _turns(
+    def _segments(
         self,
         bucket: Bucket,
         arrays: Sequence[Any],
@@ -765,7 +774,7 @@ class Engine:
         owners: list[Unit],
         checks: Sequence[Check],
         large: bool,
-    ) -> list[Turns]:
+    ) -> list[Segment]:
         """The segments of a bucket; the first makes its buffer, the last to end brings the result home."""
         shift = ranges.shift(bucket.dtype, self._transport.topology) if large and bucket.compressor is None else 0
         buffer = Buffer(bucket, arrays, skip, self._transport, self.keeping.memory, self.tally, checks, shift)
@@ -778,15 +787,14 @@ class Engine:
         job = Job(
             bucket.name, keeping.memory, bucket.feedback, self.seed, step, keeping.weights, self.tally, bucket.kept
         )
+        legs = program.legs(device.device_of(arrays[0])) if isinstance(self._way, OnLanes) else ()
         before, left = self._latest.get(bucket.name), [program.count]
         self._latest[bucket.name] = left
 
-        def segment(number: int) -> Iterator[None]:
-            while before is not None and before[0] > 0:  # what is kept belongs to the step before until that ends
-                yield
+        def journey(number: int) -> Iterator[Turns]:
             if buffer.x is None:
                 buffer.fill()
-            yield from program.segment(number, buffer.x, job, self._recorder)
+            yield from program.journey(number, buffer.x, job, self._recorder, legs)
             left[0] -= 1
             if left[0] == 0:
                 if self._latest.get(bucket.name) is left:
@@ -795,7 +803,10 @@ class Engine:
                 buffer.arrays, buffer.x, buffer.checks = (), None, ()  # from now on the caller's alone: see ``guard``
                 self._bucket_done(owners)
 
-        return [segment(number) for number in range(program.count)]
+        def free() -> bool:  # what is kept belongs to the step before until that ends
+            return before is None or before[0] == 0
+
+        return [Segment(bucket.name, number, journey(number), free, legs) for number in range(program.count)]
 
     def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
         """Once a session: a residual that is dropped is lost."""
@@ -876,6 +887,10 @@ def measured_fusion(transport: Transport, route: Route) -> int:
     source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
     copying = _median_seconds(lambda: device.copy(target, source)) / source.size
     return int(floats(transport, collective / (2 * copying)).max())
+
+
+def _say_nothing(text: str) -> None:
+    """What ranks other than the first do with warnings."""
 
 
 def _median_seconds(act: Callable[[], None], repeats: int = 7) -> float:

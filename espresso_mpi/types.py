@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, TypeGuard, get_args
 
@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from .errors import ConfigError, PlanError
 from .schema import Count, Finite, Positive, Seconds
+from .timetable import Schedule
 
 DeviceKind = Literal["cpu", "gpu"]
 Level = Literal["flat", "intra", "inter"]
@@ -380,6 +381,7 @@ class Plan:
     Attributes:
         groups: names of tensors that travel together in one buffer, in this order, by the strategy that all of a
             group have.
+        schedule: in which order operations are done; None: tensors start as they come, and take turns.
 
     Raises:
         PlanError: something is no Strategy; a group is empty, its tensors have different strategies, or a name stands
@@ -392,6 +394,7 @@ class Plan:
     fuse_bytes: int | None = None
     made_for: MadeFor | None = None
     forecast: Forecast | None = None
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         fuse = self.fuse_bytes
@@ -457,4 +460,6 @@ class Plan:
         content: list[object] = [rows, default, self.groups]
         if self.fuse_bytes is not None:
             content.append(self.fuse_bytes)
+        if self.schedule is not None:
+            content.append(asdict(self.schedule))
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -6,10 +6,11 @@ import hashlib
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +35,10 @@ from .schedule import (
     summary_sizes,
 )
 from .transport import Transport
+from .turns import ENDED, Turns, interleave
+
+if TYPE_CHECKING:
+    from .legs import Leg
 
 Memory = MutableMapping[str, Any]
 
@@ -102,9 +107,6 @@ def encode_key(seed: int, step: int, rank: int, point: int, start: int, name: st
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-Turns = Iterator[None]
-
-
 @dataclass(frozen=True)
 class Stage:
     """One step of a segment on its way: what it is, what it works on, and the turns that carry it out."""
@@ -135,7 +137,8 @@ class Program:
         segment_bytes: int = 0,
         payload_bytes: int | None = None,
     ) -> None:
-        self._transport, self._compressor, self._dtype = transport, compressor, dtype
+        self._transport, self._compressor, self._dtype, self._route = transport, compressor, dtype, route
+        self._legs: dict[DeviceKind, tuple[Leg, ...]] = {}
         nbytes = payload_bytes or (n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n))
         whole = compressor is not None and compressor.whole
         self._regions = segments(n, nbytes, transport.topology, 0 if whole else segment_bytes)
@@ -163,8 +166,8 @@ class Program:
 
     def segment(self, number: int, x: Any, job: Job, recorder: Recorder) -> Turns:
         """The turns of one segment of replacing flat ``x`` by its mean over the ranks."""
-        for stage in self.stages(number, x, job, recorder):
-            yield from stage.turns()
+        for turns in self.journey(number, x, job, recorder):
+            yield from turns
 
     def steps(self, number: int) -> list[ScheduleStep]:
         """The steps of one segment."""
@@ -179,6 +182,33 @@ class Program:
         segment.finish(self._regions[number])
         self._transport.give_back(workspace)
 
+    def legs(self, home: DeviceKind) -> tuple[Leg, ...]:
+        """The operations of each segment of a tensor on a device."""
+        from .legs import legs  # the planner's, which takes a while to import and without schedules nobody needs
+
+        found = self._legs.get(home)
+        if found is None:
+            found = self._legs[home] = legs(self._route, self.steps(0), self._transport.topology, home)
+        return found
+
+    def journey(self, number: int, x: Any, job: Job, recorder: Recorder, route: Sequence[Leg] = ()) -> Iterator[Turns]:
+        """The turns of each operation of a segment, to be taken to their end before the next is asked for.
+
+        Args:
+            route: what counts as one operation, see ``legs``; none: every step.
+        """
+        workspace, region = self._transport.borrow(), self._regions[number]
+        segment = _Segment(Data(x, self._dtype, workspace), job, _Log(recorder, job, number, self._transport))
+        steps = self._segments[number]
+        for leg, then in zip(route, (*route[1:], None)):
+            if leg.copies:
+                segment.copy(None if then is None else steps[then.steps[-1]][0], region)
+            yield chain.from_iterable(steps[at][1](segment) for at in leg.steps)
+        for _, act in () if route else steps:
+            yield act(segment)
+        segment.finish(region)
+        self._transport.give_back(workspace)
+
     def run(self, x: Any, job: Job, recorder: Recorder | None = None) -> None:
         """Replace flat ``x`` by its mean over the ranks, all at once."""
         recorder = recorder or Recorder()
@@ -187,28 +217,6 @@ class Program:
         except BaseException:
             self._transport.outlive(x)
             raise
-
-
-def interleave(segments: Iterable[Turns]) -> None:
-    """Run segments to their end, one more at every turn; see ``take_turn``."""
-    waiting, under_way = iter(segments), list[Turns]()
-    while True:
-        started = next(waiting, None)
-        if started is None and not under_way:
-            return
-        under_way = take_turn(under_way, started)
-
-
-def take_turn(under_way: list[Turns], started: Turns | None) -> list[Turns]:
-    """One more segment may start, then each that is under way goes on, the youngest first; returns those not at an end.
-
-    The youngest first, so that its messages are queued before an older one waits. The order is the same on all ranks.
-    """
-    segments = under_way if started is None else [started, *under_way]
-    return [segment for segment in segments if next(segment, _ENDED) is not _ENDED]
-
-
-_ENDED = object()
 
 
 @dataclass(frozen=True)
@@ -237,7 +245,7 @@ class _Log:
         going = True
         while going:
             start, before, waited = time.perf_counter(), transport.sent, transport.waiter.waited
-            going = next(turns, _ENDED) is not _ENDED
+            going = next(turns, ENDED) is not ENDED
             after = transport.sent
             intra, inter = intra + after["intra"] - before["intra"], inter + after["inter"] - before["inter"]
             if transport.waiter.waited > waited:
@@ -408,6 +416,15 @@ class _Segment:
         target = self._home if where == "gpu" else self._host_mirror()
         device.copy(target[region.start : region.stop], data.x[region.start : region.stop])
         data.x = target
+
+    def copy(self, before: ScheduleStep | None, region: Dense) -> None:
+        """What a step would copy to its device, ahead of it; ``None``: what ``finish`` would copy home."""
+        if isinstance(before, DecodeStep):
+            self._payload_to(before.device, before.packed.nbytes)
+        elif isinstance(before, EncodeStep):
+            self._move_to(before.device, before.region)
+        else:
+            self._move_to(device.device_of(self._home), region)
 
     def _host_mirror(self) -> np.ndarray:
         return self.data.workspace.array("mirror", self._home.size, self._home.dtype, "cpu")

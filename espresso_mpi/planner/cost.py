@@ -18,11 +18,9 @@ import numpy as np
 from .. import compressors
 from ..compressors import Compressor
 from ..errors import ConfigError
+from ..timetable import Resource
 from ..types import ALIGN, CLOSING, SUMS, Collective, Decode, DeviceKind, Encode, Level, Op, Route, Step, Strategy
 from .profile import ZERO, Curve, Profile
-
-Resource = Literal["gpu", "cpu", "intra", "inter"]
-RESOURCES: tuple[Resource, ...] = ("gpu", "cpu", "intra", "inter")
 
 _INT64 = 2.0**63
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
-from ..types import Forecast, MadeFor, Order, Plan
+from ..types import Forecast, MadeFor, Order, Plan, buffer_name
 from .profile import Profile
 from .search import joined
 from .trace import Trace, TracedTensor
@@ -115,8 +115,10 @@ class Units:
         alone = [(str(n),) for n in range(len(self.members)) if str(n) not in made.group_of]
         buffers = sorted([*groups.values(), *alone], key=lambda group: int(group[0]))
         fused = tuple(names for names in map(self.names, buffers) if len(names) > 1)
+        renamed = {buffer_name(group): buffer_name(self.names(group)) for group in buffers}
         return replace(made, strategies=strategies, groups=fused, made_for=self._made_for(made.made_for),
-                       forecast=self._forecast(made.forecast))  # fmt: skip
+                       forecast=self._forecast(made.forecast),
+                       schedule=made.schedule and made.schedule.renamed(renamed))  # fmt: skip
 
     def names(self, group: Sequence[str]) -> tuple[str, ...]:
         """The tensors of some buffers."""

@@ -19,6 +19,7 @@ from .. import compressors as registry
 from .. import schema
 from ..errors import ConfigError
 from ..schema import Relative
+from ..timetable import Schedule
 from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy, buffer_name
 from .algorithms import published
 from .baselines import baseline, usable
@@ -30,6 +31,7 @@ from .profile import Profile
 from .search import Effort, search, search_fused
 from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free
 from .timeline import LANES, ORDERS, Lanes, Order
+from .timetables import schedule_of
 from .trace import Trace
 from .tree import routes as all_routes
 
@@ -113,7 +115,7 @@ def described(given: Plan, like: Plan, trace: Trace, profile: Profile) -> Plan:
         buffers=outlooks(draft), forgone=0.0, baselines={},
         error=total_error(draft.problem, draft.choice),
     )  # fmt: skip
-    return replace(given, made_for=like.made_for, forecast=forecast)
+    return replace(given, made_for=like.made_for, forecast=forecast, schedule=draft.schedule())
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,10 @@ class Draft:
     def on(self, problem: Problem) -> Draft:
         """The same on menus that begin with these."""
         return replace(self, problem=problem, choice=moved(self.choice, self.problem, problem))
+
+    def schedule(self) -> Schedule | None:
+        """What the executor is to do when."""
+        return schedule_of(self.problem, self.choice, [buffer_name(group) for group in self.groups])
 
     def strategies(self) -> list[tuple[tuple[str, ...], Strategy]]:
         """The tensors of each buffer and how it travels."""
@@ -281,7 +287,7 @@ class _Maker:
         made = MadeFor(tensors, p.machines, p.ranks_per_machine, self.trace.device, p.fingerprint)
         strategies = {t.name: by_name[t.name] for t in self.trace.tensors}
         return Plan(strategies, groups=tuple(g for g in draft.groups if len(g) > 1), fuse_bytes=0, made_for=made,
-                    forecast=forecast)  # fmt: skip
+                    forecast=forecast, schedule=draft.schedule())  # fmt: skip
 
 
 def outlooks(draft: Draft) -> tuple[Outlook, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from msgspec import Struct
 from .. import schema
 from ..errors import ConfigError
 from ..schema import Count
+from ..timetable import Schedule
 from ..types import Forecast, MadeFor, Outlook, Plan, Route, Strategy, TensorSpec
 from .profile import difference
 
@@ -60,6 +61,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "forecast": None
         if forecast is None
         else {**_values(forecast), "buffers": [_outlook_to_json(entry) for entry in forecast.buffers]},
+        "schedule": None if plan.schedule is None else asdict(plan.schedule),
     }
 
 
@@ -112,6 +114,7 @@ class _Document:
     fuse_bytes: Count | None
     made_for: MadeFor | None
     forecast: _Forecast | None
+    schedule: Schedule | None
 
 
 def from_json(document: Any) -> Plan:
@@ -129,14 +132,15 @@ def from_json(document: Any) -> Plan:
         found.fuse_bytes,
         found.made_for,
         None if found.forecast is None else _forecast(found.forecast),
+        found.schedule,
     )
     for buffer in plan.forecast.buffers if plan.forecast else ():
         for name in buffer.tensors:
             plan.strategy(name)  # raises where the plan has none
     if plan.digest != found.digest:
         raise ConfigError(
-            f"plan: got the digest {schema.shown(found.digest)}, expected {plan.digest!r}, that of the strategies and "
-            f"groups beside it; the file was changed after it was made: make it anew by {KIND.how}"
+            f"plan: got the digest {schema.shown(found.digest)}, expected {plan.digest!r}, that of the strategies, "
+            f"groups and schedule beside it; the file was changed after it was made: make it anew by {KIND.how}"
         )
     return plan
 

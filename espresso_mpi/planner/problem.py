@@ -18,6 +18,7 @@ from numba import njit
 from .. import compressors
 from ..compressors import Compressor
 from ..errors import ConfigError, PlanError
+from ..timetable import MOST_LANES
 from ..types import ITEMSIZE, Plan, Route, Strategy, buffer_name
 from .cost import Prices, Shape, Slot, price_table, walk
 from .profile import Profile
@@ -27,9 +28,6 @@ from .tree import routes as all_routes
 
 LONGEST = 1e15
 """Seconds of an option, 30 million years: sums and products of as many as there are, and of errors, stay finite."""
-
-MOST_LANES = 8
-"""Lanes are numbered below this: there are four resources, and the backward pass may have a lane of its own."""
 
 _AT_ONCE = 64
 """Sizes of tensors that are priced together: all options of ten thousand would fill the memory, before pruning."""

@@ -28,48 +28,14 @@ import numpy as np
 from numba import njit
 
 from ..errors import ConfigError
+from ..timetable import Lanes as Lanes
 from ..types import Order as Order
 from ._dispatch import laid_out, scheduled, served
-from .cost import RESOURCES, Resource
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 ROUNDS = 30
 """How often a schedule is justified, at most; it ends where that no longer helps."""
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """Which resources are one and the same: those with the same number share one lane.
-
-    ``compute``: the lane of the backward pass; None: one of its own, which nothing else delays.
-    """
-
-    gpu: int = 0
-    cpu: int = 1
-    intra: int = 2
-    inter: int = 3
-    compute: int | None = 0
-
-    def of(self, resource: Resource) -> int:
-        """The lane of a resource."""
-        return int(getattr(self, resource))
-
-    @property
-    def count(self) -> int:
-        """Number of lanes."""
-        return max(*(self.of(resource) for resource in RESOURCES), self.backward) + 1
-
-    @property
-    def backward(self) -> int:
-        """The lane of the backward pass."""
-        own = max(self.of(resource) for resource in RESOURCES) + 1
-        return own if self.compute is None else self.compute
-
-    def name(self, lane: int) -> str:
-        """What a lane is called in pictures."""
-        here = [str(resource) for resource in RESOURCES if self.of(resource) == lane]
-        return "+".join(here + (["compute"] if lane == self.backward and not here else []))
 
 
 SEPARATE = Lanes()
@@ -218,6 +184,10 @@ class Timeline:
             return time, start
         found: tuple[float, np.ndarray] = served(choice, *self.tables, self.order == "priority")
         return found
+
+    def starts(self, choice: np.ndarray) -> np.ndarray:
+        """When every operation begins, float64 (operations,), in the order of ``_dispatch``; not in ``backprop``."""
+        return self._served(choice)[1]
 
     @property
     def tables(self) -> tuple[Any, ...]:

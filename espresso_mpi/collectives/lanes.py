@@ -1,0 +1,192 @@
+"""Carries out the schedule of a plan: every lane does one operation at a time, of what is ready the one planned first.
+
+All ranks must go on with the same operation at every moment, or one waits for a message that another has not come to
+send. Their clocks differ, so decisions are taken in *planned time*: an operation lasts as long as the schedule says. It
+is begun when its lane is free by that time; a collective is gone on with in equal parts of its time, and waited for at
+its end. While its messages are under way, the operations of other lanes are done that are planned for that time.
+
+Tensors that come as the schedule expects them are served exactly in its order: of what is ready, the operation that was
+planned to begin first is the one that began. What comes earlier or later, or not at all, blocks nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..timetable import Schedule
+from .turns import ENDED, Segment, Turns
+
+CHECK = "check"
+"""The operation of a timetable that is done when a call comes in, before it is known whether all ranks have made it."""
+
+
+Key = tuple[float, float, int]
+"""What is served first: (minus the priority, planned begin, how many came before)."""
+
+
+@dataclass
+class _Way:
+    """A segment on its way: the operation that it has come to, and where and when each is done."""
+
+    segment: Segment
+    urgency: float
+    lanes: tuple[int, ...]
+    starts: tuple[float, ...]
+    seconds: tuple[float, ...]
+    at: int = 0
+    turns: Turns = field(default_factory=lambda: iter(()))
+
+
+class OnLanes:
+    """The segments under way, and what is done next.
+
+    Args:
+        schedule: buckets that it does not know travel after those that it knows, one operation to its end after the
+            other.
+        warn: is told, once, if a bucket's operations are not those of the schedule; it then travels like one that the
+            schedule does not know.
+        begun: is told the lane, the segment, the place of its operation and the planned time whenever one begins.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        warn: Callable[[str], None] = lambda text: None,
+        begun: Callable[[int, Segment, int, float], None] = lambda lane, segment, at, now: None,
+    ) -> None:
+        self._schedule, self._lanes, self._warn, self._begun = schedule, schedule.lanes, warn, begun
+        self._backward = sorted((table.backward, name) for name, table in schedule.buffers.items())
+        self._warned: set[str] = set()
+        self._order = itertools.count()
+        self._empty()
+
+    def _empty(self) -> None:
+        self.now = 0.0
+        self._held: list[_Way] = []
+        self._ready: list[list[tuple[Key, _Way]]] = [[] for _ in range(self._lanes.count)]
+        self._running: list[_Way | None] = [None] * self._lanes.count
+        self._events: list[tuple[float, int, _Way, bool]] = []
+        self._come: set[str] = set()
+
+    def clear(self) -> list[Any]:
+        """Forget everything; returns what was under way."""
+        found = [*self._held, *(way for lane in self._ready for _, way in lane), *filter(None, self._running)]
+        self._empty()
+        return found
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._held or self._events or any(self._ready))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something waits to begin."""
+        return bool(self._held or any(self._ready))
+
+    def add(self, segment: Segment, priority: float) -> None:
+        """Take a segment in; the higher its priority, the sooner it is served."""
+        if not self.busy:
+            self.now, self._come = 0.0, set()
+        elif segment.number == 0 and segment.bucket in self._come:  # the next step begins
+            self._come = set()
+        self._come.add(segment.bucket)
+        self._held.append(self._planned(segment, priority))
+
+    def _planned(self, segment: Segment, priority: float) -> _Way:
+        table = self._schedule.buffers.get(segment.bucket)
+        if table is not None:
+            first = 1 if table.operations[:1] == (CHECK,) else 0
+            expected, found = table.operations[first:], tuple(leg.what for leg in segment.legs)
+            if expected == found:
+                starts = table.starts[min(segment.number, len(table.starts) - 1)]
+                return _Way(segment, -priority, table.lanes[first:], starts[first:], table.seconds[first:])
+            if segment.bucket not in self._warned:
+                self._warned.add(segment.bucket)
+                self._warn(f"{segment.bucket}: the plan's schedule has {expected} for it, here it is {found}")
+        lanes = tuple(self._lanes.of(leg.resource) for leg in segment.legs)
+        return _Way(segment, -priority, lanes, (math.inf,) * len(lanes), (0.0,) * len(lanes))
+
+    # --- turns --------------------------------------------------------------------------------------------------------
+
+    def turn(self, all_here: bool) -> bool:
+        """Begin what can begin now, and go on to when something ends; False if nothing can be done.
+
+        Args:
+            all_here: nobody is about to bring more.
+        """
+        self._let_in()
+        self._serve(all_here)
+        if not self._events:
+            return False
+        self.now = self._events[0][0]
+        while self._events and self._events[0][0] == self.now:
+            _, _, way, last = heapq.heappop(self._events)
+            self._go_on(way, last)
+        return True
+
+    def _let_in(self) -> None:
+        """Segments wait for a lane once their bucket of the step before has ended: what is kept belongs to that."""
+        held, self._held = self._held, []
+        for way in held:
+            if way.segment.free():
+                self._wait(way)
+            else:
+                self._held.append(way)
+
+    def _wait(self, way: _Way) -> None:
+        """A segment waits for the lane of its next operation, if it has any."""
+        if way.at == len(way.lanes):
+            for _ in way.segment.journey:  # what is to be done at its end
+                pass
+            return
+        key = (way.urgency, way.starts[way.at], next(self._order))
+        heapq.heappush(self._ready[way.lanes[way.at]], (key, way))
+
+    def _serve(self, all_here: bool) -> None:
+        """Lanes that are free begin; the network first, so that messages are under way while the processor works."""
+        for lane in reversed(range(self._lanes.count)):
+            ready = self._ready[lane]
+            if self._running[lane] is None and ready and (all_here or self._may_begin(lane, ready[0][0][1])):
+                way = heapq.heappop(ready)[1]
+                self._running[lane] = way
+                self._begin(lane, way)
+
+    def _may_begin(self, lane: int, start: float) -> bool:
+        """Whether that part of the backward pass is over which is to be done before on the same lane."""
+        if lane != self._lanes.backward or math.isinf(start):
+            return True
+        return all(name in self._come for begin, name in itertools.takewhile(lambda b: b[0] < start, self._backward))
+
+    def _begin(self, lane: int, way: _Way) -> None:
+        """Compute, or post the first messages of a collective; and see when it is to be gone on with."""
+        leg, seconds = way.segment.legs[way.at], way.seconds[way.at]
+        self._begun(lane, way.segment, way.at, self.now)
+        way.turns = next(way.segment.journey)
+        parts = leg.turns - 1 if leg.resource in ("intra", "inter") else 0
+        if not parts:
+            for _ in way.turns:
+                pass
+        else:
+            next(way.turns, ENDED)
+        for part in range(1, parts):
+            self._later(self.now + seconds * part / parts, way, last=False)
+        self._later(self.now + seconds, way, last=True)
+
+    def _later(self, when: float, way: _Way, last: bool) -> None:
+        heapq.heappush(self._events, (when, next(self._order), way, last))
+
+    def _go_on(self, way: _Way, last: bool) -> None:
+        if not last:
+            next(way.turns, ENDED)
+            return
+        for _ in way.turns:
+            pass
+        self._running[way.lanes[way.at]] = None
+        way.at += 1
+        self._wait(way)

@@ -1,0 +1,60 @@
+"""The schedule of a choice: from the rows of a timeline to what a plan keeps and the executor carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..timetable import Lanes, Schedule, Timetable
+from ..types import Plan
+from ._dispatch import laid_out
+from .cost import Shape, walk
+from .problem import CHECK, Problem, evaluated
+from .profile import Profile
+from .timeline import Order
+from .trace import Trace
+
+
+def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> Schedule | None:
+    """The schedule by which F of a choice is reached; None in the order ``backprop``, which has none.
+
+    Args:
+        choice: int64 (buffers,), rows of the problem; names: of its buffers, as a plan calls them.
+    """
+    timeline = problem.timeline
+    if timeline.order == "backprop":
+        return None
+    starts = timeline.starts(choice)
+    first, _, where, took, _ = laid_out(choice, *timeline.tables)
+    count = timeline.options.count[choice]
+    buffers = {}
+    for number, name in enumerate(names):
+        part, stop, length = int(first[number]), int(first[number + 1]), int(count[number])
+        once = slice(part + 1, part + 1 + length)
+        rows = starts[part + 1 : stop].reshape(-1, length) if length else np.zeros((1, 0))
+        buffers[name] = Timetable(
+            float(starts[part]), operations_of(problem, int(choice[number])), tuple(where[once].tolist()),
+            tuple(took[once].tolist()), tuple(map(tuple, rows.tolist())),
+        )  # fmt: skip
+    lanes = timeline.lanes
+    return Schedule(replace(lanes, compute=lanes.backward), buffers)
+
+
+def operations_of(problem: Problem, row: int) -> tuple[str, ...]:
+    """What the operations of an option do, in order."""
+    profile, route = problem.profile, problem.strategy(row).route
+    shape = Shape(profile.machines, profile.ranks_per_machine, problem.trace.device)
+    found = tuple(slot.what for slot in walk(route, shape))
+    return (CHECK, *found) if len(found) < problem.timeline.options.count[row] else found
+
+
+def with_schedule(plan: Plan, trace: Trace, profile: Profile, lanes: Lanes | str, order: Order) -> Plan:
+    """The plan with the schedule by which its step is predicted.
+
+    Raises:
+        PlanError: the plan does not know a tensor; ConfigError: the profile lacks what it needs.
+    """
+    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
+    return replace(plan, schedule=schedule_of(problem, choice, [buffer.name for buffer in problem.trace.tensors]))

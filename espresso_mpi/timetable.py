@@ -1,0 +1,100 @@
+"""The schedule of a training step: which lane does each operation of each buffer, from when on, and for how long.
+
+A *lane* does one operation at a time. Schedules are made by ``planner.timetables``, kept in plans, and carried out by
+``collectives.lanes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from .errors import PlanError
+from .schema import Seconds
+
+MOST_LANES = 8
+"""Lanes are numbered below this: there are four resources, and the backward pass may have a lane of its own."""
+
+Lane = Annotated[int, Meta(ge=0, lt=MOST_LANES)]
+
+Resource = Literal["gpu", "cpu", "intra", "inter"]
+RESOURCES: tuple[Resource, ...] = ("gpu", "cpu", "intra", "inter")
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Which resources are one and the same: those with the same number share one lane.
+
+    ``compute``: the lane of the backward pass; None: one of its own, which nothing else delays.
+    """
+
+    gpu: Lane = 0
+    cpu: Lane = 1
+    intra: Lane = 2
+    inter: Lane = 3
+    compute: Lane | None = 0
+
+    def of(self, resource: Resource) -> int:
+        """The lane of a resource."""
+        return int(getattr(self, resource))
+
+    @property
+    def count(self) -> int:
+        """Number of lanes."""
+        return max(*(self.of(resource) for resource in RESOURCES), self.backward) + 1
+
+    @property
+    def backward(self) -> int:
+        """The lane of the backward pass."""
+        own = max(self.of(resource) for resource in RESOURCES) + 1
+        return own if self.compute is None else self.compute
+
+    def name(self, lane: int) -> str:
+        """What a lane is called in pictures."""
+        here = [str(resource) for resource in RESOURCES if self.of(resource) == lane]
+        return "+".join(here + (["compute"] if lane == self.backward and not here else []))
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """The operations of one buffer, in seconds since the step began.
+
+    Attributes:
+        backward: when the part of the backward pass begins that ends with the buffer's last gradient.
+        operations: what each does: a step of its route, a copy between devices, or the check of the values.
+        lanes: the lane of each; seconds: how long each takes.
+        starts: when they begin, a row for each segment.
+
+    Raises:
+        PlanError: rows of different lengths.
+    """
+
+    backward: Seconds
+    operations: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    seconds: tuple[Seconds, ...]
+    starts: tuple[tuple[Seconds, ...], ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(row) for row in (self.operations, self.lanes, self.seconds, *self.starts)}
+        if len(lengths) > 1 or not self.starts:
+            raise PlanError(
+                f"schedule: got {len(self.operations)} operations and rows of {sorted(lengths)} entries in "
+                f"{len(self.starts)} segments; expected one lane, one duration and one start in each segment for every "
+                f"operation"
+            )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When everything of a step is planned to happen; ``buffers`` by name, see ``types.buffer_name``."""
+
+    lanes: Lanes
+    buffers: Mapping[str, Timetable]
+
+    def renamed(self, names: Mapping[str, str]) -> Schedule:
+        """The same with other names of the buffers."""
+        return Schedule(self.lanes, {names[name]: timetable for name, timetable in self.buffers.items()})
