@@ -25,8 +25,10 @@ CHECK = "check"
 """The operation of a timetable that is done when a call comes in, before it is known whether all ranks have made it."""
 
 
-Key = tuple[float, float, int]
-"""What is served first: (minus the priority, planned begin, how many came before)."""
+Key = tuple[float, float, float, int]
+"""What is served first: (minus the priority, planned begin, seconds, how many came before).
+
+Of two that begin at the same moment on one lane the first takes no time."""
 
 
 @dataclass
@@ -91,10 +93,9 @@ class OnLanes:
 
     def add(self, segment: Segment, priority: float) -> None:
         """Take a segment in; the higher its priority, the sooner it is served."""
-        if not self.busy:
-            self.now, self._come = 0.0, set()
-        elif segment.number == 0 and segment.bucket in self._come:  # the next step begins
+        if segment.number == 0 and segment.bucket in self._come:  # the next step begins
             self._come = set()
+            self.now = self.now if self.busy else 0.0
         self._come.add(segment.bucket)
         self._held.append(self._planned(segment, priority))
 
@@ -120,24 +121,29 @@ class OnLanes:
         Args:
             all_here: nobody is about to bring more.
         """
-        self._let_in()
+        came = self._let_in()
         self._serve(all_here)
         if not self._events:
-            return False
+            return came
         self.now = self._events[0][0]
         while self._events and self._events[0][0] == self.now:
             _, _, way, last = heapq.heappop(self._events)
             self._go_on(way, last)
         return True
 
-    def _let_in(self) -> None:
-        """Segments wait for a lane once their bucket of the step before has ended: what is kept belongs to that."""
+    def _let_in(self) -> bool:
+        """Segments wait for a lane once their bucket of the step before has ended: what is kept belongs to that.
+
+        Returns:
+            whether any is let in.
+        """
         held, self._held = self._held, []
         for way in held:
             if way.segment.free():
                 self._wait(way)
             else:
                 self._held.append(way)
+        return len(self._held) < len(held)
 
     def _wait(self, way: _Way) -> None:
         """A segment waits for the lane of its next operation, if it has any."""
@@ -145,7 +151,7 @@ class OnLanes:
             for _ in way.segment.journey:  # what is to be done at its end
                 pass
             return
-        key = (way.urgency, way.starts[way.at], next(self._order))
+        key = (way.urgency, way.starts[way.at], way.seconds[way.at], next(self._order))
         heapq.heappush(self._ready[way.lanes[way.at]], (key, way))
 
     def _serve(self, all_here: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..planner.cost import Shape, Slot, walk
 from ..timetable import Resource
@@ -49,7 +49,10 @@ def legs(route: Route, steps: Sequence[ScheduleStep], topology: Topology, home: 
         found.append(Leg(slot.what, slot.resource, turns, (*waiting, *places)))
         waiting.clear()
     found += map(_copy, slots)
-    return (*found, Leg("nothing", "cpu", 1, tuple(waiting))) if waiting else tuple(found)
+    if waiting:
+        last = found.pop() if found else Leg("nothing", "cpu", 1, ())
+        found.append(replace(last, steps=(*last.steps, *waiting)))
+    return tuple(found)
 
 
 def _copy(slot: Slot) -> Leg:

@@ -11,10 +11,10 @@ from planner_cases import random_problem
 
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.algorithms import reachable
-from espresso_mpi.timetable import RESOURCES
 from espresso_mpi.planner.problem import Problem, matrices, undominated
 from espresso_mpi.planner.timeline import LANES, ORDERS, Interval, Lanes, Options, Timeline, follow, virtual
 from espresso_mpi.planner.trace import Trace, TracedTensor
+from espresso_mpi.timetable import RESOURCES
 
 # --- the slow simulation ----------------------------------------------------------------------------------------------
 
