@@ -43,6 +43,11 @@ class _Way:
     at: int = 0
     turns: Turns = field(default_factory=lambda: iter(()))
 
+    @property
+    def moves(self) -> bool:
+        """Whether the operation that it has come to is a collective."""
+        return self.segment.legs[self.at].resource in ("intra", "inter")
+
 
 class OnLanes:
     """The segments under way, and what is done next.
@@ -126,9 +131,14 @@ class OnLanes:
         if not self._events:
             return came
         self.now = self._events[0][0]
+        ending = []
         while self._events and self._events[0][0] == self.now:
             _, _, way, last = heapq.heappop(self._events)
-            self._go_on(way, last)
+            if last:
+                ending.append(way)
+            else:
+                next(way.turns, ENDED)
+        self._end(ending)
         return True
 
     def _let_in(self) -> bool:
@@ -151,17 +161,17 @@ class OnLanes:
             for _ in way.segment.journey:  # what is to be done at its end
                 pass
             return
-        key = (way.urgency, way.starts[way.at], way.seconds[way.at], next(self._order))
-        heapq.heappush(self._ready[way.lanes[way.at]], (key, way))
+        heapq.heappush(self._ready[way.lanes[way.at]], (self._key(way, way.at), way))
+
+    def _key(self, way: _Way, at: int) -> Key:
+        return way.urgency, way.starts[at], way.seconds[at], next(self._order)
 
     def _serve(self, all_here: bool) -> None:
         """Lanes that are free begin; the network first, so that messages are under way while the processor works."""
         for lane in reversed(range(self._lanes.count)):
             ready = self._ready[lane]
             if self._running[lane] is None and ready and (all_here or self._may_begin(lane, ready[0][0][1])):
-                way = heapq.heappop(ready)[1]
-                self._running[lane] = way
-                self._begin(lane, way)
+                self._begin(lane, heapq.heappop(ready)[1])
 
     def _may_begin(self, lane: int, start: float) -> bool:
         """Whether that part of the backward pass is over which is to be done before on the same lane."""
@@ -173,8 +183,9 @@ class OnLanes:
         """Compute, or post the first messages of a collective; and see when it is to be gone on with."""
         leg, seconds = way.segment.legs[way.at], way.seconds[way.at]
         self._begun(lane, way.segment, way.at, self.now)
+        self._running[lane] = way
         way.turns = next(way.segment.journey)
-        parts = leg.turns - 1 if leg.resource in ("intra", "inter") else 0
+        parts = leg.turns - 1 if way.moves else 0
         if not parts:
             for _ in way.turns:
                 pass
@@ -187,12 +198,34 @@ class OnLanes:
     def _later(self, when: float, way: _Way, last: bool) -> None:
         heapq.heappush(self._events, (when, next(self._order), way, last))
 
-    def _go_on(self, way: _Way, last: bool) -> None:
-        if not last:
-            next(way.turns, ENDED)
-            return
-        for _ in way.turns:
-            pass
-        self._running[way.lanes[way.at]] = None
+    def _end(self, ending: list[_Way]) -> None:
+        """End operations that end at the same moment: what computes has ended, collectives are waited for.
+
+        The collective that is next on a lane posts its first messages before: so the wire is never idle between them.
+        """
+        moves = []
+        for way in ending:
+            self._running[way.lanes[way.at]] = None
+            if way.moves:
+                moves.append(way)
+            else:
+                self._next(way)
+        for way in moves:
+            self._begin_early(way.lanes[way.at], moves)
+        for way in moves:
+            for _ in way.turns:
+                pass
+            self._next(way)
+
+    def _next(self, way: _Way) -> None:
         way.at += 1
         self._wait(way)
+
+    def _begin_early(self, lane: int, ending: list[_Way]) -> None:
+        """Begin with the collective that is next on a lane, unless one of those that end comes first on it."""
+        ready = self._ready[lane]
+        if not ready or not ready[0][1].moves or lane == self._lanes.backward:
+            return
+        rivals = (way for way in ending if way.lanes[way.at + 1 : way.at + 2] == (lane,))
+        if all(ready[0][0] < self._key(way, way.at + 1) for way in rivals):
+            self._begin(lane, heapq.heappop(ready)[1])

@@ -34,9 +34,10 @@ class Leg:
 def legs(route: Route, steps: Sequence[ScheduleStep], topology: Topology, home: DeviceKind) -> tuple[Leg, ...]:
     """The operations of a compiled route, for tensors on a device.
 
-    A collective among one rank is no operation: its step is done with the next one, or with the last.
+    A collective among one rank is no operation: its step is done with the next one, or with the last. Machines count
+    as the smallest, as in profiles.
     """
-    shape = Shape(len(topology.machines), max(map(len, topology.machines)), home)
+    shape = Shape(len(topology.machines), topology.lanes, home)
     slots, found, waiting = list(walk(route, shape)), list[Leg](), list[int]()
     for step, places in zip(route.steps, _by_step(route, steps)):
         if isinstance(step, Collective) and shape.members(step.level) == 1:
