@@ -63,7 +63,8 @@ class Timetable:
     """The operations of one buffer, in seconds since the step began.
 
     Attributes:
-        backward: when the part of the backward pass begins that ends with the buffer's last gradient.
+        backward, computes: when the part of the backward pass begins that ends with the buffer's last gradient, and how
+            long it takes.
         operations: what each does: a step of its route, a copy between devices, or the check of the values.
         lanes: the lane of each; seconds: how long each takes.
         starts: when they begin, a row for each segment.
@@ -73,6 +74,7 @@ class Timetable:
     """
 
     backward: Seconds
+    computes: Seconds
     operations: tuple[str, ...]
     lanes: tuple[Lane, ...]
     seconds: tuple[Seconds, ...]

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..errors import PlanError
-from ..types import ROUTES, Collective, Encode, Forecast, Level, Op, Outlook, Plan, Route, Step, Strategy
+from ..types import ROUTES, Collective, Encode, Forecast, Level, Op, Outlook, Plan, Route, Step, Strategy, buffer_name
+from . import agenda
+from .agenda import Table, counted, milliseconds
 
 EXPOSED = (
     "exposed: how much shorter the step would be if everything done for this tensor took no time; the rest is "
@@ -18,16 +20,6 @@ EXPOSED = (
 RUNNER_UP = (
     "runner-up: the best other way for it with all other tensors as planned, and how much longer the step would be."
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of words: ``text`` names the columns that are not numbers."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    text: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,17 +48,19 @@ def _of_plan(plan: Plan) -> Explanation:
     if forecast is None:
         words.append("It was not made by the planner: nothing is predicted for it.")
         return Explanation(tuple(words), (_ways(plan),))
-    words += [_step(plan, forecast), _worth(plan, forecast), _method(forecast), EXPOSED, RUNNER_UP]
+    words += [_step(plan, forecast), _worth(plan, forecast), _method(plan, forecast), EXPOSED, RUNNER_UP]
     tables = [_ways(plan), _rivals(forecast), _buffers(plan, forecast)]
+    if plan.schedule is not None:
+        tables.insert(2, agenda.of_lanes(plan.schedule))
     return Explanation(tuple(words), tuple(table for table in tables if table.rows))
 
 
 def _made_for(plan: Plan) -> str:
-    about = f"{_count(len(plan.strategies), 'tensor')}, {_count(len(plan.groups), 'group')} of fused ones"
+    about = f"{counted(len(plan.strategies), 'tensor')}, {counted(len(plan.groups), 'group')} of fused ones"
     made = plan.made_for
     if made is None:
         return f"A plan of {about}, made by hand for any cluster. Digest {plan.digest[:12]}."
-    where = f"{_count(made.machines, 'machine')} of {_count(made.ranks_per_machine, 'rank')}"
+    where = f"{counted(made.machines, 'machine')} of {counted(made.ranks_per_machine, 'rank')}"
     versions = ", ".join(f"{k} {v}" for k, v in made.fingerprint.items() if k not in ("machines", "ranks_per_machine"))
     return (
         f"A plan of {about}, in {'GPU' if made.device == 'gpu' else 'host'} memory, for {where}"
@@ -98,8 +92,9 @@ def _worth(plan: Plan, f: Forecast) -> str:
     )
 
 
-def _method(f: Forecast) -> str:
-    return f"The timeline is that of order {f.order!r} with lanes {f.lanes!r}."
+def _method(plan: Plan, f: Forecast) -> str:
+    text = f"The timeline is that of order {f.order!r} with lanes {f.lanes!r}."
+    return text if plan.schedule is None else f"{text} A session does the operations in the order of this schedule."
 
 
 def _ways(plan: Plan) -> Table:
@@ -118,7 +113,7 @@ def _rivals(f: Forecast) -> Table:
     for name, seconds in sorted(f.baselines.items(), key=lambda item: item[1]):
         best.setdefault(name.split(" ")[0], (name, seconds))
     rows = tuple(
-        (name, _number(seconds), f"{seconds / f.seconds - 1:+.1%}" if f.seconds else "")
+        (name, milliseconds(seconds), f"{seconds / f.seconds - 1:+.1%}" if f.seconds else "")
         for name, seconds in best.values()
     )
     return Table("Other plans", ("plan", "step ms", "against this plan"), rows, ("plan",))
@@ -128,9 +123,10 @@ def _buffers(plan: Plan, f: Forecast) -> Table:
     header = ("tensors", "way", "takes ms", "overlapped", "exposed", "runner-up", "slower by", "dense slower by")
     rows = tuple(
         (
-            _name(entry.tensors), short(plan.strategy(entry.tensors[0])), _number(entry.seconds),
-            _number(entry.overlapped), _number(entry.exposed),
-            short(entry.runner_up) if entry.runner_up else "none", _number(entry.margin), _number(entry.dense_margin),
+            _name(entry.tensors), short(plan.strategy(entry.tensors[0])), milliseconds(entry.seconds),
+            milliseconds(entry.overlapped), milliseconds(entry.exposed),
+            short(entry.runner_up) if entry.runner_up else "none", milliseconds(entry.margin),
+            milliseconds(entry.dense_margin),
         )
         for entry in f.buffers
     )  # fmt: skip
@@ -152,7 +148,7 @@ def _of_tensor(plan: Plan, name: str) -> Explanation:
         hint = (
             f"did you mean {' or '.join(map(repr, near))}?"
             if near
-            else f"expected one of {_count(len(plan.strategies), 'tensor')}"
+            else f"expected one of {counted(len(plan.strategies), 'tensor')}"
         )
         raise PlanError(f"tensor {name!r}: the plan does not know it; {hint}")
     strategy = plan.strategy(name)
@@ -160,9 +156,12 @@ def _of_tensor(plan: Plan, name: str) -> Explanation:
     words = [f"{name}: {sentence(strategy)}", f"As a route: {strategy.compressor} {strategy.route}"]
     if len(group) > 1:
         others = [other for other in group if other != name]
-        words.append(f"It travels in one buffer with {_count(len(others), 'other')}: {', '.join(others)}.")
+        words.append(f"It travels in one buffer with {counted(len(others), 'other')}: {', '.join(others)}.")
     entry = next((e for e in plan.forecast.buffers if name in e.tensors), None) if plan.forecast else None
-    return Explanation((*words, *(_outlook(strategy, entry) if entry else ("Nothing is predicted for it.",))))
+    words += _outlook(strategy, entry) if entry else ("Nothing is predicted for it.",)
+    if plan.schedule is None or buffer_name(group) not in plan.schedule.buffers:
+        return Explanation(tuple(words))
+    return Explanation((*words, agenda.WAITED), (agenda.of_buffer(plan.schedule, buffer_name(group)),))
 
 
 def _outlook(strategy: Strategy, entry: Outlook) -> tuple[str, ...]:
@@ -254,13 +253,4 @@ _NAMES = {spelling: name for name, spelling in ROUTES.items()}
 
 def ms(seconds: float) -> str:
     """Milliseconds with their unit, as people read them."""
-    return f"{_number(seconds)} ms"
-
-
-def _number(seconds: float) -> str:
-    value = seconds * 1e3
-    return f"{value:.1f}" if abs(value) >= 99.95 else f"{value:.3g}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{milliseconds(seconds)} ms"

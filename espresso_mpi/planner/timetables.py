@@ -35,8 +35,8 @@ def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> S
         once = slice(part + 1, part + 1 + length)
         rows = starts[part + 1 : stop].reshape(-1, length) if length else np.zeros((1, 0))
         buffers[name] = Timetable(
-            float(starts[part]), operations_of(problem, int(choice[number])), tuple(where[once].tolist()),
-            tuple(took[once].tolist()), tuple(map(tuple, rows.tolist())),
+            float(starts[part]), float(took[part]), operations_of(problem, int(choice[number])),
+            tuple(where[once].tolist()), tuple(took[once].tolist()), tuple(map(tuple, rows.tolist())),
         )  # fmt: skip
     lanes = timeline.lanes
     return Schedule(replace(lanes, compute=lanes.backward), buffers)

@@ -1,6 +1,7 @@
 """What ``explain`` says about plans, and the two commands' main functions."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from espresso_mpi.planner.explain import explain, ms, sentence, short
 from espresso_mpi.planner.models import model_trace
 from espresso_mpi.planner.planfile import load, save
 from espresso_mpi.planner.tree import routes
+from espresso_mpi.timetable import Lanes, Schedule, Timetable
 from espresso_mpi.types import Forecast, MadeFor, Outlook, Plan, Route, Strategy
 
 DENSE, ONEBIT = Strategy("none", "hierarchical"), Strategy("onebit", Route.parse("flat-alltoall").on("gpu"))
@@ -87,6 +89,30 @@ def test_one_tensor_of_a_group():
     assert "The buffer's operations take 10 ms: 10 ms overlapped, 0 ms exposed." in text
     assert "no runner-up" in text
     assert "Without compression" not in text
+
+
+def test_the_schedule_of_a_tensor():
+    """As the lanes run it: what each does before, and how long an operation waits for that."""
+    lanes = Lanes(0, 1, 2, 2, 0)
+    schedule = Schedule(
+        lanes,
+        {
+            "conv.weight": Timetable(0.0, 0.1, ("encode@gpu", "alltoall@flat"), (0, 2), (0.01, 0.05), ((0.15, 0.16),)),
+            "a..b (2)": Timetable(0.1, 0.05, ("allreduce@intra", "allreduce@inter"), (2, 2), (0.02, 0.03),
+                                  ((0.15, 0.21),)),
+        },
+    )  # fmt: skip
+    plan = replace(PLAN, schedule=schedule)
+    (table,) = explain(plan, "conv.weight").tables
+    assert table.rows == (
+        ("", "backward", "gpu", "0", "100.0", "", ""),
+        ("1", "encode@gpu", "gpu", "150.0", "160.0", "50", "backward of a..b (2)"),
+        ("1", "alltoall@flat", "intra+inter", "160.0", "210.0", "0", "allreduce@intra of a..b (2)"),
+    )
+    assert explain(plan, "b").tables[0].rows[-1][-2:] == ("40", "alltoall@flat of conv.weight")
+    assert explain(plan).tables[2].rows == (
+        ("gpu", "3 operations", "160.0", "0", "160.0"), ("intra+inter", "3 operations", "100.0", "150.0", "240.0")
+    )  # fmt: skip
 
 
 def test_why_nothing_is_compressed():

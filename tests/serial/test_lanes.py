@@ -39,12 +39,12 @@ def timetables(timeline, choice):
         part, stop, count = first[tensor], first[tensor + 1], int(timeline.options.count[row])
         begin = float(starts[part])
         found[f"backward {tensor}"] = Timetable(
-            begin, ("part",), (lanes.backward,), (float(took[part]),), ((begin,),)
+            begin, 0.0, ("part",), (lanes.backward,), (float(took[part]),), ((begin,),)
         )  # fmt: skip
         once = slice(part + 1, part + 1 + count)
         rows = starts[part + 1 : stop].reshape(-1, count) if count else np.zeros((1, 0))
         found[f"tensor {tensor}"] = Timetable(
-            begin, tuple(map(str, range(count))), tuple(where[once].tolist()), tuple(took[once].tolist()),
+            begin, 0.0, tuple(map(str, range(count))), tuple(where[once].tolist()), tuple(took[once].tolist()),
             tuple(map(tuple, rows.tolist())),
         )  # fmt: skip
     return Schedule(Lanes(*(lanes.of(place) for place in PLACES), lanes.backward), found)
@@ -120,8 +120,8 @@ def test_operations_of_the_executor_are_those_that_the_planner_prices(home):
 TWO = Schedule(
     Lanes(0, 1, 2, 3, 0),
     {
-        "a": Timetable(0.0, ("encode", "send"), (0, 3), (1.0, 2.0), ((3.0, 4.0),)),
-        "b": Timetable(1.0, ("encode", "send"), (0, 3), (1.0, 2.0), ((2.0, 6.0),)),
+        "a": Timetable(0.0, 1.0, ("encode", "send"), (0, 3), (1.0, 2.0), ((3.0, 4.0),)),
+        "b": Timetable(1.0, 1.0, ("encode", "send"), (0, 3), (1.0, 2.0), ((2.0, 6.0),)),
     },
 )
 """Gradients take a second each on the lane that also encodes; b is encoded before a, and sent after it."""

@@ -8,6 +8,7 @@ import pytest
 
 from espresso_mpi.errors import ConfigError, PlanError
 from espresso_mpi.planner.planfile import load, misfits, save, to_json
+from espresso_mpi.timetable import Lanes, Schedule, Timetable
 from espresso_mpi.types import Forecast, MadeFor, Outlook, Plan, Strategy, TensorSpec
 
 DENSE, ONEBIT = Strategy("none", "flat"), Strategy("onebit", "flat-alltoall")
@@ -24,9 +25,15 @@ FORECAST = Forecast(
     (Outlook(("w",), 0.1, 0.05, DENSE, 0.02, 0.03), Outlook(("b", "c"), 0.01, 0.0)), 0.1,
 )  # fmt: skip
 
+SCHEDULE = Schedule(
+    Lanes(0, 1, 1, 2, 3),
+    {"w": Timetable(0.0, 0.1, ("encode@cpu", "alltoall@flat"), (1, 2), (0.01, 0.02), ((0.1, 0.11), (0.11, 0.13)))},
+)
+
 
 def made(**more):
-    return Plan(STRATEGIES, groups=(("b", "c"),), fuse_bytes=0, made_for=MADE_FOR, forecast=FORECAST, **more)
+    return Plan(STRATEGIES, groups=(("b", "c"),), fuse_bytes=0, made_for=MADE_FOR, forecast=FORECAST,
+                schedule=SCHEDULE, **more)  # fmt: skip
 
 
 # --- the value --------------------------------------------------------------------------------------------------------
@@ -41,6 +48,9 @@ def test_digest_holds_what_is_done_and_nothing_else():
     plan = made()
     assert replace(plan, made_for=None, forecast=None).digest == plan.digest
     assert len({replace(plan, fuse_bytes=fuse).digest for fuse in (None, 0, 4096)}) == 3
+    later = replace(SCHEDULE.buffers["w"], starts=((0.1, 0.11), (0.11, 0.14)))
+    others = (None, SCHEDULE, replace(SCHEDULE, buffers={"w": later}))
+    assert len({replace(plan, schedule=schedule).digest for schedule in others}) == 3
 
 
 def test_gap():
@@ -114,6 +124,11 @@ def put(*keys, value):
             r"runner_up: got 'none'; expected a list or null .compressor, route",
         ),
         (put("forecast", "baselines", value={"fp32": -1}), "baselines: fp32"),
+        (put("schedule", "lanes", "cpu", value=8), "schedule: lanes: cpu: got 8"),
+        (put("schedule", "buffers", "w", "starts", value=[]), "2 operations and .* in 0 segments; expected one lane"),
+        (put("schedule", "buffers", "w", "lanes", value=[1]), r"rows of \[1, 2\] entries in 2 segments"),
+        (put("schedule", "buffers", "w", "starts", 1, value=[0.11, -1.0]), r"starts\[1\]\[1\]: got -1"),
+        (put("schedule", value=None), "digest.*schedule beside it.*changed after it was made"),
     ],
 )
 def test_what_does_not_hold_is_refused(tmp_path, change, said):
