@@ -10,8 +10,9 @@ from typing import Any, TypeVar, cast, get_args
 from ..compressors.registry import spellings
 from ..errors import ConfigError
 from ..planner import planfile
+from ..planner.agenda import Table
 from ..planner.cluster import TESTBEDS
-from ..planner.explain import Explanation, Table, explain
+from ..planner.explain import Explanation, explain
 from ..planner.models import MODELS, model_trace
 from ..planner.plan import plan
 from ..planner.problem import evaluated
