@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,10 @@ from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
 from espresso_mpi.compressors import register, unregister
 from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, RemoteError
-from espresso_mpi.types import ROUTES, Route
+from espresso_mpi.planner.cluster import TESTBEDS
+from espresso_mpi.planner.timetables import with_schedule
+from espresso_mpi.planner.trace import Trace, TracedTensor
+from espresso_mpi.types import ROUTES, Plan, Route, Strategy
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -108,6 +112,30 @@ def test_gpu_arrays_give_the_bits_of_host_arrays(world, open_session, monkeypatc
             host.sync(expected)
             gpu.sync(grad)
             assert np.array_equal(grad.host, expected), compressor
+
+
+def test_a_schedule_with_copies_between_devices(world, open_session):
+    """Operations on the GPU, the CPU and both, each on its lane; the bits of host arrays without a schedule."""
+    mixed = Route.parse("encode@cpu/alltoall@flat/decode@gpu/encode@gpu/allgather@flat/decode@cpu")
+    ways = {"a": mixed, "b": Route.parse("flat-alltoall").on("gpu")}
+    grads = {name: values(world.rank, n, 300 + 64 * n, np.float32) for n, name in enumerate([*ways, "e"])}
+    strategies = {**{name: Strategy("onebit", way) for name, way in ways.items()}, "e": Strategy("none", "flat")}
+    cluster = replace(TESTBEDS["pcie-25g"], hosts=2, gpus_per_host=1, compressors=("onebit",))
+    trace = Trace(tuple(TracedTensor(name, x.size, 1e-3 * (n + 1)) for n, (name, x) in enumerate(grads.items())), "gpu")
+    plan = with_schedule(Plan(strategies, fuse_bytes=0), trace, cluster.profile(), "separate", "schedule")
+    assert any("payload to gpu" in table.operations for table in plan.schedule.buffers.values())
+    plain = Plan({name: Strategy(s.compressor, s.route.on("cpu")) for name, s in strategies.items()}, fuse_bytes=0)
+    gpu, host = (open_session(plan=one, machines=[[0], [1]]) for one in (plan, plain))
+    warned = []
+    gpu._engine._way._warn = warned.append
+    for step in range(2):
+        expected = {name: x + step for name, x in grads.items()}
+        found = {name: GpuArray(x.copy()) for name, x in expected.items()}
+        host.sync(expected)
+        gpu.sync(found)
+        for name, x in expected.items():
+            assert np.array_equal(found[name].host, x), name
+    assert not warned
 
 
 def test_cupys_arrays_and_those_that_it_adopts(world, open_session, monkeypatch):
