@@ -22,6 +22,7 @@ The backward pass itself occupies the processor that computes it, so compression
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
@@ -219,7 +220,7 @@ class Timeline:
         found: tuple[float, np.ndarray] = served(choice, *self.tables, self.order == "priority")
         return found
 
-    @property
+    @cached_property
     def tables(self) -> tuple[Any, ...]:
         """What the kernels take after a choice."""
         return self.backward, self.lanes.backward, self.lanes.count, *self._arrays
