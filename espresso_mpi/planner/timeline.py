@@ -22,6 +22,7 @@ The backward pass itself occupies the processor that computes it, so compression
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
@@ -189,7 +190,7 @@ class Timeline:
         """When every operation begins, float64 (operations,), in the order of ``_dispatch``; not in ``backprop``."""
         return self._served(choice)[1]
 
-    @property
+    @cached_property
     def tables(self) -> tuple[Any, ...]:
         """What the kernels take after a choice."""
         return self.backward, self.lanes.backward, self.lanes.count, *self._arrays
