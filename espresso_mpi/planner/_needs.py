@@ -67,3 +67,19 @@ def least(values):  # type: ignore[no-untyped-def]
             kept[size] = row
             size += 1
     return np.sort(kept[:size])
+
+
+@njit(cache=True)
+def apportioned(kind, begin, shares):  # type: ignore[no-untyped-def]
+    """A column for each tensor, int64 (tensors,), so that each class has of every column about as many as its share.
+
+    Args:
+        kind: int64 (tensors,), the class of each; its columns are from ``begin[kind]`` to ``begin[kind + 1]``.
+    """
+    found, due = np.empty(kind.size, np.int64), np.zeros(shares.size)
+    for tensor in range(kind.size):
+        a, b = begin[kind[tensor]], begin[kind[tensor] + 1]
+        due[a:b] += shares[a:b]
+        found[tensor] = a + np.argmax(due[a:b])
+        due[found[tensor]] -= 1.0
+    return found

@@ -80,10 +80,11 @@ def improved(
 
 def _promising(problem: Problem, relaxed: Relaxed, time: float, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows that a choice quicker than a time can have, the best first, at most so many of a tensor, and begins."""
-    found, begin = [], np.zeros(problem.tensors + 1, np.int64)
-    for tensor, above in enumerate(relaxed.above):
+    kept = []
+    for first, above in zip(relaxed.first, relaxed.above):
         order = np.argsort(above, kind="stable")[:most]
-        kept = order[above[order] <= time - relaxed.value + 1e-12]
-        found.append(problem.rows(tensor).start + (kept if kept.size else order[:1]))
-        begin[tensor + 1] = begin[tensor] + found[-1].size
-    return np.concatenate(found), begin
+        near = order[above[order] <= time - relaxed.value + 1e-12]
+        kept.append(problem.rows(first).start + (near if near.size else order[:1]))
+    sizes = np.array([rows.size for rows in kept])
+    begin = np.append(0, sizes[relaxed.kind].cumsum())
+    return np.concatenate([kept[kind] for kind in relaxed.kind]), begin
