@@ -39,6 +39,17 @@ def needs(rows, index, lane, count, slots, repeats, total):  # type: ignore[no-u
 
 
 @njit(cache=True)
+def needs_of(lane, seconds, count, repeats, total):  # type: ignore[no-untyped-def]
+    """What the options of a problem need, float64 (rows, lanes + 1)."""
+    found = np.zeros((count.size, total + 1))
+    for row in range(count.size):
+        for place in range(count[row]):
+            found[row, lane[row, place] % total] += repeats[row] * seconds[row, place]
+            found[row, total] += seconds[row, place]
+    return found
+
+
+@njit(cache=True)
 def least(values):  # type: ignore[no-untyped-def]
     """The rows (n, entries) that no other one is nowhere above, rising; of equal ones the first."""
     kept, size = np.empty(values.shape[0], np.int64), 0

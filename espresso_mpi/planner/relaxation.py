@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from ._needs import apportioned, least
-from .bound import certified, loads
+from ._needs import apportioned, least, needs_of
+from .bound import certified
 from .problem import Problem
 
 ROUNDS = 30
@@ -91,7 +91,13 @@ class _Relaxation:
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Of every row: seconds on each lane, (rows, lanes), and of a segment, (rows,)."""
-        return loads(self.problem)
+        return self.needs[:, :-1], self.needs[:, -1]
+
+    @cached_property
+    def needs(self) -> np.ndarray:
+        """Of every row: both."""
+        o, lanes = self.problem.timeline.options, self.problem.timeline.lanes
+        return np.asarray(needs_of(o.lane, o.seconds, o.count, o.repeats, lanes.count))
 
     @cached_property
     def ready(self) -> np.ndarray:
@@ -100,8 +106,8 @@ class _Relaxation:
     @cached_property
     def kept(self) -> list[np.ndarray]:
         """Of every menu the rows that no other one is below in loads and chain."""
-        values, first = np.column_stack(self.tables), self.problem.first
-        return [begin + least(values[begin:end]) for begin, end in zip(first, first[1:])]
+        first = self.problem.first
+        return [begin + least(self.needs[begin:end]) for begin, end in zip(first, first[1:])]
 
     def classes(self, known: Iterable[tuple[int, int]]) -> _Classes:
         """The classes to some inequalities, as (lane, tensor)."""
@@ -187,7 +193,7 @@ class _Relaxation:
 
 
 def _solved(column: np.ndarray, weights: np.ndarray, constants: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """The program, by HiGHS: least T, shares of each class sum up to 1, T at least every inequality.
+    """Solve the program by HiGHS: least T, shares of each class sum up to 1, T at least every inequality.
 
     Args:
         column: int64 (columns,), the class of each, rising; weights: float64 (inequalities, columns); constants.
@@ -201,17 +207,10 @@ def _solved(column: np.ndarray, weights: np.ndarray, constants: np.ndarray) -> t
     solver: Any = highspy.Highs()
     for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0), ("presolve", "off")):
         solver.setOptionValue(name, value)
-    of, at = np.nonzero(weights.T)
-    start = np.zeros(columns + 2, np.int64)
-    start[1:-1] = (1 + np.bincount(of, minlength=columns)).cumsum()
-    start[-1] = start[-2] + constants.size
-    index, values = np.empty(start[-1], np.int32), np.ones(start[-1])
-    own = np.ones(start[-1], bool)
-    own[start[:-2]] = False
-    own[start[-2] :] = False
-    index[start[:-2]] = column
-    index[own], values[own] = kinds + at, -weights[at, of]
-    index[start[-2] :] = kinds + np.arange(constants.size)
+    inequalities = kinds + np.arange(constants.size)  # the rows after those of the classes
+    index = np.append(np.column_stack([column, np.tile(inequalities, (columns, 1))]), inequalities)
+    values = np.append(np.column_stack([np.ones(columns), -weights.T]), np.ones(constants.size))
+    start = np.append(np.arange(columns + 1) * (1 + constants.size), index.size)
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = columns + 1, kinds + constants.size
     model.col_cost_ = np.append(np.zeros(columns), 1.0)
@@ -219,7 +218,7 @@ def _solved(column: np.ndarray, weights: np.ndarray, constants: np.ndarray) -> t
     model.row_lower_ = np.append(np.ones(kinds), constants)
     model.row_upper_ = np.append(np.ones(kinds), np.full(constants.size, none))
     model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = start.astype(np.int32), index, values
+    model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = start, index, values
     solver.passModel(model)
     solver.run()
     solution = solver.getSolution()
