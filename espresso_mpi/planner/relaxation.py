@@ -54,6 +54,7 @@ class Relaxed:
             as much as its mixture.
         kind: int64 (tensors,), the class of each tensor; first: of every class the first tensor.
         above: by class, float64: by how much the bound rises, at least, if a tensor has each option of its menu.
+        needs: float64 (rows, lanes + 1), see ``_needs``.
     """
 
     value: float
@@ -61,6 +62,7 @@ class Relaxed:
     kind: np.ndarray
     first: np.ndarray
     above: tuple[np.ndarray, ...]
+    needs: np.ndarray
 
 
 def relaxed(problem: Problem) -> Relaxed:
@@ -189,7 +191,7 @@ class _Relaxation:
             above.append(cost - cost.min())
         begin = np.searchsorted(classes.column, np.arange(classes.first.size + 1))
         choice = classes.rows[apportioned(classes.kind, begin, shares)]
-        return Relaxed(certified(total), choice, classes.kind, classes.first, tuple(above))
+        return Relaxed(certified(total), choice, classes.kind, classes.first, tuple(above), self.needs)
 
 
 def _solved(column: np.ndarray, weights: np.ndarray, constants: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._dispatch import annealed, climbed, laid_out, scheduled
+from ._climb import annealed, climbed
+from ._dispatch import laid_out, scheduled
 from .problem import Problem
 from .relaxation import Relaxed
 from .timeline import ROUNDS
@@ -57,13 +58,15 @@ def improved(
         errors: float64 (rows,); their sum over a choice stays at most ``limit``, where that of a start is.
     """
     tables = problem.timeline.tables  # F of every choice here is that of ``scheduled``
+    loads = relaxed.needs, np.cumsum(problem.timeline.backward)
     turns = np.argsort([-tensor.nbytes for tensor in problem.trace.tensors], kind="stable")
 
     def climb(start: np.ndarray) -> tuple[np.ndarray, float]:
         choice = np.array(start, np.int64)
         time, key, _ = scheduled(choice, *tables, ROUNDS)
         rows = _promising(problem, relaxed, time, how.options)
-        return choice, climbed(choice, time, key, *rows, turns, errors, limit, NEAR, how.tries, ROUNDS, *tables)
+        above = climbed(choice, time, key, *rows, turns, errors, limit, NEAR, how.tries, ROUNDS, *loads, *tables)
+        return choice, scheduled(choice, *tables, ROUNDS)[0] if above < time else time
 
     best, time = min(map(climb, starts), key=lambda found: found[1])
     rng = np.random.default_rng(0)
@@ -73,7 +76,8 @@ def improved(
         choice = best.copy()
         steps = how.work // laid_out(choice, *tables)[1].size
         rows = _promising(problem, relaxed, time, 4 * how.options)
-        annealed(choice, *rows, errors, limit, time * np.geomspace(HOT, COLD, steps), rng.random((steps, 3)), *tables)
+        heats, draws = time * np.geomspace(HOT, COLD, steps), rng.random((steps, 3))
+        annealed(choice, *rows, errors, limit, heats, draws, *loads, *tables)
         best, time = min((best, time), climb(choice), key=lambda found: found[1])
     return best, time
 
