@@ -45,10 +45,13 @@ def _hopeless(tensor, row, old, needs, ready, heights, limit):  # type: ignore[n
 
 @njit(cache=True)
 def climbed(  # type: ignore[no-untyped-def]
-    choice, best, key, tried, begin, turns, errors, limit, near, tries, rounds, needs, ready,
+    choice, best, key, tried, begin, turns, errors, limit, near, tries, rounds, enough, needs, ready,
     backward, home, total, lane, seconds, count, repeats
 ):  # fmt: skip
-    """Exchange one option after the other, while that helps or until ``tries`` are used up; returns at least F.
+    """Exchange one option after the other, while that helps or until ``tries`` are used up.
+
+    Returns:
+        at least F; the tries that are left, below 0 if the last exchange took more than there were.
 
     An exchange is looked at with all keys as they are; where it comes near to the best it is justified and compared.
 
@@ -58,6 +61,7 @@ def climbed(  # type: ignore[no-untyped-def]
         turns: the tensors in the order in which they are looked at.
         errors, limit: the sum of a choice's errors, float64 (rows,), stays at most the limit or does not grow.
         near: relative distance from the best within which an exchange is justified.
+        tries: schedules to work out; enough: it also ends where F is no more than this.
         needs, ready: as in ``_heights``.
     """
     first, _, _, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
@@ -66,7 +70,7 @@ def climbed(  # type: ignore[no-untyped-def]
     spent, stale, goal = 0.0, 0, best * (1 - 1e-9)
     for tensor in range(choice.size):
         spent += errors[choice[tensor]]
-    while stale < turns.size:  # all tensors since the last improvement
+    while stale < turns.size and best > enough:  # all tensors since the last improvement
         for tensor in turns:
             stale += 1
             for place in range(begin[tensor], begin[tensor + 1]):
@@ -77,7 +81,7 @@ def climbed(  # type: ignore[no-untyped-def]
                 if _hopeless(tensor, row, old, needs, ready, heights, goal):
                     continue
                 if tries <= 0:
-                    return best
+                    return best, tries
                 time, new_key = exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds,
                                           count, repeats, best * (1 + near))  # fmt: skip
                 tries -= 1
@@ -87,11 +91,12 @@ def climbed(  # type: ignore[no-untyped-def]
                 parts = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
                 time = justified(choice, parts[0], parts[1], parts[2], parts[3], count, repeats, total, new_key,
                                  np.empty(new_key.size), 4, goal)  # fmt: skip
-                tries -= 6
+                tries -= 8
                 if time < goal:  # is it also what the rules find?
                     time, new_key, _ = quicker(
                         choice, backward, home, total, lane, seconds, count, repeats, rounds, goal
                     )
+                    tries -= 16
                 if time < goal:
                     best, stale, goal = time, 0, time * (1 - 1e-9)
                     spent += more
@@ -99,9 +104,9 @@ def climbed(  # type: ignore[no-untyped-def]
                     _heights(choice, needs, ready, home, heights)
                 else:
                     choice[tensor] = old
-            if stale >= turns.size:
+            if stale >= turns.size or best <= enough:
                 break
-    return best
+    return best, tries
 
 
 @njit(cache=True)

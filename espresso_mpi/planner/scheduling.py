@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +30,9 @@ from .timeline import ROUNDS
 
 NEAR = 0.002
 """Relative distance from the best within which an exchange is justified."""
-WORTH = 1e-4
+ENOUGH = 1e-4
+"""Relative distance from the bound within which choices are not improved any more."""
+WORTH = 5e-4
 """Relative distance from the bound above which choices are annealed."""
 HOT, COLD = 0.01, 0.0002
 """The first and the last heat of annealing, relative to the step's time."""
@@ -36,16 +40,19 @@ HOT, COLD = 0.01, 0.0002
 
 @dataclass(frozen=True)
 class Patience:
-    """How long choices are improved.
+    """How long choices are improved, counted in schedules, as times are not the same twice.
 
     Attributes:
-        tries: exchanges from one start; options: of each tensor, those that lift the relaxation least.
-        anneals: how often; work: in each, operations that are served.
+        tries: schedules for each tensor that all climbs may take; most: for all tensors, from one start.
+        options: of each tensor, those that lift the relaxation least.
+        anneals: how often; steps: for each tensor, in each; work: operations that are served in each, at most.
     """
 
     tries: int
+    most: int
     options: int
     anneals: int
+    steps: int
     work: int
 
 
@@ -57,29 +64,67 @@ def improved(
     Args:
         errors: float64 (rows,); their sum over a choice stays at most ``limit``, where that of a start is.
     """
-    tables = problem.timeline.tables  # F of every choice here is that of ``scheduled``
-    loads = relaxed.needs, np.cumsum(problem.timeline.backward)
-    turns = np.argsort([-tensor.nbytes for tensor in problem.trace.tensors], kind="stable")
+    return _Improving(problem, relaxed, errors, limit, how).found(starts)
 
-    def climb(start: np.ndarray) -> tuple[np.ndarray, float]:
-        choice = np.array(start, np.int64)
-        time, key, _ = scheduled(choice, *tables, ROUNDS)
-        rows = _promising(problem, relaxed, time, how.options)
-        above = climbed(choice, time, key, *rows, turns, errors, limit, NEAR, how.tries, ROUNDS, *loads, *tables)
-        return choice, scheduled(choice, *tables, ROUNDS)[0] if above < time else time
 
-    best, time = min(map(climb, starts), key=lambda found: found[1])
-    rng = np.random.default_rng(0)
-    for _ in range(how.anneals):
-        if time <= relaxed.value * (1 + WORTH):
-            break
+@dataclass(frozen=True)
+class _Improving:
+    """See ``improved``."""
+
+    problem: Problem
+    relaxed: Relaxed
+    errors: np.ndarray
+    limit: float
+    how: Patience
+
+    def found(self, starts: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+        tables, how, least = self.tables, self.how, self.relaxed.value
+        known = {start.tobytes(): np.array(start, np.int64) for start in starts}
+        ranked = sorted(((*scheduled(start, *tables, ROUNDS)[:2], start) for start in known.values()),
+                        key=lambda one: one[0])  # fmt: skip
+        best, time = ranked[0][2], ranked[0][0]
+        tries = min(how.most, how.tries * self.problem.tensors)
+        for start in ranked:
+            if time > least * (1 + ENOUGH):
+                best, time = min((best, time), self.climbed(*start, tries), key=lambda one: one[1])
+        rng = np.random.default_rng(0)
+        for _ in range(how.anneals):
+            if time <= least * (1 + WORTH):
+                break
+            choice = self.annealed(best, time, rng)
+            start = (*scheduled(choice, *tables, ROUNDS)[:2], choice)
+            best, time = min((best, time), self.climbed(*start, tries), key=lambda one: one[1])
+        return best, time
+
+    @cached_property
+    def tables(self) -> tuple[Any, ...]:
+        return self.problem.timeline.tables
+
+    @cached_property
+    def loads(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.relaxed.needs, np.cumsum(self.problem.timeline.backward)
+
+    @cached_property
+    def turns(self) -> np.ndarray:
+        return np.argsort([-tensor.nbytes for tensor in self.problem.trace.tensors], kind="stable")
+
+    def climbed(self, time: float, key: np.ndarray, start: np.ndarray, tries: int) -> tuple[np.ndarray, float]:
+        """The choice after exchanges of single options, and its F."""
+        choice, rows = start.copy(), _promising(self.problem, self.relaxed, time, self.how.options)
+        above, _ = climbed(
+            choice, time, key, *rows, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
+            self.relaxed.value * (1 + ENOUGH), *self.loads, *self.tables,
+        )  # fmt: skip
+        return choice, scheduled(choice, *self.tables, ROUNDS)[0] if above < time else time
+
+    def annealed(self, best: np.ndarray, time: float, rng: np.random.Generator) -> np.ndarray:
         choice = best.copy()
-        steps = how.work // laid_out(choice, *tables)[1].size
-        rows = _promising(problem, relaxed, time, 4 * how.options)
+        size = laid_out(choice, *self.tables)[1].size
+        steps = min(self.how.steps * choice.size, self.how.work // size)
+        rows = _promising(self.problem, self.relaxed, time, 4 * self.how.options)
         heats, draws = time * np.geomspace(HOT, COLD, steps), rng.random((steps, 3))
-        annealed(choice, *rows, errors, limit, heats, draws, *loads, *tables)
-        best, time = min((best, time), climb(choice), key=lambda found: found[1])
-    return best, time
+        annealed(choice, *rows, self.errors, self.limit, heats, draws, *self.loads, *self.tables)
+        return choice
 
 
 def _promising(problem: Problem, relaxed: Relaxed, time: float, most: int) -> tuple[np.ndarray, np.ndarray]:
