@@ -34,7 +34,7 @@ ENOUGH = 1e-4
 """Relative distance from the bound within which choices are not improved any more."""
 WORTH = 5e-4
 """Relative distance from the bound above which choices are annealed."""
-HOT, COLD = 0.01, 0.0002
+HOT, COLD = 0.003, 0.0001
 """The first and the last heat of annealing, relative to the step's time."""
 
 
@@ -43,13 +43,13 @@ class Patience:
     """How long choices are improved, counted in schedules, as times are not the same twice.
 
     Attributes:
-        tries: schedules for each tensor that all climbs may take; most: for all tensors, from one start.
+        tries: schedules for each tensor from one start; climb: operations of all of them, at most.
         options: of each tensor, those that lift the relaxation least.
-        anneals: how often; steps: for each tensor, in each; work: operations that are served in each, at most.
+        anneals: how often; steps: for each tensor, in each; work: operations of all of them, at most.
     """
 
     tries: int
-    most: int
+    climb: int
     options: int
     anneals: int
     steps: int
@@ -83,17 +83,16 @@ class _Improving:
         ranked = sorted(((*scheduled(start, *tables, ROUNDS)[:2], start) for start in known.values()),
                         key=lambda one: one[0])  # fmt: skip
         best, time = ranked[0][2], ranked[0][0]
-        tries = min(how.most, how.tries * self.problem.tensors)
         for start in ranked:
             if time > least * (1 + ENOUGH):
-                best, time = min((best, time), self.climbed(*start, tries), key=lambda one: one[1])
+                best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
         rng = np.random.default_rng(0)
         for _ in range(how.anneals):
             if time <= least * (1 + WORTH):
                 break
             choice = self.annealed(best, time, rng)
             start = (*scheduled(choice, *tables, ROUNDS)[:2], choice)
-            best, time = min((best, time), self.climbed(*start, tries), key=lambda one: one[1])
+            best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
         return best, time
 
     @cached_property
@@ -108,8 +107,9 @@ class _Improving:
     def turns(self) -> np.ndarray:
         return np.argsort([-tensor.nbytes for tensor in self.problem.trace.tensors], kind="stable")
 
-    def climbed(self, time: float, key: np.ndarray, start: np.ndarray, tries: int) -> tuple[np.ndarray, float]:
+    def climbed(self, time: float, key: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
         """The choice after exchanges of single options, and its F."""
+        tries = min(self.how.tries * start.size, self.how.climb // key.size)
         choice, rows = start.copy(), _promising(self.problem, self.relaxed, time, self.how.options)
         above, _ = climbed(
             choice, time, key, *rows, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
@@ -119,8 +119,7 @@ class _Improving:
 
     def annealed(self, best: np.ndarray, time: float, rng: np.random.Generator) -> np.ndarray:
         choice = best.copy()
-        size = laid_out(choice, *self.tables)[1].size
-        steps = min(self.how.steps * choice.size, self.how.work // size)
+        steps = min(self.how.steps * choice.size, self.how.work // laid_out(choice, *self.tables)[1].size)
         rows = _promising(self.problem, self.relaxed, time, 4 * self.how.options)
         heats, draws = time * np.geomspace(HOT, COLD, steps), rng.random((steps, 3))
         annealed(choice, *rows, self.errors, self.limit, heats, draws, *self.loads, *self.tables)
