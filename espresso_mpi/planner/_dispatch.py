@@ -104,14 +104,21 @@ def _wait(keys, places, waiting, lane, key, place):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True)
-def _serve(keys, places, waiting, running, until, now, took, start):  # type: ignore[no-untyped-def]
-    """Lanes that are free begin with what waits for them; returns when the next operation ends, inf: none does."""
+def _serve(keys, places, waiting, running, until, now, took, start, late):  # type: ignore[no-untyped-def]
+    """Lanes that are free begin with what waits for them; returns when the next operation ends, inf: none does.
+
+    Args:
+        late: float64 (lanes,), when each must begin with what it has left; -inf is returned if one begins later.
+    """
     soonest = np.inf
     for lane in range(running.size):
         if running[lane] < 0 and waiting[lane]:
+            if now > late[lane]:
+                return -np.inf
             place = _pop(keys[lane], places[lane], waiting[lane])
             waiting[lane] -= 1
             running[lane], until[lane], start[place] = place, now + took[place], now
+            late[lane] += took[place]
         soonest = min(soonest, until[lane])
     return soonest
 
@@ -119,6 +126,8 @@ def _serve(keys, places, waiting, running, until, now, took, start):  # type: ig
 @njit(cache=True)
 def forward(choice, first, owner, where, took, count, key, by_arrival, total, limit, start):  # type: ignore[no-untyped-def]
     """Serve every lane whenever it is free; returns when all is done, inf beyond ``limit``.
+
+    Beyond the limit it ends as soon as a lane that begins with something has too much left to be done by then.
 
     Args:
         by_arrival: the key is when an operation became ready, whatever ``key`` says.
@@ -128,15 +137,18 @@ def forward(choice, first, owner, where, took, count, key, by_arrival, total, li
     keys, places = np.empty((total, size)), np.empty((total, size), np.int64)
     waiting = np.zeros(total, np.int64)
     running, until = np.full(total, -1, np.int64), np.full(total, np.inf)
-    now = 0.0
+    now, late = 0.0, np.full(total, limit * (1 + 1e-12))
+    if limit < np.inf:
+        for place in range(size):
+            late[where[place]] -= took[place]
     if size:
         _wait(keys, places, waiting, where[0], key[0], 0)
     while True:
-        soonest = _serve(keys, places, waiting, running, until, now, took, start)
+        soonest = _serve(keys, places, waiting, running, until, now, took, start, late)
         if soonest == np.inf:
             return now
         now = soonest
-        if now > limit:
+        if now > limit or now < 0:
             return np.inf
         for lane in range(total):
             if until[lane] != now:
@@ -173,9 +185,9 @@ def reverse(choice, first, owner, where, took, count, repeats, key, total, start
         if missing[tensor] == 0:
             place = first[tensor]
             _wait(keys, places, waiting, where[place], key[place], place)
-    now = 0.0
+    now, late = 0.0, np.full(total, np.inf)
     while True:
-        soonest = _serve(keys, places, waiting, running, until, now, took, start)
+        soonest = _serve(keys, places, waiting, running, until, now, took, start, late)
         if soonest == np.inf:
             return now
         now = soonest
@@ -210,11 +222,12 @@ def served(choice, backward, home, total, lane, seconds, count, repeats, by_tens
 
 
 @njit(cache=True)
-def justified(choice, first, owner, where, took, count, repeats, total, key, start, rounds):  # type: ignore[no-untyped-def]
+def justified(choice, first, owner, where, took, count, repeats, total, key, start, rounds, enough):  # type: ignore[no-untyped-def]
     """Push everything to the right as late as it can be, then to the left by that order, as long as it helps.
 
     Args:
         key, start: in: keys to begin with; out: those of the best schedule, and when its operations begin.
+        enough: it also ends when all is done earlier than this.
 
     Returns:
         when all is done.
@@ -224,6 +237,8 @@ def justified(choice, first, owner, where, took, count, repeats, total, key, sta
     now[:] = start
     stale = 0
     for _ in range(rounds):
+        if best < enough:
+            break
         for place in range(took.size):
             mine[place] = -(now[place] + took[place])
         end = reverse(choice, first, owner, where, took, count, repeats, mine, total, back)
@@ -244,15 +259,23 @@ def justified(choice, first, owner, where, took, count, repeats, total, key, sta
 @njit(cache=True)
 def scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds):  # type: ignore[no-untyped-def]
     """The best schedule of a choice that is found from every rule: (seconds, key, start)."""
+    return quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds, -np.inf)
+
+
+@njit(cache=True)
+def quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds, enough):  # type: ignore[no-untyped-def]
+    """The same, or the first schedule on the way that takes less than ``enough``: F is at most its time."""
     first, owner, where, took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
     best, key, start = np.inf, np.empty(took.size), np.empty(took.size)
     mine, now = np.empty(took.size), np.empty(took.size)
     for rule in range(RULES):
         by_rule(rule, first, owner, tail, mine)
-        time = justified(choice, first, owner, where, took, count, repeats, total, mine, now, rounds)
+        time = justified(choice, first, owner, where, took, count, repeats, total, mine, now, rounds, enough)
         if time < best:
             best = time
             key[:], start[:] = mine, now
+        if best < enough:
+            break
     return best, key, start
 
 
@@ -282,95 +305,3 @@ def exchanged(choice, tensor, row, first, key, took, backward, home, total, lane
     time = forward(choice, new_first, owner, where, new_took, count, new_key, False, total, limit, start)
     choice[tensor] = old
     return time, new_key
-
-
-@njit(cache=True)
-def climbed(  # type: ignore[no-untyped-def]
-    choice, best, key, tried, begin, turns, errors, limit, near, tries, rounds,
-    backward, home, total, lane, seconds, count, repeats
-):  # fmt: skip
-    """Exchange one option after the other, while that helps or until ``tries`` are used up; returns F.
-
-    An exchange is looked at with all keys as they are; where it comes near to the best it is justified and compared.
-
-    Args:
-        choice: changed in place; best, key: its F, and the keys of its schedule.
-        tried, begin: the rows to try: those of a tensor are ``tried[begin[tensor] : begin[tensor + 1]]``.
-        turns: the tensors in the order in which they are looked at.
-        errors, limit: the sum of a choice's errors, float64 (rows,), stays at most the limit or does not grow.
-        near: relative distance from the best within which an exchange is justified.
-    """
-    first, _, _, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
-    spent, improved = 0.0, True
-    for tensor in range(choice.size):
-        spent += errors[choice[tensor]]
-    while improved:
-        improved = False
-        for tensor in turns:
-            for place in range(begin[tensor], begin[tensor + 1]):
-                row, old = tried[place], choice[tensor]
-                more = errors[row] - errors[old]
-                if row == old or (more > 0 and spent + more > limit):
-                    continue
-                if tries <= 0:
-                    return best
-                time, new_key = exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds,
-                                          count, repeats, best * (1 + near))  # fmt: skip
-                tries -= 1
-                if time == np.inf:
-                    continue
-                choice[tensor] = row
-                parts = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
-                time = justified(choice, parts[0], parts[1], parts[2], parts[3], count, repeats, total, new_key,
-                                 np.empty(new_key.size), 4)  # fmt: skip
-                tries -= 6
-                new_best = np.inf
-                if time < best * (1 - 1e-9):  # is it also what the rules find?
-                    new_best, new_key, _ = scheduled(
-                        choice, backward, home, total, lane, seconds, count, repeats, rounds
-                    )
-                if new_best < best * (1 - 1e-9):
-                    best, improved = new_best, True
-                    spent += more
-                    key, first, took = new_key, parts[0], parts[3]
-                else:
-                    choice[tensor] = old
-    return best
-
-
-@njit(cache=True)
-def annealed(  # type: ignore[no-untyped-def]
-    choice, tried, begin, errors, limit, heats, draws, backward, home, total, lane, seconds, count, repeats
-):  # fmt: skip
-    """Exchange options at random, also for what is a little slower, ever less so; the best by any rule, in place.
-
-    Args:
-        tried, begin, errors, limit: as in ``climbed``.
-        heats: float64 (steps,), seconds; draws: float64 (steps, 3), from 0 to 1.
-    """
-    spent, now, best = 0.0, np.inf, np.inf
-    for tensor in range(choice.size):
-        spent += errors[choice[tensor]]
-    found = choice.copy()
-    for step in range(draws.shape[0]):
-        tensor = min(choice.size - 1, int(draws[step, 0] * choice.size))
-        size = begin[tensor + 1] - begin[tensor]
-        row, old = tried[begin[tensor] + min(size - 1, int(draws[step, 1] * size))], choice[tensor]
-        more = errors[row] - errors[old]
-        if (row == old and step) or (more > 0 and spent + more > limit):
-            continue
-        choice[tensor] = row
-        first, owner, where, took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
-        key, start, time = np.empty(took.size), np.empty(took.size), np.inf
-        for rule in range(RULES):
-            by_rule(rule, first, owner, tail, key)
-            time = min(time, forward(choice, first, owner, where, took, count, key, False, total, time, start))
-        if time > now and draws[step, 2] >= np.exp((now - time) / heats[step]):
-            choice[tensor] = old
-            continue
-        now = time
-        spent += more
-        if time < best:
-            best = time
-            found[:] = choice
-    choice[:] = found

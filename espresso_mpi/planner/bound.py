@@ -358,6 +358,33 @@ def _sweep(mean, rows, parts, heads, tails, weight, opened, start, adds, menu, b
         behind[:] = after
 
 
+@njit(cache=True)
+def _played(  # type: ignore[no-untyped-def]
+    mean, rows, parts, heats, sweeps, heads, tails, weight, opened, start, final, adds, menu, first, backward
+):  # fmt: skip
+    """A round at every heat: the flow that answers the mixtures, then ``sweeps`` improvements of them.
+
+    Returns:
+        of every round as in ``Flow``: value, mass, rest, flow.
+    """
+    tensors, nodes = menu.size, start.size
+    value, mass = np.empty(heats.size), np.zeros((heats.size, tensors + 1, nodes))
+    rest, flow = np.zeros((heats.size, tensors + 1)), np.zeros((heats.size, tensors, heads.size))
+    ahead, best = np.empty((tensors + 1, nodes)), np.empty(tensors, np.int64)
+    for number, heat in enumerate(heats):
+        _ahead(mean, heads, tails, opened, final, adds, menu, backward, heat, ahead)
+        _flow(mean, heads, tails, opened, start, adds, menu, backward, heat, ahead, mass[number], flow[number])
+        value[number] = _answer(
+            flow[number], mass[number], weight, start, final, adds, menu, first, backward, best, rest[number]
+        )
+        _admit(best, rows, parts)
+        for sweep in range(sweeps[number]):
+            if sweep:
+                _ahead(mean, heads, tails, opened, final, adds, menu, backward, heat, ahead)
+            _sweep(mean, rows, parts, heads, tails, weight, opened, start, adds, menu, backward, heat, ahead)
+    return value, mass, rest, flow
+
+
 @dataclass(frozen=True)
 class Flow:
     """A bound, and what is to come from anywhere: ``mass[i] · state + rest[i]`` is at most F of every completion.
@@ -397,24 +424,12 @@ class Game:
         parts[:, 0] = 1.0
         return cls(network, np.ascontiguousarray(network.weight[:, choice].T), rows, parts)
 
-    def flow(self, heat: float) -> Flow:
-        """The flow that answers the mixtures; lets in the options that answer it."""
+    def played(self, heats: np.ndarray, sweeps: np.ndarray) -> list[Flow]:
+        """A round at every heat: the flow that answers the mixtures, then so many improvements of them."""
         n = self.network
-        tensors, nodes = n.menu.size, n.start.size
-        mass, flow, rest = np.zeros((tensors + 1, nodes)), np.zeros((tensors, n.heads.size)), np.zeros(tensors + 1)
-        best = np.empty(tensors, np.int64)
-        ahead = self._ahead(heat)
-        _flow(self.mean, n.heads, n.tails, n.open, n.start, n.adds, n.menu, n.backward, heat, ahead, mass, flow)
-        value = _answer(flow, mass, n.weight, n.start, n.final, n.adds, n.menu, n.first, n.backward, best, rest)
-        _admit(best, self.rows, self.parts)
-        return Flow(value, mass, rest, flow)
-
-    def sweep(self, heat: float, times: int = 1) -> None:
-        """Improve the mixtures."""
-        n = self.network
-        for _ in range(times):
-            _sweep(self.mean, self.rows, self.parts, n.heads, n.tails, n.weight, n.open, n.start, n.adds, n.menu,
-                   n.backward, heat, self._ahead(heat))  # fmt: skip
+        found = _played(self.mean, self.rows, self.parts, heats, sweeps, n.heads, n.tails, n.weight, n.open, n.start,
+                        n.final, n.adds, n.menu, n.first, n.backward)  # fmt: skip
+        return [Flow(float(value), *arrays) for value, *arrays in zip(*found)]
 
     def rounded(self) -> np.ndarray:
         """Of every mixture the row with the largest part."""
@@ -469,13 +484,8 @@ def relaxed(network: Network, choice: np.ndarray, *, rounds: int = 24, heat: flo
         heat, coldest: the first and the last, relative to the longest path of the choice.
     """
     game = Game.begin(network, choice)
-    scale = game.longest()
-    flows: list[Flow] = []
-    for number in range(rounds):
-        now = max(heat * cooling**number, coldest) * scale
-        flows.append(game.flow(now))
-        game.sweep(now, 3)
-    flows.append(game.flow(coldest * scale))
+    heats = np.append(np.maximum(heat * cooling ** np.arange(rounds), coldest), coldest) * game.longest()
+    flows = game.played(heats, np.append(np.full(rounds, 3), 0))
     flows.sort(key=lambda flow: -flow.value)
     return Relaxation(network, game, tuple(flows))
 

@@ -3,6 +3,11 @@
 A menu holds what no other option of it dominates. The way of an option through the lanes is a max-plus matrix: when
 each lane is free afterwards, as the maximum over lanes of when it was free before plus a time. An option whose matrix
 is nowhere above another's is never worse than it, whatever comes before and after (in the order ``backprop``).
+
+In the order ``schedule`` a menu holds much less: what no other option of it needs less than, on any lane and from end to
+end (see ``_needs``). The bound of a search holds for what was left out all the same, as that is all that the relaxation
+knows of an option. That one of the options left out is in no better schedule is no theorem: it may visit the lanes in
+another order.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from ..compressors import Compressor
 from ..errors import ConfigError, PlanError
 from ..timetable import MOST_LANES
 from ..types import ITEMSIZE, Plan, Route, Strategy, buffer_name
+from ._needs import least, needs, visited
 from .cost import Prices, Shape, Slot, price_table, walk
 from .profile import Profile
 from .timeline import LANES, Lanes, Options, Order, Timeline, follow, virtual
@@ -182,7 +188,7 @@ class Problem:
             routes: default: all of the decision tree for the trace's device, and those that sum payloads where a
                 compressor is linear.
             lanes: which resources share a lane, or the name of one of ``LANES``.
-            prune: leave out what is dominated; see the module.
+            prune: leave out what is dominated in the order; see the module.
             free_codecs: encodes and decodes take no time.
 
         Raises:
@@ -199,8 +205,11 @@ class Problem:
         menu = [sizes.setdefault(_size(tensor), len(sizes)) for tensor in trace.tensors]
         different, menus = list(sizes), list[Menu]()
         for begin in range(0, len(different), _AT_ONCE):
-            some = _menus(tables, methods, profile, different[begin : begin + _AT_ONCE], free_codecs)
-            menus += pruned(tables, some, where) if prune else some
+            priced = _priced(tables, methods, profile, different[begin : begin + _AT_ONCE], free_codecs)
+            if prune and order == "schedule":
+                menus += _needed(tables, priced, where.count)
+            else:
+                menus += pruned(tables, _menus(tables, priced), where) if prune else _menus(tables, priced)
         return cls._joined(trace, profile, spellings, given, menus, menu, where, order)
 
     @classmethod
@@ -405,49 +414,88 @@ def _size(tensor: TracedTensor) -> tuple[int, int]:
     return tensor.size, ITEMSIZE[tensor.dtype]
 
 
-def _menus(
+@dataclass(frozen=True)
+class _Block:
+    """The dense options, or those of one compressor, at every size.
+
+    Attributes:
+        method: as in ``Menu``; rows: int64 (options,), their routes.
+        slots: float64 (sizes, slots), seconds of the operations; repeats: of each size the number of segments.
+    """
+
+    method: int
+    rows: np.ndarray
+    slots: np.ndarray
+    repeats: list[int]
+
+
+def _priced(
     tables: Compiled, methods: Sequence[Compressor], profile: Profile, sizes: Sequence[tuple[int, int]],
     free_codecs: bool,
-) -> list[Menu]:  # fmt: skip
-    """All options of tensors of each size, unpruned: the dense ones, then those of one compressor after the other.
+) -> list[_Block]:  # fmt: skip
+    """The operations of all options of tensors of each size: the dense ones, then of one compressor after the other.
 
     Args:
         sizes: (elements, bytes of one of them).
     """
     groups: list[tuple[int, Compressor | None, np.ndarray]] = [(-1, None, ~tables.packed)]
     groups += [(number, m, tables.packed & (m.linear | ~tables.sums)) for number, m in enumerate(methods)]
-    blocks = [
-        _block(tables, np.flatnonzero(rows), [Prices(profile, size[0], method, size[1], free_codecs) for size in sizes])
-        for _, method, rows in groups
-    ]
-    rows = np.concatenate([np.flatnonzero(rows) for _, _, rows in groups])
-    method = np.repeat(np.array([number for number, _, _ in groups], np.int32), [rows.sum() for _, _, rows in groups])
-    seconds = np.concatenate([block[0] for block in blocks], axis=1)
-    repeats = np.concatenate([block[1] for block in blocks], axis=1)
+    return [
+        _block(
+            tables, number, np.flatnonzero(rows),
+            [Prices(profile, size[0], method, size[1], free_codecs) for size in sizes],
+        )
+        for number, method, rows in groups
+    ]  # fmt: skip
+
+
+def _menus(tables: Compiled, blocks: Sequence[_Block]) -> list[Menu]:
+    """All options of tensors of each size, unpruned."""
+    rows = np.concatenate([block.rows for block in blocks])
+    method = np.repeat(np.array([block.method for block in blocks], np.int32), [block.rows.size for block in blocks])
+    seconds = np.concatenate([block.slots[:, tables.index[block.rows]] for block in blocks], axis=1)
+    repeats = np.concatenate(
+        [np.repeat(np.array(block.repeats, np.int32)[:, None], block.rows.size, axis=1) for block in blocks], axis=1
+    )
     lane, count, route = tables.lane[rows], tables.count[rows], rows.astype(np.int32)
     return [Menu(Options(lane, s, count, r), method, route) for s, r in zip(seconds, repeats)]
 
 
-def _block(tables: Compiled, rows: np.ndarray, prices: Sequence[Prices]) -> tuple[np.ndarray, np.ndarray]:
-    """Options of one compressor, or the dense ones, at every size.
+def _needed(tables: Compiled, blocks: Sequence[_Block], total: int) -> list[Menu]:
+    """Of every size the options that no other one needs less than; see the module."""
+    rows = np.concatenate([block.rows for block in blocks])
+    method = np.repeat(np.array([block.method for block in blocks], np.int32), [block.rows.size for block in blocks])
+    menus = []
+    for size in range(len(blocks[0].repeats)):
+        values = [
+            needs(block.rows, tables.index, tables.lane, tables.count, block.slots[size], block.repeats[size], total)
+            for block in blocks
+        ]
+        kept = least(np.concatenate(values))
+        route = rows[kept]
+        slots = np.stack([block.slots[size] for block in blocks])
+        seconds = slots[method[kept, None] + 1, tables.index[route]]  # the first block is that of the dense options
+        repeats = np.array([block.repeats[size] for block in blocks], np.int32)[method[kept] + 1]
+        options = Options(tables.lane[route], seconds, tables.count[route], repeats)
+        menus.append(Menu(options, method[kept], route.astype(np.int32)))
+    return menus
 
-    Returns:
-        seconds, float64 (sizes, rows, most operations), and repeats, int32 (sizes, rows).
-    """
+
+def _block(tables: Compiled, method: int, rows: np.ndarray, prices: Sequence[Prices]) -> _Block:
+    """The operations of options of one compressor, or of the dense ones, at every size."""
     segments = [one.segments() for one in prices]
-    index = tables.index[rows]
-    used = np.unique(index[np.arange(index.shape[1]) < tables.count[rows, None]])
+    used = np.flatnonzero(visited(rows, tables.index, tables.count, len(tables.slots)))
     seconds = np.zeros((len(prices), max(1, len(tables.slots))))  # a single rank may have nothing to do
     seconds[:, used] = price_table([one for _, one in segments], [tables.slots[place] for place in used])
-    repeats = np.array([[count] for count, _ in segments], np.int32)
-    longest = float((seconds.max(axis=1, initial=0.0) * repeats[:, 0]).max(initial=0.0))
+    repeats = [count for count, _ in segments]
+    longest = float((seconds.max(axis=1, initial=0.0) * np.array(repeats)).max(initial=0.0))
     if not longest <= LONGEST:
         raise ConfigError(
             f"profile: with compressor {prices[0].compressor or 'none'} an operation takes {longest:.3g} s, by the "
             f"curves for tensors of up to {max(one.n for one in prices)} elements; expected at most {LONGEST:g}: is a "
             f"curve or a size in the wrong unit?"
         )
-    return seconds[:, index], np.broadcast_to(repeats, (len(prices), rows.size))
+    return _Block(method, rows, seconds, repeats)
 
 
 # --- dominance --------------------------------------------------------------------------------------------------------

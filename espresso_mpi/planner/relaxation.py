@@ -14,19 +14,24 @@ them that a solution violates. What is returned is not its word: of the multipli
 > F(S) ≥ Σ_k λ_k (constant_k + Σ_i weight_k(S_i)) ≥ Σ_k λ_k constant_k + Σ_i min over o of Σ_k λ_k weight_k(o)
 
 for all λ ≥ 0 that sum up to 1, and the right side is worked out anew over all options of the menus.
+
+Tensors with one menu between which no inequality of the program tells are the same to it: they are a *class*, and share
+one mixture. So the program has as many columns as classes have options, whatever the number of tensors; an inequality
+that is added may cut classes in two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from .bound import certified, loads
-from .problem import Problem, _front
+from ._needs import apportioned, least, needs_of
+from .bound import certified
+from .problem import Problem
 
 ROUNDS = 30
 """How often inequalities are added, at most."""
@@ -45,18 +50,40 @@ class Relaxed:
 
     Attributes:
         value: seconds without ``Problem.around`` that no choice and no schedule falls below: certified.
-        choice: int64 (tensors,), of every mixture the option with the largest share.
-        above: by tensor, float64: by how much the bound rises, at least, if the tensor has each option of its menu.
+        choice: int64 (tensors,): of every tensor an option of its mixture, so that each class has of every option about
+            as much as its mixture.
+        kind: int64 (tensors,), the class of each tensor; first: of every class the first tensor.
+        above: by class, float64: by how much the bound rises, at least, if a tensor has each option of its menu.
+        needs: float64 (rows, lanes + 1), see ``_needs``.
     """
 
     value: float
     choice: np.ndarray
+    kind: np.ndarray
+    first: np.ndarray
     above: tuple[np.ndarray, ...]
+    needs: np.ndarray
 
 
 def relaxed(problem: Problem) -> Relaxed:
     """Solve the relaxation of a problem, over all options of its menus."""
     return _Relaxation(problem).solved()
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """Tensors that are the same to some inequalities.
+
+    Attributes:
+        kind, first: as in ``Relaxed``; size: int64 (classes,), tensors of each.
+        column: int64 (columns,), the class of each column of the program; rows: int64 (columns,), its option.
+    """
+
+    kind: np.ndarray
+    first: np.ndarray
+    size: np.ndarray
+    column: np.ndarray
+    rows: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -66,30 +93,45 @@ class _Relaxation:
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Of every row: seconds on each lane, (rows, lanes), and of a segment, (rows,)."""
-        return loads(self.problem)
+        return self.needs[:, :-1], self.needs[:, -1]
+
+    @cached_property
+    def needs(self) -> np.ndarray:
+        """Of every row: both."""
+        o, lanes = self.problem.timeline.options, self.problem.timeline.lanes
+        return np.asarray(needs_of(o.lane, o.seconds, o.count, o.repeats, lanes.count))
 
     @cached_property
     def ready(self) -> np.ndarray:
         return np.cumsum(self.problem.timeline.backward)
 
     @cached_property
-    def columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tensors and rows, int64 (columns,): those that no other row of the menu is below in loads and chain."""
-        problem, (load, chain) = self.problem, self.tables
-        kept = []
-        for begin, end in zip(problem.first, problem.first[1:]):
-            values = np.ascontiguousarray(np.column_stack([load[begin:end], chain[begin:end]]))
-            kept.append(begin + np.sort(_front(values, np.argsort(values.sum(axis=1), kind="stable"))))
-        tensors = np.repeat(np.arange(problem.tensors), [kept[menu].size for menu in problem.menu])
-        return tensors, np.concatenate([kept[menu] for menu in problem.menu])
+    def kept(self) -> list[np.ndarray]:
+        """Of every menu the rows that no other one is below in loads and chain."""
+        first = self.problem.first
+        return [begin + least(self.needs[begin:end]) for begin, end in zip(first, first[1:])]
 
-    def weight(self, lane: int, tensor: int) -> np.ndarray:
+    def classes(self, known: Iterable[tuple[int, int]]) -> _Classes:
+        """The classes to some inequalities, as (lane, tensor)."""
+        problem, place = self.problem, np.arange(self.problem.tensors)
+        begins = np.unique([tensor for lane, tensor in known if lane != CHAIN])
+        chains = np.unique([tensor for lane, tensor in known if lane == CHAIN])
+        part = np.searchsorted(begins, place, "right")
+        part[chains] = begins.size + 1 + np.arange(chains.size)
+        _, first, kind, size = np.unique(
+            part * (problem.first.size - 1) + problem.menu, return_index=True, return_inverse=True, return_counts=True
+        )
+        rows = [self.kept[menu] for menu in problem.menu[first]]
+        column = np.repeat(np.arange(first.size), [own.size for own in rows])
+        return _Classes(kind, first, size, column, np.concatenate(rows))
+
+    def weight(self, lane: int, tensor: int, classes: _Classes) -> np.ndarray:
         """What each column adds to an inequality: of a lane from a tensor on, or the chain of a tensor."""
-        tensors, rows = self.columns
         load, chain = self.tables
         if lane == CHAIN:
-            return np.where(tensors == tensor, chain[rows], 0.0)
-        return np.where(tensors >= tensor, load[rows, lane], 0.0)
+            return np.where(classes.column == classes.kind[tensor], chain[classes.rows], 0.0)
+        inside = np.where(classes.first >= tensor, classes.size, 0)
+        return load[classes.rows, lane] * inside[classes.column]
 
     def constant(self, lane: int, tensor: int) -> float:
         backward = self.problem.timeline.lanes.backward
@@ -100,89 +142,87 @@ class _Relaxation:
         lanes = self.problem.timeline.lanes
         return [*((lane, 0) for lane in range(lanes.count)), (CHAIN, self.problem.tensors - 1)]
 
-    def violated(self, shares: np.ndarray, value: float) -> Iterator[tuple[int, int]]:
+    def violated(self, classes: _Classes, shares: np.ndarray, value: float) -> Iterator[tuple[int, int]]:
         """Of every lane the inequality that is violated most, and some of chains."""
-        tensors, rows = self.columns
-        (load, chain), lanes, size = self.tables, self.problem.timeline.lanes, self.problem.tensors
-        least = value * (1 + VIOLATED) + 1e-15
+        (load, chain), lanes, kinds = self.tables, self.problem.timeline.lanes, classes.first.size
+        limit = value * (1 + VIOLATED) + 1e-15
         for lane in range(lanes.count):
             if lane != lanes.backward:
-                here = np.bincount(tensors, load[rows, lane] * shares, minlength=size)
-                times = self.ready + here[::-1].cumsum()[::-1]
-                if times.max() > least:
+                mean = np.bincount(classes.column, load[classes.rows, lane] * shares, minlength=kinds)
+                times = self.ready + mean[classes.kind][::-1].cumsum()[::-1]
+                if times.max() > limit:
                     yield lane, int(times.argmax())
-        times = self.ready + np.bincount(tensors, chain[rows] * shares, minlength=size)
-        yield from ((CHAIN, int(place)) for place in np.argsort(-times, kind="stable")[:CHAINS] if times[place] > least)
+        times = self.ready + np.bincount(classes.column, chain[classes.rows] * shares, minlength=kinds)[classes.kind]
+        yield from ((CHAIN, int(place)) for place in np.argsort(-times, kind="stable")[:CHAINS] if times[place] > limit)
 
     def solved(self) -> Relaxed:
-        program = _Program(*self.columns, self.problem.tensors)
-        known: dict[tuple[int, int], None] = {}
-        new = self.begins()
+        known = dict.fromkeys(self.begins())
         for _ in range(ROUNDS):
-            for one in new:
-                known[one] = None
-                program.add(self.weight(*one), self.constant(*one))
-            shares, multipliers, value = program.solved()
-            new = [one for one in self.violated(shares, value) if one not in known]
+            classes = self.classes(known)
+            shares, multipliers, value = _solved(
+                classes.column, np.array([self.weight(*one, classes) for one in known]),
+                np.array([self.constant(*one) for one in known]),
+            )  # fmt: skip
+            new = [one for one in self.violated(classes, shares, value) if one not in known]
             if not new:
                 break
-        return self.result(shares, list(known), multipliers)
+            known |= dict.fromkeys(new)
+        return self.result(classes, shares, list(known)[: multipliers.size], multipliers)
 
-    def result(self, shares: np.ndarray, known: list[tuple[int, int]], multipliers: np.ndarray) -> Relaxed:
+    def result(
+        self, classes: _Classes, shares: np.ndarray, known: list[tuple[int, int]], multipliers: np.ndarray
+    ) -> Relaxed:
         problem, (load, chain) = self.problem, self.tables
         factor = np.maximum(multipliers, 0.0)
         factor = factor / factor.sum() if factor.sum() > 0 else np.full(len(known), 1 / len(known))
-        by_lane = np.zeros((problem.tensors + 1, problem.timeline.lanes.count))
-        by_chain, total = np.zeros(problem.tensors), 0.0
+        above, total = [], 0.0
+        by_lane = np.zeros((classes.first.size, problem.timeline.lanes.count))
+        by_chain = np.zeros(classes.first.size)
         for (lane, tensor), part in zip(known, factor):
             total += part * self.constant(lane, tensor)
             if lane == CHAIN:
-                by_chain[tensor] += part
+                by_chain[classes.kind[tensor]] += part
             else:
-                by_lane[tensor, lane] += part
-        by_lane = by_lane.cumsum(axis=0)
-        above = []
-        for tensor in range(problem.tensors):
+                by_lane[classes.first >= tensor, lane] += part
+        for kind, tensor in enumerate(classes.first):
             here = slice(problem.rows(tensor).start, problem.rows(tensor).stop)
-            cost = load[here] @ by_lane[tensor] + by_chain[tensor] * chain[here]
-            total += float(cost.min())
+            cost = load[here] @ by_lane[kind] + by_chain[kind] * chain[here]
+            total += int(classes.size[kind]) * float(cost.min())
             above.append(cost - cost.min())
-        tensors, rows = self.columns
-        order = np.lexsort((-np.arange(shares.size), shares))  # the largest share last, of equal ones the first
-        choice = np.empty(problem.tensors, np.int64)
-        choice[tensors[order]] = rows[order]
-        return Relaxed(certified(total), choice, tuple(above))
+        begin = np.searchsorted(classes.column, np.arange(classes.first.size + 1))
+        choice = classes.rows[apportioned(classes.kind, begin, shares)]
+        return Relaxed(certified(total), choice, classes.kind, classes.first, tuple(above), self.needs)
 
 
-class _Program:
-    """The linear program: least T, shares of each tensor sum up to 1, T at least every inequality. By HiGHS."""
+def _solved(column: np.ndarray, weights: np.ndarray, constants: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Solve the program by HiGHS: least T, shares of each class sum up to 1, T at least every inequality.
 
-    def __init__(self, tensors: np.ndarray, rows: np.ndarray, size: int) -> None:
-        import highspy
+    Args:
+        column: int64 (columns,), the class of each, rising; weights: float64 (inequalities, columns); constants.
 
-        self._none, self._size, self._columns = highspy.kHighsInf, size, rows.size
-        self._solver: Any = highspy.Highs()
-        for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
-            self._solver.setOptionValue(name, value)
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = rows.size + 1, size
-        model.col_cost_ = np.append(np.zeros(rows.size), 1.0)
-        model.col_lower_, model.col_upper_ = np.zeros(rows.size + 1), np.full(rows.size + 1, self._none)
-        model.row_lower_, model.row_upper_ = np.ones(size), np.ones(size)
-        model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        model.a_matrix_.start_ = np.append(np.arange(rows.size + 1), rows.size).astype(np.int32)
-        model.a_matrix_.index_, model.a_matrix_.value_ = tensors.astype(np.int32), np.ones(rows.size)
-        self._solver.passModel(model)
+    Returns:
+        the shares, the multipliers of the inequalities, and T.
+    """
+    import highspy
 
-    def add(self, weight: np.ndarray, constant: float) -> None:
-        """T is at least the constant and the shares' weights."""
-        used = np.flatnonzero(weight)
-        index, value = np.append(used, self._columns).astype(np.int32), np.append(-weight[used], 1.0)
-        self._solver.addRow(constant, self._none, index.size, index, value)
-
-    def solved(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """The shares, the multipliers of the inequalities in their order, and T."""
-        self._solver.run()
-        solution = self._solver.getSolution()
-        return (np.array(solution.col_value[:-1]), np.array(solution.row_dual[self._size :]),
-                float(solution.col_value[-1]))  # fmt: skip
+    columns, kinds, none = column.size, int(column[-1]) + 1, highspy.kHighsInf
+    solver: Any = highspy.Highs()
+    for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0), ("presolve", "off")):
+        solver.setOptionValue(name, value)
+    inequalities = kinds + np.arange(constants.size)  # the rows after those of the classes
+    index = np.append(np.column_stack([column, np.tile(inequalities, (columns, 1))]), inequalities)
+    values = np.append(np.column_stack([np.ones(columns), -weights.T]), np.ones(constants.size))
+    start = np.append(np.arange(columns + 1) * (1 + constants.size), index.size)
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = columns + 1, kinds + constants.size
+    model.col_cost_ = np.append(np.zeros(columns), 1.0)
+    model.col_lower_, model.col_upper_ = np.zeros(columns + 1), np.full(columns + 1, none)
+    model.row_lower_ = np.append(np.ones(kinds), constants)
+    model.row_upper_ = np.append(np.ones(kinds), np.full(constants.size, none))
+    model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = start, index, values
+    solver.passModel(model)
+    solver.run()
+    solution = solver.getSolution()
+    shares, duals = np.array(solution.col_value), np.array(solution.row_dual)
+    return shares[:-1], duals[kinds:], float(shares[-1])

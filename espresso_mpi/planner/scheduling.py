@@ -17,34 +17,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from ._dispatch import annealed, climbed, laid_out, scheduled
+from ._climb import annealed, climbed
+from ._dispatch import laid_out, scheduled
 from .problem import Problem
 from .relaxation import Relaxed
 from .timeline import ROUNDS
 
 NEAR = 0.002
 """Relative distance from the best within which an exchange is justified."""
-WORTH = 1e-4
+ENOUGH = 1e-4
+"""Relative distance from the bound within which choices are not improved any more."""
+WORTH = 5e-4
 """Relative distance from the bound above which choices are annealed."""
-HOT, COLD = 0.01, 0.0002
+HOT, COLD = 0.003, 0.0001
 """The first and the last heat of annealing, relative to the step's time."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long choices are improved.
+    """How long choices are improved, counted in schedules, as times are not the same twice.
 
     Attributes:
-        tries: exchanges from one start; options: of each tensor, those that lift the relaxation least.
-        anneals: how often; work: in each, operations that are served.
+        tries: schedules for each tensor from one start; climb: operations of all of them, at most.
+        options: of each tensor, those that lift the relaxation least.
+        anneals: how often; steps: for each tensor, in each; work: operations of all of them, at most.
     """
 
     tries: int
+    climb: int
     options: int
     anneals: int
+    steps: int
     work: int
 
 
@@ -56,34 +64,75 @@ def improved(
     Args:
         errors: float64 (rows,); their sum over a choice stays at most ``limit``, where that of a start is.
     """
-    tables = problem.timeline.tables  # F of every choice here is that of ``scheduled``
-    turns = np.argsort([-tensor.nbytes for tensor in problem.trace.tensors], kind="stable")
+    return _Improving(problem, relaxed, errors, limit, how).found(starts)
 
-    def climb(start: np.ndarray) -> tuple[np.ndarray, float]:
-        choice = np.array(start, np.int64)
-        time, key, _ = scheduled(choice, *tables, ROUNDS)
-        rows = _promising(problem, relaxed, time, how.options)
-        return choice, climbed(choice, time, key, *rows, turns, errors, limit, NEAR, how.tries, ROUNDS, *tables)
 
-    best, time = min(map(climb, starts), key=lambda found: found[1])
-    rng = np.random.default_rng(0)
-    for _ in range(how.anneals):
-        if time <= relaxed.value * (1 + WORTH):
-            break
+@dataclass(frozen=True)
+class _Improving:
+    """See ``improved``."""
+
+    problem: Problem
+    relaxed: Relaxed
+    errors: np.ndarray
+    limit: float
+    how: Patience
+
+    def found(self, starts: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+        tables, how, least = self.tables, self.how, self.relaxed.value
+        known = {start.tobytes(): np.array(start, np.int64) for start in starts}
+        ranked = sorted(((*scheduled(start, *tables, ROUNDS)[:2], start) for start in known.values()),
+                        key=lambda one: one[0])  # fmt: skip
+        best, time = ranked[0][2], ranked[0][0]
+        for start in ranked:
+            if time > least * (1 + ENOUGH):
+                best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
+        rng = np.random.default_rng(0)
+        for _ in range(how.anneals):
+            if time <= least * (1 + WORTH):
+                break
+            choice = self.annealed(best, time, rng)
+            start = (*scheduled(choice, *tables, ROUNDS)[:2], choice)
+            best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
+        return best, time
+
+    @cached_property
+    def tables(self) -> tuple[Any, ...]:
+        return self.problem.timeline.tables
+
+    @cached_property
+    def loads(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.relaxed.needs, np.cumsum(self.problem.timeline.backward)
+
+    @cached_property
+    def turns(self) -> np.ndarray:
+        return np.argsort([-tensor.nbytes for tensor in self.problem.trace.tensors], kind="stable")
+
+    def climbed(self, time: float, key: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
+        """The choice after exchanges of single options, and its F."""
+        tries = min(self.how.tries * start.size, self.how.climb // key.size)
+        choice, rows = start.copy(), _promising(self.problem, self.relaxed, time, self.how.options)
+        above, _ = climbed(
+            choice, time, key, *rows, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
+            self.relaxed.value * (1 + ENOUGH), *self.loads, *self.tables,
+        )  # fmt: skip
+        return choice, scheduled(choice, *self.tables, ROUNDS)[0] if above < time else time
+
+    def annealed(self, best: np.ndarray, time: float, rng: np.random.Generator) -> np.ndarray:
         choice = best.copy()
-        steps = how.work // laid_out(choice, *tables)[1].size
-        rows = _promising(problem, relaxed, time, 4 * how.options)
-        annealed(choice, *rows, errors, limit, time * np.geomspace(HOT, COLD, steps), rng.random((steps, 3)), *tables)
-        best, time = min((best, time), climb(choice), key=lambda found: found[1])
-    return best, time
+        steps = min(self.how.steps * choice.size, self.how.work // laid_out(choice, *self.tables)[1].size)
+        rows = _promising(self.problem, self.relaxed, time, 4 * self.how.options)
+        heats, draws = time * np.geomspace(HOT, COLD, steps), rng.random((steps, 3))
+        annealed(choice, *rows, self.errors, self.limit, heats, draws, *self.loads, *self.tables)
+        return choice
 
 
 def _promising(problem: Problem, relaxed: Relaxed, time: float, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows that a choice quicker than a time can have, the best first, at most so many of a tensor, and begins."""
-    found, begin = [], np.zeros(problem.tensors + 1, np.int64)
-    for tensor, above in enumerate(relaxed.above):
+    kept = []
+    for first, above in zip(relaxed.first, relaxed.above):
         order = np.argsort(above, kind="stable")[:most]
-        kept = order[above[order] <= time - relaxed.value + 1e-12]
-        found.append(problem.rows(tensor).start + (kept if kept.size else order[:1]))
-        begin[tensor + 1] = begin[tensor] + found[-1].size
-    return np.concatenate(found), begin
+        near = order[above[order] <= time - relaxed.value + 1e-12]
+        kept.append(problem.rows(first).start + (near if near.size else order[:1]))
+    sizes = np.array([rows.size for rows in kept])
+    begin = np.append(0, sizes[relaxed.kind].cumsum())
+    return np.concatenate([kept[kind] for kind in relaxed.kind]), begin

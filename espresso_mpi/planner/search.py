@@ -44,6 +44,10 @@ ANNEALS: dict[str, tuple[float, ...]] = {
 }
 """Heats with which passes of annealing begin, relative to F."""
 COOLINGS = 10
+ROUNDS = 24
+"""Of the game of bounds, see ``bound.relaxed``."""
+ROUNDS_TO_BEGIN = 12
+"""The same where its bound is not wanted, only what to begin with."""
 NEAR = 1e-4
 """Relative distance from the bound at which annealing stops, and what it must gain."""
 PATIENCE: dict[str, int] = {"quick": 1, "normal": 3, "thorough": 12}
@@ -55,9 +59,9 @@ WORTH = 0.006
 TRIES: dict[str, int] = {"quick": 500, "normal": 4000, "thorough": 40000}
 """How often F is worked out from each start, in the orders ``fifo`` and ``priority``."""
 PATIENCES: dict[str, Patience] = {
-    "quick": Patience(500, 4, 0, 0),
-    "normal": Patience(4000, 12, 3, 250_000),
-    "thorough": Patience(20_000, 24, 4, 4_000_000),
+    "quick": Patience(20, 1_000_000, 4, 0, 0, 0),
+    "normal": Patience(60, 6_000_000, 12, 2, 50, 250_000),
+    "thorough": Patience(1000, 100_000_000, 24, 4, 2000, 4_000_000),
 }
 """How long choices are improved in the order ``schedule``."""
 
@@ -124,7 +128,7 @@ def search(
     given = [start for start in starts if budget.sum(start) <= budget.limit]
     lanes = _Lanes(problem.ordered("backprop"), budget)
     scheduling = problem.timeline.order == "schedule"
-    found = lanes.search("quick" if scheduling else effort, given)
+    found = lanes.search("quick" if scheduling else effort, given, ROUNDS_TO_BEGIN if scheduling else ROUNDS)
     if scheduling:
         return _scheduled(problem, budget, [found.choice, *given], effort)
     if problem.timeline.order == "backprop":
@@ -184,10 +188,10 @@ class _Lanes:
         self.tables = (o.lane, o.seconds, o.count, o.repeats, timeline.backward, timeline.lanes.backward, problem.menu,
                        problem.first)  # fmt: skip
 
-    def search(self, effort: Effort, starts: list[np.ndarray]) -> Found:
+    def search(self, effort: Effort, starts: list[np.ndarray], rounds: int) -> Found:
         problem = self.problem
         own = self.own()
-        self.relaxation = relaxed(self.network, min(own, key=problem.timeline.seconds))
+        self.relaxation = relaxed(self.network, min(own, key=problem.timeline.seconds), rounds=rounds)
         self.narrow(np.inf)
         best, time = own[0], np.inf
         for start in [*self.within(self.relaxation.game.rounded()), *own, *starts]:

@@ -1,0 +1,96 @@
+"""The compiled loops that leave out, for schedules, what needs no less of anything than another option.
+
+What an option *needs*: its seconds on every lane, all segments together, and those of one segment from end to end. That
+is all that the relaxation of a step knows of it (see ``relaxation``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True)
+def visited(rows, index, count, slots):  # type: ignore[no-untyped-def]
+    """Which of so many slots are operations of the options ``rows``, bool (slots,)."""
+    found = np.zeros(slots, np.bool_)
+    for row in rows:
+        for place in range(count[row]):
+            found[index[row, place]] = True
+    return found
+
+
+@njit(cache=True)
+def needs(rows, index, lane, count, slots, repeats, total):  # type: ignore[no-untyped-def]
+    """What the options ``rows`` need, float64 (rows, lanes + 1).
+
+    Args:
+        index: int32 (options, most operations), places in ``slots``; lane: int8, the same shape, virtual lanes; count:
+            int32 (options,), operations.
+        slots: float64 (slots,), seconds; repeats: segments; total: number of lanes.
+    """
+    found = np.zeros((rows.size, total + 1))
+    for option, row in enumerate(rows):
+        for place in range(count[row]):
+            seconds = slots[index[row, place]]
+            found[option, lane[row, place] % total] += repeats * seconds
+            found[option, total] += seconds
+    return found
+
+
+@njit(cache=True)
+def needs_of(lane, seconds, count, repeats, total):  # type: ignore[no-untyped-def]
+    """What the options of a problem need, float64 (rows, lanes + 1)."""
+    found = np.zeros((count.size, total + 1))
+    for row in range(count.size):
+        for place in range(count[row]):
+            found[row, lane[row, place] % total] += repeats[row] * seconds[row, place]
+            found[row, total] += seconds[row, place]
+    return found
+
+
+@njit(cache=True)
+def least(values):  # type: ignore[no-untyped-def]
+    """The rows (n, entries) that no other one is nowhere above, rising; of equal ones the first."""
+    kept, size = np.empty(values.shape[0], np.int64), 0
+    for row in range(values.shape[0]):
+        dominated, place = False, 0
+        while place < size:
+            above, below = False, False
+            for entry in range(values.shape[1]):
+                if values[row, entry] > values[kept[place], entry]:
+                    above = True
+                elif values[row, entry] < values[kept[place], entry]:
+                    below = True
+                if above and below:
+                    break
+            if not below:
+                dominated = True
+                if place:  # what leaves out much is compared first
+                    kept[place], kept[place - 1] = kept[place - 1], kept[place]
+                break
+            if above:
+                place += 1
+            else:  # the row is nowhere above it
+                size -= 1
+                kept[place] = kept[size]
+        if not dominated:
+            kept[size] = row
+            size += 1
+    return np.sort(kept[:size])
+
+
+@njit(cache=True)
+def apportioned(kind, begin, shares):  # type: ignore[no-untyped-def]
+    """A column for each tensor, int64 (tensors,), so that each class has of every column about as many as its share.
+
+    Args:
+        kind: int64 (tensors,), the class of each; its columns are from ``begin[kind]`` to ``begin[kind + 1]``.
+    """
+    found, due = np.empty(kind.size, np.int64), np.zeros(shares.size)
+    for tensor in range(kind.size):
+        a, b = begin[kind[tensor]], begin[kind[tensor] + 1]
+        due[a:b] += shares[a:b]
+        found[tensor] = a + np.argmax(due[a:b])
+        due[found[tensor]] -= 1.0
+    return found
