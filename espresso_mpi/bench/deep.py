@@ -19,7 +19,7 @@ _EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class DeepShape(ModelShape):
-    """Sizes of the network. ``hidden``: of the stream through the blocks; ``widening``: of their wide layers, over that.
+    """Sizes of the network: ``hidden`` of the stream through the blocks, ``widening`` times that of their wide layers.
 
     The defaults make 60 tensors of 255 800 parameters, about as many as ``ModelShape(hidden=1024)`` has in five.
     """

@@ -23,6 +23,7 @@ from ..autoplan import summary
 from ..compressors import spellings
 from ..errors import ConfigError
 from ..planner.baselines import baseline, usable
+from ..planner.beside import beside
 from ..planner.plan import defaults
 from ..planner.plan import plan as planned
 from ..planner.problem import evaluated
@@ -196,7 +197,7 @@ class _Known:
 
     def plans(self, case: Case, names: Sequence[str]) -> dict[str, Plan]:
         """The planner's own, and the baselines that can be used on such tensors, with every compressor; each once."""
-        trace = self.traces[case]
+        trace = beside(self.traces[case], self.profile)
         found = {"model": planned(trace, self.profile, names)}
         for name in usable(trace):
             for compressor in names:
@@ -217,7 +218,7 @@ class _Known:
 def predicted(plan: Plan, trace: Trace, profile: Profile) -> float:
     """Seconds of a step by a plan, as the executor goes about it."""
     lanes, order = defaults(trace, profile)
-    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
+    problem, choice = evaluated(plan, beside(trace, profile), profile, lanes=lanes, order=order)
     return problem.seconds(choice)
 
 
