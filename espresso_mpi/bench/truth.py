@@ -87,7 +87,7 @@ def main(
         tensors, calls: comma lists of what makes the cases, see ``MODELS`` and ``CALLS``.
         batch: characters that all ranks together predict in a step: how much is computed.
         seconds: time for the training steps of all methods and cases together.
-        profile_seconds: time for the profile.
+        profile_seconds: time for the profile; a session that plans for itself measures for a fifth of that.
         json: file for the result.
         keep: folder for the profile and the traces that predictions are made from; default: they are not kept.
 
@@ -105,10 +105,11 @@ def main(
     trainees = {n: _Trainee(n, max(1, batch // world.size), world) for n in dict.fromkeys(c.tensors for c in cases)}
     with _folder(world, keep) as folder:
         known = _Known.gathered(world, folder, names, {case: trainees[case.tensors] for case in cases}, profile_seconds)
-    plans = {case: _agreed(world, partial(known.plans, case, names)) for case in cases}
+    made = {case: _agreed(world, partial(plans, trace, known.profile, names)) for case, trace in known.traces.items()}
     rows = []
     for case in cases:
-        rows += _compared(world, trainees[case.tensors], case, plans[case], known, names, seconds / len(cases))
+        tuning = Tuning(tuple(names), seconds=profile_seconds / 5, every=10**9)
+        rows += _compared(world, trainees[case.tensors], case, made[case], known, tuning, seconds / len(cases))
     if world.rank == 0:
         _print(rows)
         if json is not None:
@@ -142,19 +143,21 @@ class _Trainee:
         self.model, self._batch, self._shard = _model(tensors), batch, corpus.train[start:stop]
         self._rng = np.random.default_rng(comm.rank)
 
-    def step(self, session: Session, calls: str) -> float:
-        """One training step, and how long it took."""
+    def step(self, session: Session, calls: str) -> tuple[float, float]:
+        """One training step: seconds until all gradients were there, and of all of it."""
         start, grads = time.perf_counter(), self.model.grads
         gradients = self._gradients()
         if calls == "push":
             for name in gradients:
                 session.push(name, grads[name])
+            computed = time.perf_counter()
             session.wait_all()
         else:
             for _ in gradients:
                 pass
+            computed = time.perf_counter()
             session.sync(grads)
-        return time.perf_counter() - start
+        return computed - start, time.perf_counter() - start
 
     def _gradients(self) -> Iterator[str]:
         """The names of tensors as soon as the gradient of a random batch is there."""
@@ -195,24 +198,21 @@ class _Known:
             profile.save(folder / "profile.json")
         return cls(profile, {case: _recorded(comm, folder, case, one) for case, one in trainees.items()})
 
-    def plans(self, case: Case, names: Sequence[str]) -> dict[str, Plan]:
-        """The planner's own, and the baselines that can be used on such tensors, with every compressor; each once."""
-        trace = beside(self.traces[case], self.profile)
-        found = {"model": planned(trace, self.profile, names)}
-        for name in usable(trace):
-            for compressor in names:
-                plan = baseline(name, trace, self.profile, compressor)
-                lossy = any(strategy.compressor == compressor for strategy in plan.strategies.values())
-                single = replace(plan, fuse_bytes=0)  # as it is predicted: every tensor by itself
-                found.setdefault(f"{name}, {compressor}" if lossy and name != compressor else name, single)
-        first: dict[str, str] = {}
-        for label, plan in found.items():
-            first.setdefault(plan.digest, label)
-        return {label: found[label] for label in first.values()}
 
-    def predicted(self, plan: Plan, case: Case) -> float:
-        """Seconds of a step by a plan, as the executor goes about it."""
-        return predicted(plan, self.traces[case], self.profile)
+def plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:
+    """The planner's own, and the baselines that can be used on such tensors, with every compressor; each once."""
+    trace = beside(trace, profile)
+    found = {"model": planned(trace, profile, names)}
+    for name in usable(trace):
+        for compressor in names:
+            plan = baseline(name, trace, profile, compressor)
+            lossy = any(strategy.compressor == compressor for strategy in plan.strategies.values())
+            single = replace(plan, fuse_bytes=0)  # as it is predicted: every tensor by itself
+            found.setdefault(f"{name}, {compressor}" if lossy and name != compressor else name, single)
+    first: dict[str, str] = {}
+    for label, plan in found.items():
+        first.setdefault(plan.digest, label)
+    return {label: found[label] for label in first.values()}
 
 
 def predicted(plan: Plan, trace: Trace, profile: Profile) -> float:
@@ -246,43 +246,52 @@ def _agreed(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
 
 
 def _compared(
-    comm: Any, trainee: _Trainee, case: Case, plans: Mapping[str, Plan], known: _Known, names: Sequence[str],
+    comm: Any, trainee: _Trainee, case: Case, made: Mapping[str, Plan], known: _Known, tuning: Tuning,
     seconds: float,
 ) -> list[Truth]:  # fmt: skip
     """Steps of all plans of a case in turns."""
-    guesses = {name: known.predicted(plan, case) for name, plan in plans.items()}
+    trace, profile = known.traces[case], known.profile
+    guesses = {name: predicted(plan, trace, profile) for name, plan in made.items()}
     with ExitStack() as stack:
-        tuning = Tuning(tuple(names), every=10**9)
         auto = stack.enter_context(Session(comm, plan="auto", tuning=tuning))
         while auto.plan is None:
             trainee.step(auto, case.calls)
         sessions = {AUTO: auto}
-        for name, plan in plans.items():
+        for name, plan in made.items():
             sessions[name] = stack.enter_context(Session(comm, plan=replace(plan, made_for=None)))
         times = _in_turns(comm, trainee, case, list(sessions.values()), seconds)
         chosen = auto.plan
     assert chosen is not None
-    return rows_of(case, times, {AUTO: known.predicted(chosen, case), **guesses}, {AUTO: chosen, **plans})
+    everyone = {AUTO: chosen, **made}
+    return rows_of(case, trace.tensors[-1].ready, times, {AUTO: predicted(chosen, trace, profile), **guesses}, everyone)
 
 
 def _in_turns(
     comm: Any, trainee: _Trainee, case: Case, sessions: Sequence[Session], seconds: float
 ) -> np.ndarray:  # fmt: skip
-    """Seconds of the slowest rank, shape (steps, sessions)."""
-    found: list[list[list[float]]] = []
+    """Seconds of the slowest rank until all gradients are there and of whole steps, shape (2, steps, sessions)."""
+    found: list[list[list[tuple[float, float]]]] = []
     start = time.perf_counter()
     while len(found) < 2 or comm.bcast(time.perf_counter() - start) < seconds:
         found.append([[trainee.step(one, case.calls) for _ in range(_TURN)][_CHANGE_OVER:] for one in sessions])
-    mine = np.array(found).transpose(0, 2, 1).reshape(-1, len(sessions))
+    mine = np.array(found).transpose(3, 0, 2, 1).reshape(2, -1, len(sessions))
     return np.max(comm.allgather(mine), axis=0)
 
 
-def rows_of(case: Case, times: np.ndarray, guesses: Mapping[str, float], plans: Mapping[str, Plan]) -> list[Truth]:
-    """The result, from seconds of shape (steps, methods), in the order of ``guesses``."""
-    medians, p90 = np.median(times, axis=0), np.percentile(times, 90, axis=0)
+def rows_of(
+    case: Case, recorded: float, times: np.ndarray, guesses: Mapping[str, float], plans: Mapping[str, Plan]
+) -> list[Truth]:
+    """The result, in the order of ``guesses``.
+
+    Args:
+        recorded: seconds of the backward pass in the trace.
+        times: seconds until all gradients are there, and of whole steps, shape (2, steps, methods).
+    """
+    computing, medians = np.median(times, axis=1).tolist()
+    p90 = np.percentile(times[1], 90, axis=0).tolist()
     return [
-        Truth(case.tensors, case.calls, name, guess, float(medians[k]), float(p90[k]), name == AUTO,
-              float(medians[k] / medians.min()), summary(plans[name]))
+        Truth(case.tensors, case.calls, name, guess, medians[k], p90[k], recorded, computing[k], name == AUTO,
+              medians[k] / min(medians), summary(plans[name]))
         for k, (name, guess) in enumerate(guesses.items())
     ]  # fmt: skip
 

@@ -12,7 +12,8 @@ from .planner_tables import Lines, percent
 
 HEADER = ["tensors", "calls", "method", "predicted ms", "measured ms", "p90 ms", "error", "time / best", "chosen",
           "plan"]  # fmt: skip
-CASES_HEADER = ["tensors", "calls", "predictions", "median error", "largest", "bias", "auto / best", "best"]
+CASES_HEADER = ["tensors", "calls", "predictions", "median error", "largest", "bias", "computing", "auto / best",
+                "best"]  # fmt: skip
 
 
 def lines(rows: Sequence[Truth]) -> Lines:
@@ -42,7 +43,8 @@ def by_case(rows: Sequence[Truth]) -> dict[tuple[int, str], list[Truth]]:
 def cases(rows: Sequence[Truth]) -> Lines:
     """One line a case, and one for all of them.
 
-    *bias* is the median of the errors with their signs: what all predictions of a case have in common.
+    *bias* is the median of the errors with their signs: what all predictions of a case have in common. *computing* is
+    how long it took until all gradients were there, over the recorded time.
     """
     found = [[str(tensors), calls, *_summary(own)] for (tensors, calls), own in by_case(rows).items()]
     return [*found, ["all", "", *_summary(rows)]]
@@ -54,5 +56,6 @@ def _summary(rows: Sequence[Truth]) -> list[str]:
     chosen = [row.ratio_to_best for row in rows if row.chosen]
     best = [row.method for row in rows if row.ratio_to_best == 1]
     return [str(len(rows)), percent(float(np.median(sizes))), percent(float(sizes.max())),
-            percent(float(np.median(errors))), number(float(np.median(chosen)) if chosen else None),
+            percent(float(np.median(errors))), number(float(np.median([r.computing / r.recorded for r in rows]))),
+            number(float(np.median(chosen)) if chosen else None),
             best[0] if len(best) == 1 else ""]  # fmt: skip

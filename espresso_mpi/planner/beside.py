@@ -22,8 +22,8 @@ def beside(trace: Trace, profile: Profile) -> Trace:
     synchronised at the end: it stays. So does one of a GPU, where the backward pass leaves the cores to those that
     communicate.
     """
-    end = trace.tensors[-1].ready
-    if trace.tensors[0].ready == end or trace.device == "gpu":
+    end, free = trace.tensors[-1].ready, profile.hidden == 1 and profile.pushed == 0
+    if free or trace.tensors[0].ready == end or trace.device == "gpu":
         return trace
     cost = profile.pushed * len(trace.tensors)
     tensors = tuple(

@@ -438,14 +438,14 @@ class _Document:
     tensor: Seconds
     segment_bytes: Count
     overlaps: bool
+    hidden: Share
+    pushed: Seconds
     fingerprint: dict[str, Any]
     environment: dict[str, Any]
     check: Curve
     copies: dict[Way, Curve]
     moves: dict[str, Curve]
     codecs: dict[str, Curve]
-    hidden: Share = 1.0
-    pushed: Seconds = 0.0
 
 
 _PLAIN = tuple(f.name for f in fields(_Document) if f.name not in ("check", "copies", "moves", "codecs"))
