@@ -376,11 +376,17 @@ def growth(
 @bench.command()
 def truth(
     compressors: Compressors = "fp16,int8,onebit,topk:ratio=0.01",
-    hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")] = 1024,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Characters that a step predicts.")] = 128,
-    seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for all training steps.")] = 60.0,
+    tensors: Annotated[str, typer.Option(metavar="LIST", help="Models by their tensors: 5, 60.")] = "5,60",
+    calls: Annotated[
+        str, typer.Option(metavar="LIST", help="How gradients are handed over: sync, push.")
+    ] = "sync,push",
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Characters that a step predicts.")] = 512,
+    seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for all training steps.")] = 80.0,
     profile_seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for the profile.")] = 40.0,
     json: JsonOut = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the profile and the traces of the predictions here.")
+    ] = None,
 ) -> None:
     """Compare predicted with measured training steps, of a session that plans for itself and of every baseline.
 
@@ -389,8 +395,9 @@ def truth(
     from espresso_mpi.bench import truth
 
     truth.main(
-        compressors=compressors, hidden=hidden, batch=batch, seconds=seconds, profile_seconds=profile_seconds, json=json
-    )
+        compressors=compressors, tensors=tensors, calls=calls, batch=batch, seconds=seconds,
+        profile_seconds=profile_seconds, json=json, keep=keep,
+    )  # fmt: skip
 
 
 @bench.command()

@@ -15,6 +15,8 @@ before: that is a part of the collective's time, and of a call's.)
 **Calls.** What a session takes to synchronise some tensors, beyond their steps as the curves have them, is shared out
 over the call (``call``), each tensor (``tensor``) and each byte (added to ``check``, the search for values not finite).
 
+**Pushes.** What hides behind computing when gradients are pushed as they come; see ``overlapping``.
+
 Every point is visited again and again until its median is known well enough or the time is used up: some passes at a
 time, so that a disturbance of a second does not spoil a point. Ranks decide so from numbers that all of them have.
 """
@@ -33,7 +35,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from . import compressors, device, environment
+from . import compressors, device, environment, overlapping
 from .busy import Work
 from .collectives import base as collective
 from .collectives import clocks, reduction
@@ -74,7 +76,7 @@ _CLOCK_SECONDS = 0.5
 _POINTS = 5
 """Sizes that are measured at most where the sizes of tensors are given."""
 
-_SHARES = {"moves": 0.54, "codecs": 0.28, "copies": 0.03, "check": 0.03, "calls": 0.1}
+_SHARES = {"moves": 0.48, "codecs": 0.26, "copies": 0.03, "check": 0.03, "calls": 0.1, "pushes": 0.1}
 """How the time is divided; what one kind leaves goes to those that follow."""
 
 _BETWEEN = 2e-3
@@ -150,7 +152,7 @@ def measure(
     moves, codecs, copies, check = run.moves(), run.codecs(), run.copies(), run.check()
     machines, lanes = len(transport.topology.machines), transport.topology.lanes
     steps = Profile(machines, lanes, codecs, moves, copies, check, segment_bytes=segment_bytes)
-    profile = run.calls(steps, open_session)
+    profile = run.pushes(run.calls(steps, open_session), open_session)
     here, fingerprint = _surroundings(transport, request, run.left_out)
     tick(1.0)
     return replace(profile, environment=here, fingerprint=fingerprint)
@@ -541,6 +543,25 @@ class _Run:
             return [start, time.perf_counter()]
 
         return _telescoped(self._passes(one)[:, :, None, :])
+
+    def pushes(self, profile: Profile, open_session: SessionOpener) -> Profile:
+        """The profile with what hides behind computing when gradients are pushed, if this MPI allows pushes."""
+        try:
+            self.transport.require_threads()
+        except ConfigError:
+            return profile
+        self._allow("pushes")
+        hidden, pushed = overlapping.measured(self.transport, self._usual(), profile, open_session, self._in_turns)
+        return replace(profile, hidden=hidden, pushed=pushed)
+
+    def _in_turns(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
+        """Seconds of the steps of some passes, each of shape (repetitions, steps)."""
+        points = [_Point("", "", number, partial(self._steps, one)) for number, one in enumerate(passes)]
+        return [point.found for point in self._surveyed(points, needed=True) if point.found is not None]
+
+    def _steps(self, one: Callable[[], list[float]]) -> np.ndarray:
+        marks = self._passes(one)
+        return _telescoped(marks.reshape(*marks.shape[:2], -1, 2))
 
     # --- repeating ---
 

@@ -27,6 +27,7 @@ from .engine import Engine, Unit
 from .errors import ConfigError, EspressoError, GradientError, PlanError
 from .feedback import Feedback
 from .handover import agree_on_plan, carried_along, evened
+from .holding import Held
 from .launch import threads_per_rank
 from .memory import Keeping, Key
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
@@ -155,6 +156,7 @@ class Session:
             _tell_of_doubts(options.tuning)
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, Keeping(), self._recorder)
+        self._held = Held(self._engine, lambda: self._clock is not None and self._tuned is None)
         _limit_threads(len(self._transport.machine))
         lifetime.watch(self._engine)
 
@@ -218,7 +220,7 @@ class Session:
         handle = Handle(self, unit)
         if unit.watch is not None:
             unit.watch.reader = weakref.ref(handle)
-        self._engine.submit(unit, background=True)
+        self._held.submit(unit)
         if self._pending.add(unit) and self._transport.rank == 0:
             _LOG.warning(
                 "push(%r): several pushes of it were not waited for. An array holds its mean only when its push has "
@@ -244,6 +246,7 @@ class Session:
             raise errors[0]
 
     def _wait(self, unit: Unit, read: bool = True) -> Any:
+        self._held.release()
         start = time.perf_counter()
         try:
             self._engine.wait_for(lambda: unit.finished)
@@ -260,6 +263,7 @@ class Session:
 
     def _ended(self, unit: Unit) -> bool:
         """Whether a call has ended; there is nothing to wait for then but an error."""
+        self._held.release()
         if unit.finished:
             self._release(unit)
             if unit.error is None:
@@ -393,7 +397,8 @@ class Session:
         """Record when the gradients of training steps are there, and write it as a file for ``espresso-mpi plan``.
 
         Collective at both ends; rank 0 writes. The with-block holds at least four steps of the training loop, with the
-        same tensors. They run dense, whatever the session does otherwise, and the first one is not counted.
+        same tensors. They run dense, whatever the session does otherwise, and the first one is not counted. What is
+        pushed travels when it is waited for: so the times are those of computing, without traffic beside it.
 
         Raises:
             ConfigError: on every rank: the file cannot be written, or a session that plans for itself. PlanError: too
@@ -666,6 +671,7 @@ class Session:
 
     def _between_steps(self, name: str, action: Callable[[], Any]) -> Any:
         """``_together``, refused on all ranks if tensors are under way on one: what they keep would change."""
+        self._held.release()
         busy = f"{name}: tensors are still under way; call wait_all() before it" if self._engine.busy else None
 
         def alone() -> Any:
@@ -677,6 +683,7 @@ class Session:
     def _together(self, name: str, action: Callable[[], Any]) -> Any:
         """Do something on all ranks when nothing else is under way."""
         self._engine.require_usable()
+        self._held.release()
         return self._wait(self._engine.submit(Unit((name, ""), action=action)))
 
     # --- closing ------------------------------------------------------------------------------------------------------

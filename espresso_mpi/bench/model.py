@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,17 @@ class ModelShape:
             "embedding": (self.alphabet, self.embedding),
         }
 
+    def scales(self) -> dict[str, float]:
+        """Standard deviations at the start of the tensors that do not start as zeros.
+
+        Variance 2/fan-in before the rectifier, 1/fan-in before the softmax, unit embeddings.
+        """
+        return {
+            "embedding": 1.0,
+            "hidden.weight": math.sqrt(2 / (self.context * self.embedding)),
+            "output.weight": math.sqrt(1 / self.hidden),
+        }
+
     @property
     def parameters(self) -> int:
         """Number of weights, biases included."""
@@ -65,7 +77,9 @@ class CharModel:
         self.gradient: np.ndarray = np.zeros(shape.parameters, dtype)
         self.params = _views(self.weights, shape)
         self.grads = _views(self.gradient, shape)
-        _initialise(self.params, shape, np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        for name, scale in shape.scales().items():
+            self.params[name][...] = scale * rng.standard_normal(self.params[name].shape)
 
     def loss(self, contexts: np.ndarray, targets: np.ndarray) -> float:
         """Mean cross-entropy in nats of ``targets`` [batch] after ``contexts`` [batch, context], integers."""
@@ -76,8 +90,15 @@ class CharModel:
         """As ``loss``, and overwrites ``grads`` with the gradient of that mean."""
         embedded, hidden, probabilities = self._forward(contexts)
         loss = _softmax_and_loss(probabilities, targets)
-        self._backward(contexts, embedded, hidden, _logit_gradient(probabilities, targets))
+        for _ in self._backward(contexts, embedded, hidden, _logit_gradient(probabilities, targets)):
+            pass
         return float(loss)
+
+    def gradients(self, contexts: np.ndarray, targets: np.ndarray) -> Iterator[str]:
+        """As ``loss_and_gradient``, piece by piece: the name of each tensor as soon as its gradient is in ``grads``."""
+        embedded, hidden, probabilities = self._forward(contexts)
+        _softmax_and_loss(probabilities, targets)
+        yield from self._backward(contexts, embedded, hidden, _logit_gradient(probabilities, targets))
 
     def digest(self) -> str:
         """SHA-256 of the weights' bits; equal exactly where two replicas agree to the last bit."""
@@ -93,16 +114,26 @@ class CharModel:
         logits += p["output.bias"]
         return embedded, hidden, logits
 
-    def _backward(self, contexts: np.ndarray, embedded: np.ndarray, hidden: np.ndarray, d_logits: np.ndarray) -> None:
+    def _backward(
+        self, contexts: np.ndarray, embedded: np.ndarray, hidden: np.ndarray, d_logits: np.ndarray
+    ) -> Iterator[str]:
         p, g = self.params, self.grads
         np.matmul(hidden.T, d_logits, out=g["output.weight"])
+        yield "output.weight"
         np.sum(d_logits, axis=0, out=g["output.bias"])
+        yield "output.bias"
         d_hidden = d_logits @ p["output.weight"].T
         d_hidden *= hidden > 0
         np.matmul(embedded.T, d_hidden, out=g["hidden.weight"])
+        yield "hidden.weight"
         np.sum(d_hidden, axis=0, out=g["hidden.bias"])
-        d_embedded = (d_hidden @ p["hidden.weight"].T).reshape(-1, self.shape.embedding)
-        np.matmul(self._one_hot(contexts).T, d_embedded, out=g["embedding"])
+        yield "hidden.bias"
+        yield from self._backward_to_symbols(contexts, d_hidden @ p["hidden.weight"].T)
+
+    def _backward_to_symbols(self, contexts: np.ndarray, d_embedded: np.ndarray) -> Iterator[str]:
+        rows = d_embedded.reshape(-1, self.shape.embedding)
+        np.matmul(self._one_hot(contexts).T, rows, out=self.grads["embedding"])
+        yield "embedding"
 
     def _one_hot(self, contexts: np.ndarray) -> np.ndarray:
         # Rows of the embedding occur many times in a batch. One small matrix product sums them several times
@@ -120,18 +151,6 @@ def _views(flat: np.ndarray, shape: ModelShape) -> dict[str, np.ndarray]:
         views[name] = flat[start : start + size].reshape(dims)
         start += size
     return views
-
-
-def _initialise(params: dict[str, np.ndarray], shape: ModelShape, rng: np.random.Generator) -> None:
-    """Variance 2/fan-in before the rectifier, 1/fan-in before the softmax, unit embeddings, zero biases."""
-    fan_in = shape.context * shape.embedding
-    scales = {
-        "embedding": 1.0,
-        "hidden.weight": math.sqrt(2 / fan_in),
-        "output.weight": math.sqrt(1 / shape.hidden),
-    }
-    for name, scale in scales.items():
-        params[name][...] = scale * rng.standard_normal(params[name].shape)
 
 
 def _softmax_and_loss(logits: np.ndarray, targets: np.ndarray) -> np.floating:

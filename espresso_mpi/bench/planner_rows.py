@@ -207,20 +207,25 @@ class Truth:
     """One method's step, predicted and measured.
 
     Attributes:
-        rate: of the links between machines; nothing where all rows have the same.
+        tensors, calls: the case: how many tensors a step has, and whether they are pushed as they come (``push``) or
+            synchronised at the end (``sync``).
         predicted, measured: seconds of a step, measured the median; p90: of the measured ones.
-        chosen: this is what ``auto`` chose. ratio_to_best: measured over the quickest method's.
+        recorded, computing: seconds until all gradients are there: in the trace, and the median of the measured steps.
+        chosen: this is what ``auto`` chose. ratio_to_best: measured over the quickest method's of the case.
         plan: what travelled how, in words.
     """
 
+    tensors: int
+    calls: str
     method: str
-    predicted: float | None
+    predicted: float
     measured: float
     p90: float
+    recorded: float
+    computing: float
     chosen: bool
     ratio_to_best: float
     plan: str = ""
-    rate: str = ""
 
 
 Row = Selection | Gap | Cases | Against | Factor | Distance | Growth | Orders

@@ -1,4 +1,4 @@
-"""Tables of what ``bench planner`` and ``bench truth`` found, for the terminal and for the report."""
+"""Tables of what ``bench planner`` found, for the terminal and for the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from .output import milliseconds, number
 from .planner_published import USE_OF_GAINS, USE_OF_SCALING
-from .planner_rows import Against, Cases, Distance, Factor, Gap, Growth, Orders, Row, Selection, Truth
+from .planner_rows import Against, Cases, Distance, Factor, Gap, Growth, Orders, Row, Selection
 
 Lines = list[list[str]]
 
@@ -301,36 +301,3 @@ def parts(rows: Sequence[Row]) -> list[tuple[Part, list[Row]]]:
     """The tables that there are rows for, each with its rows."""
     found = [(part, [row for row in rows if row.part == part.name]) for part in PARTS]
     return [(part, own) for part, own in found if own]
-
-
-# --- predicted and measured -------------------------------------------------------------------------------------------
-
-TRUTH_HEADER = ["method", "predicted ms", "measured ms", "p90 ms", "error", "time / best", "chosen", "plan"]
-
-
-def truth(rows: Sequence[Truth]) -> Lines:
-    """One line a method."""
-    return [
-        [
-            r.method, *map(milliseconds, (r.predicted, r.measured, r.p90)), percent(error(r)),
-            number(r.ratio_to_best), "chosen" if r.chosen else "", r.plan,
-        ]
-        for r in rows
-    ]  # fmt: skip
-
-
-def error(row: Truth) -> float | None:
-    """How far the prediction is above what was measured, as a share of that; None without a prediction."""
-    return None if row.predicted is None else row.predicted / row.measured - 1
-
-
-def truth_summary(rows: Sequence[Truth]) -> str:
-    """Median error of the predictions, and how far the chosen way is above the best, in words."""
-    errors = [abs(e) for row in rows if (e := error(row)) is not None]
-    chosen = [row for row in rows if row.chosen]
-    text = f"Median error {percent(float(np.median(errors)))} of {len(errors)} predictions. " if errors else ""
-    if not chosen:
-        return text + "Nothing was chosen."
-    best = min(rows, key=lambda row: row.measured)
-    over = "; ".join(f"{row.method} takes {row.ratio_to_best:.2f} times" for row in chosen)
-    return f"{text}Chosen: {over} the best measured one, {best.method}."

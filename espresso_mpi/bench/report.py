@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from msgspec import Struct
 from espresso_mpi import schema
 from espresso_mpi.errors import ConfigError
 
-from . import planner_rows, planner_tables, sync_tables
+from . import planner_rows, planner_tables, sync_tables, truth_tables
 from .output import RESULT_BYTES, number
 from .sync_tables import size_text
 
@@ -116,8 +115,12 @@ Steps are simulated, in the order `backprop` unless a table says otherwise; time
 """
 
 _TRUTH = """
-The same training step by every method in turn, as the planner predicts it from a profile of this cluster and a trace of
-this training, and as it was measured. *error* is of the prediction. *time / best*: over the quickest method measured.
+Training steps as the planner predicts them and as they were measured. Predictions are made from a profile of this
+cluster and from a trace of the training, both recorded before, in other sessions; then all methods of a case train in
+turns. *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come (`push`).
+*error* is of the prediction; *bias*: the median of the errors with their signs. *computing*: how long it took until all
+gradients were there, over the recorded time: with `sync` it shows how far the machine's speed changed in between.
+*time / best*: over the quickest method measured; *auto / best*: that of what `plan="auto"` chose.
 """
 
 
@@ -362,16 +365,10 @@ def _planner(result: Result) -> str:
 
 
 def _truth(result: Result) -> str:
-    """A table for every rate, and what it comes to."""
-    known = [field.name for field in fields(planner_rows.Truth)]
-    rows = [planner_rows.Truth(**{name: row[name] for name in known if name in row}) for row in result["rows"]]
-    sections = []
-    for rate in dict.fromkeys(row.rate for row in rows):
-        own = [row for row in rows if row.rate == rate]
-        heading = f"\n### {rate}\n\n" if rate else ""
-        table = _table(planner_tables.TRUTH_HEADER, iter(planner_tables.truth(own)))
-        sections.append(f"{heading}{table}\n{planner_tables.truth_summary(own)}\n")
-    return "".join(sections)
+    """What it comes to in every case, and all methods."""
+    rows = [planner_rows.Truth(**row) for row in result["rows"]]
+    cases = _table(truth_tables.CASES_HEADER, iter(truth_tables.cases(rows)))
+    return f"{cases}\n{_table(truth_tables.HEADER, iter(truth_tables.lines(rows)))}"
 
 
 _BODIES: dict[str, Callable[[Result], str]] = {

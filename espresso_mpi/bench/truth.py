@@ -1,7 +1,9 @@
 """``bench truth``: is what the planner predicts what happens, and is its plan the best one?
 
-One training step of a small language model is recorded, the cluster is profiled, and every strategy is predicted. Then
-all of them train, in turns of some steps, each in a session with that strategy forced; one session plans for itself.
+There are cases: models with few and with many tensors, whose gradients are synchronised at the end of the backward pass
+or pushed as they come. First the cluster is profiled and a step of every case is recorded, in a session of its own, and
+written to files; every strategy is predicted from them. Then, in other sessions, all strategies of a case train in
+turns of some steps; one session plans for itself. Nothing of what is measured then has a part in the predictions.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from ..autoplan import summary
 from ..compressors import spellings
 from ..errors import ConfigError
 from ..planner.baselines import baseline, usable
+from ..planner.beside import beside
 from ..planner.plan import defaults
 from ..planner.plan import plan as planned
 from ..planner.problem import evaluated
@@ -28,102 +32,206 @@ from ..planner.trace import Trace
 from ..session import Session
 from ..tuning import Tuning
 from ..types import Plan
-from . import text
-from .model import ModelShape
+from . import text, truth_tables
+from .deep import DeepModel, DeepShape
+from .model import CharModel, ModelShape
 from .output import check_writable, progress, show, write_rows
 from .planner_rows import Truth
-from .planner_tables import TRUTH_HEADER, truth, truth_summary
 from .profile import STEPS, Ticks
-from .training import Replica, Settings
 
 AUTO = "auto"
+CALLS = ("sync", "push")
+"""One call at the end of the backward pass, or a push of each gradient as it comes and a wait for all at the end."""
 
 _TURN = 10
 """Steps of a method in a row; the first two, in which caches and links change over, are not counted."""
 
 _CHANGE_OVER = 2
-_RECORDED = 12
+_RECORDED = 20
+
+
+def _model(tensors: int) -> CharModel:
+    """A model of so many tensors; all have about as many parameters."""
+    return CharModel(ModelShape(hidden=1024)) if tensors == 5 else DeepModel(DeepShape())
+
+
+MODELS = (5, 60)
+"""Tensors of the models that there are."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training step: of how many tensors, and how they are handed over, see ``CALLS``."""
+
+    tensors: int
+    calls: str
+
+    def __str__(self) -> str:
+        return f"{self.tensors} tensors, {self.calls}"
 
 
 def main(
     compressors: str = "fp16,int8,onebit,topk:ratio=0.01",
-    hidden: int = 1024,
-    batch: int = 128,
-    seconds: float = 60.0,
+    tensors: str = "5,60",
+    calls: str = "sync,push",
+    batch: int = 512,
+    seconds: float = 80.0,
     profile_seconds: float = 40.0,
     json: Path | None = None,
+    keep: Path | None = None,
 ) -> list[Truth]:
-    """Measure, print a table on rank 0, and write JSON if asked. Collective.
+    """Measure, print tables on rank 0, and write JSON if asked. Collective.
 
     Args:
         compressors: comma list of spellings that plans may use.
-        hidden: width of the model's hidden layer; 1024 makes 264 256 parameters.
+        tensors, calls: comma lists of what makes the cases, see ``MODELS`` and ``CALLS``.
         batch: characters that all ranks together predict in a step: how much is computed.
-        seconds: time for the training steps of all methods together.
-        profile_seconds: time for the profile.
+        seconds: time for the training steps of all methods and cases together.
+        profile_seconds: time for the profile; a session that plans for itself measures for a fifth of that.
         json: file for the result.
+        keep: folder for the profile and the traces that predictions are made from; default: they are not kept.
+
+    Raises:
+        ConfigError: an argument does not fit, or there is one rank only.
     """
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     check_writable(json)
+    cases = _cases(tensors, calls)
     if world.size == 1:
         raise ConfigError("bench truth: one rank has nobody to synchronise with; start it on several, or in the lab")
     names = [name for name in spellings(compressors) if name != "none"]
-    corpus = text.load()
-    settings = Settings(batch=max(1, batch // world.size), shape=ModelShape(hidden=hidden))
-    replica = Replica(settings, corpus, world.size, world.rank)
-    profile = _profiled(world, names, replica, profile_seconds)
-    with _recording(world) as (session, trace_of):
-        for _ in range(_RECORDED):
-            _step(session, replica)
-        trace = trace_of()
-    plans = _agreed(world, lambda: _plans(trace, profile, names))
-    rows = _compared(world, replica, plans, profile, names, seconds)
+    trainees = {n: _Trainee(n, max(1, batch // world.size), world) for n in dict.fromkeys(c.tensors for c in cases)}
+    with _folder(world, keep) as folder:
+        known = _Known.gathered(world, folder, names, {case: trainees[case.tensors] for case in cases}, profile_seconds)
+    made = {case: _agreed(world, partial(plans, trace, known.profile, names)) for case, trace in known.traces.items()}
+    rows = []
+    for case in cases:
+        tuning = Tuning(tuple(names), seconds=profile_seconds / 5, every=10**9)
+        rows += _compared(world, trainees[case.tensors], case, made[case], known, tuning, seconds / len(cases))
     if world.rank == 0:
-        _print(rows, trace)
+        _print(rows)
         if json is not None:
-            write_rows(json, rows, kind="truth", tensors=len(trace.tensors), nbytes=trace.nbytes)
+            write_rows(json, rows, kind="truth", nbytes=max(trace.nbytes for trace in known.traces.values()))
     return rows
+
+
+def _cases(tensors: str, calls: str) -> list[Case]:
+    """All cases that two comma lists make.
+
+    Raises:
+        ConfigError: there is no such case.
+    """
+    numbers, ways = ([part.strip() for part in given.split(",")] for given in (tensors, calls))
+    for what, given, known in (("tensors", numbers, tuple(map(str, MODELS))), ("calls", ways, CALLS)):
+        for one in given:
+            if one not in known:
+                raise ConfigError(f"bench truth: --{what} {one!r}; expected a comma list of {', '.join(known)}")
+    return [Case(int(number), way) for number in dict.fromkeys(numbers) for way in dict.fromkeys(ways)]
+
+
+# --- what trains ------------------------------------------------------------------------------------------------------
+
+
+class _Trainee:
+    """One rank's model and its shard of the text. The weights do not move: all methods see the same gradients."""
+
+    def __init__(self, tensors: int, batch: int, comm: Any) -> None:
+        corpus = text.load()
+        start, stop = text.shard_bounds(len(corpus.train), comm.size, comm.rank)
+        self.model, self._batch, self._shard = _model(tensors), batch, corpus.train[start:stop]
+        self._rng = np.random.default_rng(comm.rank)
+
+    def step(self, session: Session, calls: str) -> tuple[float, float]:
+        """One training step: seconds until all gradients were there, and of all of it."""
+        start, grads = time.perf_counter(), self.model.grads
+        gradients = self._gradients()
+        if calls == "push":
+            for name in gradients:
+                session.push(name, grads[name])
+            computed = time.perf_counter()
+            session.wait_all()
+        else:
+            for _ in gradients:
+                pass
+            computed = time.perf_counter()
+            session.sync(grads)
+        return computed - start, time.perf_counter() - start
+
+    def _gradients(self) -> Iterator[str]:
+        """The names of tensors as soon as the gradient of a random batch is there."""
+        context = self.model.shape.context
+        starts = self._rng.integers(0, len(self._shard) - context, self._batch)
+        return self.model.gradients(*text.windows(self._shard, starts, context))
 
 
 # --- what is predicted ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _recording(comm: Any) -> Iterator[tuple[Session, Callable[[], Trace]]]:
-    """A dense session whose steps are recorded, and what ends that and gives the trace, the same on every rank."""
-    with tempfile.TemporaryDirectory() as folder, Session(comm) as session, ExitStack() as recording:
-        path = Path(folder) / "trace.json"
-        recording.enter_context(session.record_trace(path))
-
-        def trace() -> Trace:
-            recording.close()
-            return Trace.from_json(comm.bcast(Trace.load(path).to_json() if comm.rank == 0 else None))
-
-        yield session, trace
+def _folder(comm: Any, keep: Path | None) -> Iterator[Path]:
+    """Where rank 0 writes, on every rank."""
+    with tempfile.TemporaryDirectory() as own:
+        folder = Path(own) if keep is None else keep
+        folder.mkdir(parents=True, exist_ok=True)
+        yield comm.bcast(folder)
 
 
-def _profiled(comm: Any, names: Sequence[str], replica: Replica, seconds: float) -> Profile:
-    """The cluster, at the sizes of these tensors."""
-    sizes = sorted({x.size for x in replica.model.grads.values()} | {replica.model.gradient.size})
-    with Session(comm) as session, progress("profile", STEPS, comm.rank == 0) as tick:
-        return session.measure(names, sizes=sizes, seconds=seconds, tick=Ticks(tick))
+@dataclass(frozen=True)
+class _Known:
+    """All that is known before anything is measured: what predictions are made from, the same on every rank."""
+
+    profile: Profile
+    traces: Mapping[Case, Trace]
+
+    @classmethod
+    def gathered(
+        cls, comm: Any, folder: Path, names: Sequence[str], trainees: Mapping[Case, _Trainee], seconds: float
+    ) -> _Known:
+        """Profile the cluster and record a step of every case. Collective."""
+        models = {id(one): one.model for one in trainees.values()}.values()
+        sizes = sorted({size for m in models for size in (m.gradient.size, *(x.size for x in m.grads.values()))})
+        with Session(comm) as session, progress("profile", STEPS, comm.rank == 0) as tick:
+            profile = session.measure(names, sizes=sizes, seconds=seconds, tick=Ticks(tick))
+        if comm.rank == 0:
+            profile.save(folder / "profile.json")
+        return cls(profile, {case: _recorded(comm, folder, case, one) for case, one in trainees.items()})
 
 
-def _plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:
-    """The planner's own, and the baselines that can be used on such tensors, with every compressor."""
+def plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:
+    """The planner's own, and the baselines that can be used on such tensors, with every compressor; each once."""
+    trace = beside(trace, profile)
     found = {"model": planned(trace, profile, names)}
     for name in usable(trace):
         for compressor in names:
             plan = baseline(name, trace, profile, compressor)
-            label = f"{name}, {compressor}" if _lossy(plan, compressor) else name
-            found.setdefault(label, plan)
-    return found
+            lossy = any(strategy.compressor == compressor for strategy in plan.strategies.values())
+            single = replace(plan, fuse_bytes=0)  # as it is predicted: every tensor by itself
+            found.setdefault(f"{name}, {compressor}" if lossy and name != compressor else name, single)
+    first: dict[str, str] = {}
+    for label, plan in found.items():
+        first.setdefault(plan.digest, label)
+    return {label: found[label] for label in first.values()}
 
 
-def _lossy(plan: Plan, compressor: str) -> bool:
-    return any(strategy.compressor == compressor for strategy in plan.strategies.values())
+def predicted(plan: Plan, trace: Trace, profile: Profile) -> float:
+    """Seconds of a step by a plan, as the executor goes about it."""
+    lanes, order = defaults(trace, profile)
+    problem, choice = evaluated(plan, beside(trace, profile), profile, lanes=lanes, order=order)
+    return problem.seconds(choice)
+
+
+def _recorded(comm: Any, folder: Path, case: Case, trainee: _Trainee) -> Trace:
+    """The trace of a case, from a session of its own. Collective."""
+    path = folder / f"{case.tensors}-{case.calls}.json"
+    with Session(comm) as session:
+        for _ in range(_CHANGE_OVER):
+            trainee.step(session, case.calls)
+        with session.record_trace(path):
+            for _ in range(_RECORDED):
+                trainee.step(session, case.calls)
+    return Trace.from_json(comm.bcast(Trace.load(path).to_json() if comm.rank == 0 else None))
 
 
 def _agreed(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
@@ -134,69 +242,62 @@ def _agreed(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
     return {name: from_json(document) for name, document in comm.bcast(found).items()}
 
 
-def predicted(plan: Plan, trace: Trace, profile: Profile) -> float:
-    """Seconds of a step by a plan, as the executor goes about it."""
-    lanes, order = defaults(trace, profile)
-    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
-    return problem.seconds(choice)
-
-
 # --- what happens -----------------------------------------------------------------------------------------------------
 
 
 def _compared(
-    comm: Any, replica: Replica, plans: Mapping[str, Plan], profile: Profile, names: Sequence[str], seconds: float
-) -> list[Truth]:
-    """Steps of all in turns. A dense session that records its steps has turns of its own: the machine's speed changes
-    by the minute, and what is predicted must be for the minutes that are measured."""
+    comm: Any, trainee: _Trainee, case: Case, made: Mapping[str, Plan], known: _Known, tuning: Tuning,
+    seconds: float,
+) -> list[Truth]:  # fmt: skip
+    """Steps of all plans of a case in turns."""
+    trace, profile = known.traces[case], known.profile
+    guesses = {name: predicted(plan, trace, profile) for name, plan in made.items()}
     with ExitStack() as stack:
-        tuning = Tuning(tuple(names), every=10**9)
         auto = stack.enter_context(Session(comm, plan="auto", tuning=tuning))
         while auto.plan is None:
-            _step(auto, replica)
+            trainee.step(auto, case.calls)
         sessions = {AUTO: auto}
-        for name, plan in plans.items():
+        for name, plan in made.items():
             sessions[name] = stack.enter_context(Session(comm, plan=replace(plan, made_for=None)))
-        recorder, trace_of = stack.enter_context(_recording(comm))
-        times = _in_turns(comm, replica, [*sessions.values(), recorder], seconds)[:, :-1]
-        trace = trace_of()
+        times = _in_turns(comm, trainee, case, list(sessions.values()), seconds)
         chosen = auto.plan
     assert chosen is not None
-    everyone = {AUTO: chosen, **plans}
-    guesses = {name: predicted(plan, trace, profile) for name, plan in everyone.items()}
-    return rows_of(times, guesses, everyone)
+    everyone = {AUTO: chosen, **made}
+    return rows_of(case, trace.tensors[-1].ready, times, {AUTO: predicted(chosen, trace, profile), **guesses}, everyone)
 
 
-def _in_turns(comm: Any, replica: Replica, sessions: Sequence[Session], seconds: float) -> np.ndarray:
-    """Seconds of the slowest rank, shape (steps, sessions)."""
-    found: list[list[list[float]]] = []
+def _in_turns(
+    comm: Any, trainee: _Trainee, case: Case, sessions: Sequence[Session], seconds: float
+) -> np.ndarray:  # fmt: skip
+    """Seconds of the slowest rank until all gradients are there and of whole steps, shape (2, steps, sessions)."""
+    found: list[list[list[tuple[float, float]]]] = []
     start = time.perf_counter()
     while len(found) < 2 or comm.bcast(time.perf_counter() - start) < seconds:
-        found.append([[_step(session, replica) for _ in range(_TURN)][_CHANGE_OVER:] for session in sessions])
-    mine = np.array(found).transpose(0, 2, 1).reshape(-1, len(sessions))
+        found.append([[trainee.step(one, case.calls) for _ in range(_TURN)][_CHANGE_OVER:] for one in sessions])
+    mine = np.array(found).transpose(3, 0, 2, 1).reshape(2, -1, len(sessions))
     return np.max(comm.allgather(mine), axis=0)
 
 
-def _step(session: Session, replica: Replica) -> float:
-    """One training step, and how long it took. The weights do not move: all methods see the same gradients."""
-    start = time.perf_counter()
-    replica.compute_gradients()
-    session.sync(replica.model.grads)
-    return time.perf_counter() - start
+def rows_of(
+    case: Case, recorded: float, times: np.ndarray, guesses: Mapping[str, float], plans: Mapping[str, Plan]
+) -> list[Truth]:
+    """The result, in the order of ``guesses``.
 
-
-def rows_of(times: np.ndarray, guesses: Mapping[str, float], plans: Mapping[str, Plan]) -> list[Truth]:
-    """The result, from seconds of shape (steps, methods), in the order of ``guesses``."""
-    medians, p90 = np.median(times, axis=0), np.percentile(times, 90, axis=0)
+    Args:
+        recorded: seconds of the backward pass in the trace.
+        times: seconds until all gradients are there, and of whole steps, shape (2, steps, methods).
+    """
+    computing, medians = np.median(times, axis=1).tolist()
+    p90 = np.percentile(times[1], 90, axis=0).tolist()
     return [
-        Truth(name, guess, float(medians[k]), float(p90[k]), name == AUTO, float(medians[k] / medians.min()),
-              summary(plans[name]))
+        Truth(case.tensors, case.calls, name, guess, medians[k], p90[k], recorded, computing[k], name == AUTO,
+              medians[k] / min(medians), summary(plans[name]))
         for k, (name, guess) in enumerate(guesses.items())
     ]  # fmt: skip
 
 
-def _print(rows: Sequence[Truth], trace: Trace) -> None:
-    ordered = sorted(rows, key=lambda row: row.measured)
-    title = f"{len(trace.tensors)} tensors, {trace.nbytes / 1e6:.2f} MB: a training step"
-    show(title, TRUTH_HEADER, truth(ordered), ("method", "chosen", "plan"))
-    print(truth_summary(rows))
+def _print(rows: Sequence[Truth]) -> None:
+    for own in truth_tables.by_case(rows).values():
+        ordered = sorted(own, key=lambda row: row.measured)
+        show("a training step", truth_tables.HEADER, truth_tables.lines(ordered), ("calls", "method", "chosen", "plan"))
+    show("all cases", truth_tables.CASES_HEADER, truth_tables.cases(rows), ("tensors", "calls", "best"))

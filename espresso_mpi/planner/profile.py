@@ -32,6 +32,7 @@ MOST_BYTES = 1 << 26
 """Of a file: with all compressors on two devices it has 1 MB."""
 
 Direction = Literal["encode", "decode"]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Way = Literal["to_host", "to_gpu"]
 Codec = tuple[Annotated[str, Meta(min_length=1)], DeviceKind, Direction]
 Move = tuple[Op, Level, bool]
@@ -273,6 +274,9 @@ class Profile:
         segment_bytes: how sessions cut tensors, in bytes between machines; 0: not at all.
         overlaps: whether a tensor in host memory is worked on while another's messages are under way. Not so where
             ranks share cores: there one's waiting is another's work already.
+        hidden: the share of the overlap with computing that the timeline expects and that comes true when gradients are
+            pushed, 0 to 1. Less than 1 where communication takes cores or memory from the backward pass.
+        pushed: seconds by which every push makes a step longer than handing its tensor over at the end would.
         environment: what it was measured in, or what it describes.
         fingerprint: what a plan made with it depends on.
         measured: False if it was worked out from a description.
@@ -294,6 +298,8 @@ class Profile:
     environment: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     measured: bool = True
+    hidden: Share = 1.0
+    pushed: Seconds = 0.0
 
     def __post_init__(self) -> None:
         schema.check(self, "profile")
@@ -432,6 +438,8 @@ class _Document:
     tensor: Seconds
     segment_bytes: Count
     overlaps: bool
+    hidden: Share
+    pushed: Seconds
     fingerprint: dict[str, Any]
     environment: dict[str, Any]
     check: Curve

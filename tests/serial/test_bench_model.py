@@ -11,11 +11,13 @@ import pytest
 from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
 from espresso_mpi.bench import blas, summary, text, train
+from espresso_mpi.bench.deep import DeepModel, DeepShape
 from espresso_mpi.bench.model import SGD, CharModel, ModelShape, learning_rate
 from espresso_mpi.bench.training import Method, Point, Replica, Run, Settings
 from espresso_mpi.errors import ConfigError
 
 SMALL = ModelShape(alphabet=7, context=3, embedding=4, hidden=5)
+TOWER = DeepShape(alphabet=7, context=3, embedding=4, hidden=5, blocks=2, widening=2)
 
 
 def random_batch(shape, size, seed=0):
@@ -26,9 +28,12 @@ def random_batch(shape, size, seed=0):
 # --- the model --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SMALL.tensors())
-def test_gradient_agrees_with_central_differences(name):
-    model = CharModel(SMALL, seed=1, dtype=np.float64)
+@pytest.mark.parametrize(
+    ("kind", "shape", "name"),
+    [(kind, s, name) for kind, s in ((CharModel, SMALL), (DeepModel, TOWER)) for name in s.tensors()],
+)
+def test_gradient_agrees_with_central_differences(kind, shape, name):
+    model = kind(shape, seed=1, dtype=np.float64)
     model.weights += 0.1 * np.random.default_rng(2).standard_normal(model.weights.size)  # no bias stays zero
     batch = random_batch(SMALL, 11)
     model.loss_and_gradient(*batch)
@@ -42,6 +47,24 @@ def test_gradient_agrees_with_central_differences(name):
         weights[index] = kept
         numeric = (losses[0] - losses[1]) / (2 * step)
         assert model.grads[name].reshape(-1)[index] == pytest.approx(numeric, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(CharModel, SMALL), (DeepModel, TOWER)])
+def test_gradients_are_finished_when_their_names_come(kind, shape):
+    model, batch = kind(shape, seed=1), random_batch(shape, 11)
+    model.loss_and_gradient(*batch)
+    whole = {name: grad.copy() for name, grad in model.grads.items()}
+    model.gradient.fill(0)
+    came = []
+    for name in model.gradients(*batch):
+        assert np.array_equal(model.grads[name], whole[name])
+        came.append(name)
+    assert came == list(shape.tensors()) == list(whole)
+
+
+def test_the_deep_model_has_sixty_tensors_and_about_as_many_parameters_as_the_wide_one():
+    assert len(DeepShape().tensors()) == 60
+    assert DeepShape().parameters == pytest.approx(ModelShape(hidden=1024).parameters, rel=0.05)
 
 
 def test_loss_of_zero_weights_is_that_of_guessing():

@@ -24,6 +24,7 @@ from espresso_mpi.bench import (
     planner_tables,
     planner_time,
     report,
+    truth,
 )
 from espresso_mpi.bench.cases import enumerated, random_case
 from espresso_mpi.bench.output import write_rows
@@ -284,17 +285,37 @@ def test_neighbours_of_one_strategy_share_buffers():
 
 def test_predictions_stand_beside_what_was_measured(tmp_path):
     rows = [
-        Truth("auto", 0.011, 0.010, 0.012, True, 1.0, "1 x fp16 along flat"),
-        Truth("fp32", 0.015, 0.020, 0.021, False, 2.0, "all dense"),
-        Truth("onebit", None, 0.013, 0.014, False, 1.3),
+        Truth(5, "sync", "auto", 0.011, 0.010, 0.012, 0.004, 0.005, True, 1.0, "1 x fp16 along flat"),
+        Truth(5, "sync", "fp32", 0.015, 0.020, 0.021, 0.004, 0.005, False, 2.0, "all dense"),
+        Truth(60, "push", "auto", 0.013, 0.020, 0.014, 0.004, 0.008, True, 1.25),
+        Truth(60, "push", "fp32", 0.020, 0.016, 0.021, 0.004, 0.010, False, 1.0),
     ]
     write_rows(tmp_path / "truth.json", rows, kind="truth", more="is ignored")
     report.main(results=[tmp_path / "truth.json"], output=tmp_path / "B.md")
     text = (tmp_path / "B.md").read_text()
     assert "## Predicted and measured steps" in text
-    assert "| auto | 11.00 | 10.00 | 12.00 | 10.0 % | 1.00 | chosen | 1 x fp16 along flat |" in text
-    assert "| fp32 | 15.00 | 20.00 | 21.00 | -25.0 % | 2.00 |  | all dense |" in text
-    assert "Median error 17.5 % of 2 predictions. Chosen: auto takes 1.00 times the best measured one, auto." in text
+    assert "| 5 | sync | auto | 11.00 | 10.00 | 12.00 | 10.0 % | 1.00 | chosen | 1 x fp16 along flat |" in text
+    assert "| 5 | sync | fp32 | 15.00 | 20.00 | 21.00 | -25.0 % | 2.00 |  | all dense |" in text
+    assert "| 5 | sync | 2 | 17.5 % | 25.0 % | -7.5 % | 1.25 | 1.00 | auto |" in text
+    assert "| 60 | push | 2 | 30.0 % | 35.0 % | -5.0 % | 2.25 | 1.25 | fp32 |" in text
+    assert "| all |  | 4 | 25.0 % | 35.0 % | -7.5 % | 1.62 | 1.12 |  |" in text
+
+
+def test_truth_takes_medians_over_the_steps_of_each_method():
+    computing, steps = np.array([[1, 2], [9, 2], [2, 2]]), np.array([[5, 8], [90, 4], [6, 6]])
+    plans = {name: Plan(default=Strategy("none", Route.parse("flat"))) for name in ("auto", "fp32")}
+    rows = truth.rows_of(truth.Case(5, "push"), 2.0, np.array([computing, steps]), {"auto": 7.0, "fp32": 9.0}, plans)
+    assert [(r.method, r.predicted, r.measured, r.computing, r.chosen) for r in rows] == [
+        ("auto", 7.0, 6.0, 2.0, True),
+        ("fp32", 9.0, 6.0, 2.0, False),
+    ]
+    assert rows[0].p90 == pytest.approx(73.2)
+
+
+@pytest.mark.parametrize(("tensors", "calls"), [("5,6", "sync"), ("5", "sync,pull"), ("", "sync")])
+def test_truth_refuses_cases_that_there_are_not(tensors, calls):
+    with pytest.raises(ConfigError, match="expected a comma list of"):
+        truth._cases(tensors, calls)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,61 @@
+"""Tables of what ``bench truth`` found, for the terminal and for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .output import milliseconds, number
+from .planner_rows import Truth
+from .planner_tables import Lines, percent
+
+HEADER = ["tensors", "calls", "method", "predicted ms", "measured ms", "p90 ms", "error", "time / best", "chosen",
+          "plan"]  # fmt: skip
+CASES_HEADER = ["tensors", "calls", "predictions", "median error", "largest", "bias", "computing", "auto / best",
+                "best"]  # fmt: skip
+
+
+def lines(rows: Sequence[Truth]) -> Lines:
+    """One line a method and case."""
+    return [
+        [
+            str(r.tensors), r.calls, r.method, *map(milliseconds, (r.predicted, r.measured, r.p90)), percent(error(r)),
+            number(r.ratio_to_best), "chosen" if r.chosen else "", r.plan,
+        ]
+        for r in rows
+    ]  # fmt: skip
+
+
+def error(row: Truth) -> float:
+    """How far the prediction is above what was measured, as a share of that."""
+    return row.predicted / row.measured - 1
+
+
+def by_case(rows: Sequence[Truth]) -> dict[tuple[int, str], list[Truth]]:
+    """The rows of every case, in their order."""
+    found: dict[tuple[int, str], list[Truth]] = {}
+    for row in rows:
+        found.setdefault((row.tensors, row.calls), []).append(row)
+    return found
+
+
+def cases(rows: Sequence[Truth]) -> Lines:
+    """One line a case, and one for all of them.
+
+    *bias* is the median of the errors with their signs: what all predictions of a case have in common. *computing* is
+    how long it took until all gradients were there, over the recorded time.
+    """
+    found = [[str(tensors), calls, *_summary(own)] for (tensors, calls), own in by_case(rows).items()]
+    return [*found, ["all", "", *_summary(rows)]]
+
+
+def _summary(rows: Sequence[Truth]) -> list[str]:
+    errors = [error(row) for row in rows]
+    sizes = np.abs(errors)
+    chosen = [row.ratio_to_best for row in rows if row.chosen]
+    best = [row.method for row in rows if row.ratio_to_best == 1]
+    return [str(len(rows)), percent(float(np.median(sizes))), percent(float(sizes.max())),
+            percent(float(np.median(errors))), number(float(np.median([r.computing / r.recorded for r in rows]))),
+            number(float(np.median(chosen)) if chosen else None),
+            best[0] if len(best) == 1 else ""]  # fmt: skip

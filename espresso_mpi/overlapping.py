@@ -1,0 +1,117 @@
+"""Measures what of the overlap that timelines expect comes true when gradients are pushed as they come.
+
+A step that computes and pushes takes turns with one that computes as much and hands everything over at its end. By the
+timeline the first is shorter by what it hides. Where ranks have no cores to spare for the thread that communicates it
+hides less, and each push costs something besides: the hidden share and that cost are what explains the differences of
+all steps best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .busy import Work
+from .collectives.transport import Transport
+from .planner.plan import defaults
+from .planner.problem import evaluated
+from .planner.profile import Profile
+from .planner.trace import Trace, TracedTensor
+from .types import Plan, Strategy
+
+SHARES = np.linspace(0, 1, 101)
+"""Hidden shares that are tried."""
+
+Pass = Callable[[], list[float]]
+"""Returns begin and end of a step that hands over at its end, and of one that pushes."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """``count`` tensors of ``size`` float32 elements, with so many seconds of computing shared out before them."""
+
+    count: int
+    size: int
+    seconds: float
+
+    def trace(self, pushed: bool) -> Trace:
+        """The step as a planner sees it."""
+        ready = [self.seconds * (k + 1) / self.count if pushed else self.seconds for k in range(self.count)]
+        return Trace(tuple(TracedTensor(str(k), self.size, at) for k, at in enumerate(ready)))
+
+
+STEPS = (Step(5, 1 << 15, 0.01), Step(10, 1 << 13, 0.02), Step(30, 1 << 11, 0.01), Step(30, 1 << 8, 0.005))
+
+
+def measured(
+    transport: Transport,
+    usual: Sequence[Strategy],
+    profile: Profile,
+    open_session: Callable[..., AbstractContextManager[Any]],
+    timed: Callable[[Sequence[Pass]], Sequence[np.ndarray]],
+) -> tuple[float, float]:
+    """The hidden share, and the seconds that a push costs besides. Collective.
+
+    Args:
+        usual: ways that tensors travel while this is measured; profile: what else is known of the cluster.
+        timed: repeats passes, on all ranks at once; returns seconds of shape (repetitions, 2) for each.
+    """
+    work, rows = Work(transport, "cpu"), []
+    for strategy in usual:
+        with open_session(plan=Plan(default=strategy), fuse_bytes=0) as session:
+            found = timed([partial(_both, session, work, transport.rank, step) for step in STEPS])
+        for step, seconds in zip(STEPS, found):
+            late, pushed = np.median(seconds, axis=0)
+            rows.append((_expected(strategy, step, profile), step.count, pushed - late, late))
+    return shared_out(np.array(rows))
+
+
+def _both(session: Any, work: Work, rank: int, step: Step) -> list[float]:
+    grads = {
+        f"{step.count} of {step.size}: {k}": np.random.default_rng([rank, k]).standard_normal(step.size, np.float32)
+        for k in range(step.count)
+    }
+    gap, marks = step.seconds / step.count, [perf_counter()]
+    for _ in grads:
+        work.last(gap)
+    session.sync(grads)
+    marks += [perf_counter()] * 2
+    for name, x in grads.items():
+        work.last(gap)
+        session.push(name, x)
+    session.wait_all()
+    return [*marks, perf_counter()]
+
+
+def _expected(strategy: Strategy, step: Step, profile: Profile) -> float:
+    """Seconds that pushing saves by the timeline."""
+    late, early = (_seconds(strategy, step.trace(pushed), profile) for pushed in (False, True))
+    return late - early
+
+
+def _seconds(strategy: Strategy, trace: Trace, profile: Profile) -> float:
+    lanes, order = defaults(trace, profile)
+    problem, choice = evaluated(Plan(default=strategy), trace, profile, lanes=lanes, order=order)
+    return problem.seconds(choice)
+
+
+def shared_out(rows: np.ndarray) -> tuple[float, float]:
+    """The hidden share from 0 to 1 and the cost of a push, not below 0, that explain differences best.
+
+    Args:
+        rows: (what pushing saves by the timeline, pushes, by how much pushing was longer, what errors are relative to).
+    """
+    saved, count, longer, scale = rows.T
+    a = count / scale
+    best = (np.inf, 0.0, 0.0)
+    for share in SHARES:
+        b = (longer + share * saved) / scale
+        cost = max(0.0, float(a @ b) / float(a @ a))
+        best = min(best, (float(np.sum((a * cost - b) ** 2)), float(share), cost))
+    return best[1], best[2]

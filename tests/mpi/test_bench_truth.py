@@ -1,0 +1,30 @@
+"""``bench truth`` on two ranks: small, and whole."""
+
+from __future__ import annotations
+
+import pytest
+from mpi4py import MPI
+
+from espresso_mpi.bench import truth
+from espresso_mpi.planner.profile import Profile
+from espresso_mpi.planner.trace import Trace
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="with more ranks it does the same for longer")
+def test_pushed_steps_are_predicted_from_what_was_recorded_before(world, tmp_path):
+    folder = world.bcast(tmp_path)
+    rows = truth.main(
+        compressors="int8", tensors="5", calls="push", batch=8, seconds=0.1, profile_seconds=1.0, keep=folder
+    )
+    world.Barrier()
+    profile, trace = Profile.load(folder / "profile.json"), Trace.load(folder / "5-push.json")
+    assert [row.method for row in rows][:3] == ["auto", "model", "fp32"]
+    assert all((row.tensors, row.calls, row.recorded) == (5, "push", trace.tensors[-1].ready) for row in rows)
+    assert trace.tensors[0].ready < trace.tensors[-1].ready
+    names = [tensor.name for tensor in trace.tensors]
+    dense = truth.plans(trace, profile, ["int8"])["fp32"]
+    assert set(dense.strategies) == set(names)
+    assert rows[2].predicted == truth.predicted(dense, trace, profile)
+    assert all(0 < row.computing < row.measured <= row.p90 for row in rows)
+    assert min(row.ratio_to_best for row in rows) == 1
+    assert world.allgather(rows) == [rows] * world.size

@@ -1,0 +1,60 @@
+"""What of the overlap comes true: the share and the cost that are fitted, and what they make of a trace."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from espresso_mpi.errors import ConfigError
+from espresso_mpi.overlapping import Step, shared_out
+from espresso_mpi.planner.beside import beside
+from espresso_mpi.planner.profile import ZERO, Profile
+from espresso_mpi.planner.trace import Trace, TracedTensor
+
+TRACE = Trace(tuple(TracedTensor(name, 10, at) for name, at in (("a", 0.1), ("b", 0.3), ("c", 0.5))))
+
+
+def known(**more):
+    return Profile(1, 1, {}, {}, {}, ZERO, **more)
+
+
+@pytest.mark.parametrize(("hidden", "pushed"), [(0.0, 0.0), (0.37, 2e-4), (1.0, 1e-3)])
+def test_share_and_cost_explain_what_was_measured(hidden, pushed):
+    saved, count = np.array([0.01, 0.002, 0.03, 0.0]), np.array([5, 30, 10, 30])
+    rows = np.stack([saved, count, pushed * count - hidden * saved, np.array([0.02, 0.01, 0.05, 0.01])], axis=1)
+    assert shared_out(rows) == pytest.approx((hidden, pushed), abs=1e-9)
+
+
+def test_no_more_is_hidden_than_the_timeline_expects_and_no_push_pays():
+    rows = np.array([[0.01, 5, -0.02, 0.05], [0.02, 10, -0.04, 0.05]])
+    assert shared_out(rows) == (1.0, 0.0)
+
+
+def test_ready_times_beside_communication():
+    assert beside(TRACE, known()) == TRACE
+    ready = [t.ready for t in beside(TRACE, known(hidden=0.25, pushed=0.01)).tensors]
+    assert ready == pytest.approx([0.43, 0.48, 0.53])
+    assert [t.ready for t in beside(TRACE, known(hidden=0.0)).tensors] == [0.5, 0.5, 0.5]
+
+
+def test_steps_without_pushes_and_backward_passes_of_gpus_stay_as_they_are():
+    late = Trace(tuple(TracedTensor(name, 10, 0.5) for name in "ab"))
+    profile = known(hidden=0.0, pushed=0.01)
+    assert beside(late, profile) is late
+    elsewhere = Trace(TRACE.tensors, "gpu")
+    assert beside(elsewhere, profile) is elsewhere
+
+
+def test_a_step_shares_its_computing_out():
+    step = Step(4, 100, 0.02)
+    assert [t.ready for t in step.trace(pushed=True).tensors] == pytest.approx([0.005, 0.01, 0.015, 0.02])
+    assert {t.ready for t in step.trace(pushed=False).tensors} == {0.02}
+
+
+def test_profiles_keep_both():
+    profile = known(hidden=0.25, pushed=0.01)
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    with pytest.raises(ConfigError, match="hidden"):
+        known(hidden=1.5)
