@@ -74,15 +74,17 @@ class OnLanes:
 
     def _empty(self) -> None:
         self.now = 0.0
+        self._under_way: dict[int, _Way] = {}
         self._held: list[_Way] = []
         self._ready: list[list[tuple[Key, _Way]]] = [[] for _ in range(self._lanes.count)]
         self._running: list[_Way | None] = [None] * self._lanes.count
         self._events: list[tuple[float, int, _Way, bool]] = []
         self._come: set[str] = set()
+        self._first_missing = 0
 
     def clear(self) -> list[Any]:
         """Forget everything; returns what was under way."""
-        found = [*self._held, *(way for lane in self._ready for _, way in lane), *filter(None, self._running)]
+        found = list(self._under_way.values())
         self._empty()
         return found
 
@@ -99,10 +101,14 @@ class OnLanes:
     def add(self, segment: Segment, priority: float) -> None:
         """Take a segment in; the higher its priority, the sooner it is served."""
         if segment.number == 0 and segment.bucket in self._come:  # the next step begins
-            self._come = set()
+            self._come, self._first_missing = set(), 0
             self.now = self.now if self.busy else 0.0
         self._come.add(segment.bucket)
-        self._held.append(self._planned(segment, priority))
+        while self._first_missing < len(self._backward) and self._backward[self._first_missing][1] in self._come:
+            self._first_missing += 1
+        way = self._planned(segment, priority)
+        self._under_way[id(way)] = way
+        self._held.append(way)
 
     def _planned(self, segment: Segment, priority: float) -> _Way:
         table = self._schedule.buffers.get(segment.bucket)
@@ -160,6 +166,7 @@ class OnLanes:
         if way.at == len(way.lanes):
             for _ in way.segment.journey:  # what is to be done at its end
                 pass
+            del self._under_way[id(way)]
             return
         heapq.heappush(self._ready[way.lanes[way.at]], (self._key(way, way.at), way))
 
@@ -175,9 +182,9 @@ class OnLanes:
 
     def _may_begin(self, lane: int, start: float) -> bool:
         """Whether that part of the backward pass is over which is to be done before on the same lane."""
-        if lane != self._lanes.backward or math.isinf(start):
+        if lane != self._lanes.backward or math.isinf(start) or self._first_missing == len(self._backward):
             return True
-        return all(name in self._come for begin, name in itertools.takewhile(lambda b: b[0] < start, self._backward))
+        return start <= self._backward[self._first_missing][0]
 
     def _begin(self, lane: int, way: _Way) -> None:
         """Compute, or post the first messages of a collective; and see when it is to be gone on with."""
