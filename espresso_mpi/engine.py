@@ -185,6 +185,7 @@ class Engine:
         self._arrangements.clear()
         self._small.clear()
         self._parked = Parking()  # it knows the groups of the plan before
+        self._transport.forget_kinds()
 
     def _way_of(self, options: Options) -> OnLanes | InTurns:
         """How segments go on: by the schedule of the plan, if it has one."""

@@ -197,7 +197,8 @@ class Program:
         Args:
             route: what counts as one operation, see ``legs``; none: every step.
         """
-        workspace, region = self._transport.borrow(), self._regions[number]
+        kind, region = self if route else None, self._regions[number]
+        workspace = self._transport.borrow(kind)
         segment = _Segment(Data(x, self._dtype, workspace), job, _Log(recorder, job, number, self._transport))
         steps = self._segments[number]
         for leg, then in zip(route, (*route[1:], None)):
@@ -207,7 +208,7 @@ class Program:
         for _, act in () if route else steps:
             yield act(segment)
         segment.finish(region)
-        self._transport.give_back(workspace)
+        self._transport.give_back(workspace, kind)
 
     def run(self, x: Any, job: Job, recorder: Recorder | None = None) -> None:
         """Replace flat ``x`` by its mean over the ranks, all at once."""

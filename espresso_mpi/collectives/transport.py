@@ -101,7 +101,7 @@ class Transport:
         self.waiter = Waiter(settings.timeout, crowded, self.describe)
         self.workspace = Workspace()
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
-        self._free_workspaces: list[Workspace] = []
+        self._free_workspaces: dict[Any, list[Workspace]] = {}
         self.device_aware, self._device_way_chosen = settings.device_aware, False
         self._sent = {"intra": 0, "inter": 0}
         self._window = self._open_window(settings.window_bytes)
@@ -155,16 +155,27 @@ class Transport:
         shared = self._window.bytes_sent if self._window else 0
         return {"intra": self._sent["intra"] + shared, "inter": self._sent["inter"]}
 
-    def borrow(self) -> Workspace:
-        """Scratch memory for a segment under way: several are at the same time, each with its own."""
-        if not self._free_workspaces:
-            self._workspaces.append(Workspace())
-            self._free_workspaces.append(self._workspaces[-1])
-        return self._free_workspaces.pop()
+    def borrow(self, kind: Any = None) -> Workspace:
+        """Scratch memory for a segment under way: several are at the same time, each with its own.
 
-    def give_back(self, workspace: Workspace) -> None:
+        Args:
+            kind: of what is done in it. Those of one kind need as much each, so where many are under way at a time,
+                no memory is as large as the largest of all needs.
+        """
+        free = self._free_workspaces.setdefault(kind, [])
+        if not free:
+            self._workspaces.append(Workspace())
+            free.append(self._workspaces[-1])
+        return free.pop()
+
+    def give_back(self, workspace: Workspace, kind: Any = None) -> None:
         """The segment that borrowed it is finished."""
-        self._free_workspaces.append(workspace)
+        self._free_workspaces[kind].append(workspace)
+
+    def forget_kinds(self) -> None:
+        """What will be done is not what was: let go of memory of a kind. Nothing may be under way."""
+        kept = self._free_workspaces.get(None, [])
+        self._workspaces, self._free_workspaces = list(kept), {None: kept}
 
     def window_for(self, group: Sequence[int], x: Any) -> SharedWindow | None:
         """The shared window, if the group is this machine's ranks and the data is on the host."""
