@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planner_cases import COMPRESSOR, random_profile, random_trace
 from test_timeline_model import random_case, simulated
 
+from espresso_mpi.bench.gantt import shown
 from espresso_mpi.collectives.lanes import OnLanes
 from espresso_mpi.collectives.layout import Dense, Topology
 from espresso_mpi.collectives.legs import Leg, legs
@@ -17,7 +19,10 @@ from espresso_mpi.collectives.schedule import compile_route
 from espresso_mpi.collectives.turns import Segment
 from espresso_mpi.compressors import get
 from espresso_mpi.planner._dispatch import laid_out
+from espresso_mpi.planner.agenda import by_lane
 from espresso_mpi.planner.cost import Shape, walk
+from espresso_mpi.planner.plan import plan
+from espresso_mpi.planner.problem import evaluated
 from espresso_mpi.planner.tree import routes
 from espresso_mpi.timetable import Lanes, Schedule, Timetable
 
@@ -161,3 +166,22 @@ def test_operations_that_are_not_those_of_the_schedule():
     while lanes.turn(True):
         pass
     assert not lanes.busy and len(said) == 1 and "'encode', 'send'" in said[0] and "'decode'" in said[0]
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "device"), [(0, "cpu"), (1, "gpu"), (2, "gpu")])
+def test_the_schedule_of_a_plan_ends_when_its_forecast_says_and_is_what_the_picture_shows(seed, device):
+    rng = np.random.default_rng(seed)
+    profile, trace = random_profile(rng), random_trace(rng, 9, device)
+    made = plan(trace, profile, [COMPRESSOR], order="schedule")
+    lanes = by_lane(made.schedule)
+    for done in lanes.values():
+        assert all(one.stop <= then.start + 1e-12 for one, then in itertools.pairwise(done))
+    end = max(one.stop for done in lanes.values() for one in done)
+    assert end + profile.call + trace.update == pytest.approx(made.forecast.seconds, rel=1e-12)
+    problem, choice = evaluated(made, trace, profile, lanes=made.forecast.lanes, order="schedule")
+    drawn = [(one.start, one.lane, one.what) for one in shown(problem, choice) if one.kind != "backward"]
+    kept = [(one.start, lane, one.what) for lane, done in lanes.items() for one in done if one.segment >= 0]
+    assert sorted(drawn) == sorted(kept)
