@@ -67,7 +67,7 @@ def least(timeline: Timeline, menus: list[list[int]]) -> float:
 # --- our search -------------------------------------------------------------------------------------------------------
 
 
-def searched(cases: int, tick: Callable[[], None], seed: int = 0, order: Order = "backprop") -> list[Cases]:
+def searched(cases: int, tick: Callable[[], None], seed: int = 0, order: Order = "schedule") -> list[Cases]:
     """Our search and its bound in random cases of up to 6 tensors with up to 6 options each."""
     begin, rng = time.perf_counter(), np.random.default_rng(seed)
     over, under = [], []

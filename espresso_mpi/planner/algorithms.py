@@ -60,7 +60,7 @@ class Chosen:
 
 
 def published(
-    trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network", order: Order = "backprop"
+    trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network", order: Order = "schedule"
 ) -> tuple[Problem, Chosen]:
     """What both algorithms choose for a step, and the problem that the choice's rows are of.
 

@@ -237,26 +237,35 @@ def gain_over(
 
 
 def without_noise(doubts: Doubts, choice: np.ndarray) -> np.ndarray:
-    """The choice with only such compression as gains more than its noise; see the module."""
-    choice = choice.copy()
+    """The choice with only such compression as gains more than its noise; see the module.
+
+    In the order ``schedule`` the gains of single tensors are those with the keys as they are. So every change is looked
+    at once more with schedules of its own, and a tensor that gains by them stays compressed.
+    """
+    choice, kept = choice.copy(), np.zeros(choice.size, bool)
     while True:
         dense = best_dense(doubts.problem, choice)
         gains = doubts.single(choice, dense)
         packed = doubts.problem.method[choice] >= 0
-        failing = [i for i, gain in enumerate(gains) if gain is not None and packed[i] and not gain.real]
+        failing = [i for i, gain in enumerate(gains) if gain is not None and packed[i] and not (gain.real or kept[i])]
         if not failing:
             return choice
         failing.sort(key=lambda i: gains[i].seconds)  # type: ignore[union-attr]
-        choice = _made_dense(doubts, choice, dense, failing)
+        choice = _made_dense(doubts, choice, dense, failing, kept)
 
 
-def _made_dense(doubts: Doubts, choice: np.ndarray, dense: np.ndarray, failing: list[int]) -> np.ndarray:
-    """The choice with as many of the failing tensors dense as fail together, at least one."""
+def _made_dense(
+    doubts: Doubts, choice: np.ndarray, dense: np.ndarray, failing: list[int], kept: np.ndarray
+) -> np.ndarray:
+    """The choice with as many of the failing tensors dense as fail together; of those that do not, one is ``kept``."""
     while True:
         which = np.isin(np.arange(choice.size), failing)
         other = np.where(which, dense, choice)
-        if len(failing) == 1 or not gain_over((doubts, choice), (doubts, other), which).real:
+        if not gain_over((doubts, choice), (doubts, other), which).real:
             return other
+        if len(failing) == 1:
+            kept[failing] = True
+            return choice
         failing = failing[: len(failing) // 2]
 
 

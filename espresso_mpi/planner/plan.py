@@ -61,9 +61,9 @@ def plan(
 
     Args:
         compressors: what may be used, by spellings; ``none`` always may. None: all that the profile has on all devices.
-        lanes, order: how the timeline is computed (``timeline``). None: as the executor does it, ``fifo``, with one
-            lane for processor and shared memory where tensors are in host memory; for GPUs of a described cluster as
-            the paper does it, ``backprop`` with one network.
+        lanes, order: how the timeline is computed (``timeline``). None: as the executor does it, ``schedule``, with one
+            lane for processor and shared memory where tensors are in host memory; for GPUs of a described cluster with
+            one network, as the paper draws it.
         fusion: whether tensors may share buffers.
         linear: whether payloads of linear compressors may be summed.
         devices: where may be compressed; None: wherever the tensors can go.
@@ -79,7 +79,7 @@ def plan(
         ConfigError: the profile lacks what is needed, an argument is out of its range; the trace has more tensors than
             can be planned for in minutes.
     """
-    known = defaults(trace, profile, fusion)[1] if order is None else order
+    known = defaults(trace, profile)[1] if order is None else order
     if known not in ORDERS:
         raise ConfigError(f"order={known!r}; expected one of {', '.join(ORDERS)}")
     refuse(trace, profile, fusion, known)
@@ -170,7 +170,7 @@ class _Maker:
         given = profiled(profile, where) if compressors is None else compressors
         spelled = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
         spellings = tuple(spelled)
-        usual_lanes, _ = defaults(trace, profile, fusion)
+        usual_lanes, _ = defaults(trace, profile)
         sums = linear and any(registry.get(text).linear for text in spellings)
         return cls(trace, profile, spellings, lanes_of(usual_lanes if lanes is None else lanes),
                    order, fusion, all_routes(where, sums), budget, noise, spelled, effort)  # fmt: skip
@@ -244,7 +244,7 @@ class _Maker:
         if not rivals:
             return draft
         best = min(rivals, key=lambda rival: rival.seconds)
-        menus = completed(best.problem, self.compressors)
+        menus = joined([best.problem, self.problem(best.problem.trace, self.compressors)])
         best = best.on(menus)
         return replace(best, choice=improved(menus, best.choice))
 
@@ -327,12 +327,11 @@ def _by_buffer(buffers: Trace, groups: Sequence[Sequence[str]]) -> tuple[tuple[s
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def defaults(trace: Trace, profile: Profile, fusion: bool = True) -> tuple[str, Order]:
+def defaults(trace: Trace, profile: Profile) -> tuple[str, Order]:
     """The lanes and the order of the timeline, unless told otherwise; see ``plan``."""
-    by_events: Order = "fifo" if fusion or len(trace.tensors) <= MANY else "backprop"
     if trace.device == "cpu":
-        return "host" if profile.overlaps else "serial", by_events
-    return ("separate", by_events) if profile.measured else ("one-network", "backprop")
+        return "host" if profile.overlaps else "serial", "schedule"
+    return "separate" if profile.measured else "one-network", "schedule"
 
 
 def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]:
