@@ -23,11 +23,11 @@ from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strateg
 from .algorithms import published
 from .baselines import baseline, usable
 from .budget import limited, total_error
-from .many import MANY, UNITS, Units, refuse
+from .many import MANY, UNITS, Units, refuse, rough, searched
 from .noise import TIE, Doubts, Gain, best_dense, gain_over, without_noise
 from .problem import Problem, evaluated, lanes_of
 from .profile import Profile
-from .search import Effort, search, search_fused
+from .search import Effort, search_fused
 from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free
 from .timeline import LANES, ORDERS, Lanes, Order
 from .trace import Trace
@@ -71,9 +71,9 @@ def plan(
         noise: relative error of every time; None: what profile and trace say.
         baselines: price simpler plans as well, and take one if it is quicker.
 
-    More than ``many.MANY`` tensors are joined first where they may share buffers. Where they may not, the order is
-    ``backprop`` unless told otherwise, the search is a quick one, and the paper's algorithms are left out: their time
-    grows as the square of the tensors.
+    More than ``many.MANY`` tensors are joined first where they may share buffers. Where they may not, the search is a
+    quick one, in ``schedule`` by the figures of ``backprop``, and the paper's algorithms are left out: their time grows
+    as the square of the tensors.
 
     Raises:
         ConfigError: the profile lacks what is needed, an argument is out of its range; the trace has more tensors than
@@ -184,10 +184,9 @@ class _Maker:
         draft = draft.on(completed(draft.problem, self.compressors if self.budget is not None else ()))
         if self.budget is not None:
             limit = limited(draft.problem, self.budget)
-            found = search(draft.problem, effort=self.effort, starts=[draft.choice], error=limit)
+            found = searched(draft.problem, self.effort, [draft.choice], limit)
             draft = replace(draft, choice=found.choice)
-        doubts = Doubts(draft.problem, self.noise)
-        draft = replace(draft, choice=without_noise(doubts, draft.choice))
+        draft = self.sure(draft)
         plain, _ = self.searched(())
         dense = min([plain, *(rival for rival in rivals.values() if not rival.packed)], key=lambda one: one.seconds)
         draft, gain, forgone = self.worth_it(draft, dense)
@@ -205,7 +204,7 @@ class _Maker:
                                                   lanes=self.lanes, order=self.order, effort=self.effort)  # fmt: skip
         else:
             groups, problem = (), self.problem(self.trace, spellings)
-            found = search(problem, effort=self.effort)
+            found = searched(problem, self.effort)
         return Draft(_by_buffer(problem.trace, groups), problem, found.choice), found.bound
 
     def problem(self, buffers: Trace, spellings: Sequence[str]) -> Problem:
@@ -246,7 +245,14 @@ class _Maker:
         best = min(rivals, key=lambda rival: rival.seconds)
         menus = joined([best.problem, self.problem(best.problem.trace, self.compressors)])
         best = best.on(menus)
-        return replace(best, choice=improved(menus, best.choice))
+        return replace(best, choice=min(improved(rough(menus), best.choice), best.choice, key=menus.seconds))
+
+    def sure(self, draft: Draft) -> Draft:
+        """The draft without compression that noise could explain."""
+        choice = without_noise(Doubts(rough(draft.problem), self.noise), draft.choice)
+        doubts = Doubts(draft.problem, self.noise)  # of many tensors single ones are compared in another order
+        lost = gain_over((doubts, draft.choice), (doubts, choice), draft.choice != choice)
+        return draft if lost.real else replace(draft, choice=choice)
 
     def worth_it(self, draft: Draft, dense: Draft) -> tuple[Draft, Gain, float]:
         """The draft, or the dense one if the gain over it is not real; the gain and its noise; what was forgone."""
@@ -290,8 +296,7 @@ def outlooks(draft: Draft) -> tuple[Outlook, ...]:
     In orders in which every swap is a timeline of its own, and where tensors are many, only the options of each that
     take least by themselves are looked at for a runner-up. Many tensors are swapped in the order ``backprop``.
     """
-    choice, size = draft.choice, draft.choice.size
-    problem = draft.problem if size <= MANY else draft.problem.ordered("backprop")
+    choice, size, problem = draft.choice, draft.choice.size, rough(draft.problem)
     plain, everyone = problem.timeline.seconds(choice), np.arange(size)
     free, nothing = with_free(problem.timeline)
     exposed = _settled(plain - swapped(free, choice, everyone, np.full(size, nothing)), plain)
