@@ -29,8 +29,9 @@ def gap(at: Scene, fused: bool) -> Gap:
 def orders(at: Scene) -> Orders:
     """The plan of our search, and in every order the one that is made for the order ``backprop``."""
     made, other = at.found, at.relaxed
-    seconds = (at.problem.ordered(order).seconds(other.choice) for order in ORDERS)
-    return Orders(at.model, at.testbed, at.compressor, *seconds, made.seconds, made.bound, other.bound)
+    backprop, fifo, priority, schedule = (at.problem.ordered(order).seconds(other.choice) for order in ORDERS)
+    return Orders(at.model, at.testbed, at.compressor, backprop, fifo, priority, schedule, made.seconds, made.bound,
+                  other.bound)  # fmt: skip
 
 
 # --- gains ------------------------------------------------------------------------------------------------------------

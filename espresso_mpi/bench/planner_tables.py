@@ -212,8 +212,8 @@ take {TIMES} times both. *met* counts the menus with the decision.
         "Gap to the certified bound",
         """
 *F* is the simulated step, update included, of our search without fusion; *bound* is proved: no choice from the whole
-tree is quicker, by whatever schedule. *algorithms 1+2*, *dense* (nothing compressed) and *with fusion* (below 0: fusing helps) are over F;
-*its gap* is to a bound on all fusions of neighbours. *mean* is the geometric one.
+tree is quicker, by whatever schedule. *algorithms 1+2*, *dense* (nothing compressed) and *with fusion* (below 0: fusing
+helps) are over F; *its gap* is to a bound on all fusions of neighbours. *mean* is the geometric one.
 """,
         ("model", "testbed", "compressor", "tensors", "F ms", "bound ms", "gap", "algorithms 1+2", "with fusion",
          "its gap", "dense"),

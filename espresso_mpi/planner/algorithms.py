@@ -177,9 +177,9 @@ def algorithm2(problem: Problem, chosen: Chosen, *, limit: int | None = None) ->
     orders ``fifo`` and ``priority``, where no bound is known, if all combinations have more tensors to place than that.
 
     In the order ``schedule`` all combinations get schedules where they have at most ``FEW`` operations together, or as
-    many tensors to place as a given ``limit``. Else the numbers are improved in turn, with schedules for the best two of
-    a group; the combination that is best in the order ``backprop``, among all, gets one as well; and ``complete`` is
-    False.
+    many tensors to place as a given ``limit``. Else the numbers are improved in turn, with schedules for the best two
+    of a group; the combination that is best in the order ``backprop``, among all, gets one as well; and ``complete``
+    is False.
 
     Args:
         problem: with all compressing routes of ``chosen`` on the CPU as well, as in ``reachable``.

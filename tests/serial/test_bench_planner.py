@@ -157,7 +157,7 @@ def test_enumeration_finds_the_least():
 
 
 def test_offload_agrees_with_the_algorithms_own_comparison():
-    """Which enumerates by branch and bound: the same cases, the same gap."""
+    """Which goes through all combinations: the same cases, the same gap."""
     (row,) = planner_cases.offloaded(12, lambda: None, seed=5)
     cases = planner_cases._compressing(np.random.default_rng(5), 12, "schedule")
     own = offload_gap(problem for problem, _ in cases)
