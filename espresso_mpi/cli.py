@@ -203,7 +203,8 @@ def plan(
         "plan.json"
     ),
     order: Annotated[
-        str | None, typer.Option(metavar="ORDER", help="What a resource serves next: backprop, fifo or priority.")
+        str | None,
+        typer.Option(metavar="ORDER", help="What a resource serves next: schedule, fifo, priority, backprop."),
     ] = None,
     lanes: Annotated[
         str | None, typer.Option(metavar="LANES", help="What shares a lane: separate, one-network, host or serial.")

@@ -680,7 +680,10 @@ def _telescoped(marks: np.ndarray) -> np.ndarray:
 
 
 def _known(strategy: Strategy, count: int, n: int, profile: Profile, lanes: str) -> float:
-    """Seconds of synchronising some tensors of n elements that are there at once, by the timeline."""
+    """Seconds of synchronising some tensors of n elements that are there at once, by the timeline.
+
+    What is measured is a session without a plan: it has no schedule to follow, so the order is ``fifo``.
+    """
     trace = Trace(tuple(TracedTensor(str(k), n, 0.0) for k in range(count)))
     problem, choice = evaluated(Plan(default=strategy), trace, profile, lanes=lanes, order="fifo")
     return problem.timeline.seconds(choice)

@@ -16,7 +16,7 @@ _ROUTE = Route.parse("flat")
 
 
 def random_case(
-    rng: np.random.Generator, tensors: int, options: int, *, order: Order = "backprop", lanes: Lanes | None = None
+    rng: np.random.Generator, tensors: int, options: int, *, order: Order = "schedule", lanes: Lanes | None = None
 ) -> Problem:
     """A problem without a cluster: its options are random operations, 1 to ``options`` of them for each tensor.
 

@@ -1,8 +1,8 @@
 """``bench planner``: how quick and how good the planner is, and the paper's figures beside its own. No MPI, one core.
 
 The parts: time of selection, gaps to the certified bound, random cases against full enumeration, the paper's gains and
-scaling factors, how far its algorithms end from the Upper Bound, growth of the time with tensors and options, and the
-same plan in every order.
+scaling factors, how far its algorithms end from the Upper Bound, growth of the time with tensors and options, and
+plans for the order ``backprop`` beside those for schedules, which all other parts are of.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ def _orders(amount: Amount, tick: Tick) -> list[Row]:
 def _cases(amount: Amount, tick: Tick) -> list[Row]:
     return [
         *planner_cases.searched(amount.cases, tick),
-        *planner_cases.searched(amount.cases, tick, order="schedule"),
+        *planner_cases.searched(amount.cases, tick, order="backprop"),
         *planner_cases.offloaded(amount.offloads, tick),
+        *planner_cases.offloaded(amount.offloads, tick, order="backprop"),
     ]
 
 
@@ -160,6 +161,7 @@ def _growth(amount: Amount, tick: Tick) -> list[Row]:
     grown, chosen = (scene(model, amount.testbeds[-1], DGC) for model in (amount.grown, amount.chosen))
     return [
         *planner_time.by_tensors(grown, amount.tensors, False, amount.grows, tick),
+        *planner_time.by_tensors(grown, amount.tensors, False, amount.grows, tick, "backprop"),
         *planner_time.by_tensors(grown, amount.different, True, amount.grows, tick),
         *planner_time.by_options(chosen, planner_time.choices(DGC, amount.others), amount.grows, tick),
     ]
@@ -178,10 +180,10 @@ RUNS: dict[str, Callable[[Amount, Tick], list[Row]]] = {
 STEPS: dict[str, Callable[[Amount], int]] = {
     "selection": lambda a: len(a.models) * len(a.testbeds),
     "gap": lambda a: len(_places(a)),
-    "cases": lambda a: 2 * a.cases + a.offloads,
+    "cases": lambda a: 2 * (a.cases + a.offloads),
     "paper": lambda a: len(a.models),
     "distance": lambda a: len(a.models),
-    "growth": lambda a: len(a.tensors) + len(a.different) + 3 + len(a.others),
+    "growth": lambda a: 2 * len(a.tensors) + len(a.different) + 3 + len(a.others),
     "orders": lambda a: len(_places(a)),
 }
 """How many ticks each part has."""

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numba import njit
 
-from ..planner.algorithms import algorithm1, algorithm2, on_cpu
+from ..planner._dispatch import scheduled
+from ..planner.algorithms import Chosen, algorithm1, algorithm2, on_cpu
 from ..planner.bound import lower_bound
 from ..planner.cluster import Cluster, Link, Memory
 from ..planner.problem import Problem
 from ..planner.search import search
-from ..planner.timeline import Order, Timeline, backprop_time
+from ..planner.timeline import ROUNDS, Order, Timeline, backprop_time
 from ..planner.trace import Trace, TracedTensor
 from ..planner.tree import routes
 from .cases import enumerated, random_case
@@ -30,17 +31,22 @@ SAME = 1e-9
 
 
 @njit(cache=True)
-def _least(menus, sizes, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def _least(menus, sizes, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """The least F over all choices: counts through them like an odometer, and prices each from its begin.
 
     Args:
         menus: int64 (tensors, most options), rows; sizes: int64 (tensors,), how many of them count.
+        rounds: of justifying schedules; below 0: in the order ``backprop``.
     """
     tensors = sizes.size
     at, choice = np.zeros(tensors, np.int64), menus[:, 0].copy()
     best = np.inf
     while True:
-        best = min(best, backprop_time(choice, backward, home, total, lane, seconds, count, repeats))
+        if rounds < 0:
+            time = backprop_time(choice, backward, home, total, lane, seconds, count, repeats)
+        else:
+            time = scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds)[0]
+        best = min(best, time)
         place = 0
         while place < tensors:
             at[place] += 1
@@ -55,19 +61,17 @@ def _least(menus, sizes, backward, home, total, lane, seconds, count, repeats): 
 
 
 def least(timeline: Timeline, menus: list[list[int]]) -> float:
-    """The least F, in the order ``backprop``, if each tensor may take any of its rows. For small cases."""
+    """The least F, in the orders ``schedule`` and ``backprop``, if each tensor may take any of its rows. For small
+    cases."""
     sizes = np.array([len(menu) for menu in menus], np.int64)
     padded = np.array([menu + menu[:1] * (sizes.max() - len(menu)) for menu in menus], np.int64)
-    o, lanes = timeline.options, timeline.lanes
-    return float(
-        _least(padded, sizes, timeline.backward, lanes.backward, lanes.count, o.lane, o.seconds, o.count, o.repeats)
-    )
+    return float(_least(padded, sizes, ROUNDS if timeline.order == "schedule" else -1, *timeline.tables))
 
 
 # --- our search -------------------------------------------------------------------------------------------------------
 
 
-def searched(cases: int, tick: Callable[[], None], seed: int = 0, order: Order = "backprop") -> list[Cases]:
+def searched(cases: int, tick: Callable[[], None], seed: int = 0, order: Order = "schedule") -> list[Cases]:
     """Our search and its bound in random cases of up to 6 tensors with up to 6 options each."""
     begin, rng = time.perf_counter(), np.random.default_rng(seed)
     over, under = [], []
@@ -100,30 +104,30 @@ def _row(what: str, over: list[float], under: list[float] | None, seconds: float
 # --- Algorithm 2 ------------------------------------------------------------------------------------------------------
 
 
-def offloaded(cases: int, tick: Callable[[], None], seed: int = 0) -> list[Cases]:
+def offloaded(cases: int, tick: Callable[[], None], seed: int = 0, order: Order = "schedule") -> list[Cases]:
     """Algorithm 2 after Algorithm 1 in random cases of up to 6 tensors, against all subsets of the compressed ones."""
     begin, over = time.perf_counter(), []
-    for problem in _compressing(np.random.default_rng(seed), cases):
-        first = algorithm1(problem)
+    for problem, first in _compressing(np.random.default_rng(seed), cases, order):
         moved = on_cpu(problem, first.choice)
         subsets = [[int(a), int(b)] if a != b else [int(a)] for a, b in zip(first.choice, moved)]
         best = least(problem.timeline, subsets) + problem.around
         over.append(algorithm2(problem, first).seconds / best)
         tick()
-    what = "Algorithm 2, against every subset to offload"
+    what = f"Algorithm 2, order {order}, against every subset to offload"
     return [_row(what, over, None, time.perf_counter() - begin)] if cases else []
 
 
-def _compressing(rng: np.random.Generator, cases: int) -> Iterator[Problem]:
-    """So many random cases in which Algorithm 1 compresses at least two tensors."""
+def _compressing(rng: np.random.Generator, cases: int, order: Order) -> Iterator[tuple[Problem, Chosen]]:
+    """So many random cases in which Algorithm 1 compresses at least two tensors, and what it chooses."""
     while cases:
-        problem = offload_case(rng)
-        if (problem.method[algorithm1(problem).choice] >= 0).sum() > 1:
+        problem = offload_case(rng, order)
+        first = algorithm1(problem)
+        if (problem.method[first.choice] >= 0).sum() > 1:
             cases -= 1
-            yield problem
+            yield problem, first
 
 
-def offload_case(rng: np.random.Generator) -> Problem:
+def offload_case(rng: np.random.Generator, order: Order = "schedule") -> Problem:
     """A few tensors on GPUs, often of equal sizes, on a random cluster; dense routes, and some to compress along."""
     sizes = (10 ** rng.uniform(4, 7, size=rng.integers(1, 4))).astype(int)
     tensors, at = [], rng.uniform(0, 0.01)
@@ -135,7 +139,7 @@ def offload_case(rng: np.random.Generator) -> Problem:
     some = [packed[place] for place in rng.choice(len(packed), size=8, replace=False)]
     ways = [*(route for route in on_gpu if not route.compressed), *some, *(route.on("cpu") for route in some)]
     trace = Trace(tuple(tensors), device="gpu")
-    return Problem.of(trace, _cluster(rng).profile(), ["onebit"], routes=ways, prune=False)
+    return Problem.of(trace, _cluster(rng).profile(), ["onebit"], routes=ways, order=order, prune=False)
 
 
 def _cluster(rng: np.random.Generator) -> Cluster:

@@ -27,10 +27,11 @@ def gap(at: Scene, fused: bool) -> Gap:
 
 
 def orders(at: Scene) -> Orders:
-    """The plan of our search in every order, and the one that is made for schedules."""
-    backprop, fifo, priority, kept = (at.problem.ordered(order).seconds(at.found.choice) for order in ORDERS)
-    made = at.scheduled
-    return Orders(at.model, at.testbed, at.compressor, backprop, fifo, priority, kept, made.seconds, made.bound)
+    """The plan of our search, and in every order the one that is made for the order ``backprop``."""
+    made, other = at.found, at.relaxed
+    backprop, fifo, priority, schedule = (at.problem.ordered(order).seconds(other.choice) for order in ORDERS)
+    return Orders(at.model, at.testbed, at.compressor, backprop, fifo, priority, schedule, made.seconds, made.bound,
+                  other.bound)  # fmt: skip
 
 
 # --- gains ------------------------------------------------------------------------------------------------------------

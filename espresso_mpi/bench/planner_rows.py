@@ -188,7 +188,12 @@ class Growth:
 
 @dataclass(frozen=True)
 class Orders:
-    """One plan's F in every order; it was made for the first. ``planned``, ``bound``: of the plan made for the last."""
+    """The plan that is made for the order ``schedule``, and in every order the one that is made for ``backprop``.
+
+    Attributes:
+        backprop, fifo, priority, schedule: F of the latter; relaxed_bound: certified, in the order ``backprop``.
+        planned: F of the former; bound: certified, on every choice and every schedule.
+    """
 
     model: str
     testbed: str
@@ -199,6 +204,7 @@ class Orders:
     schedule: float
     planned: float
     bound: float
+    relaxed_bound: float
     part: str = "orders"
 
 

@@ -81,9 +81,9 @@ class Scene:
         return search(self.problem)
 
     @cached_property
-    def scheduled(self) -> Found:
-        """What our search finds in the order ``schedule``."""
-        return search(self.problem.ordered("schedule"), starts=[self.found.choice])
+    def relaxed(self) -> Found:
+        """What our search finds in the order ``backprop``."""
+        return search(self.problem.ordered("backprop"))
 
     @cached_property
     def fused(self) -> Found:

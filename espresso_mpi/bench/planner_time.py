@@ -14,6 +14,7 @@ from ..planner.algorithms import algorithm1, algorithm2
 from ..planner.problem import Problem
 from ..planner.profile import Profile
 from ..planner.search import search, search_fused
+from ..planner.timeline import Order
 from ..planner.trace import Trace, TracedTensor
 from ..planner.tree import routes
 from ..types import Route
@@ -85,6 +86,7 @@ def _options(problem: Problem) -> int:
 # --- growth -----------------------------------------------------------------------------------------------------------
 
 TENSORS, DIFFERENT, OPTIONS = "tensors", "tensors of different sizes", "options"
+RELAXED = "tensors, in backprop"
 
 
 def synthetic(trace: Trace, tensors: int, different: bool = False) -> Trace:
@@ -108,15 +110,15 @@ def synthetic(trace: Trace, tensors: int, different: bool = False) -> Trace:
 
 
 def by_tensors(
-    scene: Scene, counts: Sequence[int], different: bool, timed: Timed, tick: Callable[[], None]
-) -> list[Growth]:
+    scene: Scene, counts: Sequence[int], different: bool, timed: Timed, tick: Callable[[], None],
+    order: Order = "schedule",
+) -> list[Growth]:  # fmt: skip
     """Search in synthetic models of more and more tensors."""
-    rows = []
-    search(Problem.of(synthetic(scene.trace, 3), scene.profile, [scene.compressor]))  # compiles
+    rows, along = [], DIFFERENT if different else TENSORS if order == "schedule" else RELAXED
+    search(Problem.of(synthetic(scene.trace, 3), scene.profile, [scene.compressor], order=order))  # compiles
     for count in counts:
         trace = synthetic(scene.trace, count, different)
-        rows.append(_grown(DIFFERENT if different else TENSORS, "", count, trace, scene.profile, [scene.compressor],
-                           None, timed))  # fmt: skip
+        rows.append(_grown(along, "", count, trace, scene.profile, [scene.compressor], None, timed, order))
         tick()
     return rows
 
@@ -157,10 +159,10 @@ def by_options(scene: Scene, given: Sequence[Choice], timed: Timed, tick: Callab
 
 def _grown(
     along: str, label: str, at: int, trace: Trace, profile: Profile, compressors: Sequence[str],
-    given: Sequence[Route] | None, timed: Timed,
+    given: Sequence[Route] | None, timed: Timed, order: Order = "schedule",
 ) -> Growth:  # fmt: skip
     Problem.of(trace, profile, compressors, routes=given)  # walks the routes
-    problem, menus, repeats = timed(lambda: Problem.of(trace, profile, compressors, routes=given))
+    problem, menus, repeats = timed(lambda: Problem.of(trace, profile, compressors, routes=given, order=order))
     found, decide, _ = timed(lambda: search(problem))
     return Growth(along, label, at, menus, decide, found.seconds / found.bound - 1, repeats)
 

@@ -111,7 +111,7 @@ digits. Runs that differ in rounding alone come to differ by as much as fp16 and
 
 _PLANNER = """
 `espresso-mpi bench planner`, without MPI: models and clusters are descriptions ([docs/planner.md](docs/planner.md)).
-Steps are simulated, in the order `backprop` unless a table says otherwise; times of deciding are measured here.
+Steps are simulated, in the order `schedule` unless a table says otherwise; times of deciding are measured here.
 """
 
 _TRUTH = """

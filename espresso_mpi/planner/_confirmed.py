@@ -29,6 +29,7 @@ NEAR = 3e-4
 NEAR_OFFLOAD, NUMBERS = 0.02, 2
 """The same for moves to the CPU, which change more; and how many of a group's numbers get a schedule."""
 TIE = 1e-12
+"""Relative: times that differ by less are equal."""
 
 
 _Schedule = tuple[float, np.ndarray, np.ndarray]
@@ -127,9 +128,8 @@ def _least(times, rows, alone):  # type: ignore[no-untyped-def]
     """The place of the least time; of equal ones that with the least seconds by itself."""
     best = 0
     for place in range(1, times.size):
-        if times[place] < times[best] * (1 - TIE):
-            best = place
-        elif times[place] <= times[best] * (1 + TIE) and alone[rows[place]] < alone[rows[best]]:
+        equal = abs(times[place] - times[best]) <= TIE * min(times[place], times[best])
+        if alone[rows[place]] < alone[rows[best]] if equal else times[place] < times[best]:
             best = place
     return best
 

@@ -1,9 +1,9 @@
 """Steps of which one tensor after the other is changed: what Algorithms 1 and 2 ask of a timeline.
 
 In the order ``backprop`` a step is a max-plus system: what is before a tensor counts by when the lanes are free, and
-what comes after by how long the step goes on after each lane is free (``behind``). So a candidate costs the tensor's own
-operations, not those of the whole step. In the other orders every candidate is a timeline of its own; what the order
-``schedule`` does about that stands in ``_confirmed``.
+what comes after by how long the step goes on after each lane is free (``behind``). So a candidate costs the tensor's
+own operations, not those of the whole step. In the other orders every candidate is a timeline of its own; what the
+order ``schedule`` does about that stands in ``_confirmed``.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from numba import njit
 from ..errors import ConfigError
 from ..types import Decode, DeviceKind, Encode, Route, Strategy
 from ._confirmed import Confirmed
+from ._dispatch import laid_out
 from ._steps import Backprop, Events, Step, follow_back, replaced
 from .problem import Problem, Same
 from .profile import Profile
@@ -37,6 +38,9 @@ TIE = 1e-12
 
 LIMIT = 300_000
 """Steps of the search through the combinations of Algorithm 2, a tensor placed each: a few hundredths of a second."""
+
+FEW = 1000
+"""Operations of all combinations together up to which each gets a schedule: less than a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Chosen:
 
 
 def published(
-    trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network", order: Order = "backprop"
+    trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network", order: Order = "schedule"
 ) -> tuple[Problem, Chosen]:
     """What both algorithms choose for a step, and the problem that the choice's rows are of.
 
@@ -92,7 +96,10 @@ def reachable(gpu: bool = True) -> tuple[Route, ...]:
 def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
     """GPU compression: beginning with nothing compressed, the best option of one tensor after the other.
 
-    Of equal times the option that the tensor has wins, then the one that takes least by itself.
+    Of equal times the option that the tensor has wins, then the one that takes least by itself. In the order
+    ``schedule`` a tensor's options are ruled out by rougher figures until one is left, which gets a schedule
+    (``_confirmed``); the bubbles are those of the schedule. A second pass decides by the order ``backprop`` alone, and
+    the choice with the shorter F of the two is taken.
 
     Args:
         problem: made with the routes of ``reachable`` and ``prune=False``; of tensors in host memory all that
@@ -169,6 +176,11 @@ def algorithm2(problem: Problem, chosen: Chosen, *, limit: int | None = None) ->
     wins. After ``limit`` steps of that search the best so far is taken, and ``complete`` is False; so it is in the
     orders ``fifo`` and ``priority``, where no bound is known, if all combinations have more tensors to place than that.
 
+    In the order ``schedule`` all combinations get schedules where they have at most ``FEW`` operations together, or as
+    many tensors to place as a given ``limit``. Else the numbers are improved in turn, with schedules for the best two
+    of a group; the combination that is best in the order ``backprop``, among all, gets one as well; and ``complete``
+    is False.
+
     Args:
         problem: with all compressing routes of ``chosen`` on the CPU as well, as in ``reachable``.
         chosen: by Algorithm 1.
@@ -232,11 +244,11 @@ def _offloaded_by_schedule(
     """The same in the order ``schedule``, where all combinations are priced only if a limit allows them."""
     timeline, start = problem.timeline, chosen.choice
     moved = on_cpu(problem, start)
-    if limit is not None:
-        choice = start.copy()
-        tried, complete = _each(timeline, start, moved, groups, choice, limit)
-        if complete:
-            return Chosen(choice, problem.seconds(choice), tried)
+    few = FEW * start.size // max(1, laid_out(start, *timeline.tables)[1].size)
+    choice = start.copy()
+    tried, complete = _each(timeline, start, moved, groups, choice, few if limit is None else limit)
+    if complete:
+        return Chosen(choice, problem.seconds(choice), tried)
     choice, seconds, evaluations = _in_turn(_step(problem, timeline, start), start, moved, groups)
     if chosen.rough is not None and not np.array_equal(chosen.rough, start):
         start = chosen.rough

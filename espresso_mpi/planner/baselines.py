@@ -37,7 +37,7 @@ class Case:
     profile: Profile
     compressor: str
     lanes: Lanes | str = "one-network"
-    order: Order = "backprop"
+    order: Order = "schedule"
 
     @property
     def hierarchical(self) -> bool:
@@ -184,7 +184,7 @@ NEEDS_GPU = frozenset({"everything-gpu", "hipress", "hitopkcomm"})
 
 def baseline(
     name: str, trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network",
-    order: Order = "backprop",
+    order: Order = "schedule",
 ) -> Plan:  # fmt: skip
     """The plan of a baseline.
 
@@ -214,7 +214,7 @@ def usable(trace: Trace) -> tuple[str, ...]:
 
 
 def upper_bound(
-    trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network", order: Order = "backprop"
+    trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network", order: Order = "schedule"
 ) -> float:
     """Seconds of a step if compression took no time and disturbed nothing: the Upper Bound of the paper on throughput.
 

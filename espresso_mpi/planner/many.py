@@ -11,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..errors import ConfigError
 from ..types import Forecast, MadeFor, Order, Plan, buffer_name
+from .bound import lower_bound
+from .problem import Problem
 from .profile import Profile
-from .search import joined
+from .search import Effort, ErrorBudget, Found, joined, search
 from .trace import Trace, TracedTensor
 
 MANY = 1000
@@ -52,8 +56,8 @@ def refuse(trace: Trace, profile: Profile, fusion: bool, order: Order) -> None:
     if not fusion:
         most, cure = MOST_APART, "use fusion=True, which joins neighbours first"
         why = "fusion=False searches for each tensor by itself"
-        if order != "backprop" and count <= most:
-            most, cure = MOST_IN_EVENTS, "use order='backprop', or fusion=True, which joins neighbours first"
+        if order in ("fifo", "priority") and count <= most:
+            most, cure = MOST_IN_EVENTS, "use another order, or fusion=True, which joins neighbours first"
             why = f"fusion=False with order={order!r} goes through the whole step at every try"
     if count > most:
         raise ConfigError(f"plan: got a trace of {count} tensors; expected at most {most}: {why}; {cure}")
@@ -69,6 +73,31 @@ def refuse(trace: Trace, profile: Profile, fusion: bool, order: Order) -> None:
             f"plan: segment_bytes {profile.segment_bytes} of the profile cuts {trace.nbytes} bytes of gradients into "
             f"{pieces} segments; expected at most {MOST_PIECES}: profile with larger segments, or 0 for none"
         )
+
+
+def rough(problem: Problem) -> Problem:
+    """The problem that single tensors of a step are compared in: of many in the order ``schedule`` by ``backprop``.
+
+    There a swap costs a tensor's own operations, in a schedule those of the whole step.
+    """
+    many = problem.tensors > MANY and problem.timeline.order == "schedule"
+    return problem.ordered("backprop") if many else problem
+
+
+def searched(
+    problem: Problem, effort: Effort, starts: Sequence[np.ndarray] = (), error: ErrorBudget | None = None
+) -> Found:
+    """``search``; for many tensors in the order ``schedule``: of the choice that is found in the order ``backprop`` and
+    those given the one with the least F, and a bound by loads. The relaxation's time grows as the tensors' square.
+    """
+    other = rough(problem)
+    found = search(other, effort=effort, starts=starts, error=error)
+    if other is problem:
+        return found
+    allowed = [start for start in starts if error is None or error.errors[start].sum() <= error.limit]
+    best = min([found.choice, *allowed], key=problem.seconds)
+    seconds = problem.seconds(best)
+    return Found(best, seconds, min(lower_bound(problem), seconds))
 
 
 @dataclass(frozen=True)

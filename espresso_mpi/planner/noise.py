@@ -237,31 +237,49 @@ def gain_over(
 
 
 def without_noise(doubts: Doubts, choice: np.ndarray) -> np.ndarray:
-    """The choice with only such compression as gains more than its noise; see the module."""
-    choice = choice.copy()
+    """The choice with only such compression as gains more than its noise; see the module.
+
+    In the order ``schedule`` the gains of single tensors are those with the keys as they are. So every change is looked
+    at once more with schedules of its own, and a tensor that gains by them stays compressed.
+    """
+    choice, kept = choice.copy(), np.zeros(choice.size, bool)
     while True:
         dense = best_dense(doubts.problem, choice)
         gains = doubts.single(choice, dense)
         packed = doubts.problem.method[choice] >= 0
-        failing = [i for i, gain in enumerate(gains) if gain is not None and packed[i] and not gain.real]
-        if not failing:
-            return choice
+        failing = [i for i, gain in enumerate(gains) if gain is not None and packed[i] and not (gain.real or kept[i])]
         failing.sort(key=lambda i: gains[i].seconds)  # type: ignore[union-attr]
-        choice = _made_dense(doubts, choice, dense, failing)
+        other = _made_dense(doubts, choice, dense, failing, kept)
+        if other is None:
+            return choice
+        choice = other
 
 
-def _made_dense(doubts: Doubts, choice: np.ndarray, dense: np.ndarray, failing: list[int]) -> np.ndarray:
-    """The choice with as many of the failing tensors dense as fail together, at least one."""
-    while True:
-        which = np.isin(np.arange(choice.size), failing)
-        other = np.where(which, dense, choice)
-        if len(failing) == 1 or not gain_over((doubts, choice), (doubts, other), which).real:
-            return other
-        failing = failing[: len(failing) // 2]
+def _made_dense(
+    doubts: Doubts, choice: np.ndarray, dense: np.ndarray, failing: list[int], kept: np.ndarray
+) -> np.ndarray | None:
+    """The choice with as many of the failing tensors dense as fail together; None: each gains, and is ``kept``."""
+    most = len(failing)
+    for begin, tensor in enumerate(failing):
+        while most:
+            which = np.isin(np.arange(choice.size), failing[begin : begin + most])
+            other = np.where(which, dense, choice)
+            if not gain_over((doubts, choice), (doubts, other), which).real:
+                return other
+            most //= 2
+        kept[tensor], most = True, 1
+    return None
 
 
 def best_dense(problem: Problem, choice: np.ndarray) -> np.ndarray:
-    """Of each tensor the dense option with which the step is shortest, all others as they are: int64 (tensors,)."""
+    """Of each compressed tensor the dense option with which the step is shortest, all others as they are.
+
+    Returns:
+        int64 (tensors,); a tensor that is dense has the option that it has.
+    """
+    packed, found = problem.method[choice] >= 0, choice.copy()
     tensors, rows = swaps_of(problem, problem.method < 0)
+    tensors, rows = tensors[packed[tensors]], rows[packed[tensors]]
     times = swapped(problem.timeline, choice, tensors, rows)
-    return rows[best_of_each(tensors, times, problem.alone[rows], problem.tensors)]
+    found[packed] = rows[best_of_each(tensors, times, problem.alone[rows], problem.tensors)[packed]]
+    return found

@@ -24,11 +24,11 @@ from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strateg
 from .algorithms import published
 from .baselines import baseline, usable
 from .budget import limited, total_error
-from .many import MANY, UNITS, Units, refuse
+from .many import MANY, UNITS, Units, refuse, rough, searched
 from .noise import TIE, Doubts, Gain, best_dense, gain_over, without_noise
 from .problem import Problem, evaluated, lanes_of
 from .profile import Profile
-from .search import Effort, search, search_fused
+from .search import Effort, search_fused
 from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free
 from .timeline import LANES, ORDERS, Lanes, Order
 from .timetables import schedule_of
@@ -63,9 +63,9 @@ def plan(
 
     Args:
         compressors: what may be used, by spellings; ``none`` always may. None: all that the profile has on all devices.
-        lanes, order: how the timeline is computed (``timeline``). None: as the executor does it, ``fifo``, with one
-            lane for processor and shared memory where tensors are in host memory; for GPUs of a described cluster as
-            the paper does it, ``backprop`` with one network.
+        lanes, order: how the timeline is computed (``timeline``). None: as the executor does it, ``schedule``, with one
+            lane for processor and shared memory where tensors are in host memory; for GPUs of a described cluster with
+            one network, as the paper draws it.
         fusion: whether tensors may share buffers.
         linear: whether payloads of linear compressors may be summed.
         devices: where may be compressed; None: wherever the tensors can go.
@@ -73,15 +73,15 @@ def plan(
         noise: relative error of every time; None: what profile and trace say.
         baselines: price simpler plans as well, and take one if it is quicker.
 
-    More than ``many.MANY`` tensors are joined first where they may share buffers. Where they may not, the order is
-    ``backprop`` unless told otherwise, the search is a quick one, and the paper's algorithms are left out: their time
-    grows as the square of the tensors.
+    More than ``many.MANY`` tensors are joined first where they may share buffers. Where they may not, the search is a
+    quick one, in ``schedule`` by the figures of ``backprop``, and the paper's algorithms are left out: their time grows
+    as the square of the tensors.
 
     Raises:
         ConfigError: the profile lacks what is needed, an argument is out of its range; the trace has more tensors than
             can be planned for in minutes.
     """
-    known = defaults(trace, profile, fusion)[1] if order is None else order
+    known = defaults(trace, profile)[1] if order is None else order
     if known not in ORDERS:
         raise ConfigError(f"order={known!r}; expected one of {', '.join(ORDERS)}")
     refuse(trace, profile, fusion, known)
@@ -176,7 +176,7 @@ class _Maker:
         given = profiled(profile, where) if compressors is None else compressors
         spelled = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
         spellings = tuple(spelled)
-        usual_lanes, _ = defaults(trace, profile, fusion)
+        usual_lanes, _ = defaults(trace, profile)
         sums = linear and any(registry.get(text).linear for text in spellings)
         return cls(trace, profile, spellings, lanes_of(usual_lanes if lanes is None else lanes),
                    order, fusion, all_routes(where, sums), budget, noise, spelled, effort)  # fmt: skip
@@ -190,10 +190,9 @@ class _Maker:
         draft = draft.on(completed(draft.problem, self.compressors if self.budget is not None else ()))
         if self.budget is not None:
             limit = limited(draft.problem, self.budget)
-            found = search(draft.problem, effort=self.effort, starts=[draft.choice], error=limit)
+            found = searched(draft.problem, self.effort, [draft.choice], limit)
             draft = replace(draft, choice=found.choice)
-        doubts = Doubts(draft.problem, self.noise)
-        draft = replace(draft, choice=without_noise(doubts, draft.choice))
+        draft = self.sure(draft)
         plain, _ = self.searched(())
         dense = min([plain, *(rival for rival in rivals.values() if not rival.packed)], key=lambda one: one.seconds)
         draft, gain, forgone = self.worth_it(draft, dense)
@@ -211,7 +210,7 @@ class _Maker:
                                                   lanes=self.lanes, order=self.order, effort=self.effort)  # fmt: skip
         else:
             groups, problem = (), self.problem(self.trace, spellings)
-            found = search(problem, effort=self.effort)
+            found = searched(problem, self.effort)
         return Draft(_by_buffer(problem.trace, groups), problem, found.choice), found.bound
 
     def problem(self, buffers: Trace, spellings: Sequence[str]) -> Problem:
@@ -250,9 +249,16 @@ class _Maker:
         if not rivals:
             return draft
         best = min(rivals, key=lambda rival: rival.seconds)
-        menus = completed(best.problem, self.compressors)
+        menus = joined([best.problem, self.problem(best.problem.trace, self.compressors)])
         best = best.on(menus)
-        return replace(best, choice=improved(menus, best.choice))
+        return replace(best, choice=min(improved(rough(menus), best.choice), best.choice, key=menus.seconds))
+
+    def sure(self, draft: Draft) -> Draft:
+        """The draft without compression that noise could explain."""
+        choice = without_noise(Doubts(rough(draft.problem), self.noise), draft.choice)
+        doubts = Doubts(draft.problem, self.noise)  # of many tensors single ones are compared in another order
+        lost = gain_over((doubts, draft.choice), (doubts, choice), draft.choice != choice)
+        return draft if lost.real else replace(draft, choice=choice)
 
     def worth_it(self, draft: Draft, dense: Draft) -> tuple[Draft, Gain, float]:
         """The draft, or the dense one if the gain over it is not real; the gain and its noise; what was forgone."""
@@ -296,8 +302,7 @@ def outlooks(draft: Draft) -> tuple[Outlook, ...]:
     In orders in which every swap is a timeline of its own, and where tensors are many, only the options of each that
     take least by themselves are looked at for a runner-up. Many tensors are swapped in the order ``backprop``.
     """
-    choice, size = draft.choice, draft.choice.size
-    problem = draft.problem if size <= MANY else draft.problem.ordered("backprop")
+    choice, size, problem = draft.choice, draft.choice.size, rough(draft.problem)
     plain, everyone = problem.timeline.seconds(choice), np.arange(size)
     free, nothing = with_free(problem.timeline)
     exposed = _settled(plain - swapped(free, choice, everyone, np.full(size, nothing)), plain)
@@ -333,12 +338,11 @@ def _by_buffer(buffers: Trace, groups: Sequence[Sequence[str]]) -> tuple[tuple[s
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def defaults(trace: Trace, profile: Profile, fusion: bool = True) -> tuple[str, Order]:
+def defaults(trace: Trace, profile: Profile) -> tuple[str, Order]:
     """The lanes and the order of the timeline, unless told otherwise; see ``plan``."""
-    by_events: Order = "fifo" if fusion or len(trace.tensors) <= MANY else "backprop"
     if trace.device == "cpu":
-        return "host" if profile.overlaps else "serial", by_events
-    return ("separate", by_events) if profile.measured else ("one-network", "backprop")
+        return "host" if profile.overlaps else "serial", "schedule"
+    return "separate" if profile.measured else "one-network", "schedule"
 
 
 def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]:

@@ -177,7 +177,7 @@ class Problem:
         *,
         routes: Sequence[Route] | None = None,
         lanes: Lanes | str = "one-network",
-        order: Order = "backprop",
+        order: Order = "schedule",
         prune: bool = True,
         free_codecs: bool = False,
     ) -> Problem:
@@ -326,7 +326,7 @@ class Problem:
 
 
 def evaluated(plan: Plan, trace: Trace, profile: Profile, *, lanes: Lanes | str = "one-network",
-              order: Order = "backprop", free_codecs: bool = False) -> tuple[Problem, np.ndarray]:  # fmt: skip
+              order: Order = "schedule", free_codecs: bool = False) -> tuple[Problem, np.ndarray]:  # fmt: skip
     """The problem whose tensors are the buffers of a plan, and the choice that the plan makes in it.
 
     Raises:

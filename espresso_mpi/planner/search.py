@@ -332,7 +332,7 @@ def search_fused(
     *,
     routes: Sequence[Route] | None = None,
     lanes: Lanes | str = "one-network",
-    order: Order = "backprop",
+    order: Order = "schedule",
     fusions: Sequence[int] | None = None,
     effort: Effort = "normal",
 ) -> tuple[Groups, Problem, Found]:

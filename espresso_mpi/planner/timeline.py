@@ -166,7 +166,7 @@ class Timeline:
     backward: np.ndarray
     options: Options
     lanes: Lanes = SEPARATE
-    order: Order = "backprop"
+    order: Order = "schedule"
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:

@@ -12,7 +12,9 @@ from planner_cases import COMPRESSOR, random_problem, random_profile, random_tra
 
 from espresso_mpi.errors import ConfigError, PlanError
 from espresso_mpi.planner import routes
+from espresso_mpi.planner._confirmed import Confirmed
 from espresso_mpi.planner.algorithms import (
+    LIMIT,
     TIE,
     Chosen,
     algorithm1,
@@ -99,11 +101,15 @@ def literal1(problem):
     return choice, priced
 
 
-def lanes_and_orders():
-    return list(itertools.product(("one-network", "separate"), ORDERS))
+LITERAL = tuple(order for order in ORDERS if order != "schedule")
+"""Orders in which every option of a tensor is priced."""
 
 
-@pytest.mark.parametrize("lanes, order", lanes_and_orders())
+def lanes_and_orders(orders=ORDERS):
+    return list(itertools.product(("one-network", "separate"), orders))
+
+
+@pytest.mark.parametrize("lanes, order", lanes_and_orders(LITERAL))
 def test_algorithm_1_is_what_is_written(lanes, order):
     compressed = dropped = 0
     for seed in range(12 if order == "backprop" else 3):
@@ -115,6 +121,40 @@ def test_algorithm_1_is_what_is_written(lanes, order):
         compressed += int((problem.method[choice] >= 0).sum())
         dropped += problem.tensors - priced // 174
     assert compressed and dropped
+
+
+@pytest.mark.parametrize("lanes", ["one-network", "separate"])
+def test_algorithm_1_by_schedules_is_as_good_as_what_is_written(lanes):
+    """Where most options are ruled out without a schedule: on average no worse than with one for every option.
+
+    And never worse than what the order ``backprop`` alone would choose, or than nothing compressed.
+    """
+    ratios, compressed = [], 0
+    for seed in range(12):
+        problem = random_problem([seed, 1], tensors=6, lanes=lanes, order="schedule")
+        found, rough = algorithm1(problem), algorithm1(problem.ordered("backprop"))
+        assert found.seconds == pytest.approx(problem.seconds(found.choice), rel=1e-12), seed
+        assert found.seconds <= min(map(problem.seconds, (rough.choice, problem.dense()))) * (1 + 1e-12), seed
+        ratios.append(found.seconds / problem.seconds(literal1(problem)[0]))
+        compressed += int((problem.method[found.choice] >= 0).sum())
+    assert compressed
+    assert np.mean(ratios) <= 1.001
+
+
+def test_bubbles_are_those_of_the_schedule():
+    """What a step says after every change, against the intervals of the schedule."""
+    found = 0
+    for seed in range(12):
+        problem = random_problem([seed, 6], tensors=6, lanes="separate" if seed % 2 else "one-network")
+        rng, step = np.random.default_rng(seed), Confirmed(problem.timeline, problem.dense(), problem.alone)
+        for _ in range(4):
+            expected = before_a_bubble(problem, step.choice)
+            assert set(np.flatnonzero(step.before_bubble())) == expected, seed
+            assert step.seconds() == problem.timeline.seconds(step.choice)
+            found += len(expected)
+            tensor = int(rng.integers(6))
+            step.take(tensor, int(rng.choice(problem.rows(tensor))))
+    assert found
 
 
 def test_algorithm_1_takes_gpu_options_alone_and_is_never_worse_than_dense():
@@ -134,7 +174,7 @@ def test_tensors_before_a_bubble_are_left_alone():
                        prune=False)  # fmt: skip
     found = algorithm1(later)
     assert later.method[found.choice[0]] == -1
-    assert found.evaluations == 174
+    assert found.evaluations == 2 * 174  # of the other tensor, by schedules and by the order backprop
 
 
 # --- Algorithm 2, literally -------------------------------------------------------------------------------------------
@@ -172,7 +212,7 @@ def test_algorithm_2_is_what_is_written(lanes, order):
     for seed in range(20 if order == "backprop" else 4):
         problem = random_problem([seed, 2], tensors=8, lanes=lanes, order=order)
         start = everything_compressed(problem, seed)
-        found = algorithm2(problem, start)
+        found = algorithm2(problem, start, limit=LIMIT)
         assert found.complete
         assert (
             found.seconds == problem.seconds(found.choice) == pytest.approx(literal2(problem, start.choice), rel=1e-11)
@@ -185,6 +225,22 @@ def test_algorithm_2_is_what_is_written(lanes, order):
         assert np.array_equal(found.choice[others], start.choice[others])
         better += found.seconds < start.seconds
     assert better
+
+
+def test_algorithm_2_by_schedules_needs_few_of_them():
+    """With none for most combinations it is nearly as good as with one for each; and never worse than it began."""
+    ratios, short = [], 0
+    for seed in range(12):
+        problem = random_problem([seed, 2], tensors=8, order="schedule")
+        start = everything_compressed(problem, seed)
+        rough = algorithm2(problem.ordered("backprop"), start)
+        found = algorithm2(problem, start)
+        short += not found.complete
+        assert found.seconds == pytest.approx(problem.seconds(found.choice), rel=1e-12)
+        assert found.seconds <= min(start.seconds, problem.seconds(rough.choice)) * (1 + 1e-12)
+        ratios.append(found.seconds / literal2(problem, start.choice))
+    assert short > 6
+    assert min(ratios) >= 1 - 1e-12 and np.mean(ratios) <= 1.01
 
 
 def test_algorithm_2_may_be_cut_short():
@@ -257,7 +313,7 @@ def test_a_step_read_backwards_gives_the_same_time():
     """F is the largest sum of when a lane is free and how long the step goes on behind it, at every tensor."""
     for seed in range(10):
         lanes = list(LANES)[seed % 3]
-        problem = random_problem([seed, 4], tensors=5, lanes=lanes)
+        problem = random_problem([seed, 4], tensors=5, lanes=lanes, order="backprop")
         timeline, o = problem.timeline, problem.timeline.options
         rng, home, total = np.random.default_rng(seed), timeline.lanes.backward, timeline.lanes.count
         choice = np.array([rng.choice(problem.rows(i)) for i in range(5)])

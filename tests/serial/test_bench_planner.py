@@ -158,9 +158,10 @@ def test_enumeration_finds_the_least():
 
 
 def test_offload_agrees_with_the_algorithms_own_comparison():
-    """Which enumerates by branch and bound: the same cases, the same gap."""
+    """Which goes through all combinations: the same cases, the same gap."""
     (row,) = planner_cases.offloaded(12, lambda: None, seed=5)
-    own = offload_gap(planner_cases._compressing(np.random.default_rng(5), 12))
+    cases = planner_cases._compressing(np.random.default_rng(5), 12, "schedule")
+    own = offload_gap(problem for problem, _ in cases)
     assert (row.cases, row.worst, row.mean) == pytest.approx((own.cases, own.worst, own.mean), abs=1e-9)
     assert row.optimal == pytest.approx(1 - own.above / own.cases)
     assert row.violations is None
@@ -260,7 +261,8 @@ def test_the_greedy_choice_spends_the_gpu_while_the_network_is_short():
     row = planner_distance.distance(trace_of("bert-base"), TESTBEDS["nvlink-100g"].profile(), "onebit")
     assert row.between < row.usual and row.gpu_between < row.gpu
     assert row.upper <= row.bound * (1 + 1e-9) <= row.search * (1 + 1e-9)
-    assert row.search <= min(row.usual, row.between, row.earliest)
+    assert row.search <= min(row.usual, row.between)
+    assert row.search <= row.earliest * 1.005
 
 
 def test_the_fitted_backward_pass_scales_as_published():

@@ -57,7 +57,7 @@ def test_bound_is_never_above_the_optimum(order: Order) -> None:
 def test_every_flow_on_the_way_is_a_bound() -> None:
     rng = np.random.default_rng(12)
     for _ in range(60):
-        problem = random_case(rng, int(rng.integers(1, 5)), 3)
+        problem = random_case(rng, int(rng.integers(1, 5)), 3, order="backprop")
         least, choice = enumerated(problem)
         for network in (exact_network(problem), load_network(problem)):
             for flow in relaxed(network, choice).flows:
@@ -69,7 +69,7 @@ def test_branching_lifts_a_bound_but_not_above_the_optimum() -> None:
     rng = np.random.default_rng(15)
     lifted = 0
     for _ in range(60):
-        problem = random_case(rng, int(rng.integers(1, 5)), 4)
+        problem = random_case(rng, int(rng.integers(1, 5)), 4, order="backprop")
         least, choice = enumerated(problem)
         full = matrices(problem.timeline.options, problem.timeline.lanes)
         relaxation = relaxed(exact_network(problem, full), choice)
@@ -98,7 +98,7 @@ def test_what_a_flow_says_of_the_rest_is_a_bound_from_every_state() -> None:
     """``mass[i] · state + rest[i]`` against all ways to go on after the first tensor."""
     rng = np.random.default_rng(13)
     for _ in range(40):
-        problem = random_case(rng, 3, 3)
+        problem = random_case(rng, 3, 3, order="backprop")
         timeline, total = problem.timeline, problem.timeline.lanes.count
         _, choice = enumerated(problem)
         flow = relaxed(exact_network(problem), choice).flows[0]
@@ -117,14 +117,14 @@ def test_single_options_leave_no_gap() -> None:
     """With one option a tensor F itself is the longest path; the game only softens it."""
     rng = np.random.default_rng(14)
     for _ in range(50):
-        problem = random_case(rng, 4, 1, lanes=Lanes())
+        problem = random_case(rng, 4, 1, lanes=Lanes(), order="backprop")
         choice = problem.first[:-1][problem.menu]
         if (problem.timeline.options.repeats == 1).all():
             assert lower_bound(problem) >= 0.99 * problem.seconds(choice) - 1e-12
 
 
 def test_nothing_takes_no_time() -> None:
-    problem = random_case(np.random.default_rng(3), 2, 2)
+    problem = random_case(np.random.default_rng(3), 2, 2, order="backprop")
     still = replace(problem, timeline=replace(problem.timeline, backward=np.zeros(2)))
     still.timeline.options.seconds[:] = 0.0
     assert lower_bound(still) == 0.0

@@ -169,7 +169,7 @@ def test_plan_from_files_and_back(files, capsys):
     assert "byteps-compress topk" in out
     assert "against this plan" in out
     made = load(files / "plan.json")
-    assert made.forecast.order == "fifo"
+    assert made.forecast.order == "schedule"
     explain_main(files / "plan.json")
     assert "slower by" in capsys.readouterr().out
     explain_main(files / "plan.json", "t3")
