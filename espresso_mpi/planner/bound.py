@@ -618,6 +618,8 @@ def _units(problem: Problem, trace: Trace, dtype: str) -> tuple[np.ndarray, np.n
     load, chain = loads(priced, apart)
     ends = np.repeat(np.array([*edges[1:], edges[-1]], np.float64), np.diff(priced.first))
     unit = np.column_stack([load / ends[:, None], chain])
+    if problem.timeline.order == "schedule":  # its program takes columns as it wants them, so more cost little
+        return unit, ends
     compared = np.column_stack([unit, -ends])
     kept = _front(compared, np.argsort(unit[:, :-1].sum(axis=1), kind="stable"))
     return unit[kept], ends[kept]
