@@ -135,24 +135,33 @@ def search(
         raise ConfigError(f"effort={effort!r}; expected one of {', '.join(get_args(Effort))}")
     budget = _checked(problem, error)
     given = [start for start in starts if budget.sum(start) <= budget.limit]
+    if problem.timeline.order == "schedule":
+        return _scheduled(problem, budget, given, effort, relaxation.relaxed(problem))
     lanes = _Lanes(problem.ordered("backprop"), budget)
-    scheduling = problem.timeline.order == "schedule"
-    found = lanes.search("quick" if scheduling else effort, given, ROUNDS_TO_BEGIN if scheduling else ROUNDS)
-    if scheduling:
-        return _scheduled(problem, budget, [found.choice, *given], effort)
+    found = lanes.search(effort, given, ROUNDS)
     if problem.timeline.order == "backprop":
         return found
     return _tried(problem, lanes, [found.choice, *given], TRIES[effort])
 
 
-def _scheduled(problem: Problem, budget: _Budget, starts: list[np.ndarray], effort: Effort) -> Found:
-    """A search in the order ``schedule``, from choices and from what the relaxation suggests.
-
-    A thorough one goes on from what a normal one finds, so that it is never worse.
-    """
-    mixtures = relaxation.relaxed(problem)
+def _scheduled(
+    problem: Problem, budget: _Budget, given: list[np.ndarray], effort: Effort, mixtures: relaxation.Relaxed
+) -> Found:
+    """A search in the order ``schedule``, from what the relaxation and a quick search in ``backprop`` suggest."""
+    lanes = _Lanes(problem.ordered("backprop"), budget)
+    starts = [lanes.search("quick", given, ROUNDS_TO_BEGIN).choice, *given]
     if budget.sum(mixtures.choice) <= budget.limit:
         starts = [mixtures.choice, *starts]
+    return _schedules(problem, budget, starts, effort, mixtures)
+
+
+def _schedules(
+    problem: Problem, budget: _Budget, starts: list[np.ndarray], effort: Effort, mixtures: relaxation.Relaxed
+) -> Found:
+    """The best choice and schedule from some choices.
+
+    A thorough search goes on from what a normal one finds, so that it is never worse.
+    """
     for how in (effort,) if effort != "thorough" else ("normal", "thorough"):
         choice, time = improved(problem, starts, mixtures, budget.errors, budget.limit, PATIENCES[how])
         starts = [choice]
@@ -402,6 +411,7 @@ class _Buffers:
         self.routes, self.lanes, self.order = routes, lanes, order
         self.menus: dict[tuple[int, str], Menu] = {}
         self.results: dict[tuple[Cut, Effort], Found] = {}
+        self.known: dict[tuple[int, int], TracedTensor] = {}
         self.problems: dict[Cut, Problem] = {}
         self.relaxations: dict[Cut, relaxation.Relaxed] = {}
         self.priced: Problem | None = None
@@ -412,6 +422,17 @@ class _Buffers:
     def members(self, cut: Cut) -> list[tuple[TracedTensor, ...]]:
         return [self.trace.tensors[a:b] for a, b in zip(cut, (*cut[1:], len(self.trace.tensors)))]
 
+    def buffers(self, cut: Cut) -> tuple[TracedTensor, ...]:
+        """The buffers of a cut, named by the places of their first tensor and that after the last."""
+        return tuple(map(self.buffer, cut, (*cut[1:], len(self.trace.tensors))))
+
+    def buffer(self, begin: int, end: int) -> TracedTensor:
+        if (begin, end) not in self.known:
+            members = self.trace.tensors[begin:end]
+            size = sum(tensor.size for tensor in members)
+            self.known[begin, end] = TracedTensor(f"{begin}:{end}", size, members[-1].ready, members[0].dtype)
+        return self.known[begin, end]
+
     def named(self, cut: Cut, choice: np.ndarray) -> tuple[Problem, np.ndarray]:
         """The problem whose tensors are the buffers of a cut by their own names, and the choice in it."""
         trace, members = fused(self.trace, self.groups(cut)), self.members(cut)
@@ -419,12 +440,13 @@ class _Buffers:
         places = {name: number for number, name in enumerate(names)}
         order = np.array([places[tensor.name] for tensor in trace.tensors])  # of equal ready times others come first
         problem = self.problem(cut)
-        menus = {menu: self.menus[_key(members[number])] for menu, number in zip(*np.unique(problem.menu, True))}
+        firsts = [problem.trace.tensors[number] for number in np.unique(problem.menu, return_index=True)[1]]
+        menus = {menu: self.menus[buffer.size, buffer.dtype] for menu, buffer in enumerate(firsts)}
         return problem.with_menus(trace, menus, problem.menu[order].tolist()), choice[order]
 
     def price(self, cuts: Iterable[Cut]) -> None:
         """Menus for all buffers of some cuts."""
-        sizes = {_key(members) for cut in cuts for members in self.members(cut)}
+        sizes = {(buffer.size, buffer.dtype) for cut in cuts for buffer in self.buffers(cut)}
         missing = sorted(sizes - self.menus.keys())
         if not missing and self.priced is not None:
             return
@@ -434,15 +456,12 @@ class _Buffers:
         self.menus |= {size: self.priced.menu_of(number) for number, size in enumerate(missing)}
 
     def problem(self, cut: Cut) -> Problem:
-        """The problem whose tensors are the buffers of a cut, by their numbers."""
+        """The problem whose tensors are the buffers of a cut; see ``buffers``."""
         if cut not in self.problems:
             self.price([cut])
             assert self.priced is not None
-            sizes = [_key(members) for members in self.members(cut)]
-            tensors = tuple(
-                TracedTensor(str(number), size, members[-1].ready, dtype)
-                for number, ((size, dtype), members) in enumerate(zip(sizes, self.members(cut)))
-            )
+            tensors = self.buffers(cut)
+            sizes = [(buffer.size, buffer.dtype) for buffer in tensors]
             trace = replace(self.trace, tensors=tensors)
             self.problems[cut] = self.priced.with_menus(trace, {size: self.menus[size] for size in sizes}, sizes)
         return self.problems[cut]
@@ -453,7 +472,7 @@ class _Buffers:
         There every cut has a bound by itself before it is searched; see also ``_joining``.
         """
         best = cuts[0]
-        found = self.found(best, effort)
+        found = self.scheduled(best, effort)
         bound = relaxation.fusion_bound(self.problem(best), self.trace)
         if found.seconds <= bound * (1 + FUSED_ENOUGH):
             return best, found, bound
@@ -461,7 +480,7 @@ class _Buffers:
         for cut in sorted(cuts, key=self.least)[:MOST_CUTS]:
             if self.least(cut) >= found.seconds * (1 - FUSED_ENOUGH):
                 break
-            best, found = min((best, found), (cut, self.found(cut, "quick")), key=lambda one: one[1].seconds)
+            best, found = min((best, found), (cut, self.scheduled(cut, "quick")), key=lambda one: one[1].seconds)
         for _ in range(MOVES):
             if found.seconds <= bound * (1 + FUSED_ENOUGH):
                 break
@@ -469,9 +488,15 @@ class _Buffers:
             if other == best:
                 break
             best, found = other, start
-        if best != cuts[0]:
-            found = min(found, self.found(best, effort, [found.choice]), key=lambda one: one.seconds)
+        if best != cuts[0] and effort != "quick":
+            problem = self.problem(best)
+            found = _schedules(problem, _checked(problem, None), [found.choice], effort, self.relaxed(best))
         return best, found, bound
+
+    def scheduled(self, cut: Cut, effort: Effort) -> Found:
+        """What a search finds for a cut in the order ``schedule``."""
+        problem = self.problem(cut)
+        return _scheduled(problem, _checked(problem, None), [], effort, self.relaxed(cut))
 
     def least(self, cut: Cut) -> float:
         """What no choice for a cut falls below."""
@@ -490,9 +515,9 @@ class _Buffers:
         self.price([other for other, _, _ in nearby])
         best, time, places = cut, guesses.time * (1 - 1e-5), tuple[int, ...]()
         for other, begin, end in nearby:
-            members = self.members(other)[begin : begin + len(other) - len(cut) + end - begin]
-            parts = np.diff([problem.trace.tensors[begin - 1].ready if begin else 0.0, *(m[-1].ready for m in members)])
-            menus = tuple(self.menus[_key(own)] for own in members)
+            new = self.buffers(other)[begin : begin + len(other) - len(cut) + end - begin]
+            parts = np.diff([problem.trace.tensors[begin - 1].ready if begin else 0.0, *(one.ready for one in new)])
+            menus = tuple(self.menus[buffer.size, buffer.dtype] for buffer in new)
             seconds, where = guesses.worth(Move(begin, end, menus, tuple(parts)))
             if seconds < time:
                 own = (found.choice - problem.first[problem.menu]).tolist()
@@ -518,9 +543,9 @@ class _Buffers:
             cuts.append((other, number, number + 1))
         return [*joins, *cuts]
 
-    def found(self, cut: Cut, effort: Effort, starts: Sequence[np.ndarray] = ()) -> Found:
+    def found(self, cut: Cut, effort: Effort) -> Found:
         if (cut, effort) not in self.results:
-            self.results[cut, effort] = search(self.problem(cut), effort=effort, starts=starts)
+            self.results[cut, effort] = search(self.problem(cut), effort=effort)
         return self.results[cut, effort]
 
     def improved(self, cut: Cut, effort: Effort, rounds: int = 3, most: int = 24) -> Cut:
@@ -554,11 +579,6 @@ class _Buffers:
                 middle = cut[number] + min(len(members) - 1, 1 + int(np.searchsorted(sizes, sizes[-1] / 2)))
                 found.append((int(sizes[-1]), (*cut[: number + 1], middle, *cut[number + 1 :])))
         return [other for _, other in sorted(found, key=lambda pair: -pair[0])]
-
-
-def _key(members: Sequence[TracedTensor]) -> tuple[int, str]:
-    """The elements of a buffer, and their type."""
-    return sum(tensor.size for tensor in members), members[0].dtype
 
 
 def _alike(buffers: Sequence[tuple[TracedTensor, ...]]) -> bool:
