@@ -45,6 +45,9 @@ VIOLATED = 1e-5
 CHAINS = 3
 """Inequalities of the third kind that are added in a round, at most."""
 
+STALE = 2
+"""Rounds of inequalities that may leave T where it is: mixtures can be spread so that few are violated."""
+
 CHAIN = -1
 """In the place of a lane: an inequality of the third kind."""
 
@@ -184,6 +187,7 @@ class _Relaxation:
     def solved(self) -> Relaxed:
         known = dict.fromkeys(self.begins())
         kept = [self.begin(menu) for menu in range(self.first.size - 1)]
+        values: list[float] = []  # since columns were added
         for _ in range(ROUNDS):
             classes = self.classes(known, kept)
             shares, multipliers, value = _solved(
@@ -193,7 +197,9 @@ class _Relaxation:
             bound, prices, costs = self.certified(classes, list(known), multipliers)
             new = [one for one in self.violated(classes, shares, value) if one not in known]
             lower = value - bound > LOWERED * value
-            if not new and not lower:
+            values = [] if lower else [*values, value]
+            stale = len(values) > STALE and value <= values[-1 - STALE] * (1 + VIOLATED)
+            if not lower and (stale or not new):
                 break
             known |= dict.fromkeys(new)
             if lower:
