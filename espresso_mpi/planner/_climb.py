@@ -35,12 +35,10 @@ def _heights(choice, needs, ready, home, heights):  # type: ignore[no-untyped-de
 def _hopeless(tensor, row, old, needs, ready, heights, limit):  # type: ignore[no-untyped-def]
     """Whether the loads alone say that an exchange ends beyond a limit."""
     total = heights.shape[1]
-    if ready[tensor] + needs[row, total] >= limit:
-        return True
+    time = ready[tensor] + needs[row, total]
     for lane in range(total):
-        if heights[tensor, lane] + needs[row, lane] - needs[old, lane] >= limit:
-            return True
-    return False
+        time = max(time, heights[tensor, lane] + needs[row, lane] - needs[old, lane])
+    return time >= limit
 
 
 @njit(cache=True)
@@ -191,7 +189,5 @@ def replaced(  # type: ignore[no-untyped-def]
         keys[place] = key[first[begin]] if place == places[owner[place]] else due - tail[place]
     time = forward(tensors, places, owner, where, lasts, count, keys, False, total, limit, start)
     if time < np.inf:
-        time = justified(
-            tensors, places, owner, where, lasts, count, repeats, total, keys, start, rounds, -np.inf
-        )
+        time = justified(tensors, places, owner, where, lasts, count, repeats, total, keys, start, rounds, -np.inf)
     return time, tensors, keys

@@ -77,7 +77,8 @@ class Guesses:
         ranked = []
         for menu in move.menus:
             o = menu.options
-            ranked.append(np.argsort(needs_of(o.lane, o.seconds, o.count, o.repeats, self.total) @ prices, kind="stable"))
+            cost = needs_of(o.lane, o.seconds, o.count, o.repeats, self.total) @ prices
+            ranked.append(np.argsort(cost, kind="stable"))
         tried = dict.fromkeys(
             tuple(int(order[min(place, order.size - 1)]) for order in ranked) for place in range(CANDIDATES)
         )

@@ -85,7 +85,8 @@ def relaxed(problem: Problem) -> Relaxed:
 def fusion_bound(problem: Problem, trace: Trace) -> float:
     """Like that of ``bound``, by the relaxation."""
     table, first, menu = fusion_table(problem, trace)
-    return _Relaxation(table, menu, first, trace.backward, problem.timeline.lanes.backward).solved().value + problem.around
+    relaxation = _Relaxation(table, menu, first, trace.backward, problem.timeline.lanes.backward)
+    return relaxation.solved().value + problem.around
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ class _Relaxation:
     def certified(
         self, classes: _Classes, known: list[tuple[int, int]], multipliers: np.ndarray
     ) -> tuple[float, np.ndarray, list[np.ndarray]]:
-        """The bound of multipliers over all options; their prices, see ``Relaxed``; of every class what options cost."""
+        """The bound of multipliers over all options; their prices, see ``Relaxed``; what options cost each class."""
         factor = np.maximum(multipliers, 0.0)
         factor = factor / factor.sum() if factor.sum() > 0 else np.full(len(known), 1 / len(known))
         costs, total = [], 0.0

@@ -25,8 +25,8 @@ import numpy as np
 from ..errors import ConfigError, PlanError
 from ..types import ITEMSIZE, Route, buffer_name
 from . import relaxation
-from ._search import candidates, descend, explore, soften, try_all
 from ._joining import Guesses, Move, carried
+from ._search import candidates, descend, explore, soften, try_all
 from .bound import Flow, branched, certified, exact_network, fusion_bound, load_network, relaxed
 from .problem import Menu, Problem, fused, matrices
 from .profile import Profile
