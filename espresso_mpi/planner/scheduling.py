@@ -34,6 +34,8 @@ ENOUGH = 1e-4
 """Relative distance from the bound within which choices are not improved any more."""
 WORTH = 5e-4
 """Relative distance from the bound above which choices are annealed."""
+GAINED = 2e-4
+"""What an annealing must gain, relative, for another one to follow."""
 HOT, HOTTEST, COLD = 0.003, 0.05, 0.0001
 """The first and the last heat of annealing, relative to the step's time; the first is half the distance from the bound,
 if that is between the first two."""
@@ -94,8 +96,10 @@ class _Improving:
             if time <= least * (1 + WORTH):
                 break
             choice = self.annealed(best, time, rng)
-            start = (*scheduled(choice, *tables, ROUNDS)[:2], choice)
+            start, before = (*scheduled(choice, *tables, ROUNDS)[:2], choice), time
             best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
+            if time > before * (1 - GAINED):
+                break
         return best, time
 
     @cached_property
