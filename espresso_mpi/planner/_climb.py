@@ -35,12 +35,10 @@ def _heights(choice, needs, ready, home, heights):  # type: ignore[no-untyped-de
 def _hopeless(tensor, row, old, needs, ready, heights, limit):  # type: ignore[no-untyped-def]
     """Whether the loads alone say that an exchange ends beyond a limit."""
     total = heights.shape[1]
-    if ready[tensor] + needs[row, total] >= limit:
-        return True
+    time = ready[tensor] + needs[row, total]
     for lane in range(total):
-        if heights[tensor, lane] + needs[row, lane] - needs[old, lane] >= limit:
-            return True
-    return False
+        time = max(time, heights[tensor, lane] + needs[row, lane] - needs[old, lane])
+    return time >= limit
 
 
 @njit(cache=True)
@@ -158,3 +156,38 @@ def annealed(  # type: ignore[no-untyped-def]
             best = time
             found[:] = choice
     choice[:] = found
+
+
+@njit(cache=True)
+def replaced(  # type: ignore[no-untyped-def]
+    choice, key, first, took, begin, end, rows, parts, limit, rounds,
+    backward, home, total, lane, seconds, count, repeats
+):  # fmt: skip
+    """A schedule in which other tensors stand in the place of some neighbours, and everything else keeps its key.
+
+    Args:
+        key, first, took: of the choice and its schedule.
+        begin, end: the neighbours, of which the last is left out; rows, parts: int64 and float64 (others,), the options
+            of the others and their parts of the backward pass.
+
+    Returns:
+        when all is done, inf: at first beyond the limit; the choice with the others; its keys.
+    """
+    others = choice.size - end + begin + rows.size
+    tensors, waits = np.empty(others, np.int64), np.empty(others)
+    tensors[:begin], waits[:begin] = choice[:begin], backward[:begin]
+    tensors[begin : begin + rows.size], waits[begin : begin + rows.size] = rows, parts
+    tensors[begin + rows.size :], waits[begin + rows.size :] = choice[end:], backward[end:]
+    due = -np.inf
+    for place in range(first[begin], first[end]):
+        due = max(due, key[place] + took[place])
+    places, owner, where, lasts, tail = laid_out(tensors, waits, home, total, lane, seconds, count, repeats)
+    keys, start = np.empty(lasts.size), np.empty(lasts.size)
+    keys[: places[begin]] = key[: first[begin]]
+    keys[places[begin + rows.size] :] = key[first[end] :]
+    for place in range(places[begin], places[begin + rows.size]):
+        keys[place] = key[first[begin]] if place == places[owner[place]] else due - tail[place]
+    time = forward(tensors, places, owner, where, lasts, count, keys, False, total, limit, start)
+    if time < np.inf:
+        time = justified(tensors, places, owner, where, lasts, count, repeats, total, keys, start, rounds, -np.inf)
+    return time, tensors, keys

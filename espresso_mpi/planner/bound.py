@@ -576,8 +576,22 @@ def fusion_bound(problem: Problem, trace: Trace) -> float:
 
 def _fusion_network(problem: Problem, trace: Trace) -> tuple[Network, np.ndarray]:
     """The network of loads of tensors in buffers, and a choice to begin with."""
+    table, first, menu = fusion_table(problem, trace)
+    network = _of_loads(table[:, :-1], table[:, -1], problem.timeline.lanes.backward, menu, first,
+                        np.ascontiguousarray(trace.backward))  # fmt: skip
+    quick = [a + int(np.argmin(table[a:b, :-1].sum(axis=1))) for a, b in pairwise(first)]
+    return network, np.array(quick, np.int64)[menu]
+
+
+def fusion_table(problem: Problem, trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What tensors cost in buffers, by the claim of ``fusion_bound``.
+
+    Returns:
+        float64 (rows, lanes + 1), seconds on each lane and of a segment; where menus begin among the rows; the menu of
+        each tensor.
+    """
     units = {dtype: _units(problem, trace, dtype) for dtype in {tensor.dtype for tensor in trace.tensors}}
-    lanes, limit = problem.timeline.lanes, problem.profile.segment_bytes
+    limit = problem.profile.segment_bytes
     keys = [(tensor.size, tensor.dtype) for tensor in trace.tensors]
     kinds = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     blocks = []
@@ -588,10 +602,7 @@ def _fusion_network(problem: Problem, trace: Trace) -> tuple[Network, np.ndarray
         blocks.append(np.hstack([rows[:, :-1] * size, rows[:, -1:]]))
     first = np.cumsum([0, *map(len, blocks)])
     menu = np.array([kinds[key] for key in keys], np.int64)
-    table = np.concatenate(blocks)
-    network = _of_loads(table[:, :-1], table[:, -1], lanes.backward, menu, first, np.ascontiguousarray(trace.backward))
-    quick = [a + int(np.argmin(table[a:b, :-1].sum(axis=1))) for a, b in pairwise(first)]
-    return network, np.array(quick, np.int64)[menu]
+    return np.concatenate(blocks), first, menu
 
 
 def _units(problem: Problem, trace: Trace, dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -601,12 +612,14 @@ def _units(problem: Problem, trace: Trace, dtype: str) -> tuple[np.ndarray, np.n
     edges = _edges(int(min(min(sizes), 0.3 * limit / ITEMSIZE[dtype])) if limit else min(sizes), sum(sizes))
     alike = tuple(TracedTensor(str(size), size, 0.0, dtype) for size in edges)
     whole = replace(problem.profile, segment_bytes=0)
-    priced = Problem.of(replace(trace, tensors=alike), whole, problem.compressors, routes=problem.routes,
-                        lanes=problem.timeline.lanes)  # fmt: skip
     apart = bool(limit) and problem.timeline.order == "backprop" and problem.profile.machines > 1
+    priced = Problem.of(replace(trace, tensors=alike), whole, problem.compressors, routes=problem.routes,
+                        lanes=problem.timeline.lanes, order="backprop" if apart else "schedule")  # fmt: skip
     load, chain = loads(priced, apart)
     ends = np.repeat(np.array([*edges[1:], edges[-1]], np.float64), np.diff(priced.first))
     unit = np.column_stack([load / ends[:, None], chain])
+    if problem.timeline.order == "schedule":  # its program takes columns as it wants them, so more cost little
+        return unit, ends
     compared = np.column_stack([unit, -ends])
     kept = _front(compared, np.argsort(unit[:, :-1].sum(axis=1), kind="stable"))
     return unit[kept], ends[kept]

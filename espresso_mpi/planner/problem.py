@@ -4,9 +4,9 @@ A menu holds what no other option of it dominates. The way of an option through 
 each lane is free afterwards, as the maximum over lanes of when it was free before plus a time. An option whose matrix
 is nowhere above another's is never worse than it, whatever comes before and after (in the order ``backprop``).
 
-In the order ``schedule`` a menu holds much less: what no other option of it needs less than, on any lane and from end to
-end (see ``_needs``). The bound of a search holds for what was left out all the same, as that is all that the relaxation
-knows of an option. That one of the options left out is in no better schedule is no theorem: it may visit the lanes in
+In the order ``schedule`` a menu holds much less: only options than which no other one needs less on every lane and from
+end to end (see ``_needs``). The bound of a search holds for what was left out all the same, as that is all that the
+relaxation knows of an option. That no option left out is in a better schedule is no theorem: it may visit the lanes in
 another order.
 """
 

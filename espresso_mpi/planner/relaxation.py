@@ -30,15 +30,23 @@ from typing import Any
 import numpy as np
 
 from ._needs import apportioned, least, needs_of
-from .bound import certified
+from .bound import certified, fusion_table
 from .problem import Problem
+from .trace import Trace
 
-ROUNDS = 30
-"""How often inequalities are added, at most."""
+ROUNDS = 40
+"""How often inequalities and columns are added, at most."""
+MANY = 250
+"""Columns of a menu with which the program begins at most; others are added where they would lower T."""
+LOWERED = 2e-5
+"""Relative: by how much columns must lower T to be added."""
 VIOLATED = 1e-5
 """Relative: by how much one must be violated to be added."""
 CHAINS = 3
 """Inequalities of the third kind that are added in a round, at most."""
+
+STALE = 2
+"""Rounds of inequalities that may leave T where it is: mixtures can be spread so that few are violated."""
 
 CHAIN = -1
 """In the place of a lane: an inequality of the third kind."""
@@ -54,6 +62,7 @@ class Relaxed:
             as much as its mixture.
         kind: int64 (tensors,), the class of each tensor; first: of every class the first tensor.
         above: by class, float64: by how much the bound rises, at least, if a tensor has each option of its menu.
+        prices: float64 (classes, lanes + 1), by how much the bound rises for each second that an option needs.
         needs: float64 (rows, lanes + 1), see ``_needs``.
     """
 
@@ -62,12 +71,22 @@ class Relaxed:
     kind: np.ndarray
     first: np.ndarray
     above: tuple[np.ndarray, ...]
+    prices: np.ndarray
     needs: np.ndarray
 
 
 def relaxed(problem: Problem) -> Relaxed:
     """Solve the relaxation of a problem, over all options of its menus."""
-    return _Relaxation(problem).solved()
+    timeline, o = problem.timeline, problem.timeline.options
+    needs = np.asarray(needs_of(o.lane, o.seconds, o.count, o.repeats, timeline.lanes.count))
+    return _Relaxation(needs, problem.menu, problem.first, timeline.backward, timeline.lanes.backward).solved()
+
+
+def fusion_bound(problem: Problem, trace: Trace) -> float:
+    """Like that of ``bound``, by the relaxation."""
+    table, first, menu = fusion_table(problem, trace)
+    relaxation = _Relaxation(table, menu, first, trace.backward, problem.timeline.lanes.backward)
+    return relaxation.solved().value + problem.around
 
 
 @dataclass(frozen=True)
@@ -88,40 +107,53 @@ class _Classes:
 
 @dataclass(frozen=True)
 class _Relaxation:
-    problem: Problem
+    """What is relaxed.
 
-    @cached_property
+    Attributes:
+        needs: float64 (rows, lanes + 1), see ``_needs``.
+        menu, first, backward: as in ``Problem`` and its timeline; home: the lane of the backward pass.
+    """
+
+    needs: np.ndarray
+    menu: np.ndarray
+    first: np.ndarray
+    backward: np.ndarray
+    home: int
+
+    @property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Of every row: seconds on each lane, (rows, lanes), and of a segment, (rows,)."""
         return self.needs[:, :-1], self.needs[:, -1]
 
-    @cached_property
-    def needs(self) -> np.ndarray:
-        """Of every row: both."""
-        o, lanes = self.problem.timeline.options, self.problem.timeline.lanes
-        return np.asarray(needs_of(o.lane, o.seconds, o.count, o.repeats, lanes.count))
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return self.needs.shape[1] - 1
 
     @cached_property
     def ready(self) -> np.ndarray:
-        return np.cumsum(self.problem.timeline.backward)
+        """When gradients are ready, if nothing delays the backward pass."""
+        return np.cumsum(self.backward)
 
-    @cached_property
-    def kept(self) -> list[np.ndarray]:
-        """Of every menu the rows that no other one is below in loads and chain."""
-        first = self.problem.first
-        return [begin + least(self.needs[begin:end]) for begin, end in zip(first, first[1:])]
+    def begin(self, menu: int) -> np.ndarray:
+        """The rows of a menu to begin with: those that no other one is below, or a few of many."""
+        here = self.needs[self.first[menu] : self.first[menu + 1]]
+        if here.shape[0] <= MANY:
+            return np.asarray(self.first[menu] + least(here))
+        prices = np.vstack([np.ones(self.lanes + 1), 0.1 + np.eye(self.lanes + 1)])
+        return np.asarray(self.first[menu] + np.unique(np.argmin(here @ prices.T, axis=0)))
 
-    def classes(self, known: Iterable[tuple[int, int]]) -> _Classes:
-        """The classes to some inequalities, as (lane, tensor)."""
-        problem, place = self.problem, np.arange(self.problem.tensors)
+    def classes(self, known: Iterable[tuple[int, int]], kept: list[np.ndarray]) -> _Classes:
+        """The classes to some inequalities, as (lane, tensor); kept: of every menu the rows that are columns."""
+        place = np.arange(self.menu.size)
         begins = np.unique([tensor for lane, tensor in known if lane != CHAIN])
         chains = np.unique([tensor for lane, tensor in known if lane == CHAIN])
         part = np.searchsorted(begins, place, "right")
         part[chains] = begins.size + 1 + np.arange(chains.size)
         _, first, kind, size = np.unique(
-            part * (problem.first.size - 1) + problem.menu, return_index=True, return_inverse=True, return_counts=True
+            part * (self.first.size - 1) + self.menu, return_index=True, return_inverse=True, return_counts=True
         )
-        rows = [self.kept[menu] for menu in problem.menu[first]]
+        rows = [kept[menu] for menu in self.menu[first]]
         column = np.repeat(np.arange(first.size), [own.size for own in rows])
         return _Classes(kind, first, size, column, np.concatenate(rows))
 
@@ -134,20 +166,18 @@ class _Relaxation:
         return load[classes.rows, lane] * inside[classes.column]
 
     def constant(self, lane: int, tensor: int) -> float:
-        backward = self.problem.timeline.lanes.backward
-        return float(self.ready[-1] if lane == backward else self.ready[tensor])
+        return float(self.ready[-1] if lane == self.home else self.ready[tensor])
 
     def begins(self) -> list[tuple[int, int]]:
         """The inequalities to begin with, as (lane, tensor)."""
-        lanes = self.problem.timeline.lanes
-        return [*((lane, 0) for lane in range(lanes.count)), (CHAIN, self.problem.tensors - 1)]
+        return [*((lane, 0) for lane in range(self.lanes)), (CHAIN, self.menu.size - 1)]
 
     def violated(self, classes: _Classes, shares: np.ndarray, value: float) -> Iterator[tuple[int, int]]:
         """Of every lane the inequality that is violated most, and some of chains."""
-        (load, chain), lanes, kinds = self.tables, self.problem.timeline.lanes, classes.first.size
+        (load, chain), kinds = self.tables, classes.first.size
         limit = value * (1 + VIOLATED) + 1e-15
-        for lane in range(lanes.count):
-            if lane != lanes.backward:
+        for lane in range(self.lanes):
+            if lane != self.home:
                 mean = np.bincount(classes.column, load[classes.rows, lane] * shares, minlength=kinds)
                 times = self.ready + mean[classes.kind][::-1].cumsum()[::-1]
                 if times.max() > limit:
@@ -157,41 +187,54 @@ class _Relaxation:
 
     def solved(self) -> Relaxed:
         known = dict.fromkeys(self.begins())
+        kept = [self.begin(menu) for menu in range(self.first.size - 1)]
+        values: list[float] = []  # since columns were added
         for _ in range(ROUNDS):
-            classes = self.classes(known)
+            classes = self.classes(known, kept)
             shares, multipliers, value = _solved(
                 classes.column, np.array([self.weight(*one, classes) for one in known]),
                 np.array([self.constant(*one) for one in known]),
             )  # fmt: skip
+            bound, prices, costs = self.certified(classes, list(known), multipliers)
             new = [one for one in self.violated(classes, shares, value) if one not in known]
-            if not new:
+            lower = value - bound > LOWERED * value
+            values = [] if lower else [*values, value]
+            stale = len(values) > STALE and value <= values[-1 - STALE] * (1 + VIOLATED)
+            if not lower and (stale or not new):
                 break
             known |= dict.fromkeys(new)
-        return self.result(classes, shares, list(known)[: multipliers.size], multipliers)
+            if lower:
+                self.add(kept, classes, costs)
+        begin = np.searchsorted(classes.column, np.arange(classes.first.size + 1))
+        choice = classes.rows[apportioned(classes.kind, begin, shares)]
+        above = tuple(cost - cost.min() for cost in costs)
+        return Relaxed(certified(bound), choice, classes.kind, classes.first, above, prices, self.needs)
 
-    def result(
-        self, classes: _Classes, shares: np.ndarray, known: list[tuple[int, int]], multipliers: np.ndarray
-    ) -> Relaxed:
-        problem, (load, chain) = self.problem, self.tables
+    def add(self, kept: list[np.ndarray], classes: _Classes, costs: list[np.ndarray]) -> None:
+        """Let the cheapest row of every class be a column."""
+        for menu, cost in zip(self.menu[classes.first], costs):
+            row = self.first[menu] + int(np.argmin(cost))
+            if row not in kept[menu]:
+                kept[menu] = np.append(kept[menu], row)
+
+    def certified(
+        self, classes: _Classes, known: list[tuple[int, int]], multipliers: np.ndarray
+    ) -> tuple[float, np.ndarray, list[np.ndarray]]:
+        """The bound of multipliers over all options; their prices, see ``Relaxed``; what options cost each class."""
         factor = np.maximum(multipliers, 0.0)
         factor = factor / factor.sum() if factor.sum() > 0 else np.full(len(known), 1 / len(known))
-        above, total = [], 0.0
-        by_lane = np.zeros((classes.first.size, problem.timeline.lanes.count))
-        by_chain = np.zeros(classes.first.size)
+        costs, total = [], 0.0
+        prices = np.zeros((classes.first.size, self.lanes + 1))
         for (lane, tensor), part in zip(known, factor):
             total += part * self.constant(lane, tensor)
             if lane == CHAIN:
-                by_chain[classes.kind[tensor]] += part
+                prices[classes.kind[tensor], -1] += part
             else:
-                by_lane[classes.first >= tensor, lane] += part
-        for kind, tensor in enumerate(classes.first):
-            here = slice(problem.rows(tensor).start, problem.rows(tensor).stop)
-            cost = load[here] @ by_lane[kind] + by_chain[kind] * chain[here]
-            total += int(classes.size[kind]) * float(cost.min())
-            above.append(cost - cost.min())
-        begin = np.searchsorted(classes.column, np.arange(classes.first.size + 1))
-        choice = classes.rows[apportioned(classes.kind, begin, shares)]
-        return Relaxed(certified(total), choice, classes.kind, classes.first, tuple(above), self.needs)
+                prices[classes.first >= tensor, lane] += part
+        for kind, menu in enumerate(self.menu[classes.first]):
+            costs.append(self.needs[self.first[menu] : self.first[menu + 1]] @ prices[kind])
+            total += int(classes.size[kind]) * float(costs[-1].min())
+        return total, prices, costs
 
 
 def _solved(column: np.ndarray, weights: np.ndarray, constants: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

@@ -34,8 +34,13 @@ ENOUGH = 1e-4
 """Relative distance from the bound within which choices are not improved any more."""
 WORTH = 5e-4
 """Relative distance from the bound above which choices are annealed."""
-HOT, COLD = 0.003, 0.0001
-"""The first and the last heat of annealing, relative to the step's time."""
+GAINED = 2e-4
+"""What an annealing must gain, relative, for another one to follow."""
+HOT, HOTTEST, COLD = 0.003, 0.05, 0.0001
+"""The first and the last heat of annealing, relative to the step's time; the first is half the distance from the bound,
+if that is between the first two."""
+LEAST = 50_000
+"""Operations that a climb or an annealing may take at least, however few tensors there are."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,10 @@ class _Improving:
             if time <= least * (1 + WORTH):
                 break
             choice = self.annealed(best, time, rng)
-            start = (*scheduled(choice, *tables, ROUNDS)[:2], choice)
+            start, before = (*scheduled(choice, *tables, ROUNDS)[:2], choice), time
             best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
+            if time > before * (1 - GAINED):
+                break
         return best, time
 
     @cached_property
@@ -109,7 +116,7 @@ class _Improving:
 
     def climbed(self, time: float, key: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
         """The choice after exchanges of single options, and its F."""
-        tries = min(self.how.tries * start.size, self.how.climb // key.size)
+        tries = min(max(self.how.tries * start.size, LEAST // key.size), self.how.climb // key.size)
         choice, rows = start.copy(), _promising(self.problem, self.relaxed, time, self.how.options)
         above, _ = climbed(
             choice, time, key, *rows, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
@@ -119,9 +126,11 @@ class _Improving:
 
     def annealed(self, best: np.ndarray, time: float, rng: np.random.Generator) -> np.ndarray:
         choice = best.copy()
-        steps = min(self.how.steps * choice.size, self.how.work // laid_out(choice, *self.tables)[1].size)
+        size = laid_out(choice, *self.tables)[1].size
+        steps = min(max(self.how.steps * choice.size, LEAST // size), self.how.work // size)
+        hot = min(HOTTEST, max(HOT, 0.5 * (time / max(self.relaxed.value, 1e-300) - 1)))
         rows = _promising(self.problem, self.relaxed, time, 4 * self.how.options)
-        heats, draws = time * np.geomspace(HOT, COLD, steps), rng.random((steps, 3))
+        heats, draws = time * np.geomspace(hot, COLD, steps), rng.random((steps, 3))
         annealed(choice, *rows, self.errors, self.limit, heats, draws, *self.loads, *self.tables)
         return choice
 

@@ -23,8 +23,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from ..errors import ConfigError, PlanError
-from ..types import ITEMSIZE, Route
+from ..types import ITEMSIZE, Route, buffer_name
 from . import relaxation
+from ._joining import Guesses, Move, carried
 from ._search import candidates, descend, explore, soften, try_all
 from .bound import Flow, branched, certified, exact_network, fusion_bound, load_network, relaxed
 from .problem import Menu, Problem, fused, matrices
@@ -59,11 +60,19 @@ WORTH = 0.006
 TRIES: dict[str, int] = {"quick": 500, "normal": 4000, "thorough": 40000}
 """How often F is worked out from each start, in the orders ``fifo`` and ``priority``."""
 PATIENCES: dict[str, Patience] = {
-    "quick": Patience(20, 1_000_000, 4, 0, 0, 0),
-    "normal": Patience(60, 6_000_000, 12, 2, 50, 250_000),
+    "quick": Patience(20, 500_000, 4, 0, 0, 0),
+    "normal": Patience(60, 2_000_000, 12, 2, 50, 250_000),
     "thorough": Patience(1000, 100_000_000, 24, 4, 2000, 4_000_000),
 }
 """How long choices are improved in the order ``schedule``."""
+
+
+FUSED_ENOUGH = 3e-4
+"""Relative distance from the bound of all fusions within which no other buffers are looked for."""
+MOST_CUTS = 3
+"""How many of the thresholds' cuts are searched in the order ``schedule``, those with the least bounds."""
+MOVES, JOINS, CUTS = 4, 16, 8
+"""How often buffers are joined or cut there, and of how many joins and cuts it is guessed what they are worth."""
 
 
 @dataclass(frozen=True)
@@ -126,24 +135,33 @@ def search(
         raise ConfigError(f"effort={effort!r}; expected one of {', '.join(get_args(Effort))}")
     budget = _checked(problem, error)
     given = [start for start in starts if budget.sum(start) <= budget.limit]
+    if problem.timeline.order == "schedule":
+        return _scheduled(problem, budget, given, effort, relaxation.relaxed(problem))
     lanes = _Lanes(problem.ordered("backprop"), budget)
-    scheduling = problem.timeline.order == "schedule"
-    found = lanes.search("quick" if scheduling else effort, given, ROUNDS_TO_BEGIN if scheduling else ROUNDS)
-    if scheduling:
-        return _scheduled(problem, budget, [found.choice, *given], effort)
+    found = lanes.search(effort, given, ROUNDS)
     if problem.timeline.order == "backprop":
         return found
     return _tried(problem, lanes, [found.choice, *given], TRIES[effort])
 
 
-def _scheduled(problem: Problem, budget: _Budget, starts: list[np.ndarray], effort: Effort) -> Found:
-    """A search in the order ``schedule``, from choices and from what the relaxation suggests.
-
-    A thorough one goes on from what a normal one finds, so that it is never worse.
-    """
-    mixtures = relaxation.relaxed(problem)
+def _scheduled(
+    problem: Problem, budget: _Budget, given: list[np.ndarray], effort: Effort, mixtures: relaxation.Relaxed
+) -> Found:
+    """A search in the order ``schedule``, from what the relaxation and a quick search in ``backprop`` suggest."""
+    lanes = _Lanes(problem.ordered("backprop"), budget)
+    starts = [lanes.search("quick", given, ROUNDS_TO_BEGIN).choice, *given]
     if budget.sum(mixtures.choice) <= budget.limit:
         starts = [mixtures.choice, *starts]
+    return _schedules(problem, budget, starts, effort, mixtures)
+
+
+def _schedules(
+    problem: Problem, budget: _Budget, starts: list[np.ndarray], effort: Effort, mixtures: relaxation.Relaxed
+) -> Found:
+    """The best choice and schedule from some choices.
+
+    A thorough search goes on from what a normal one finds, so that it is never worse.
+    """
     for how in (effort,) if effort != "thorough" else ("normal", "thorough"):
         choice, time = improved(problem, starts, mixtures, budget.errors, budget.limit, PATIENCES[how])
         starts = [choice]
@@ -353,13 +371,18 @@ def search_fused(
     series = [0, *(4**power << 16 for power in range(16))] if fusions is None else list(fusions)
     total = sum(tensor.size * ITEMSIZE[tensor.dtype] for tensor in trace.tensors)
     cuts = list(dict.fromkeys(joined(trace, min(limit, total)) for limit in series))
-    buffers.price(cuts)
-    ranked = sorted(cuts, key=lambda cut: buffers.found(cut, "quick").seconds)[:2]
-    best = min(ranked, key=lambda cut: buffers.found(cut, effort).seconds)
-    best = buffers.improved(best, effort)
-    found = buffers.found(best, effort)
-    bound = fusion_bound(buffers.problem(best), trace)
-    return buffers.groups(best), buffers.problem(best), replace(found, bound=min(bound, found.seconds), claim="fusions")
+    if order == "schedule":
+        best, found, bound = buffers.settled(cuts, effort)
+    else:
+        buffers.price(cuts)
+        ranked = sorted(cuts, key=lambda cut: buffers.found(cut, "quick").seconds)[:2]
+        best = min(ranked, key=lambda cut: buffers.found(cut, effort).seconds)
+        best = buffers.improved(best, effort)
+        found = buffers.found(best, effort)
+        bound = fusion_bound(buffers.problem(best), trace)
+    problem, choice = buffers.named(best, found.choice)
+    seconds = problem.seconds(choice)
+    return buffers.groups(best), problem, Found(choice, seconds, min(bound, seconds), "fusions")
 
 
 Cut = tuple[int, ...]
@@ -388,6 +411,9 @@ class _Buffers:
         self.routes, self.lanes, self.order = routes, lanes, order
         self.menus: dict[tuple[int, str], Menu] = {}
         self.results: dict[tuple[Cut, Effort], Found] = {}
+        self.known: dict[tuple[int, int], TracedTensor] = {}
+        self.problems: dict[Cut, Problem] = {}
+        self.relaxations: dict[Cut, relaxation.Relaxed] = {}
         self.priced: Problem | None = None
 
     def groups(self, cut: Cut) -> Groups:
@@ -396,12 +422,31 @@ class _Buffers:
     def members(self, cut: Cut) -> list[tuple[TracedTensor, ...]]:
         return [self.trace.tensors[a:b] for a, b in zip(cut, (*cut[1:], len(self.trace.tensors)))]
 
-    def buffers(self, cut: Cut) -> Trace:
-        return fused(self.trace, self.groups(cut))
+    def buffers(self, cut: Cut) -> tuple[TracedTensor, ...]:
+        """The buffers of a cut, named by the places of their first tensor and that after the last."""
+        return tuple(map(self.buffer, cut, (*cut[1:], len(self.trace.tensors))))
+
+    def buffer(self, begin: int, end: int) -> TracedTensor:
+        if (begin, end) not in self.known:
+            members = self.trace.tensors[begin:end]
+            size = sum(tensor.size for tensor in members)
+            self.known[begin, end] = TracedTensor(f"{begin}:{end}", size, members[-1].ready, members[0].dtype)
+        return self.known[begin, end]
+
+    def named(self, cut: Cut, choice: np.ndarray) -> tuple[Problem, np.ndarray]:
+        """The problem whose tensors are the buffers of a cut by their own names, and the choice in it."""
+        trace, members = fused(self.trace, self.groups(cut)), self.members(cut)
+        names = [buffer_name([t.name for t in own]) if len(own) > 1 else own[0].name for own in members]
+        places = {name: number for number, name in enumerate(names)}
+        order = np.array([places[tensor.name] for tensor in trace.tensors])  # of equal ready times others come first
+        problem = self.problem(cut)
+        firsts = [problem.trace.tensors[number] for number in np.unique(problem.menu, return_index=True)[1]]
+        menus = {menu: self.menus[buffer.size, buffer.dtype] for menu, buffer in enumerate(firsts)}
+        return problem.with_menus(trace, menus, problem.menu[order].tolist()), choice[order]
 
     def price(self, cuts: Iterable[Cut]) -> None:
         """Menus for all buffers of some cuts."""
-        sizes = {(sum(t.size for t in members), members[0].dtype) for cut in cuts for members in self.members(cut)}
+        sizes = {(buffer.size, buffer.dtype) for cut in cuts for buffer in self.buffers(cut)}
         missing = sorted(sizes - self.menus.keys())
         if not missing and self.priced is not None:
             return
@@ -411,16 +456,96 @@ class _Buffers:
         self.menus |= {size: self.priced.menu_of(number) for number, size in enumerate(missing)}
 
     def problem(self, cut: Cut) -> Problem:
-        """The problem whose tensors are the buffers of a cut."""
-        self.price([cut])
-        assert self.priced is not None
-        trace = self.buffers(cut)
-        sizes = [(tensor.size, tensor.dtype) for tensor in trace.tensors]
-        return self.priced.with_menus(trace, {size: self.menus[size] for size in sizes}, sizes)
+        """The problem whose tensors are the buffers of a cut; see ``buffers``."""
+        if cut not in self.problems:
+            self.price([cut])
+            assert self.priced is not None
+            tensors = self.buffers(cut)
+            sizes = [(buffer.size, buffer.dtype) for buffer in tensors]
+            trace = replace(self.trace, tensors=tensors)
+            self.problems[cut] = self.priced.with_menus(trace, {size: self.menus[size] for size in sizes}, sizes)
+        return self.problems[cut]
 
-    def found(self, cut: Cut, effort: Effort, starts: Sequence[np.ndarray] = ()) -> Found:
+    def settled(self, cuts: Sequence[Cut], effort: Effort) -> tuple[Cut, Found, float]:
+        """The best cut in the order ``schedule``, its choice, and the bound on all cuts.
+
+        There every cut has a bound by itself before it is searched; see also ``_joining``.
+        """
+        best = cuts[0]
+        found = self.scheduled(best, effort)
+        bound = relaxation.fusion_bound(self.problem(best), self.trace)
+        if found.seconds <= bound * (1 + FUSED_ENOUGH):
+            return best, found, bound
+        self.price(cuts)
+        for cut in sorted(cuts, key=self.least)[:MOST_CUTS]:
+            if self.least(cut) >= found.seconds * (1 - FUSED_ENOUGH):
+                break
+            best, found = min((best, found), (cut, self.scheduled(cut, "quick")), key=lambda one: one[1].seconds)
+        for _ in range(MOVES):
+            if found.seconds <= bound * (1 + FUSED_ENOUGH):
+                break
+            other, start = self.moved(best, found)
+            if other == best:
+                break
+            best, found = other, start
+        if best != cuts[0] and effort != "quick":
+            problem = self.problem(best)
+            found = _schedules(problem, _checked(problem, None), [found.choice], effort, self.relaxed(best))
+        return best, found, bound
+
+    def scheduled(self, cut: Cut, effort: Effort) -> Found:
+        """What a search finds for a cut in the order ``schedule``."""
+        problem = self.problem(cut)
+        return _scheduled(problem, _checked(problem, None), [], effort, self.relaxed(cut))
+
+    def least(self, cut: Cut) -> float:
+        """What no choice for a cut falls below."""
+        return self.relaxed(cut).value + self.problem(cut).around
+
+    def relaxed(self, cut: Cut) -> relaxation.Relaxed:
+        if cut not in self.relaxations:
+            self.relaxations[cut] = relaxation.relaxed(self.problem(cut))
+        return self.relaxations[cut]
+
+    def moved(self, cut: Cut, found: Found) -> tuple[Cut, Found]:
+        """The cut with one join or cut more, the best by what is guessed, and the choice that was guessed."""
+        problem = self.problem(cut)
+        guesses = Guesses(problem, found.choice, self.relaxed(cut))
+        nearby = self.nearby(cut)
+        self.price([other for other, _, _ in nearby])
+        best, time, places = cut, guesses.time * (1 - 1e-5), tuple[int, ...]()
+        for other, begin, end in nearby:
+            new = self.buffers(other)[begin : begin + len(other) - len(cut) + end - begin]
+            parts = np.diff([problem.trace.tensors[begin - 1].ready if begin else 0.0, *(one.ready for one in new)])
+            menus = tuple(self.menus[buffer.size, buffer.dtype] for buffer in new)
+            seconds, where = guesses.worth(Move(begin, end, menus, tuple(parts)))
+            if seconds < time:
+                own = (found.choice - problem.first[problem.menu]).tolist()
+                best, time, places = other, seconds, (*own[:begin], *where, *own[end:])
+        if best == cut:
+            return cut, found
+        choice = carried(self.problem(best), places)
+        seconds = self.problem(best).seconds(choice)
+        return (best, Found(choice, seconds, 0.0)) if seconds < found.seconds else (cut, found)
+
+    def nearby(self, cut: Cut) -> list[tuple[Cut, int, int]]:
+        """Two neighbours of one type joined, the smallest first, and one buffer cut in two, the largest first.
+
+        Of each the buffers of ``cut`` that become others: the first, and that after the last.
+        """
+        members = self.members(cut)
+        pairs = [n for n in range(1, len(cut)) if _alike(members[n - 1 : n + 1])]
+        pairs.sort(key=lambda n: sum(t.size for t in members[n - 1] + members[n]))
+        joins = [(cut[:n] + cut[n + 1 :], n - 1, n + 1) for n in pairs[:JOINS]]
+        cuts = []
+        for other in self.more(cut)[:CUTS]:
+            number = next(n for n, begin in enumerate((*cut, -1)) if other[n] != begin) - 1
+            cuts.append((other, number, number + 1))
+        return [*joins, *cuts]
+
+    def found(self, cut: Cut, effort: Effort) -> Found:
         if (cut, effort) not in self.results:
-            self.results[cut, effort] = search(self.problem(cut), effort=effort, starts=starts)
+            self.results[cut, effort] = search(self.problem(cut), effort=effort)
         return self.results[cut, effort]
 
     def improved(self, cut: Cut, effort: Effort, rounds: int = 3, most: int = 24) -> Cut:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import highspy
 import numpy as np
 import pytest
 
 from espresso_mpi.bench.cases import enumerated, random_case
+from espresso_mpi.planner import relaxation
 from espresso_mpi.planner.bound import (
     branched,
     certified,
     exact_network,
     fusion_bound,
     load_network,
+    loads,
     lower_bound,
     relaxed,
 )
@@ -94,6 +97,59 @@ def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
                 assert below.sum() == 1 and below[number]
 
 
+def test_menus_for_schedules_hold_all_that_nothing_needs_less_than() -> None:
+    """Against the definition, by the loads that bounds are made of."""
+    for segment_bytes in (0, 20_000):
+        trace, profile = small_trace(2, 1), small_profile(segment_bytes=segment_bytes)
+        slim, whole = (
+            Problem.of(trace, profile, ["int8"], lanes=HOST, order="schedule", prune=prune) for prune in (True, False)
+        )
+        needs = [np.column_stack(loads(problem)) for problem in (slim, whole)]
+        for tensor in range(2):
+            kept, every = (values[list(p.rows(tensor))] for p, values in zip((slim, whole), needs))
+            assert kept.shape[0] < every.shape[0] / 4
+            for one in every:
+                assert (kept <= one * (1 + 1e-12)).all(axis=1).any()
+            for row in slim.rows(tensor):
+                same = whole.row(tensor, slim.strategy(row))
+                np.testing.assert_allclose(needs[0][row], needs[1][same], rtol=1e-12)
+
+
+def test_relaxation_is_the_program_of_all_inequalities_and_options() -> None:
+    """Classes, inequalities and columns that are added as they are wanted, against one program with all of them."""
+    rng, differ = np.random.default_rng(16), []
+    for number in range(40):
+        problem = random_case(rng, int(rng.integers(1, 6)), 4, order="schedule")
+        if number % 2:  # tensors with one menu
+            problem = problem.with_menus(problem.trace, {0: problem.menu_of(0)}, [0] * problem.tensors)
+        value = relaxation.relaxed(problem).value
+        assert value <= enumerated(problem)[0]
+        differ.append(whole_program(problem) - value)
+    assert min(differ) >= -1e-9 and max(differ) <= 1e-4
+
+
+def whole_program(problem: Problem) -> float:
+    """The least T with every inequality of ``relaxation``, each tensor with shares of its own."""
+    (load, chain), lanes, ready = loads(problem), problem.timeline.lanes, np.cumsum(problem.timeline.backward)
+    solver = highspy.Highs()
+    solver.silent()
+    shares = [[solver.addVariable(0, 1) for _ in problem.rows(tensor)] for tensor in range(problem.tensors)]
+    time = solver.addVariable(0)
+    for tensor, own in enumerate(shares):
+        solver.addConstr(sum(own) == 1)
+        costs = chain[list(problem.rows(tensor))]
+        solver.addConstr(time >= ready[tensor] + sum(float(c) * x for c, x in zip(costs, own)))
+        for lane in range(lanes.count):
+            later = [
+                float(load[row, lane]) * share
+                for other in range(tensor, problem.tensors)
+                for row, share in zip(problem.rows(other), shares[other])
+            ]
+            solver.addConstr(time >= ready[-1 if lane == lanes.backward else tensor] + sum(later))
+    solver.minimize(time)
+    return float(solver.getObjectiveValue())
+
+
 def test_what_a_flow_says_of_the_rest_is_a_bound_from_every_state() -> None:
     """``mass[i] · state + rest[i]`` against all ways to go on after the first tensor."""
     rng = np.random.default_rng(13)
@@ -139,7 +195,7 @@ def contiguous(tensors: int) -> list[tuple[tuple[int, ...], ...]]:
     return ways
 
 
-@pytest.mark.parametrize("order", ["backprop", "fifo"])
+@pytest.mark.parametrize("order", ["backprop", "fifo", "schedule"])
 @pytest.mark.parametrize("segment_bytes", [0, 100_000])
 def test_fusion_bound_is_below_every_fusion(order: Order, segment_bytes: int) -> None:
     profile = small_profile(segment_bytes=segment_bytes)
@@ -153,5 +209,5 @@ def test_fusion_bound_is_below_every_fusion(order: Order, segment_bytes: int) ->
             rng = np.random.default_rng(seed)
             tried = [np.array([rng.choice(problem.rows(i)) for i in range(problem.tensors)]) for _ in range(300)]
             best = min(best, *(problem.seconds(choice) for choice in [*quick, *tried]))
-        bound = fusion_bound(problem, trace)
+        bound = (relaxation.fusion_bound if order == "schedule" else fusion_bound)(problem, trace)
         assert 0.3 * best < bound <= best

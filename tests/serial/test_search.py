@@ -10,6 +10,9 @@ from test_bound import contiguous, small_profile, small_trace
 
 from espresso_mpi.bench.cases import enumerated, random_case
 from espresso_mpi.errors import ConfigError, PlanError
+from espresso_mpi.planner import _climb
+from espresso_mpi.planner._dispatch import forward, laid_out
+from espresso_mpi.planner._needs import needs_of
 from espresso_mpi.planner.problem import Problem, fused
 from espresso_mpi.planner.search import ErrorBudget, joined, search, search_fused
 from espresso_mpi.planner.timeline import HOST, ORDERS, Order
@@ -87,6 +90,33 @@ def test_error_budget(order: Order) -> None:
     assert solved == 60 if order == "backprop" else solved >= 50
 
 
+def test_schedules_are_given_up_only_beyond_the_limit() -> None:
+    """What the loads say of an exchange is a bound on it, and a schedule with a limit is that without, or none."""
+    rng, given_up = np.random.default_rng(26), 0
+    for _ in range(200):
+        problem = random_case(rng, 5, 4, order="schedule")
+        tables, total = problem.timeline.tables, problem.timeline.lanes.count
+        choice = np.array([rng.choice(problem.rows(tensor)) for tensor in range(5)], np.int64)
+        needs, ready = needs_of(*tables[3:], total), np.cumsum(problem.timeline.backward)
+        heights = np.empty((5, total))
+        _climb._heights(choice, needs, ready, problem.timeline.lanes.backward, heights)
+        tensor, other = int(rng.integers(5)), choice.copy()
+        other[tensor] = rng.choice(problem.rows(tensor))
+        first, owner, where, took, _ = laid_out(other, *tables)
+        start, key = np.empty(took.size), rng.uniform(0, 1, took.size)
+        time = forward(other, first, owner, where, took, tables[5], key, False, total, np.inf, start)
+        hopeless = [
+            _climb._hopeless(tensor, other[tensor], choice[tensor], needs, ready, heights, time * (1 + by) + by)
+            for by in (-0.3, 1e-9)
+        ]
+        assert not hopeless[1]
+        given_up += hopeless[0]
+        for by, expected in ((1e-9, time), (-1e-9, np.inf)):
+            got = forward(other, first, owner, where, took, tables[5], key, False, total, time * (1 + by), start)
+            assert got == expected or time == 0
+    assert given_up > 50
+
+
 def test_bad_input_is_named() -> None:
     problem = random_case(np.random.default_rng(25), 2, 3)
     with pytest.raises(ConfigError, match="effort='hard'; expected one of quick, normal, thorough"):
@@ -117,15 +147,16 @@ def test_fusion_is_no_slower_than_none_and_above_its_bound(order: Order) -> None
     Plan({t.name: problem.strategy(0) for t in trace.tensors}, groups=groups)  # groups that a plan can have
 
 
-def test_fusion_finds_the_best_of_few_tensors() -> None:
+@pytest.mark.parametrize("order", ["backprop", "schedule"])
+def test_fusion_finds_the_best_of_few_tensors(order: Order) -> None:
     profile = small_profile()
     ratios = []
     for seed in range(4):
         trace = small_trace(4, seed)
-        found = search_fused(trace, profile, ["int8"], lanes=HOST)[2]
+        found = search_fused(trace, profile, ["int8"], lanes=HOST, order=order)[2]
         best = min(
-            search(Problem.of(fused(trace, [tuple(f"t{i}" for i in g) for g in way]), profile, ["int8"], lanes=HOST),
-                   effort="quick").seconds
+            search(Problem.of(fused(trace, [tuple(f"t{i}" for i in g) for g in way]), profile, ["int8"], lanes=HOST,
+                              order=order), effort="quick").seconds
             for way in contiguous(4)
         )  # fmt: skip
         ratios.append(found.seconds / best)
