@@ -20,6 +20,7 @@ from .collectives.transport import Transport
 from .errors import ConfigError, EspressoError, PlanError
 from .options import Options, default_route
 from .planner.baselines import Case
+from .planner.beside import beside
 from .planner.explain import short
 from .planner.plan import described, plan
 from .planner.planfile import from_json, to_json
@@ -213,6 +214,7 @@ def _candidates(
     transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning
 ) -> Iterator[Plan]:
     """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
+    trace = beside(trace, profile)
     best = plan(trace, profile, tuning.compressors, baselines=False)
     assert best.forecast is not None
     dense = plan(trace, profile, (), baselines=False) if compresses(best) else best

@@ -17,13 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from .busy import Work
+from .collectives.agreement import floats
 from .collectives.transport import Transport
 from .planner.plan import defaults
 from .planner.problem import evaluated
 from .planner.profile import Profile
 from .planner.trace import Trace, TracedTensor
 from .types import Plan, Strategy
+
+_PRODUCTS = 100
+"""Matrix products by which their rate is measured."""
 
 SHARES = np.linspace(0, 1, 101)
 """Hidden shares that are tried."""
@@ -62,28 +65,55 @@ def measured(
         usual: ways that tensors travel while this is measured; profile: what else is known of the cluster.
         timed: repeats passes, on all ranks at once; returns seconds of shape (repetitions, 2) for each.
     """
-    work, rows = Work(transport, "cpu"), []
+    layers, rows = _Layers(transport), []
     for strategy in usual:
         with open_session(plan=Plan(default=strategy), fuse_bytes=0) as session:
-            found = timed([partial(_both, session, work, transport.rank, step) for step in STEPS])
+            found = timed([partial(_both, session, layers, transport.rank, step) for step in STEPS])
         for step, seconds in zip(STEPS, found):
             late, pushed = np.median(seconds, axis=0)
             rows.append((_expected(strategy, step, profile), step.count, pushed - late, late))
     return shared_out(np.array(rows))
 
 
-def _both(session: Any, work: Work, rank: int, step: Step) -> list[float]:
+class _Layers:
+    """Matrix products as small layers make them, in the place of a backward pass. Collective.
+
+    Each is one call that leaves the interpreter to other threads: how often they have to take turns decides how much
+    two threads of one process slow each other down.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._a, self._b = np.ones((128, 64), np.float32), np.ones((64, 256), np.float32)
+        self._c = np.empty((128, 256), np.float32)
+        rates = []
+        for _ in range(5):
+            floats(transport, 0.0)  # ranks begin together
+            start = perf_counter()
+            self._multiply(_PRODUCTS)
+            rates.append(_PRODUCTS / (perf_counter() - start))
+        self._rate = float(floats(transport, float(np.median(rates))).min())
+
+    def last(self, seconds: float) -> None:
+        """Compute for about so long, at least one product."""
+        self._multiply(max(1, round(seconds * self._rate)))
+
+    def _multiply(self, count: int) -> None:
+        for _ in range(count):
+            np.matmul(self._a, self._b, out=self._c)
+
+
+def _both(session: Any, layers: _Layers, rank: int, step: Step) -> list[float]:
     grads = {
         f"{step.count} of {step.size}: {k}": np.random.default_rng([rank, k]).standard_normal(step.size, np.float32)
         for k in range(step.count)
     }
     gap, marks = step.seconds / step.count, [perf_counter()]
     for _ in grads:
-        work.last(gap)
+        layers.last(gap)
     session.sync(grads)
     marks += [perf_counter()] * 2
     for name, x in grads.items():
-        work.last(gap)
+        layers.last(gap)
         session.push(name, x)
     session.wait_all()
     return [*marks, perf_counter()]
