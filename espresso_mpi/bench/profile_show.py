@@ -97,6 +97,8 @@ def _cluster(profile: Profile) -> Table:
         "medians known to": f"{profile.noise():.1%}" if profile.measured else "",
         "a sync costs": _microseconds(profile.call),
         "a tensor costs": _microseconds(profile.tensor),
+        "pushes hide": f"{profile.hidden:.0%} of what they could",
+        "a push costs": _microseconds(profile.pushed),
         "segments": size_text(profile.segment_bytes) if profile.segment_bytes else "none",
         **{key: str(value) for key, value in profile.fingerprint.items() if key not in _SAID},
         **{key: str(value) for key in _SURROUNDINGS if (value := profile.environment.get(key))},
