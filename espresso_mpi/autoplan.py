@@ -68,11 +68,14 @@ def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence
     """
     trace = recorded(transport, steps, "recorded by the session")
     sizes = sorted({tensor.size for tensor in trace.tensors} | {sum(tensor.size for tensor in trace.tensors)})
-    profile = profiled(transport, options, tuning.compressors, sizes, tuning.seconds, device=trace.device)
+    pushed = steps[-1].pushed
+    profile = profiled(
+        transport, options, tuning.compressors, sizes, tuning.seconds, device=trace.device, pushes=pushed
+    )
     plans = _proposed(transport, options, trace, profile, tuning)
     if options.plan is not None and options.plan.forecast is not None:
         plans.append(options.plan)
-    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds, steps[-1].pushed)
+    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds, pushed)
     assert best.plan is not None
     return Made(best.plan, best.seconds, trace, profile, (now, best, *others))
 
@@ -85,11 +88,12 @@ def profiled(
     seconds: float,
     tick: Callable[[float], None] = lambda share: None,
     device: DeviceKind | None = None,
+    pushes: bool = True,
 ) -> Profile:
     """What the collectives, encodes and decodes of this session cost; see ``profiler.measure``. Collective."""
     return measure(
         transport, compressors, open_session=opener(transport, options), sizes=sizes, seconds=seconds, tick=tick,
-        devices=("cpu",) if device == "cpu" else None, segment_bytes=options.segment_bytes,
+        devices=("cpu",) if device == "cpu" else None, segment_bytes=options.segment_bytes, pushes=pushes,
     )  # fmt: skip
 
 
