@@ -555,8 +555,8 @@ class _Run:
         except ConfigError:
             return profile
         self._allow("pushes")
-        hidden, pushed = overlapping.measured(self.transport, self._usual(), profile, open_session, self._in_turns)
-        return replace(profile, hidden=hidden, pushed=pushed)
+        found = overlapping.measured(self.transport, self._usual(), profile, open_session, self._in_turns)
+        return replace(profile, **vars(found))
 
     def _in_turns(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
         """Seconds of the steps of some passes, each of shape (repetitions, steps)."""
