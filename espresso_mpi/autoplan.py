@@ -20,6 +20,7 @@ from .collectives.transport import Transport
 from .errors import ConfigError, EspressoError, PlanError
 from .options import Options, default_route
 from .planner.baselines import Case
+from .planner.beside import beside
 from .planner.explain import short
 from .planner.plan import described, plan
 from .planner.planfile import from_json, to_json
@@ -67,11 +68,14 @@ def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence
     """
     trace = recorded(transport, steps, "recorded by the session")
     sizes = sorted({tensor.size for tensor in trace.tensors} | {sum(tensor.size for tensor in trace.tensors)})
-    profile = profiled(transport, options, tuning.compressors, sizes, tuning.seconds, device=trace.device)
+    pushed = steps[-1].pushed
+    profile = profiled(
+        transport, options, tuning.compressors, sizes, tuning.seconds, device=trace.device, pushes=pushed
+    )
     plans = _proposed(transport, options, trace, profile, tuning)
     if options.plan is not None and options.plan.forecast is not None:
         plans.append(options.plan)
-    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds, steps[-1].pushed)
+    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds, pushed)
     assert best.plan is not None
     return Made(best.plan, best.seconds, trace, profile, (now, best, *others))
 
@@ -84,11 +88,12 @@ def profiled(
     seconds: float,
     tick: Callable[[float], None] = lambda share: None,
     device: DeviceKind | None = None,
+    pushes: bool = True,
 ) -> Profile:
     """What the collectives, encodes and decodes of this session cost; see ``profiler.measure``. Collective."""
     return measure(
         transport, compressors, open_session=opener(transport, options), sizes=sizes, seconds=seconds, tick=tick,
-        devices=("cpu",) if device == "cpu" else None, segment_bytes=options.segment_bytes,
+        devices=("cpu",) if device == "cpu" else None, segment_bytes=options.segment_bytes, pushes=pushes,
     )  # fmt: skip
 
 
@@ -213,6 +218,7 @@ def _candidates(
     transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning
 ) -> Iterator[Plan]:
     """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
+    trace = beside(trace, profile)
     best = plan(trace, profile, tuning.compressors, baselines=False)
     assert best.forecast is not None
     dense = plan(trace, profile, (), baselines=False) if compresses(best) else best

@@ -2,8 +2,8 @@
 
 A step that computes and pushes takes turns with one that computes as much and hands everything over at its end. By the
 timeline the first is shorter by what it hides. Where ranks have no cores to spare for the thread that communicates it
-hides less, and each push costs something besides: the hidden share and that cost are what explains the differences of
-all steps best.
+hides less, computing gets slower beside it, and each push costs something: the share that is hidden, the slowdown and
+that cost are what explains the differences of all steps best.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from .busy import Work
+from .collectives.agreement import floats
 from .collectives.transport import Transport
 from .planner.plan import defaults
 from .planner.problem import evaluated
 from .planner.profile import Profile
 from .planner.trace import Trace, TracedTensor
 from .types import Plan, Strategy
+
+_PRODUCTS = 100
+"""Matrix products by which their rate is measured."""
 
 SHARES = np.linspace(0, 1, 101)
 """Hidden shares that are tried."""
@@ -46,6 +49,15 @@ class Step:
         return Trace(tuple(TracedTensor(str(k), self.size, at) for k, at in enumerate(ready)))
 
 
+@dataclass(frozen=True)
+class Effects:
+    """As ``Profile`` has them: a share from 0 to 1, a share of the backward pass, and seconds a push, not below 0."""
+
+    hidden: float
+    slowed: float
+    pushed: float
+
+
 STEPS = (Step(5, 1 << 15, 0.01), Step(10, 1 << 13, 0.02), Step(30, 1 << 11, 0.01), Step(30, 1 << 8, 0.005))
 
 
@@ -55,35 +67,63 @@ def measured(
     profile: Profile,
     open_session: Callable[..., AbstractContextManager[Any]],
     timed: Callable[[Sequence[Pass]], Sequence[np.ndarray]],
-) -> tuple[float, float]:
-    """The hidden share, and the seconds that a push costs besides. Collective.
+) -> Effects:
+    """How pushing differs from what timelines expect. Collective.
 
     Args:
         usual: ways that tensors travel while this is measured; profile: what else is known of the cluster.
         timed: repeats passes, on all ranks at once; returns seconds of shape (repetitions, 2) for each.
     """
-    work, rows = Work(transport, "cpu"), []
+    layers, rows = _Layers(transport), []
     for strategy in usual:
         with open_session(plan=Plan(default=strategy), fuse_bytes=0) as session:
-            found = timed([partial(_both, session, work, transport.rank, step) for step in STEPS])
+            found = timed([partial(_both, session, layers, transport.rank, step) for step in STEPS])
         for step, seconds in zip(STEPS, found):
             late, pushed = np.median(seconds, axis=0)
-            rows.append((_expected(strategy, step, profile), step.count, pushed - late, late))
+            beside = step.seconds * (1 - 1 / step.count)
+            rows.append((_expected(strategy, step, profile), beside, step.count, pushed - late, late))
     return shared_out(np.array(rows))
 
 
-def _both(session: Any, work: Work, rank: int, step: Step) -> list[float]:
+class _Layers:
+    """Matrix products as small layers make them, in the place of a backward pass. Collective.
+
+    Each is one call that leaves the interpreter to other threads: how often they have to take turns decides how much
+    two threads of one process slow each other down.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._a, self._b = np.ones((128, 64), np.float32), np.ones((64, 256), np.float32)
+        self._c = np.empty((128, 256), np.float32)
+        rates = []
+        for _ in range(5):
+            floats(transport, 0.0)  # ranks begin together
+            start = perf_counter()
+            self._multiply(_PRODUCTS)
+            rates.append(_PRODUCTS / (perf_counter() - start))
+        self._rate = float(floats(transport, float(np.median(rates))).min())
+
+    def last(self, seconds: float) -> None:
+        """Compute for about so long, at least one product."""
+        self._multiply(max(1, round(seconds * self._rate)))
+
+    def _multiply(self, count: int) -> None:
+        for _ in range(count):
+            np.matmul(self._a, self._b, out=self._c)
+
+
+def _both(session: Any, layers: _Layers, rank: int, step: Step) -> list[float]:
     grads = {
         f"{step.count} of {step.size}: {k}": np.random.default_rng([rank, k]).standard_normal(step.size, np.float32)
         for k in range(step.count)
     }
     gap, marks = step.seconds / step.count, [perf_counter()]
     for _ in grads:
-        work.last(gap)
+        layers.last(gap)
     session.sync(grads)
     marks += [perf_counter()] * 2
     for name, x in grads.items():
-        work.last(gap)
+        layers.last(gap)
         session.push(name, x)
     session.wait_all()
     return [*marks, perf_counter()]
@@ -101,17 +141,21 @@ def _seconds(strategy: Strategy, trace: Trace, profile: Profile) -> float:
     return problem.seconds(choice)
 
 
-def shared_out(rows: np.ndarray) -> tuple[float, float]:
-    """The hidden share from 0 to 1 and the cost of a push, not below 0, that explain differences best.
+def shared_out(rows: np.ndarray) -> Effects:
+    """The effects that explain differences best.
 
     Args:
-        rows: (what pushing saves by the timeline, pushes, by how much pushing was longer, what errors are relative to).
+        rows: (what pushing saves by the timeline, seconds of computing after the first push, pushes, by how much
+            pushing was longer, what errors are relative to).
     """
-    saved, count, longer, scale = rows.T
-    a = count / scale
-    best = (np.inf, 0.0, 0.0)
+    saved, beside, count, longer, scale = rows.T
+    a, best = np.stack([beside, count], axis=1) / scale[:, None], (np.inf, Effects(0.0, 0.0, 0.0))
     for share in SHARES:
         b = (longer + share * saved) / scale
-        cost = max(0.0, float(a @ b) / float(a @ a))
-        best = min(best, (float(np.sum((a * cost - b) ** 2)), float(share), cost))
-    return best[1], best[2]
+        for chosen in ([], [0], [1], [0, 1]):
+            found = np.zeros(2)
+            found[chosen] = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
+            left = float(np.sum((a @ found - b) ** 2))
+            if np.all(found >= 0) and left < best[0]:
+                best = left, Effects(float(share), float(found[0]), float(found[1]))
+    return best[1]

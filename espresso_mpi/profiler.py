@@ -130,6 +130,7 @@ def measure(
     tick: Callable[[float], None] = lambda share: None,
     devices: Sequence[DeviceKind] | None = None,
     segment_bytes: int = DEFAULT_SEGMENT,
+    pushes: bool = True,
 ) -> Profile:
     """Measure what routes are made of. Collective; the same profile on every rank, made from the slowest rank's times.
 
@@ -142,6 +143,7 @@ def measure(
         tick: is called now and then with the share that is done, 0 to 1.
         devices: where encodes and decodes run; default: the CPU, and the GPU where all ranks have one.
         segment_bytes: how sessions cut tensors, for the profile.
+        pushes: measure as well what hides when gradients are pushed; else the profile says that all does.
 
     Raises:
         ConfigError: on every rank: an argument does not fit. RankTimeoutError: a rank did not come.
@@ -152,7 +154,9 @@ def measure(
     moves, codecs, copies, check = run.moves(), run.codecs(), run.copies(), run.check()
     machines, lanes = len(transport.topology.machines), transport.topology.lanes
     steps = Profile(machines, lanes, codecs, moves, copies, check, segment_bytes=segment_bytes)
-    profile = run.pushes(run.calls(steps, open_session), open_session)
+    profile = run.calls(steps, open_session)
+    if pushes:
+        profile = run.pushes(profile, open_session)
     here, fingerprint = _surroundings(transport, request, run.left_out)
     tick(1.0)
     return replace(profile, environment=here, fingerprint=fingerprint)
@@ -551,8 +555,8 @@ class _Run:
         except ConfigError:
             return profile
         self._allow("pushes")
-        hidden, pushed = overlapping.measured(self.transport, self._usual(), profile, open_session, self._in_turns)
-        return replace(profile, hidden=hidden, pushed=pushed)
+        found = overlapping.measured(self.transport, self._usual(), profile, open_session, self._in_turns)
+        return replace(profile, **vars(found))
 
     def _in_turns(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
         """Seconds of the steps of some passes, each of shape (repetitions, steps)."""

@@ -11,6 +11,7 @@ from ..compressors.registry import spellings
 from ..errors import ConfigError
 from ..planner import planfile
 from ..planner.agenda import Table
+from ..planner.beside import beside
 from ..planner.cluster import TESTBEDS
 from ..planner.explain import Explanation, explain
 from ..planner.models import MODELS, model_trace
@@ -57,7 +58,7 @@ def plan_main(
     _among("order", order, ORDERS)
     _among("lanes", lanes, LANES)
     measured = _file_or_name("profile", profile, TESTBEDS, Profile.load, lambda name: TESTBEDS[name].profile())
-    steps = _steps(trace, device, backward)
+    steps = beside(_steps(trace, device, backward), measured)
     chosen = None if compressors is None else spellings(compressors)
     made = plan(steps, measured, chosen, order=cast("Order | None", order), lanes=lanes, fusion=fusion,
                 error_budget=error_budget)  # fmt: skip

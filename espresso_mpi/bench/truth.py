@@ -21,11 +21,12 @@ import numpy as np
 
 from ..autoplan import summary
 from ..compressors import spellings
-from ..errors import ConfigError
+from ..errors import ConfigError, EspressoError
 from ..planner.baselines import baseline, usable
 from ..planner.beside import beside
 from ..planner.plan import defaults
 from ..planner.plan import plan as planned
+from ..planner.planfile import from_json, to_json
 from ..planner.problem import evaluated
 from ..planner.profile import Profile
 from ..planner.trace import Trace
@@ -193,7 +194,8 @@ class _Known:
         models = {id(one): one.model for one in trainees.values()}.values()
         sizes = sorted({size for m in models for size in (m.gradient.size, *(x.size for x in m.grads.values()))})
         with Session(comm) as session, progress("profile", STEPS, comm.rank == 0) as tick:
-            profile = session.measure(names, sizes=sizes, seconds=seconds, tick=Ticks(tick))
+            every = list(dict.fromkeys([*names, "fp16"]))  # a baseline whatever else is compared
+            profile = session.measure(every, sizes=sizes, seconds=seconds, tick=Ticks(tick))
         if comm.rank == 0:
             profile.save(folder / "profile.json")
         return cls(profile, {case: _recorded(comm, folder, case, one) for case, one in trainees.items()})
@@ -235,11 +237,21 @@ def _recorded(comm: Any, folder: Path, case: Case, trainee: _Trainee) -> Trace:
 
 
 def _agreed(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
-    """Rank 0's plans, on every rank."""
-    from ..planner.planfile import from_json, to_json
+    """Rank 0's plans, on every rank.
 
-    found = {name: to_json(plan) for name, plan in make().items()} if comm.rank == 0 else None
-    return {name: from_json(document) for name, document in comm.bcast(found).items()}
+    Raises:
+        EspressoError: on every rank, what it raised there.
+    """
+    found: list[Any] | EspressoError = []
+    if comm.rank == 0:
+        try:
+            found = [(name, to_json(plan)) for name, plan in make().items()]
+        except EspressoError as error:
+            found = error
+    found = comm.bcast(found)
+    if isinstance(found, EspressoError):
+        raise found
+    return {name: from_json(document) for name, document in found}
 
 
 # --- what happens -----------------------------------------------------------------------------------------------------

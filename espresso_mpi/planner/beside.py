@@ -2,7 +2,7 @@
 
 A trace says when gradients are there if nothing but the backward pass runs. A timeline lets communication run beside it
 for nothing. Where ranks and the threads that communicate share cores, less than that is hidden: the profile says which
-share (``Profile.hidden``), and what each push costs besides (``Profile.pushed``).
+share (``Profile.hidden``), by how much the backward pass gets longer (``slowed``), and what a push costs (``pushed``).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ def beside(trace: Trace, profile: Profile) -> Trace:
     """The trace as a timeline is to see it on this cluster.
 
     With r the ready times, C the last of them and h the hidden share, a tensor is ready at C - h · (C - r): h = 1
-    leaves the trace as it is, h = 0 has all tensors ready at the end, where nothing can be hidden. What the pushes cost
-    comes before all tensors: nothing hides behind it. A trace whose tensors are all ready at the same time was
-    synchronised at the end: it stays. So does one of a GPU, where the backward pass leaves the cores to those that
-    communicate.
+    leaves the trace as it is, h = 0 has all tensors ready at the end, where nothing can be hidden. By what pushes and
+    the slower backward pass take all are ready later: nothing hides behind that. Slower is what follows the first
+    gradient. A trace whose tensors are all ready at the same time was synchronised at the end: it stays. So does one of
+    a GPU, where the backward pass leaves the cores to those that communicate.
     """
-    end, free = trace.tensors[-1].ready, profile.hidden == 1 and profile.pushed == 0
-    if free or trace.tensors[0].ready == end or trace.device == "gpu":
+    first, end = trace.tensors[0].ready, trace.tensors[-1].ready
+    cost = profile.pushed * len(trace.tensors) + profile.slowed * (end - first)
+    if first == end or trace.device == "gpu" or (profile.hidden == 1 and cost == 0):
         return trace
-    cost = profile.pushed * len(trace.tensors)
     tensors = tuple(
         replace(tensor, ready=cost + end - profile.hidden * (end - tensor.ready)) for tensor in trace.tensors
     )

@@ -276,6 +276,7 @@ class Profile:
             ranks share cores: there one's waiting is another's work already.
         hidden: the share of the overlap with computing that the timeline expects and that comes true when gradients are
             pushed, 0 to 1. Less than 1 where communication takes cores or memory from the backward pass.
+        slowed: by which share of itself the backward pass gets longer when gradients are pushed beside it.
         pushed: seconds by which every push makes a step longer than handing its tensor over at the end would.
         environment: what it was measured in, or what it describes.
         fingerprint: what a plan made with it depends on.
@@ -299,6 +300,7 @@ class Profile:
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     measured: bool = True
     hidden: Share = 1.0
+    slowed: Relative = 0.0
     pushed: Seconds = 0.0
 
     def __post_init__(self) -> None:
@@ -439,6 +441,7 @@ class _Document:
     segment_bytes: Count
     overlaps: bool
     hidden: Share
+    slowed: Relative
     pushed: Seconds
     fingerprint: dict[str, Any]
     environment: dict[str, Any]

@@ -324,6 +324,25 @@ def test_pushed_tensors_are_recorded_in_their_order(world, open_session, tmp_pat
     assert [t.name for t in Trace.load(path).tensors] == order
 
 
+@pytest.mark.mpi(min_size=2)
+def test_what_is_pushed_while_recording_travels_when_it_is_waited_for(world, open_session, tmp_path):
+    """So the backward pass is recorded as it is without traffic beside it; whoever only asks is not kept waiting."""
+    path, moved, right = world.bcast(str(tmp_path / "trace.json")), [], []
+    session = open_session()
+    with session.record_trace(path):
+        for step in range(6):
+            grad, before = gradients(world.rank, step)["w1"], dict(session._transport.sent)
+            handle = session.push("w1", grad)
+            time.sleep(0.1)
+            moved.append(session._transport.sent != before)
+            while step % 2 and not handle.done():
+                time.sleep(1e-3)
+            handle.wait()
+            right.append(np.allclose(grad, mean(step)["w1"], atol=1e-6))
+    assert not any(moved)
+    assert all(right)
+
+
 def test_a_tensor_is_ready_when_the_last_rank_has_it_in_each_step(world, open_session):
     """Every step another rank is late: the median of any one rank would miss it."""
     session, specs = open_session(), (TensorSpec("a", (4,), "float32"), TensorSpec("b", (5,), "float32"))

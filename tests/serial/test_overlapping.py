@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.overlapping import Step, shared_out
+from espresso_mpi.overlapping import Effects, Step, shared_out
 from espresso_mpi.planner.beside import beside
 from espresso_mpi.planner.profile import ZERO, Profile
 from espresso_mpi.planner.trace import Trace, TracedTensor
@@ -20,16 +20,19 @@ def known(**more):
     return Profile(1, 1, {}, {}, {}, ZERO, **more)
 
 
-@pytest.mark.parametrize(("hidden", "pushed"), [(0.0, 0.0), (0.37, 2e-4), (1.0, 1e-3)])
-def test_share_and_cost_explain_what_was_measured(hidden, pushed):
+@pytest.mark.parametrize("effects", [(0.0, 0.0, 0.0), (0.37, 0.0, 2e-4), (0.0, 0.4, 1e-3), (1.0, 0.25, 0.0)])
+def test_effects_explain_what_was_measured(effects):
+    hidden, slowed, pushed = effects
     saved, count = np.array([0.01, 0.002, 0.03, 0.0]), np.array([5, 30, 10, 30])
-    rows = np.stack([saved, count, pushed * count - hidden * saved, np.array([0.02, 0.01, 0.05, 0.01])], axis=1)
-    assert shared_out(rows) == pytest.approx((hidden, pushed), abs=1e-9)
+    beside, scale = np.array([0.008, 0.01, 0.04, 0.005]), np.array([0.02, 0.01, 0.05, 0.01])
+    rows = np.stack([saved, beside, count, pushed * count + slowed * beside - hidden * saved, scale], axis=1)
+    found = shared_out(rows)
+    assert (found.hidden, found.slowed, found.pushed) == pytest.approx(effects, abs=1e-9)
 
 
 def test_no_more_is_hidden_than_the_timeline_expects_and_no_push_pays():
-    rows = np.array([[0.01, 5, -0.02, 0.05], [0.02, 10, -0.04, 0.05]])
-    assert shared_out(rows) == (1.0, 0.0)
+    rows = np.array([[0.01, 0.02, 5, -0.02, 0.05], [0.02, 0.03, 10, -0.04, 0.05]])
+    assert shared_out(rows) == Effects(1.0, 0.0, 0.0)
 
 
 def test_ready_times_beside_communication():
@@ -37,6 +40,8 @@ def test_ready_times_beside_communication():
     ready = [t.ready for t in beside(TRACE, known(hidden=0.25, pushed=0.01)).tensors]
     assert ready == pytest.approx([0.43, 0.48, 0.53])
     assert [t.ready for t in beside(TRACE, known(hidden=0.0)).tensors] == [0.5, 0.5, 0.5]
+    slower = [t.ready for t in beside(TRACE, known(slowed=0.5)).tensors]
+    assert slower == pytest.approx([0.3, 0.5, 0.7])
 
 
 def test_steps_without_pushes_and_backward_passes_of_gpus_stay_as_they_are():
@@ -54,7 +59,7 @@ def test_a_step_shares_its_computing_out():
 
 
 def test_profiles_keep_both():
-    profile = known(hidden=0.25, pushed=0.01)
+    profile = known(hidden=0.25, slowed=0.5, pushed=0.01)
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     with pytest.raises(ConfigError, match="hidden"):
         known(hidden=1.5)
