@@ -29,6 +29,7 @@ from ..planner.plan import plan as planned
 from ..planner.planfile import from_json, to_json
 from ..planner.problem import evaluated
 from ..planner.profile import Profile
+from ..planner.timetables import with_schedule
 from ..planner.trace import Trace
 from ..session import Session
 from ..tuning import Tuning
@@ -209,7 +210,8 @@ def plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Pla
         for compressor in names:
             plan = baseline(name, trace, profile, compressor)
             lossy = any(strategy.compressor == compressor for strategy in plan.strategies.values())
-            single = replace(plan, fuse_bytes=0)  # as it is predicted: every tensor by itself
+            apart = replace(plan, fuse_bytes=0)  # as it is predicted: every tensor by itself
+            single = with_schedule(apart, trace, profile, *defaults(trace, profile))
             found.setdefault(f"{name}, {compressor}" if lossy and name != compressor else name, single)
     first: dict[str, str] = {}
     for label, plan in found.items():
