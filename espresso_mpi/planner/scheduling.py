@@ -39,8 +39,8 @@ FEWER = 8
 GAINED, FAR = 2e-4, 0.01
 """What an annealing must gain, relative, for another one to follow, unless the bound is further away than this."""
 HOT, HOTTEST, COLD = 0.003, 0.05, 0.0001
-"""The first and the last heat of annealing, relative to the step's time; the first is half the distance from the bound,
-if that is between the first two."""
+"""The first and the last heat of annealing, relative to the step's time; the first is 3/4 of the distance from the
+bound, if that is between the first two."""
 LEAST = 50_000
 """Operations that a climb or an annealing may take at least, however few tensors there are."""
 
@@ -134,7 +134,7 @@ class _Improving:
         choice = best.copy()
         size = laid_out(choice, *self.tables)[1].size
         steps = min(max(self.how.steps * choice.size**2, LEAST // size), self.how.work // size)
-        hot = min(HOTTEST, max(HOT, 0.5 * (time / max(self.relaxed.value, 1e-300) - 1)))
+        hot = min(HOTTEST, max(HOT, 0.75 * (time / max(self.relaxed.value, 1e-300) - 1)))
         rows = _promising(self.problem, self.relaxed, time, self.how.options // 2)
         heats, draws = time * np.geomspace(hot, COLD, steps), rng.random((steps, 3))
         annealed(choice, *rows, self.errors, self.limit, heats, draws, *self.loads, *self.tables)
