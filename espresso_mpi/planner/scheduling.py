@@ -34,11 +34,13 @@ ENOUGH = 1e-4
 """Relative distance from the bound within which choices are not improved any more."""
 WORTH = 5e-4
 """Relative distance from the bound above which choices are annealed."""
-GAINED = 2e-4
-"""What an annealing must gain, relative, for another one to follow."""
+FEWER = 8
+"""A climb begins with so many times fewer options."""
+GAINED, FAR = 2e-4, 0.01
+"""What an annealing must gain, relative, for another one to follow, unless the bound is further away than this."""
 HOT, HOTTEST, COLD = 0.003, 0.05, 0.0001
-"""The first and the last heat of annealing, relative to the step's time; the first is half the distance from the bound,
-if that is between the first two."""
+"""The first and the last heat of annealing, relative to the step's time; the first is 3/4 of the distance from the
+bound, if that is between the first two."""
 LEAST = 50_000
 """Operations that a climb or an annealing may take at least, however few tensors there are."""
 
@@ -50,7 +52,7 @@ class Patience:
     Attributes:
         tries: schedules for each tensor from one start; climb: operations of all of them, at most.
         options: of each tensor, those that lift the relaxation least.
-        anneals: how often; steps: for each tensor, in each; work: operations of all of them, at most.
+        anneals: how often; steps: for each pair of tensors, in each; work: operations of all of them, at most.
     """
 
     tries: int
@@ -98,7 +100,7 @@ class _Improving:
             choice = self.annealed(best, time, rng)
             start, before = (*scheduled(choice, *tables, ROUNDS)[:2], choice), time
             best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
-            if time > before * (1 - GAINED):
+            if time > before * (1 - GAINED) and time <= least * (1 + FAR):
                 break
         return best, time
 
@@ -117,19 +119,23 @@ class _Improving:
     def climbed(self, time: float, key: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
         """The choice after exchanges of single options, and its F."""
         tries = min(max(self.how.tries * start.size, LEAST // key.size), self.how.climb // key.size)
-        choice, rows = start.copy(), _promising(self.problem, self.relaxed, time, self.how.options)
-        above, _ = climbed(
-            choice, time, key, *rows, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
-            self.relaxed.value * (1 + ENOUGH), *self.loads, *self.tables,
-        )  # fmt: skip
-        return choice, scheduled(choice, *self.tables, ROUNDS)[0] if above < time else time
+        choice = start.copy()
+        for most in (self.how.options // FEWER, self.how.options):  # of few first: those lead further
+            rows = _promising(self.problem, self.relaxed, time, most)
+            above, tries = climbed(
+                choice, time, key, *rows, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
+                self.relaxed.value * (1 + ENOUGH), *self.loads, *self.tables,
+            )  # fmt: skip
+            if above < time:
+                time, key, _ = scheduled(choice, *self.tables, ROUNDS)
+        return choice, time
 
     def annealed(self, best: np.ndarray, time: float, rng: np.random.Generator) -> np.ndarray:
         choice = best.copy()
         size = laid_out(choice, *self.tables)[1].size
-        steps = min(max(self.how.steps * choice.size, LEAST // size), self.how.work // size)
-        hot = min(HOTTEST, max(HOT, 0.5 * (time / max(self.relaxed.value, 1e-300) - 1)))
-        rows = _promising(self.problem, self.relaxed, time, 4 * self.how.options)
+        steps = min(max(self.how.steps * choice.size**2, LEAST // size), self.how.work // size)
+        hot = min(HOTTEST, max(HOT, 0.75 * (time / max(self.relaxed.value, 1e-300) - 1)))
+        rows = _promising(self.problem, self.relaxed, time, self.how.options // 2)
         heats, draws = time * np.geomspace(hot, COLD, steps), rng.random((steps, 3))
         annealed(choice, *rows, self.errors, self.limit, heats, draws, *self.loads, *self.tables)
         return choice
