@@ -86,7 +86,9 @@ def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
     """Against the definition: every option of the whole menu has one in the pruned menu with no higher matrix."""
     for segment_bytes in (0, 20_000):
         trace, profile = small_trace(2, 1), small_profile(segment_bytes=segment_bytes)
-        slim, whole = (Problem.of(trace, profile, ["int8"], lanes=HOST, prune=prune) for prune in (True, False))
+        slim, whole = (
+            Problem.of(trace, profile, ["int8"], lanes=HOST, order="backprop", prune=prune) for prune in (True, False)
+        )
         assert slim.method.size < whole.method.size
         for tensor in range(2):
             kept, all_of_them = (matrices(p.menu_of(tensor).options, HOST) for p in (slim, whole))
