@@ -218,7 +218,7 @@ def _candidates(
     transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning
 ) -> Iterator[Plan]:
     """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
-    trace = beside(trace, profile)
+    trace, profile = beside(trace, profile)
     best = plan(trace, profile, tuning.compressors, baselines=False)
     assert best.forecast is not None
     dense = plan(trace, profile, (), baselines=False) if compresses(best) else best

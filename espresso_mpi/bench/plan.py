@@ -58,7 +58,7 @@ def plan_main(
     _among("order", order, ORDERS)
     _among("lanes", lanes, LANES)
     measured = _file_or_name("profile", profile, TESTBEDS, Profile.load, lambda name: TESTBEDS[name].profile())
-    steps = beside(_steps(trace, device, backward), measured)
+    steps, measured = beside(_steps(trace, device, backward), measured)
     chosen = None if compressors is None else spellings(compressors)
     made = plan(steps, measured, chosen, order=cast("Order | None", order), lanes=lanes, fusion=fusion,
                 error_budget=error_budget)  # fmt: skip

@@ -106,7 +106,9 @@ def _print(profile: Profile) -> None:
         f"{title}: bytes that a rank puts in", ["collective", *sizes, "samples", "spread"], moves, left=("collective",)
     )
     print(f"a call {milliseconds(profile.call)} ms, a tensor {milliseconds(profile.tensor)} ms more")
-    print(f"pushes hide {profile.hidden:.0%} of what they could; each takes {milliseconds(profile.pushed)} ms")
+    print(
+        f"pushes hide {profile.hidden:.0%} of what they could; each tensor takes {milliseconds(profile.pushed)} ms more"
+    )
     print(f"beside them computing takes {profile.slowed:.0%} longer")
     for line in remarks(profile):
         print(line)

@@ -98,7 +98,7 @@ def _cluster(profile: Profile) -> Table:
         "a sync costs": _microseconds(profile.call),
         "a tensor costs": _microseconds(profile.tensor),
         "pushes hide": f"{profile.hidden:.0%} of what they could",
-        "a push costs": _microseconds(profile.pushed),
+        "a pushed tensor costs besides": _microseconds(profile.pushed),
         "beside pushes computing takes": f"{profile.slowed:.0%} longer",
         "segments": size_text(profile.segment_bytes) if profile.segment_bytes else "none",
         **{key: str(value) for key, value in profile.fingerprint.items() if key not in _SAID},

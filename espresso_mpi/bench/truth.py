@@ -204,7 +204,7 @@ class _Known:
 
 def plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:
     """The planner's own, and the baselines that can be used on such tensors, with every compressor; each once."""
-    trace = beside(trace, profile)
+    trace, profile = beside(trace, profile)
     found = {"model": planned(trace, profile, names)}
     for name in usable(trace):
         for compressor in names:
@@ -221,8 +221,9 @@ def plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Pla
 
 def predicted(plan: Plan, trace: Trace, profile: Profile) -> float:
     """Seconds of a step by a plan, as the executor goes about it."""
+    trace, profile = beside(trace, profile)
     lanes, order = defaults(trace, profile)
-    problem, choice = evaluated(plan, beside(trace, profile), profile, lanes=lanes, order=order)
+    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
     return problem.seconds(choice)
 
 

@@ -277,7 +277,7 @@ class Profile:
         hidden: the share of the overlap with computing that the timeline expects and that comes true when gradients are
             pushed, 0 to 1. Less than 1 where communication takes cores or memory from the backward pass.
         slowed: by which share of itself the backward pass gets longer when gradients are pushed beside it.
-        pushed: seconds by which every push makes a step longer than handing its tensor over at the end would.
+        pushed: seconds that every tensor (or buffer) adds besides where gradients are pushed.
         environment: what it was measured in, or what it describes.
         fingerprint: what a plan made with it depends on.
         measured: False if it was worked out from a description.

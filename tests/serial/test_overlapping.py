@@ -10,8 +10,10 @@ import pytest
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.overlapping import Effects, Step, shared_out
 from espresso_mpi.planner.beside import beside
+from espresso_mpi.planner.problem import evaluated
 from espresso_mpi.planner.profile import ZERO, Profile
 from espresso_mpi.planner.trace import Trace, TracedTensor
+from espresso_mpi.types import Plan, Route, Strategy
 
 TRACE = Trace(tuple(TracedTensor(name, 10, at) for name, at in (("a", 0.1), ("b", 0.3), ("c", 0.5))))
 
@@ -36,20 +38,31 @@ def test_no_more_is_hidden_than_the_timeline_expects_and_no_push_pays():
 
 
 def test_ready_times_beside_communication():
-    assert beside(TRACE, known()) == TRACE
-    ready = [t.ready for t in beside(TRACE, known(hidden=0.25, pushed=0.01)).tensors]
-    assert ready == pytest.approx([0.43, 0.48, 0.53])
-    assert [t.ready for t in beside(TRACE, known(hidden=0.0)).tensors] == [0.5, 0.5, 0.5]
-    slower = [t.ready for t in beside(TRACE, known(slowed=0.5)).tensors]
-    assert slower == pytest.approx([0.3, 0.5, 0.7])
+    def ready(**more):
+        return [t.ready for t in beside(TRACE, known(**more))[0].tensors]
+
+    assert beside(TRACE, known()) == (TRACE, known())
+    assert ready(hidden=0.25) == pytest.approx([0.4, 0.45, 0.5])
+    assert ready(hidden=0.0) == [0.5, 0.5, 0.5]
+    assert ready(slowed=0.5) == pytest.approx([0.3, 0.5, 0.7])
+    assert ready(hidden=0.0, slowed=0.5) == pytest.approx([0.7, 0.7, 0.7])
+
+
+def test_what_a_push_costs_is_paid_by_every_buffer():
+    profile = known(tensor=0.02, pushed=0.01, hidden=0.0)
+    adjusted = beside(*beside(TRACE, profile))  # once is enough
+    for groups, buffers in (((), 3), ((("a", "c"),), 2), ((("a", "b", "c"),), 1)):
+        plan = Plan(default=Strategy("none", Route.parse("flat")), groups=groups)
+        problem, choice = evaluated(plan, *adjusted, lanes="serial", order="fifo")
+        assert problem.seconds(choice) == pytest.approx(0.5 + 0.03 * buffers)
 
 
 def test_steps_without_pushes_and_backward_passes_of_gpus_stay_as_they_are():
     late = Trace(tuple(TracedTensor(name, 10, 0.5) for name in "ab"))
-    profile = known(hidden=0.0, pushed=0.01)
-    assert beside(late, profile) is late
+    profile = known(hidden=0.0, slowed=1.0, pushed=0.01)
+    assert beside(late, profile) == (late, profile)
     elsewhere = Trace(TRACE.tensors, "gpu")
-    assert beside(elsewhere, profile) is elsewhere
+    assert beside(elsewhere, profile) == (elsewhere, profile)
 
 
 def test_a_step_shares_its_computing_out():
