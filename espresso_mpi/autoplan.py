@@ -237,9 +237,9 @@ def _simple(transport: Transport, options: Options, trace: Trace, spelling: str,
     specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, trace.device) for t in trace.tensors]
     strategies = {spec.name: usual.strategy(spec, transport.topology) for spec in specs}
     small = [t.name for t in trace.tensors if strategies[t.name].compressor == "none"]
-    yield Plan(strategies, groups=_of_one_type(trace, small if spelling != "none" else []))
+    yield Plan(strategies, groups=_of_one_type(trace, small if spelling != "none" else []), fuse_bytes=0)
     together = usual.strategy(TensorSpec("all", (trace.nbytes,), "float32", trace.device), transport.topology)
-    yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(trace, list(strategies)))
+    yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(trace, list(strategies)), fuse_bytes=0)
 
 
 def _of_one_type(trace: Trace, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
