@@ -3,7 +3,9 @@
 All ranks must go on with the same operation at every moment, or one waits for a message that another has not come to
 send. Their clocks differ, so decisions are taken in *planned time*: an operation lasts as long as the schedule says. It
 is begun when its lane is free by that time; a collective is gone on with in equal parts of its time, and waited for at
-its end. While its messages are under way, the operations of other lanes are done that are planned for that time.
+its end. While its messages are under way, the operations of other lanes are done that are planned for that time. The
+first messages of a collective between machines are posted as soon as it is ready, and those before it have posted
+theirs: so the wire does its work in the order of the schedule, and is not idle where it is quicker than planned.
 
 Tensors that come as the schedule expects them are served exactly in its order: of what is ready, the operation that was
 planned to begin first is the one that began. What comes earlier or later, or not at all, blocks nothing.
@@ -18,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..timetable import Schedule
+from ..timetable import Schedule, Timetable
 from .turns import ENDED, Segment, Turns
 
 CHECK = "check"
@@ -41,6 +43,7 @@ class _Way:
     starts: tuple[float, ...]
     seconds: tuple[float, ...]
     at: int = 0
+    posted: bool = False
     turns: Turns = field(default_factory=lambda: iter(()))
 
     @property
@@ -68,6 +71,7 @@ class OnLanes:
     ) -> None:
         self._schedule, self._lanes, self._warn, self._begun = schedule, schedule.lanes, warn, begun
         self._backward = sorted((table.backward, name) for name, table in schedule.buffers.items())
+        self._between = _between_machines(schedule)
         self._warned: set[str] = set()
         self._order = itertools.count()
         self._empty()
@@ -80,7 +84,8 @@ class OnLanes:
         self._running: list[_Way | None] = [None] * self._lanes.count
         self._events: list[tuple[float, int, _Way, bool]] = []
         self._come: set[str] = set()
-        self._first_missing = 0
+        self._first_missing = self._posted = 0
+        self._postable: dict[int, _Way] = {}
 
     def clear(self) -> list[Any]:
         """Forget everything; returns what was under way."""
@@ -101,7 +106,7 @@ class OnLanes:
     def add(self, segment: Segment, priority: float) -> None:
         """Take a segment in; the higher its priority, the sooner it is served."""
         if segment.number == 0 and segment.bucket in self._come:  # the next step begins
-            self._come, self._first_missing = set(), 0
+            self._come, self._first_missing, self._postable, self._posted = set(), 0, {}, 0
             self.now = self.now if self.busy else 0.0
         self._come.add(segment.bucket)
         while self._first_missing < len(self._backward) and self._backward[self._first_missing][1] in self._come:
@@ -113,7 +118,7 @@ class OnLanes:
     def _planned(self, segment: Segment, priority: float) -> _Way:
         table = self._schedule.buffers.get(segment.bucket)
         if table is not None:
-            first = 1 if table.operations[:1] == (CHECK,) else 0
+            first = _checks(table)
             expected, found = table.operations[first:], tuple(leg.what for leg in segment.legs)
             if expected == found:
                 starts = table.starts[min(segment.number, len(table.starts) - 1)]
@@ -168,10 +173,12 @@ class OnLanes:
                 pass
             del self._under_way[id(way)]
             return
-        heapq.heappush(self._ready[way.lanes[way.at]], (self._key(way, way.at), way))
-
-    def _key(self, way: _Way, at: int) -> Key:
-        return way.urgency, way.starts[at], way.seconds[at], next(self._order)
+        key = (way.urgency, way.starts[way.at], way.seconds[way.at], next(self._order))
+        heapq.heappush(self._ready[way.lanes[way.at]], (key, way))
+        place = self._place(way)
+        if place is not None:
+            self._postable[place] = way
+            self._post_in_order()
 
     def _serve(self, all_here: bool) -> None:
         """Lanes that are free begin; the network first, so that messages are under way while the processor works."""
@@ -188,16 +195,18 @@ class OnLanes:
 
     def _begin(self, lane: int, way: _Way) -> None:
         """Compute, or post the first messages of a collective; and see when it is to be gone on with."""
-        leg, seconds = way.segment.legs[way.at], way.seconds[way.at]
+        leg, seconds, place = way.segment.legs[way.at], way.seconds[way.at], self._place(way)
         self._begun(lane, way.segment, way.at, self.now)
         self._running[lane] = way
-        way.turns = next(way.segment.journey)
-        parts = leg.turns - 1 if way.moves else 0
+        if not way.posted:
+            self._post(way)
+        way.posted, parts = False, leg.turns - 1 if way.moves else 0
         if not parts:
             for _ in way.turns:
                 pass
-        else:
-            next(way.turns, ENDED)
+        if place is not None and place >= self._posted:  # those before it are not here, or come late
+            self._posted = place + 1
+            self._post_in_order()
         for part in range(1, parts):
             self._later(self.now + seconds * part / parts, way, last=False)
         self._later(self.now + seconds, way, last=True)
@@ -206,33 +215,44 @@ class OnLanes:
         heapq.heappush(self._events, (when, next(self._order), way, last))
 
     def _end(self, ending: list[_Way]) -> None:
-        """End operations that end at the same moment: what computes has ended, collectives are waited for.
-
-        The collective that is next on a lane posts its first messages before: so the wire is never idle between them.
-        """
-        moves = []
-        for way in ending:
-            self._running[way.lanes[way.at]] = None
-            if way.moves:
-                moves.append(way)
-            else:
-                self._next(way)
-        for way in moves:
-            self._begin_early(way.lanes[way.at], moves)
-        for way in moves:
+        """End operations that end at the same moment: what computes has ended, collectives are waited for."""
+        for way in sorted(ending, key=lambda way: way.moves):  # what follows on computing may post messages first
             for _ in way.turns:
                 pass
-            self._next(way)
+            self._running[way.lanes[way.at]] = None
+            way.at += 1
+            self._wait(way)
 
-    def _next(self, way: _Way) -> None:
-        way.at += 1
-        self._wait(way)
+    # --- messages ahead of their time ---
 
-    def _begin_early(self, lane: int, ending: list[_Way]) -> None:
-        """Begin with the collective that is next on a lane, unless one of those that end comes first on it."""
-        ready = self._ready[lane]
-        if not ready or not ready[0][1].moves or lane == self._lanes.backward:
-            return
-        rivals = (way for way in ending if way.lanes[way.at + 1 : way.at + 2] == (lane,))
-        if all(ready[0][0] < self._key(way, way.at + 1) for way in rivals):
-            self._begin(lane, heapq.heappop(ready)[1])
+    def _post_in_order(self) -> None:
+        """Post the first messages of collectives between machines that are ready, in the order of the schedule."""
+        while self._posted in self._postable:
+            self._post(self._postable.pop(self._posted))
+            self._posted += 1
+
+    def _post(self, way: _Way) -> None:
+        way.turns, way.posted = next(way.segment.journey), True
+        next(way.turns, ENDED)
+
+    def _place(self, way: _Way) -> int | None:
+        """Where the operation that a segment has come to stands among the collectives between machines."""
+        if way.segment.legs[way.at].resource != "inter":
+            return None
+        return self._between.get((way.segment.bucket, way.segment.number, way.at))
+
+
+def _between_machines(schedule: Schedule) -> dict[tuple[str, int, int], int]:
+    """(buffer, segment, operation) of the collectives on the lane between machines, numbered as they are to begin."""
+    found = []
+    for name, table in schedule.buffers.items():
+        skipped = _checks(table)
+        for at, (what, lane) in enumerate(zip(table.operations, table.lanes)):
+            if lane == schedule.lanes.inter and what.partition("@")[2] in ("inter", "flat"):
+                found += [(row[at], table.seconds[at], (name, n, at - skipped)) for n, row in enumerate(table.starts)]
+    return {key: number for number, (_, _, key) in enumerate(sorted(found))}
+
+
+def _checks(table: Timetable) -> int:
+    """How many operations of a timetable are done before its buffer is under way."""
+    return 1 if table.operations[:1] == (CHECK,) else 0

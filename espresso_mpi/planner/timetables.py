@@ -18,16 +18,21 @@ from .trace import Trace
 
 
 def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> Schedule | None:
-    """The schedule by which F of a choice is reached; None in the order ``backprop``, which has none.
+    """The schedule by which F of a choice is reached.
+
+    None in the order ``backprop``, which has none; and where one lane does everything but the backward pass, for then F
+    is the same in every order in which the lane never waits while there is something to do.
 
     Args:
         choice: int64 (buffers,), rows of the problem; names: of its buffers, as a plan calls them.
     """
     timeline = problem.timeline
-    if timeline.order == "backprop":
+    lanes = timeline.lanes
+    first, _, where, took, _ = laid_out(choice, *timeline.tables)
+    used = set(np.delete(where, first[:-1]).tolist())
+    if timeline.order == "backprop" or (len(used) == 1 and lanes.backward not in used):
         return None
     starts = timeline.starts(choice)
-    first, _, where, took, _ = laid_out(choice, *timeline.tables)
     count = timeline.options.count[choice]
     buffers = {}
     for number, name in enumerate(names):
@@ -38,7 +43,6 @@ def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> S
             float(starts[part]), float(took[part]), operations_of(problem, int(choice[number])),
             tuple(where[once].tolist()), tuple(took[once].tolist()), tuple(map(tuple, rows.tolist())),
         )  # fmt: skip
-    lanes = timeline.lanes
     return Schedule(replace(lanes, compute=lanes.backward), buffers)
 
 

@@ -151,6 +151,36 @@ def test_an_operation_waits_for_the_gradients_that_come_before_it_on_its_lane():
     assert [name for name, at in begun_of(TWO, ["a", "b"])[0] if at == 0] == ["b", "a"]
 
 
+def test_messages_are_posted_ahead_in_the_order_of_the_schedule():
+    """c is ready last, and is to be sent second: b waits for it, though its own messages could be posted before."""
+    schedule = Schedule(
+        Lanes(0, 1, 2, 3, 4),
+        {
+            name: Timetable(0.0, 0.0, ("encode", "alltoall@inter"), (1, 3), (1.0, 10.0), ((encode, send),))
+            for name, encode, send in (("a", 0.0, 1.0), ("b", 1.0, 21.0), ("c", 2.0, 11.0))
+        },
+    )
+    happened = []
+
+    def journey(name):
+        yield iter(())
+
+        def send():
+            happened.append(f"post {name}")
+            yield
+            happened.append(f"end {name}")
+
+        yield send()
+
+    lanes = OnLanes(schedule, pytest.fail)
+    legs = (Leg("encode", "cpu", 1, ()), Leg("alltoall@inter", "inter", 2, ()))
+    for name in schedule.buffers:
+        lanes.add(Segment(name, 0, journey(name), lambda: True, legs), 0.0)
+    while lanes.turn(True):
+        pass
+    assert happened == ["post a", "post c", "post b", "end a", "end c", "end b"]
+
+
 def test_what_the_schedule_does_not_know_comes_last():
     found, busy = begun_of(TWO, ["c", "a", "b"], all_here=True)
     assert not busy and sorted(found) == sorted((name, at) for name in "abc" for at in (0, 1))
