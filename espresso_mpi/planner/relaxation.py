@@ -86,7 +86,7 @@ def fusion_bound(problem: Problem, trace: Trace) -> float:
     """Like that of ``bound``, by the relaxation."""
     table, first, menu = fusion_table(problem, trace)
     relaxation = _Relaxation(table, menu, first, trace.backward, problem.timeline.lanes.backward)
-    return relaxation.solved().value + problem.around
+    return float(relaxation.solved().value + problem.around)
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class _Relaxation:
         for kind, menu in enumerate(self.menu[classes.first]):
             costs.append(self.needs[self.first[menu] : self.first[menu + 1]] @ prices[kind])
             total += int(classes.size[kind]) * float(costs[-1].min())
-        return total, prices, costs
+        return float(total), prices, costs
 
 
 def _solved(column: np.ndarray, weights: np.ndarray, constants: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

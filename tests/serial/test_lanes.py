@@ -22,6 +22,7 @@ from espresso_mpi.planner._dispatch import laid_out
 from espresso_mpi.planner.agenda import by_lane
 from espresso_mpi.planner.cost import Shape, walk
 from espresso_mpi.planner.plan import plan
+from espresso_mpi.planner.planfile import from_json, to_json
 from espresso_mpi.planner.problem import evaluated
 from espresso_mpi.planner.tree import routes
 from espresso_mpi.timetable import Lanes, Schedule, Timetable
@@ -206,6 +207,7 @@ def test_the_schedule_of_a_plan_ends_when_its_forecast_says_and_is_what_the_pict
     rng = np.random.default_rng(seed)
     profile, trace = random_profile(rng), random_trace(rng, 9, device)
     made = plan(trace, profile, [COMPRESSOR], order="schedule")
+    assert from_json(to_json(made)) == made  # as values, too: ranks hand plans to each other so
     lanes = by_lane(made.schedule)
     for done in lanes.values():
         assert all(one.stop <= then.start + 1e-12 for one, then in itertools.pairwise(done))
