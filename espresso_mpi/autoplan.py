@@ -266,7 +266,8 @@ def _tried(
 ) -> tuple[Entry, list[Entry]]:
     """Trials of what the session does now, and of the plans, the best first. Collective.
 
-    All plans have a short trial; the best of them, and the best without compression, a long one after it.
+    All plans have a short trial; the best of them, and the best without compression, a long one after it, each by its
+    schedule and also in turns: those hide latencies of small operations, which the timeline counts in full.
     """
 
     def tried(entry: Entry, share: float) -> Entry:
@@ -277,6 +278,7 @@ def _tried(
     first.sort(key=lambda entry: entry.seconds)
     plain = [entry for entry in first if not compresses(entry.plan)][:1]
     final = first[:_FINALISTS] + [entry for entry in plain if entry not in first[:_FINALISTS]]
+    final += [Entry(replace(e.plan, schedule=None)) for e in final if e.plan is not None and e.plan.schedule]
     now, *again = [tried(entry, seconds / 2 / (len(final) + 1)) for entry in [now, *final]]
     rest = [entry for entry in first if entry not in final]
     best = _best(again)

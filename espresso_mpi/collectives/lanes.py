@@ -2,8 +2,8 @@
 
 All ranks must go on with the same operation at every moment, or one waits for a message that another has not come to
 send. Their clocks differ, so decisions are taken in *planned time*: an operation lasts as long as the schedule says. It
-is begun when its lane is free by that time; a collective is gone on with in equal parts of its time, and waited for at
-its end. While its messages are under way, the operations of other lanes are done that are planned for that time. The
+is begun when its lane is free by that time; a collective is gone on with in equal parts of its time, and waited for
+when what comes after it begins. While its messages are under way, other lanes do what is planned for that time. The
 first messages of a collective between machines are posted as soon as it is ready, and those before it have posted
 theirs: so the wire does its work in the order of the schedule, and is not idle where it is quicker than planned.
 
@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ..timetable import Schedule, Timetable
@@ -169,7 +170,7 @@ class OnLanes:
     def _wait(self, way: _Way) -> None:
         """A segment waits for the lane of its next operation, if it has any."""
         if way.at == len(way.lanes):
-            for _ in way.segment.journey:  # what is to be done at its end
+            for _ in chain(way.turns, way.segment.journey):  # also what is to be done at its end
                 pass
             del self._under_way[id(way)]
             return
@@ -215,10 +216,11 @@ class OnLanes:
         heapq.heappush(self._events, (when, next(self._order), way, last))
 
     def _end(self, ending: list[_Way]) -> None:
-        """End operations that end at the same moment: what computes has ended, collectives are waited for."""
+        """End operations that end at the same moment.
+
+        The messages of a collective are waited for where the segment's next operation begins, which may be later.
+        """
         for way in sorted(ending, key=lambda way: way.moves):  # what follows on computing may post messages first
-            for _ in way.turns:
-                pass
             self._running[way.lanes[way.at]] = None
             way.at += 1
             self._wait(way)
@@ -232,6 +234,8 @@ class OnLanes:
             self._posted += 1
 
     def _post(self, way: _Way) -> None:
+        for _ in way.turns:
+            pass
         way.turns, way.posted = next(way.segment.journey), True
         next(way.turns, ENDED)
 
