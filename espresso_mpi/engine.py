@@ -62,6 +62,9 @@ _IDLE = 1.0
 _PAUSE = 0.5e-3
 """Seconds until ranks without a common call compare theirs again."""
 
+_FRUITLESS = int(_GRACE / _PAUSE)
+"""Rounds in a row without a common call after which operations no longer wait for gradients that should come first."""
+
 _KNOWN = 1 << 14
 """Calls that ranks know by number; each costs a bit of every header."""
 
@@ -161,12 +164,14 @@ class Engine:
         self._rivals = 0
         self._bad: dict[int, dict[int, dict[str, str]]] = {}
         self._way = self._way_of(options)
+        self._outdated = False
         self._running: dict[Unit, None] = {}
         self._actions: list[Unit] = []
         self._parked: Parking[Unit] = Parking()
         self._latest: dict[str, list[int]] = {}
         self._search = ranges.Search(transport.topology)
-        self._quiet = False
+        self._quiet = self._all_wait = False
+        self._fruitless = 0
         self._since_round = 0
         self._stuck_since: float | None = None
         self._progress = time.perf_counter()
@@ -181,10 +186,16 @@ class Engine:
         """Go on by another plan; nothing may be under way. All ranks must do it between the same calls."""
         if options.fusion != self._options.fusion:  # what was measured is measured once
             self._fuse_bytes = options.fusion
-        self._options, self.keeping, self._way = options, keeping, self._way_of(options)
+        self._options, self.keeping = options, keeping
         self._arrangements.clear()
         self._small.clear()
         self._parked = Parking()  # it knows the groups of the plan before
+        self._outdated = True
+        if not self._way.busy:  # else what is under way goes on as it began: a recording ended by an error
+            self._renew_way()
+
+    def _renew_way(self) -> None:
+        self._way, self._outdated = self._way_of(self._options), False
         self._transport.forget_kinds()
 
     def _way_of(self, options: Options) -> OnLanes | InTurns:
@@ -329,7 +340,8 @@ class Engine:
         if self._time_for_a_round(idle):
             self._round()
         self._since_round += 1
-        if not self._way.turn(self._quiet) and self._way.busy:  # it waits for what is still to come
+        all_here = self._quiet or self._all_wait or bool(self._actions) or self._fruitless > _FRUITLESS
+        if not self._way.turn(all_here) and self._way.busy:  # it waits for what is still to come
             self._since_round = _LOOK_AGAIN
             self._nap()
         return True
@@ -437,6 +449,7 @@ class Engine:
         common, union = reduce(and_, masks), reduce(or_, masks)
         everyone_blocked = all(flag & _BLOCKED for flag in flags)
         self._quiet, self._since_round = everyone_blocked and common == union, 0
+        self._all_wait, self._fruitless = everyone_blocked, 0 if common else self._fruitless + 1
         if common:
             self._start(common)
         if common or failed or self._way.busy:
@@ -642,6 +655,8 @@ class Engine:
 
     def _start(self, common: int) -> None:
         """Queue the tensors of the calls that all ranks have made."""
+        if self._outdated and not self._way.busy:
+            self._renew_way()
         numbers = sorted(_numbers_in(common), key=lambda number: (-self._contents[number].priority, number))
         units, going = [], []
         for number in numbers:
@@ -789,13 +804,14 @@ class Engine:
             bucket.name, keeping.memory, bucket.feedback, self.seed, step, keeping.weights, self.tally, bucket.kept
         )
         legs = program.legs(device.device_of(arrays[0])) if isinstance(self._way, OnLanes) else ()
+        kind = bucket.name if isinstance(self._way, OnLanes) and self._way.knows(bucket.name) else None
         before, left = self._latest.get(bucket.name), [program.count]
         self._latest[bucket.name] = left
 
         def journey(number: int) -> Iterator[Turns]:
             if buffer.x is None:
                 buffer.fill()
-            yield from program.journey(number, buffer.x, job, self._recorder, legs)
+            yield from program.journey(number, buffer.x, job, self._recorder, legs, kind)
             left[0] -= 1
             if left[0] == 0:
                 if self._latest.get(bucket.name) is left:

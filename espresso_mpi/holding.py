@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from .errors import EspressoError
 
 if TYPE_CHECKING:
     from .engine import Engine, Unit
@@ -19,15 +22,29 @@ class Held:
 
     def __init__(self, engine: Engine, active: Callable[[], bool]) -> None:
         self._engine, self._active = engine, active
+        self._lock = threading.Lock()
         self._units: deque[Unit] = deque()
 
     def submit(self, unit: Unit) -> None:
-        """Take a push in."""
-        self._units.append(unit)
+        """Take a push in.
+
+        Raises:
+            EspressoError: the engine takes no calls any more.
+        """
         if not self._active():
             self.release()
+            self._engine.submit(unit, background=True)
+            return
+        self._engine.require_usable()
+        with self._lock:
+            self._units.append(unit)
 
     def release(self) -> None:
-        """Let the engine begin with all pushes so far."""
-        while self._units:
-            self._engine.submit(self._units.popleft(), background=True)
+        """Let the engine begin with all pushes so far; those that it does not take have failed."""
+        with self._lock:
+            while self._units:
+                unit = self._units.popleft()
+                try:
+                    self._engine.submit(unit, background=True)
+                except EspressoError as error:
+                    unit.error, unit.finished = error, True

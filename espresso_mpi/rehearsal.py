@@ -144,6 +144,7 @@ def rehearsing(transport: Transport, options: Options) -> Iterator[Rehearsal]:
         yield rehearsal
     finally:
         rehearsal.leave()
+        transport.forget_kinds()
         transport.waiter.interrupted, transport.waiter.background = before, background
         transport.whereabouts.calls, transport.whereabouts.callers = calls, callers
 

@@ -600,6 +600,7 @@ class Session:
             ConfigError: tensors are still under way, or steps are recorded.
         """
         self._refuse_while_recording("state_dict")
+        self._held.release()
         if self._engine.busy:
             raise ConfigError("state_dict: tensors are still under way; call wait_all() before it")
         return self._snapshot()

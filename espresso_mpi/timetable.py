@@ -18,6 +18,9 @@ from .schema import Seconds
 MOST_LANES = 8
 """Lanes are numbered below this: there are four resources, and the backward pass may have a lane of its own."""
 
+CHECK = "check"
+"""What a session does with every tensor before it travels; the first operation where the profile knows of it."""
+
 Lane = Annotated[int, Meta(ge=0, lt=MOST_LANES)]
 
 Resource = Literal["gpu", "cpu", "intra", "inter"]
@@ -35,7 +38,7 @@ class Lanes:
     cpu: Lane = 1
     intra: Lane = 2
     inter: Lane = 3
-    compute: Lane | None = 0
+    compute: Annotated[int, Meta(ge=0, le=MOST_LANES)] | None = 0
 
     def of(self, resource: Resource) -> int:
         """The lane of a resource."""
@@ -92,10 +95,22 @@ class Timetable:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When everything of a step is planned to happen; ``buffers`` by name, see ``types.buffer_name``."""
+    """When everything of a step is planned to happen; ``buffers`` by name, see ``types.buffer_name``.
+
+    Raises:
+        PlanError: an operation is on a lane that there is not.
+    """
 
     lanes: Lanes
     buffers: Mapping[str, Timetable]
+
+    def __post_init__(self) -> None:
+        for name, table in self.buffers.items():
+            if max(table.lanes, default=0) >= self.lanes.count:
+                raise PlanError(
+                    f"schedule: {name!r}: an operation is on lane {max(table.lanes)}; expected numbers below "
+                    f"{self.lanes.count}, those of the lanes"
+                )
 
     def renamed(self, names: Mapping[str, str]) -> Schedule:
         """The same with other names of the buffers."""

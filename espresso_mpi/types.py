@@ -405,6 +405,8 @@ class Plan:
                 raise PlanError(
                     f"plan: {name!r}: got {strategy!r}; expected a Strategy such as Strategy('onebit', 'flat-alltoall')"
                 )
+        if self.schedule is not None and not isinstance(self.schedule, Schedule):
+            raise PlanError(f"plan: schedule={self.schedule!r}; expected a Schedule, or None")
         if isinstance(self.groups, str) or any(isinstance(group, str) for group in self.groups):
             raise PlanError(
                 f"plan: groups={self.groups!r}; expected tuples of names, such as (('w1', 'b1'), ('w2', 'b2'))"

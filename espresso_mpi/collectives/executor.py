@@ -191,19 +191,22 @@ class Program:
             found = self._legs[home] = legs(self._route, self.steps(0), self._transport.topology, home)
         return found
 
-    def journey(self, number: int, x: Any, job: Job, recorder: Recorder, route: Sequence[Leg] = ()) -> Iterator[Turns]:
+    def journey(
+        self, number: int, x: Any, job: Job, recorder: Recorder, route: Sequence[Leg] = (), kind: str | None = None
+    ) -> Iterator[Turns]:
         """The turns of each operation of a segment, to be taken to their end before the next is asked for.
 
         Args:
             route: what counts as one operation, see ``legs``; none: every step.
+            kind: of scratch memory, see ``Transport.borrow``.
         """
-        kind, region = self if route else None, self._regions[number]
-        workspace = self._transport.borrow(kind)
+        workspace, region = self._transport.borrow(kind), self._regions[number]
         segment = _Segment(Data(x, self._dtype, workspace), job, _Log(recorder, job, number, self._transport))
         steps = self._segments[number]
         for leg, then in zip(route, (*route[1:], None)):
             if leg.copies:
-                segment.copy(None if then is None else steps[then.steps[-1]][0], region)
+                after = () if then is None else (steps[at][0] for at in then.steps)
+                segment.copy(next((s for s in after if isinstance(s, (EncodeStep, DecodeStep))), None), region)
             yield chain.from_iterable(steps[at][1](segment) for at in leg.steps)
         for _, act in () if route else steps:
             yield act(segment)

@@ -21,12 +21,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ..timetable import Schedule, Timetable
+from ..timetable import CHECK, Schedule, Timetable
 from .turns import ENDED, Segment, Turns
-
-CHECK = "check"
-"""The operation of a timetable that is done when a call comes in, before it is known whether all ranks have made it."""
-
 
 Key = tuple[float, float, float, int]
 """What is served first: (minus the priority, planned begin, seconds, how many came before).
@@ -57,8 +53,7 @@ class OnLanes:
     """The segments under way, and what is done next.
 
     Args:
-        schedule: buckets that it does not know travel after those that it knows, one operation to its end after the
-            other.
+        schedule: buckets that it does not know travel after those that it knows, as if their operations took no time.
         warn: is told, once, if a bucket's operations are not those of the schedule; it then travels like one that the
             schedule does not know.
         begun: is told the lane, the segment, the place of its operation and the planned time whenever one begins.
@@ -106,7 +101,7 @@ class OnLanes:
 
     def add(self, segment: Segment, priority: float) -> None:
         """Take a segment in; the higher its priority, the sooner it is served."""
-        if segment.number == 0 and segment.bucket in self._come:  # the next step begins
+        if segment.number == 0 and segment.bucket in self._come and self.knows(segment.bucket):  # the next step begins
             self._come, self._first_missing, self._postable, self._posted = set(), 0, {}, 0
             self.now = self.now if self.busy else 0.0
         self._come.add(segment.bucket)
@@ -124,11 +119,15 @@ class OnLanes:
             if expected == found:
                 starts = table.starts[min(segment.number, len(table.starts) - 1)]
                 return _Way(segment, -priority, table.lanes[first:], starts[first:], table.seconds[first:])
-            if segment.bucket not in self._warned:
+            if expected and segment.bucket not in self._warned:
                 self._warned.add(segment.bucket)
                 self._warn(f"{segment.bucket}: the plan's schedule has {expected} for it, here it is {found}")
         lanes = tuple(self._lanes.of(leg.resource) for leg in segment.legs)
         return _Way(segment, -priority, lanes, (math.inf,) * len(lanes), (0.0,) * len(lanes))
+
+    def knows(self, bucket: str) -> bool:
+        """Whether a bucket is in the schedule."""
+        return bucket in self._schedule.buffers
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -258,5 +257,5 @@ def _between_machines(schedule: Schedule) -> dict[tuple[str, int, int], int]:
 
 
 def _checks(table: Timetable) -> int:
-    """How many operations of a timetable are done before its buffer is under way."""
+    """How many operations of a timetable are done when the call comes in, before it is agreed on."""
     return 1 if table.operations[:1] == (CHECK,) else 0

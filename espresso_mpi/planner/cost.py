@@ -195,6 +195,7 @@ class Prices:
         n: elements; itemsize: bytes of one of them, while nothing is compressed.
         compressor: None prices dense routes only.
         free_codecs: encodes and decodes take no time (the Upper Bound of the paper).
+        pieces: segments that share what the profile says a tensor costs, whatever its size.
     """
 
     profile: Profile
@@ -202,6 +203,7 @@ class Prices:
     compressor: Compressor | None = None
     itemsize: int = FLOAT32
     free_codecs: bool = False
+    pieces: int = 1
 
     def seconds(self, slot: Slot) -> float:
         """How long an operation takes."""
@@ -210,7 +212,7 @@ class Prices:
                 return 0.0
             return slot.parts * slot.copies * self.curve(slot)(self._elements(slot))
         if slot.kind == "check":
-            return self.profile.tensor + self.curve(slot)(self.n * self.itemsize)
+            return self.profile.tensor / self.pieces + self.curve(slot)(self.n * self.itemsize)
         return self.curve(slot)(self.nbytes(slot))
 
     def curve(self, slot: Slot) -> Curve:
@@ -253,14 +255,15 @@ class Prices:
                 f"profile: segment_bytes {limit} cuts {self.n} elements into {-(-self.n // size)} segments; expected "
                 f"at most {MOST_SEGMENTS}: profile with larger segments, or 0 for none"
             )
-        return -(-self.n // size), replace(self, n=min(self.n, size))
+        pieces = -(-self.n // size)
+        return pieces, replace(self, n=min(self.n, size), pieces=pieces)
 
 
 def price_table(prices: Sequence[Prices], slots: Sequence[Slot]) -> np.ndarray:
     """Seconds of every slot at every size, float64 (prices, slots): the same as ``Prices.seconds`` one by one, quicker.
 
     Args:
-        prices: at least one; they differ in ``n`` and ``itemsize`` alone.
+        prices: at least one; they differ in ``n``, ``itemsize`` and ``pieces`` alone.
     """
     if not slots:
         return np.zeros((len(prices), 0))
@@ -272,8 +275,9 @@ def price_table(prices: Sequence[Prices], slots: Sequence[Slot]) -> np.ndarray:
     free = ("encode", "decode") if first.free_codecs else ()
     curves = [ZERO if slot.kind in free else first.curve(slot) for slot in by_curve.values()]
     found = _evaluated(curves, np.array([numbers[key] for key in keys]), _sizes(prices, slots))
-    extra = [first.profile.tensor if slot.kind == "check" else 0.0 for slot in slots]
-    return found * [_times(slot) for slot in slots] + extra
+    checks = np.array([slot.kind == "check" for slot in slots])
+    constant = first.profile.tensor / np.array([one.pieces for one in prices])
+    return found * [_times(slot) for slot in slots] + np.where(checks, constant[:, None], 0.0)
 
 
 def _evaluated(curves: Sequence[Curve], which: np.ndarray, sizes: np.ndarray) -> np.ndarray:

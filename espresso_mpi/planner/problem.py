@@ -23,6 +23,7 @@ from numba import njit
 from .. import compressors
 from ..compressors import Compressor
 from ..errors import ConfigError, PlanError
+from ..timetable import CHECK as CHECK
 from ..timetable import MOST_LANES
 from ..types import ITEMSIZE, Plan, Route, Strategy, buffer_name
 from ._needs import least, needs, visited
@@ -37,9 +38,6 @@ LONGEST = 1e15
 
 _AT_ONCE = 64
 """Sizes of tensors that are priced together: all options of ten thousand would fill the memory, before pruning."""
-
-CHECK = "check"
-"""What a session does with every tensor before it travels; the first operation where the profile knows of it."""
 
 
 @dataclass(frozen=True)

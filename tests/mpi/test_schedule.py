@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from dataclasses import replace
 
@@ -11,10 +12,11 @@ import pytest
 from espresso_mpi import Plan, Strategy
 from espresso_mpi.collectives.lanes import OnLanes
 from espresso_mpi.compressors import get
-from espresso_mpi.errors import NonFiniteError
+from espresso_mpi.errors import ConfigError, NonFiniteError
 from espresso_mpi.planner.cluster import TESTBEDS, Link
 from espresso_mpi.planner.timetables import with_schedule
 from espresso_mpi.planner.trace import Trace, TracedTensor
+from espresso_mpi.timetable import Lanes, Schedule
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -138,3 +140,67 @@ def test_a_refused_call_and_other_plans_in_between(world, open_session):
         grads = gradients(world.rank, number)
         session.sync(grads)
         assert same_everywhere(world, {name: zlib.crc32(x) for name, x in grads.items()})
+
+
+# --- where the backward pass has a lane with operations, these wait for gradients that come before them ---------------
+
+SHARED = Lanes(gpu=0, cpu=0, intra=1, inter=2, compute=0)
+
+
+@pytest.fixture
+def gated(world, open_session):
+    """A session in which encoding w0 comes after the last gradient: the schedule of processors that compute, too."""
+    plan = planned(world.size, SHARED)
+    later = {
+        name: replace(table, starts=tuple(tuple(at + 10 for at in row) for row in table.starts))
+        for name, table in plan.schedule.buffers.items()
+    }
+    plan = replace(plan, schedule=Schedule(plan.schedule.lanes, later))
+    return open_session(plan=plan, machines=machines_of(world.size), segment_bytes=SEGMENT)
+
+
+def test_ranks_that_wait_for_different_tensors(world, gated):
+    grads = gradients(world.rank, 0)
+    first, second = (gated.push(name, grads[name]) for name in ("w0", "w2")) if world.rank == 0 else (None, None)
+    if world.rank:
+        first = gated.push("w0", grads["w0"])
+        first.wait()
+        second = gated.push("w2", grads["w2"])
+    first.wait()
+    second.wait()
+
+
+def test_tensors_that_never_come(world, gated):
+    """A step without the others, whose caller asks instead of waiting; and something else in the middle."""
+    grads = gradients(world.rank, 0)
+    handle, limit = gated.push("w0", grads["w0"]), time.monotonic() + 20
+    while not handle.done() and time.monotonic() < limit:
+        time.sleep(1e-3)
+    assert handle.done()
+    late = gated.push("w2", grads["w2"])
+    with pytest.raises(ConfigError, match="wait_all"):
+        gated.rescale(0.5)
+    late.wait()
+    gated.rescale(0.5)
+
+
+def test_a_recording_that_ends_by_an_error_with_tensors_under_way(world, open_session, tmp_path):
+    """They go on as they began; the next step goes by the plan again."""
+    plan = planned(world.size)
+    session = open_session(plan=plan, machines=machines_of(world.size), segment_bytes=SEGMENT)
+    for step in range(2):
+        grads, path = gradients(world.rank, step), world.bcast(str(tmp_path / f"{step}.json"))
+        with pytest.raises(KeyError, match="mine"):
+            _failing_recording(session, path, grads)
+        session.wait_all()
+        grads = gradients(world.rank, step)
+        session.sync(grads)
+        assert same_everywhere(world, {name: zlib.crc32(x) for name, x in grads.items()})
+    assert isinstance(session._engine._way, OnLanes)
+
+
+def _failing_recording(session, path, grads):
+    with session.record_trace(path):
+        handles = [session.push(name, grads[name]) for name in SIZES]
+        handles[0].wait()
+        raise KeyError("mine")

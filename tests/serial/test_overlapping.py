@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.overlapping import Effects, Step, shared_out
 from espresso_mpi.planner.beside import beside
+from espresso_mpi.planner.cluster import TESTBEDS
 from espresso_mpi.planner.problem import evaluated
 from espresso_mpi.planner.profile import ZERO, Profile
 from espresso_mpi.planner.trace import Trace, TracedTensor
@@ -76,3 +78,13 @@ def test_profiles_keep_both():
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     with pytest.raises(ConfigError, match="hidden"):
         known(hidden=1.5)
+
+
+@pytest.mark.parametrize("segment_bytes", [0, 4096])
+def test_what_a_tensor_costs_counts_once_however_many_segments_it_has(segment_bytes):
+    cluster = replace(TESTBEDS["pcie-25g"], hosts=2, gpus_per_host=1)
+    cheap, dear = (replace(cluster.profile(), segment_bytes=segment_bytes, tensor=cost) for cost in (1e-3, 0.251))
+    trace, plan = Trace((TracedTensor("w", 1 << 17, 1.0),)), Plan({"w": Strategy("none", "flat")})
+    seconds = [problem.seconds(choice) for problem, choice in (evaluated(plan, trace, p, lanes="serial")
+                                                               for p in (cheap, dear))]  # fmt: skip
+    assert seconds[1] - seconds[0] == pytest.approx(0.25, rel=1e-9)

@@ -125,6 +125,7 @@ def put(*keys, value):
         ),
         (put("forecast", "baselines", value={"fp32": -1}), "baselines: fp32"),
         (put("schedule", "lanes", "cpu", value=8), "schedule: lanes: cpu: got 8"),
+        (put("schedule", "buffers", "w", "lanes", value=[1, 6]), "'w': an operation is on lane 6; expected .* below 4"),
         (put("schedule", "buffers", "w", "starts", value=[]), "2 operations and .* in 0 segments; expected one lane"),
         (put("schedule", "buffers", "w", "lanes", value=[1]), r"rows of \[1, 2\] entries in 2 segments"),
         (put("schedule", "buffers", "w", "starts", 1, value=[0.11, -1.0]), r"starts\[1\]\[1\]: got -1"),
