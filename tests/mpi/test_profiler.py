@@ -67,7 +67,7 @@ def test_every_route_can_be_priced(world, opened, machines):
 
 
 def test_samples_tell_how_they_were_made(world, opened):
-    found = measure(opened(), ["onebit"], open_session=partial(Session, world), sizes=[4096], seconds=2)
+    found = measure(opened(), ["onebit"], open_session=partial(Session, world), sizes=[4096], seconds=8)
     curves = dict(found.curves())
     assert {"codec onebit|cpu|encode", "codec onebit|cpu|decode", "check"} <= set(curves)
     for curve in curves.values():
