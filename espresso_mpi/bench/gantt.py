@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import tracefile
-from ..planner.cost import Shape, walk
-from ..planner.problem import CHECK, Problem
+from ..planner.problem import Problem
 from ..planner.timeline import Interval
 from ..trace import nanoseconds
 from . import timeline
@@ -95,17 +94,12 @@ def _beside(problem: Problem, choice: np.ndarray, one: Interval) -> bool:
 
 def _names(problem: Problem, choice: np.ndarray) -> Any:
     """A function that says of an interval which kind it is and what is done in it."""
-    shape = Shape(problem.profile.machines, problem.profile.ranks_per_machine, problem.trace.device)
-    slots = [walk(problem.routes[problem.route[row]], shape) for row in choice]
-    checked = [int(problem.timeline.options.count[row]) > len(own) for row, own in zip(choice, slots)]
+    slots = [problem.operations(int(row)) for row in choice]
 
     def name(one: Interval) -> tuple[str, str]:
         if one.tensor < 0:
             return "backward", f"backward {problem.trace.tensors[one.position].name}"
-        position = one.position - checked[one.tensor]
-        if position < 0:
-            return "check", CHECK
-        slot = slots[one.tensor][position]
+        slot = slots[one.tensor][one.position]
         wire = INSIDE if slot.resource == "intra" else "wire"
         return (wire if slot.kind == "move" else slot.kind), slot.what
 

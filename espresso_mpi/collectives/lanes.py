@@ -18,7 +18,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from ..timetable import CHECK, Schedule, Timetable
@@ -77,7 +76,7 @@ class OnLanes:
         self._under_way: dict[int, _Way] = {}
         self._held: list[_Way] = []
         self._ready: list[list[tuple[Key, _Way]]] = [[] for _ in range(self._lanes.count)]
-        self._running: list[_Way | None] = [None] * self._lanes.count
+        self._occupied = [False] * self._lanes.count
         self._events: list[tuple[float, int, _Way, bool]] = []
         self._come: set[str] = set()
         self._first_missing = self._posted = 0
@@ -92,7 +91,7 @@ class OnLanes:
     @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self._held or self._events or any(self._ready))
+        return bool(self._under_way)
 
     @property
     def waiting(self) -> bool:
@@ -169,7 +168,7 @@ class OnLanes:
     def _wait(self, way: _Way) -> None:
         """A segment waits for the lane of its next operation, if it has any."""
         if way.at == len(way.lanes):
-            for _ in chain(way.turns, way.segment.journey):  # also what is to be done at its end
+            for _ in itertools.chain(way.turns, way.segment.journey):  # also what is to be done at its end
                 pass
             del self._under_way[id(way)]
             return
@@ -184,7 +183,7 @@ class OnLanes:
         """Lanes that are free begin; the network first, so that messages are under way while the processor works."""
         for lane in reversed(range(self._lanes.count)):
             ready = self._ready[lane]
-            if self._running[lane] is None and ready and (all_here or self._may_begin(lane, ready[0][0][1])):
+            if ready and not self._occupied[lane] and (all_here or self._may_begin(lane, ready[0][0][1])):
                 self._begin(lane, heapq.heappop(ready)[1])
 
     def _may_begin(self, lane: int, start: float) -> bool:
@@ -197,7 +196,7 @@ class OnLanes:
         """Compute, or post the first messages of a collective; and see when it is to be gone on with."""
         leg, seconds, place = way.segment.legs[way.at], way.seconds[way.at], self._place(way)
         self._begun(lane, way.segment, way.at, self.now)
-        self._running[lane] = way
+        self._occupied[lane] = True
         if not way.posted:
             self._post(way)
         way.posted, parts = False, leg.turns - 1 if way.moves else 0
@@ -220,7 +219,7 @@ class OnLanes:
         The messages of a collective are waited for where the segment's next operation begins, which may be later.
         """
         for way in sorted(ending, key=lambda way: way.moves):  # what follows on computing may post messages first
-            self._running[way.lanes[way.at]] = None
+            self._occupied[way.lanes[way.at]] = False
             way.at += 1
             self._wait(way)
 

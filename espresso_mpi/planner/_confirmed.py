@@ -20,7 +20,7 @@ from numba import njit
 
 from ._dispatch import exchanged, laid_out, scheduled
 from ._steps import Backprop
-from .timeline import ROUNDS, Timeline
+from .timeline import ROUNDS, TIE, Timeline
 
 KEPT = 8
 """Candidates of a tensor that are served: with 16 or 32 the plans for the eight models are no better."""
@@ -28,9 +28,6 @@ NEAR = 3e-4
 """Relative: by how much a step may be longer with the keys as they are for a candidate to get a schedule."""
 NEAR_OFFLOAD, NUMBERS = 0.02, 2
 """The same for moves to the CPU, which change more; and how many of a group's numbers get a schedule."""
-TIE = 1e-12
-"""Relative: times that differ by less are equal."""
-
 
 _Schedule = tuple[float, np.ndarray, np.ndarray]
 """F, the keys of all operations, and when they begin."""

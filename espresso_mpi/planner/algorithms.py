@@ -29,12 +29,9 @@ from ._dispatch import laid_out
 from ._steps import Backprop, Events, Step, follow_back, replaced
 from .problem import Problem, Same
 from .profile import Profile
-from .timeline import Lanes, Order, Timeline, follow
+from .timeline import TIE, Lanes, Order, Timeline, follow
 from .trace import Trace
 from .tree import routes as all_routes
-
-TIE = 1e-12
-"""Times that differ by less of themselves count as equal: sums of the same numbers in another order differ by that."""
 
 LIMIT = 300_000
 """Steps of the search through the combinations of Algorithm 2, a tensor placed each: a few hundredths of a second."""

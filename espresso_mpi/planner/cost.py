@@ -18,7 +18,7 @@ import numpy as np
 from .. import compressors
 from ..compressors import Compressor
 from ..errors import ConfigError
-from ..timetable import Resource
+from ..timetable import CHECK, Resource
 from ..types import ALIGN, CLOSING, SUMS, Collective, Decode, DeviceKind, Encode, Level, Op, Route, Step, Strategy
 from .profile import ZERO, Curve, Profile
 
@@ -94,6 +94,12 @@ def walk(route: Route, shape: Shape) -> tuple[Slot, ...]:
     for position, step in enumerate(route.steps):
         going.take(step, _until_decode(route.steps[position + 1 :]))
     return going.finished()
+
+
+def slots(route: Route, shape: Shape, checked: bool) -> tuple[Slot, ...]:
+    """The operations of one rank along a route; ``checked``: the values of the tensor are checked first."""
+    before = (Slot(CHECK, shape.home, "check", shape.home, 1),) if checked else ()
+    return before + walk(route, shape)
 
 
 class _Walk:

@@ -20,20 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from .cost import Shape, walk
-from .problem import CHECK, Problem
+from ..timetable import CHECK
+from .problem import Problem
 from .profile import Curve, Profile
 from .swaps import best_of_each, swapped, swaps_of, with_rows
-from .timeline import Timeline
+from .timeline import TIE, Timeline
 
 Key = tuple[Any, ...]
 """Names a curve of the profile."""
 
 _BACKWARD: Key = ("backward",)
 _SIGNS = (1.0, -1.0)
-
-TIE = 1e-12
-"""Times that differ by less of themselves are equal: sums of the same numbers in another order differ by that."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +59,16 @@ class Doubts:
 
     def curves(self, row: int) -> list[Key]:
         """By which curve each operation of an option is priced."""
-        profile, home = self.problem.profile, self.problem.trace.device
-        strategy = self.problem.strategy(row)
-        slots = walk(strategy.route, Shape(profile.machines, profile.ranks_per_machine, home))
-        keys: list[Key] = [()] * (int(self.problem.timeline.options.count[row]) - len(slots))  # the check, if any
-        keys = [(CHECK,) for _ in keys]
-        for slot in slots:
-            if slot.kind == "move":
+        compressor, keys = self.problem.strategy(row).compressor, list[Key]()
+        for slot in self.problem.operations(row):
+            if slot.kind == "check":
+                keys.append((CHECK,))
+            elif slot.kind == "move":
                 keys.append(("move", slot.op, slot.level, slot.alone))
             elif slot.kind == "copy":
                 keys.append(("copy", "to_gpu" if slot.device == "gpu" else "to_host"))
             else:
-                keys.append((slot.kind, strategy.compressor, slot.device))
+                keys.append((slot.kind, compressor, slot.device))
         return keys
 
     def error(self, key: Key) -> float:

@@ -25,12 +25,12 @@ from .algorithms import published
 from .baselines import baseline, usable
 from .budget import limited, total_error
 from .many import MANY, UNITS, Units, refuse, rough, searched
-from .noise import TIE, Doubts, Gain, best_dense, gain_over, without_noise
+from .noise import Doubts, Gain, best_dense, gain_over, without_noise
 from .problem import Problem, evaluated, lanes_of
 from .profile import Profile
 from .search import Effort, search_fused
 from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free
-from .timeline import LANES, ORDERS, Lanes, Order
+from .timeline import LANES, ORDERS, TIE, Lanes, Order
 from .timetables import schedule_of
 from .trace import Trace
 from .tree import routes as all_routes

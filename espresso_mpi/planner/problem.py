@@ -23,11 +23,10 @@ from numba import njit
 from .. import compressors
 from ..compressors import Compressor
 from ..errors import ConfigError, PlanError
-from ..timetable import CHECK as CHECK
 from ..timetable import MOST_LANES
 from ..types import ITEMSIZE, Plan, Route, Strategy, buffer_name
 from ._needs import least, needs, visited
-from .cost import Prices, Shape, Slot, price_table, walk
+from .cost import Prices, Shape, Slot, price_table, slots
 from .profile import Profile
 from .timeline import LANES, Lanes, Options, Order, Timeline, follow, virtual
 from .trace import Trace, TracedTensor
@@ -91,15 +90,14 @@ def _compiled_same(same: Same, shape: Shape, lanes: Lanes, checked: bool) -> Com
 
 @lru_cache(maxsize=64)
 def _compiled(routes: tuple[Route, ...], shape: Shape, lanes: Lanes, checked: bool) -> Compiled:
-    before = (Slot(CHECK, shape.home, "check", shape.home, 1),) if checked else ()
-    walks = [before + walk(route, shape) for route in routes]
+    walks = [slots(route, shape, checked) for route in routes]
     places: dict[Slot, int] = {}
     width = max(map(len, walks), default=0) or 1
     index, lane = np.zeros((len(walks), width), np.int32), np.zeros((len(walks), width), np.int8)
-    for row, slots in enumerate(walks):
-        index[row, : len(slots)] = [places.setdefault(slot, len(places)) for slot in slots]
-        own = np.array([lanes.of(slot.resource) for slot in slots], np.int8)
-        lane[row, : len(slots)] = virtual(own, len(slots), lanes.count, lanes.backward)
+    for row, way in enumerate(walks):
+        index[row, : len(way)] = [places.setdefault(slot, len(places)) for slot in way]
+        own = np.array([lanes.of(slot.resource) for slot in way], np.int8)
+        lane[row, : len(way)] = virtual(own, len(way), lanes.count, lanes.backward)
     return Compiled(
         routes, tuple(places), index, lane, np.array([len(slots) for slots in walks], np.int32),
         np.array([route.compressed for route in routes], bool),
@@ -253,6 +251,11 @@ class Problem:
         """What an option is."""
         spelling = "none" if self.method[row] < 0 else self.compressors[self.method[row]]
         return Strategy(spelling, self.routes[self.route[row]])
+
+    def operations(self, row: int) -> tuple[Slot, ...]:
+        """The operations of an option, in order."""
+        shape = Shape(self.profile.machines, self.profile.ranks_per_machine, self.trace.device)
+        return slots(self.routes[self.route[row]], shape, _checks(self.profile))
 
     def row(self, tensor: int, strategy: Strategy) -> int:
         """The option that a strategy is.

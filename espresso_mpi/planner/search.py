@@ -356,8 +356,9 @@ def search_fused(
 ) -> tuple[Groups, Problem, Found]:
     """Which neighbours in the backward pass travel in one buffer, and the choice for these buffers.
 
-    Tensors are joined until a buffer has so many bytes, for several thresholds; each is searched quickly, the best ones
-    thoroughly; then neighbours with equal strategies are joined, and buffers cut in two, while that helps.
+    Tensors are joined until a buffer has so many bytes, for several thresholds. In the order ``schedule`` those with
+    the least bounds are searched; in the others all are searched quickly, the best ones thoroughly. Then neighbours
+    with equal strategies are joined, and buffers cut in two, while that helps.
 
     Args:
         routes, lanes, order: as in ``Problem.of``; effort: as in ``search``.

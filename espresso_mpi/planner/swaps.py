@@ -15,10 +15,10 @@ import numpy as np
 from numba import njit
 
 from ..types import Route
-from ._confirmed import TIE, Confirmed
+from ._confirmed import Confirmed
 from ._dispatch import exchanged, laid_out, scheduled, served
 from .problem import Menu, Problem
-from .timeline import ROUNDS, Options, Timeline, follow
+from .timeline import ROUNDS, TIE, Options, Timeline, follow
 
 
 def swapped(timeline: Timeline, choice: np.ndarray, tensors: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -35,6 +35,9 @@ from ._dispatch import laid_out, scheduled, served
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
+TIE = 1e-12
+"""Times that differ by less of themselves are equal: sums of the same numbers in another order differ by that."""
+
 ROUNDS = 30
 """How often a schedule is justified, at most; it ends where that no longer helps."""
 

@@ -10,8 +10,7 @@ import numpy as np
 from ..timetable import Lanes, Schedule, Timetable
 from ..types import Plan
 from ._dispatch import laid_out
-from .cost import Shape, walk
-from .problem import CHECK, Problem, evaluated
+from .problem import Problem, evaluated
 from .profile import Profile
 from .timeline import Order
 from .trace import Trace
@@ -39,19 +38,12 @@ def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> S
         part, stop, length = int(first[number]), int(first[number + 1]), int(count[number])
         once = slice(part + 1, part + 1 + length)
         rows = starts[part + 1 : stop].reshape(-1, length) if length else np.zeros((1, 0))
+        operations = tuple(slot.what for slot in problem.operations(int(choice[number])))
         buffers[name] = Timetable(
-            float(starts[part]), float(took[part]), operations_of(problem, int(choice[number])),
-            tuple(where[once].tolist()), tuple(took[once].tolist()), tuple(map(tuple, rows.tolist())),
+            float(starts[part]), float(took[part]), operations, tuple(where[once].tolist()),
+            tuple(took[once].tolist()), tuple(map(tuple, rows.tolist())),
         )  # fmt: skip
     return Schedule(replace(lanes, compute=lanes.backward), buffers)
-
-
-def operations_of(problem: Problem, row: int) -> tuple[str, ...]:
-    """What the operations of an option do, in order."""
-    profile, route = problem.profile, problem.strategy(row).route
-    shape = Shape(profile.machines, profile.ranks_per_machine, problem.trace.device)
-    found = tuple(slot.what for slot in walk(route, shape))
-    return (CHECK, *found) if len(found) < problem.timeline.options.count[row] else found
 
 
 def with_schedule(plan: Plan, trace: Trace, profile: Profile, lanes: Lanes | str, order: Order) -> Plan:
