@@ -163,7 +163,7 @@ class Engine:
         self._bits: dict[Call, int] = {}
         self._rivals = 0
         self._bad: dict[int, dict[int, dict[str, str]]] = {}
-        self._way = self._way_of(options)
+        self._runner = self._runner_of(options)
         self._outdated = False
         self._running: dict[Unit, None] = {}
         self._actions: list[Unit] = []
@@ -191,14 +191,14 @@ class Engine:
         self._small.clear()
         self._parked = Parking()  # it knows the groups of the plan before
         self._outdated = True
-        if not self._way.busy:  # else what is under way goes on as it began: a recording ended by an error
-            self._renew_way()
+        if not self._runner.busy:  # else what is under way goes on as it began: a recording ended by an error
+            self._renew_runner()
 
-    def _renew_way(self) -> None:
-        self._way, self._outdated = self._way_of(self._options), False
+    def _renew_runner(self) -> None:
+        self._runner, self._outdated = self._runner_of(self._options), False
         self._transport.forget_kinds()
 
-    def _way_of(self, options: Options) -> OnLanes | InTurns:
+    def _runner_of(self, options: Options) -> OnLanes | InTurns:
         """How segments go on: by the schedule of the plan, if it has one."""
         schedule = options.plan and options.plan.schedule
         return OnLanes(schedule, _LOG.warning if self._transport.rank == 0 else _say_nothing) if schedule else InTurns()
@@ -271,7 +271,7 @@ class Engine:
 
     def _has_work(self) -> bool:
         """Whether a turn would do anything."""
-        return bool(self._inbox or self._way.busy or self._actions or self._declared)
+        return bool(self._inbox or self._runner.busy or self._actions or self._declared)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class Engine:
     def _turn(self) -> bool:
         """One turn; False if this rank has nothing to do."""
         self._take_in()
-        idle = not self._way.busy
+        idle = not self._runner.busy
         if idle and self._actions:
             self._act(self._actions.pop(0))
             return True
@@ -341,7 +341,7 @@ class Engine:
             self._round()
         self._since_round += 1
         all_here = self._quiet or self._all_wait or bool(self._actions) or self._fruitless > _FRUITLESS
-        if not self._way.turn(all_here) and self._way.busy:  # it waits for what is still to come
+        if not self._runner.turn(all_here) and self._runner.busy:  # it waits for what is still to come
             self._since_round = _LOOK_AGAIN
             self._nap()
         return True
@@ -352,7 +352,7 @@ class Engine:
             return True
         if self._quiet or self._actions:
             return False
-        return self._since_round >= (_LOOK_AGAIN if self._way.waiting else _LOOK_AT_IDLE)
+        return self._since_round >= (_LOOK_AGAIN if self._runner.waiting else _LOOK_AT_IDLE)
 
     def _act(self, unit: Unit) -> None:
         assert unit.action is not None
@@ -377,7 +377,7 @@ class Engine:
             text = str(error) if isinstance(error, _Left) else f"{type(error).__name__}: {error}"
             self._transport.abort(f"{me}: {text}")
         units = list(self._unfinished.values())
-        under_way = self._way.clear()
+        under_way = self._runner.clear()
         if units or under_way:  # messages under way may still be written to them
             self._transport.outlive([units, under_way])
         self._inbox, self._declared, self._running, self._actions = [], {}, {}, []
@@ -452,7 +452,7 @@ class Engine:
         self._all_wait, self._fruitless = everyone_blocked, 0 if common else self._fruitless + 1
         if common:
             self._start(common)
-        if common or failed or self._way.busy:
+        if common or failed or self._runner.busy:
             self._stuck_since, self._progress = None, time.perf_counter()
         else:
             self._require_patience(front, masks)
@@ -464,7 +464,7 @@ class Engine:
             if unit.number is None:
                 unit.number = self._numbers.get(unit.key)
         news = [unit for unit in front if not unit.told and (unit.number is None or unit.bad or unit.problem)]
-        idle = not self._way.busy
+        idle = not self._runner.busy
         if idle and len(self._contents) >= _KNOWN:
             self._forget(front)
         size = self._header_size
@@ -655,8 +655,8 @@ class Engine:
 
     def _start(self, common: int) -> None:
         """Queue the tensors of the calls that all ranks have made."""
-        if self._outdated and not self._way.busy:
-            self._renew_way()
+        if self._outdated and not self._runner.busy:
+            self._renew_runner()
         numbers = sorted(_numbers_in(common), key=lambda number: (-self._contents[number].priority, number))
         units, going = [], []
         for number in numbers:
@@ -771,7 +771,7 @@ class Engine:
             item.index in unit.large for unit, (_, item) in zip(units, bucket.members)
         )
         for segment in self._segments(bucket, arrays, skip, owners, checks, large):
-            self._way.add(segment, priority)
+            self._runner.add(segment, priority)
 
     def _blank(self, gradient: Gradient, check: Check | None) -> None:
         """What a tensor that is skipped becomes."""
@@ -803,15 +803,15 @@ class Engine:
         job = Job(
             bucket.name, keeping.memory, bucket.feedback, self.seed, step, keeping.weights, self.tally, bucket.kept
         )
-        legs = program.legs(device.device_of(arrays[0])) if isinstance(self._way, OnLanes) else ()
-        kind = bucket.name if isinstance(self._way, OnLanes) and self._way.knows(bucket.name) else None
+        operations = program.operations(device.device_of(arrays[0])) if isinstance(self._runner, OnLanes) else ()
+        kind = bucket.name if isinstance(self._runner, OnLanes) and self._runner.knows(bucket.name) else None
         before, left = self._latest.get(bucket.name), [program.count]
         self._latest[bucket.name] = left
 
-        def journey(number: int) -> Iterator[Turns]:
+        def turns_of_operations(number: int) -> Iterator[Turns]:
             if buffer.x is None:
                 buffer.fill()
-            yield from program.journey(number, buffer.x, job, self._recorder, legs, kind)
+            yield from program.turns_of_operations(number, buffer.x, job, self._recorder, operations, kind)
             left[0] -= 1
             if left[0] == 0:
                 if self._latest.get(bucket.name) is left:
@@ -823,7 +823,10 @@ class Engine:
         def free() -> bool:  # what is kept belongs to the step before until that ends
             return before is None or before[0] == 0
 
-        return [Segment(bucket.name, number, journey(number), free, legs) for number in range(program.count)]
+        return [
+            Segment(bucket.name, number, turns_of_operations(number), free, operations)
+            for number in range(program.count)
+        ]
 
     def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
         """Once a session: a residual that is dropped is lost."""

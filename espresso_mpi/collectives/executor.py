@@ -38,7 +38,7 @@ from .transport import Transport
 from .turns import ENDED, Turns, interleave
 
 if TYPE_CHECKING:
-    from .legs import Leg
+    from .route_operations import RouteOperation
 
 Memory = MutableMapping[str, Any]
 
@@ -138,7 +138,7 @@ class Program:
         payload_bytes: int | None = None,
     ) -> None:
         self._transport, self._compressor, self._dtype, self._route = transport, compressor, dtype, route
-        self._legs: dict[DeviceKind, tuple[Leg, ...]] = {}
+        self._operations: dict[DeviceKind, tuple[RouteOperation, ...]] = {}
         nbytes = payload_bytes or (n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n))
         whole = compressor is not None and compressor.whole
         self._regions = segments(n, nbytes, transport.topology, 0 if whole else segment_bytes)
@@ -166,7 +166,7 @@ class Program:
 
     def segment(self, number: int, x: Any, job: Job, recorder: Recorder) -> Turns:
         """The turns of one segment of replacing flat ``x`` by its mean over the ranks."""
-        for turns in self.journey(number, x, job, recorder):
+        for turns in self.turns_of_operations(number, x, job, recorder):
             yield from turns
 
     def steps(self, number: int) -> list[ScheduleStep]:
@@ -182,32 +182,40 @@ class Program:
         segment.finish(self._regions[number])
         self._transport.give_back(workspace)
 
-    def legs(self, home: DeviceKind) -> tuple[Leg, ...]:
+    def operations(self, home: DeviceKind) -> tuple[RouteOperation, ...]:
         """The operations of each segment of a tensor on a device."""
-        from .legs import legs  # the planner's, which takes a while to import and without schedules nobody needs
+        from .route_operations import route_operations  # imports the planner, which only schedules need
 
-        found = self._legs.get(home)
+        found = self._operations.get(home)
         if found is None:
-            found = self._legs[home] = legs(self._route, self.steps(0), self._transport.topology, home)
+            found = self._operations[home] = route_operations(
+                self._route, self.steps(0), self._transport.topology, home
+            )
         return found
 
-    def journey(
-        self, number: int, x: Any, job: Job, recorder: Recorder, route: Sequence[Leg] = (), kind: str | None = None
+    def turns_of_operations(
+        self,
+        number: int,
+        x: Any,
+        job: Job,
+        recorder: Recorder,
+        route: Sequence[RouteOperation] = (),
+        kind: str | None = None,
     ) -> Iterator[Turns]:
         """The turns of each operation of a segment, to be taken to their end before the next is asked for.
 
         Args:
-            route: what counts as one operation, see ``legs``; none: every step.
+            route: what counts as one operation, see ``operations``; none: every step.
             kind: of scratch memory, see ``Transport.borrow``.
         """
         workspace, region = self._transport.borrow(kind), self._regions[number]
         segment = _Segment(Data(x, self._dtype, workspace), job, _Log(recorder, job, number, self._transport))
         steps = self._segments[number]
-        for leg, then in zip(route, (*route[1:], None)):
-            if leg.copies:
+        for operation, then in zip(route, (*route[1:], None)):
+            if operation.copies:
                 after = () if then is None else (steps[at][0] for at in then.steps)
                 segment.copy(next((s for s in after if isinstance(s, (EncodeStep, DecodeStep))), None), region)
-            yield chain.from_iterable(steps[at][1](segment) for at in leg.steps)
+            yield chain.from_iterable(steps[at][1](segment) for at in operation.steps)
         for _, act in () if route else steps:
             yield act(segment)
         segment.finish(region)

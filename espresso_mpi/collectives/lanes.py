@@ -30,8 +30,8 @@ Of two that begin at the same moment on one lane the first takes no time."""
 
 
 @dataclass
-class _Way:
-    """A segment on its way: the operation that it has come to, and where and when each is done."""
+class _Progress:
+    """A segment under way: the operation that it has come to, and where and when each is done."""
 
     segment: Segment
     urgency: float
@@ -45,7 +45,7 @@ class _Way:
     @property
     def moves(self) -> bool:
         """Whether the operation that it has come to is a collective."""
-        return self.segment.legs[self.at].resource in ("intra", "inter")
+        return self.segment.operations[self.at].resource in ("intra", "inter")
 
 
 class OnLanes:
@@ -73,14 +73,14 @@ class OnLanes:
 
     def _empty(self) -> None:
         self.now = 0.0
-        self._under_way: dict[int, _Way] = {}
-        self._held: list[_Way] = []
-        self._ready: list[list[tuple[Key, _Way]]] = [[] for _ in range(self._lanes.count)]
+        self._under_way: dict[int, _Progress] = {}
+        self._held: list[_Progress] = []
+        self._ready: list[list[tuple[Key, _Progress]]] = [[] for _ in range(self._lanes.count)]
         self._occupied = [False] * self._lanes.count
-        self._events: list[tuple[float, int, _Way, bool]] = []
-        self._come: set[str] = set()
+        self._events: list[tuple[float, int, _Progress, bool]] = []
+        self._arrived: set[str] = set()
         self._first_missing = self._posted = 0
-        self._postable: dict[int, _Way] = {}
+        self._postable: dict[int, _Progress] = {}
 
     def clear(self) -> list[Any]:
         """Forget everything; returns what was under way."""
@@ -100,29 +100,31 @@ class OnLanes:
 
     def add(self, segment: Segment, priority: float) -> None:
         """Take a segment in; the higher its priority, the sooner it is served."""
-        if segment.number == 0 and segment.bucket in self._come and self.knows(segment.bucket):  # the next step begins
-            self._come, self._first_missing, self._postable, self._posted = set(), 0, {}, 0
+        if (
+            segment.number == 0 and segment.bucket in self._arrived and self.knows(segment.bucket)
+        ):  # the next step begins
+            self._arrived, self._first_missing, self._postable, self._posted = set(), 0, {}, 0
             self.now = self.now if self.busy else 0.0
-        self._come.add(segment.bucket)
-        while self._first_missing < len(self._backward) and self._backward[self._first_missing][1] in self._come:
+        self._arrived.add(segment.bucket)
+        while self._first_missing < len(self._backward) and self._backward[self._first_missing][1] in self._arrived:
             self._first_missing += 1
-        way = self._planned(segment, priority)
-        self._under_way[id(way)] = way
-        self._held.append(way)
+        one = self._planned(segment, priority)
+        self._under_way[id(one)] = one
+        self._held.append(one)
 
-    def _planned(self, segment: Segment, priority: float) -> _Way:
+    def _planned(self, segment: Segment, priority: float) -> _Progress:
         table = self._schedule.buffers.get(segment.bucket)
         if table is not None:
             first = _checks(table)
-            expected, found = table.operations[first:], tuple(leg.what for leg in segment.legs)
+            expected, found = table.operations[first:], tuple(operation.what for operation in segment.operations)
             if expected == found:
                 starts = table.starts[min(segment.number, len(table.starts) - 1)]
-                return _Way(segment, -priority, table.lanes[first:], starts[first:], table.seconds[first:])
+                return _Progress(segment, -priority, table.lanes[first:], starts[first:], table.seconds[first:])
             if expected and segment.bucket not in self._warned:
                 self._warned.add(segment.bucket)
                 self._warn(f"{segment.bucket}: the plan's schedule has {expected} for it, here it is {found}")
-        lanes = tuple(self._lanes.of(leg.resource) for leg in segment.legs)
-        return _Way(segment, -priority, lanes, (math.inf,) * len(lanes), (0.0,) * len(lanes))
+        lanes = tuple(self._lanes.of(operation.resource) for operation in segment.operations)
+        return _Progress(segment, -priority, lanes, (math.inf,) * len(lanes), (0.0,) * len(lanes))
 
     def knows(self, bucket: str) -> bool:
         """Whether a bucket is in the schedule."""
@@ -136,47 +138,47 @@ class OnLanes:
         Args:
             all_here: nobody is about to bring more.
         """
-        came = self._let_in()
+        came = self._admit()
         self._serve(all_here)
         if not self._events:
             return came
         self.now = self._events[0][0]
         ending = []
         while self._events and self._events[0][0] == self.now:
-            _, _, way, last = heapq.heappop(self._events)
+            _, _, one, last = heapq.heappop(self._events)
             if last:
-                ending.append(way)
+                ending.append(one)
             else:
-                next(way.turns, ENDED)
+                next(one.turns, ENDED)
         self._end(ending)
         return True
 
-    def _let_in(self) -> bool:
+    def _admit(self) -> bool:
         """Segments wait for a lane once their bucket of the step before has ended: what is kept belongs to that.
 
         Returns:
             whether any is let in.
         """
         held, self._held = self._held, []
-        for way in held:
-            if way.segment.free():
-                self._wait(way)
+        for one in held:
+            if one.segment.free():
+                self._wait(one)
             else:
-                self._held.append(way)
+                self._held.append(one)
         return len(self._held) < len(held)
 
-    def _wait(self, way: _Way) -> None:
+    def _wait(self, one: _Progress) -> None:
         """A segment waits for the lane of its next operation, if it has any."""
-        if way.at == len(way.lanes):
-            for _ in itertools.chain(way.turns, way.segment.journey):  # also what is to be done at its end
+        if one.at == len(one.lanes):
+            for _ in itertools.chain(one.turns, one.segment.turns_of_operations):  # also what is done at its end
                 pass
-            del self._under_way[id(way)]
+            del self._under_way[id(one)]
             return
-        key = (way.urgency, way.starts[way.at], way.seconds[way.at], next(self._order))
-        heapq.heappush(self._ready[way.lanes[way.at]], (key, way))
-        place = self._place(way)
+        key = (one.urgency, one.starts[one.at], one.seconds[one.at], next(self._order))
+        heapq.heappush(self._ready[one.lanes[one.at]], (key, one))
+        place = self._place(one)
         if place is not None:
-            self._postable[place] = way
+            self._postable[place] = one
             self._post_in_order()
 
     def _serve(self, all_here: bool) -> None:
@@ -192,36 +194,36 @@ class OnLanes:
             return True
         return start <= self._backward[self._first_missing][0]
 
-    def _begin(self, lane: int, way: _Way) -> None:
+    def _begin(self, lane: int, one: _Progress) -> None:
         """Compute, or post the first messages of a collective; and see when it is to be gone on with."""
-        leg, seconds, place = way.segment.legs[way.at], way.seconds[way.at], self._place(way)
-        self._begun(lane, way.segment, way.at, self.now)
+        operation, seconds, place = one.segment.operations[one.at], one.seconds[one.at], self._place(one)
+        self._begun(lane, one.segment, one.at, self.now)
         self._occupied[lane] = True
-        if not way.posted:
-            self._post(way)
-        way.posted, parts = False, leg.turns - 1 if way.moves else 0
+        if not one.posted:
+            self._post(one)
+        one.posted, parts = False, operation.turns - 1 if one.moves else 0
         if not parts:
-            for _ in way.turns:
+            for _ in one.turns:
                 pass
         if place is not None and place >= self._posted:  # those before it are not here, or come late
             self._posted = place + 1
             self._post_in_order()
         for part in range(1, parts):
-            self._later(self.now + seconds * part / parts, way, last=False)
-        self._later(self.now + seconds, way, last=True)
+            self._later(self.now + seconds * part / parts, one, last=False)
+        self._later(self.now + seconds, one, last=True)
 
-    def _later(self, when: float, way: _Way, last: bool) -> None:
-        heapq.heappush(self._events, (when, next(self._order), way, last))
+    def _later(self, when: float, one: _Progress, last: bool) -> None:
+        heapq.heappush(self._events, (when, next(self._order), one, last))
 
-    def _end(self, ending: list[_Way]) -> None:
+    def _end(self, ending: list[_Progress]) -> None:
         """End operations that end at the same moment.
 
         The messages of a collective are waited for where the segment's next operation begins, which may be later.
         """
-        for way in sorted(ending, key=lambda way: way.moves):  # what follows on computing may post messages first
-            self._occupied[way.lanes[way.at]] = False
-            way.at += 1
-            self._wait(way)
+        for one in sorted(ending, key=lambda one: one.moves):  # what follows on computing may post messages first
+            self._occupied[one.lanes[one.at]] = False
+            one.at += 1
+            self._wait(one)
 
     # --- messages ahead of their time ---
 
@@ -231,17 +233,17 @@ class OnLanes:
             self._post(self._postable.pop(self._posted))
             self._posted += 1
 
-    def _post(self, way: _Way) -> None:
-        for _ in way.turns:
+    def _post(self, one: _Progress) -> None:
+        for _ in one.turns:
             pass
-        way.turns, way.posted = next(way.segment.journey), True
-        next(way.turns, ENDED)
+        one.turns, one.posted = next(one.segment.turns_of_operations), True
+        next(one.turns, ENDED)
 
-    def _place(self, way: _Way) -> int | None:
+    def _place(self, one: _Progress) -> int | None:
         """Where the operation that a segment has come to stands among the collectives between machines."""
-        if way.segment.legs[way.at].resource != "inter":
+        if one.segment.operations[one.at].resource != "inter":
             return None
-        return self._between.get((way.segment.bucket, way.segment.number, way.at))
+        return self._between.get((one.segment.bucket, one.segment.number, one.at))
 
 
 def _between_machines(schedule: Schedule) -> dict[tuple[str, int, int], int]:

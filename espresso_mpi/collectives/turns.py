@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .legs import Leg
+    from .route_operations import RouteOperation
 
 Turns = Iterator[None]
 """Something that is done bit by bit: it yields whenever other work could be done meanwhile."""
@@ -24,16 +24,16 @@ class Segment:
 
     Attributes:
         bucket: its name; number: which segment.
-        journey: the turns of each of its operations, to be taken to their end before the next is asked for.
+        turns_of_operations: of each operation, to be taken to their end before those of the next are asked for.
         free: whether the bucket of the step before has ended.
-        legs: the operations, where there is a schedule.
+        operations: the operations, where there is a schedule.
     """
 
     bucket: str
     number: int
-    journey: Iterator[Turns]
+    turns_of_operations: Iterator[Turns]
     free: Callable[[], bool]
-    legs: tuple[Leg, ...] = ()
+    operations: tuple[RouteOperation, ...] = ()
 
 
 class InTurns:
@@ -74,7 +74,7 @@ class InTurns:
 def _turns(segment: Segment) -> Turns:
     while not segment.free():
         yield
-    for turns in segment.journey:
+    for turns in segment.turns_of_operations:
         yield from turns
 
 

@@ -243,7 +243,7 @@ def test_an_urgent_tensor_overtakes(world, open_session):
     session = open_session(fuse_bytes=0, segment_bytes=1000, machines=[[rank] for rank in range(world.size)])
     big = np.ones(400_000, np.float32)
     slow = session.push("slow", big, priority=0)
-    until(lambda: session._engine._way.busy or slow.done())
+    until(lambda: session._engine._runner.busy or slow.done())
     quick = session.push("quick", np.ones(100, np.float32), priority=9)
     assert until(quick.done)
     overtook = world.allreduce(not slow.done(), MPI.LAND)

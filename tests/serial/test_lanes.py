@@ -14,7 +14,7 @@ from test_timeline_model import random_case, simulated
 from espresso_mpi.bench.gantt import shown
 from espresso_mpi.collectives.lanes import OnLanes
 from espresso_mpi.collectives.layout import Dense, Topology
-from espresso_mpi.collectives.legs import Leg, legs
+from espresso_mpi.collectives.route_operations import RouteOperation, route_operations
 from espresso_mpi.collectives.schedule import compile_route
 from espresso_mpi.collectives.turns import Segment
 from espresso_mpi.compressors import get
@@ -30,10 +30,10 @@ from espresso_mpi.timetable import Lanes, Schedule, Timetable
 PLACES = ("gpu", "cpu", "intra", "inter")
 
 
-def leg(what, lanes, lane):
+def operation(what, lanes, lane):
     """An operation on a lane, with three turns if it is a collective."""
     resource = next((place for place in PLACES if lanes.of(place) == lane), "cpu")
-    return Leg(what, resource, 3 if resource in ("intra", "inter") else 1, ())
+    return RouteOperation(what, resource, 3 if resource in ("intra", "inter") else 1, ())
 
 
 def timetables(timeline, choice):
@@ -61,7 +61,7 @@ def gone_through(schedule):
     begun, unfinished = {}, {}
     on_lanes = OnLanes(schedule, pytest.fail, lambda lane, s, at, now: begun.update({(s.bucket, s.number, at): now}))
 
-    def journey(name, number, ways, then):
+    def turns_of_operations(name, number, ways, then):
         for way in ways:
             unfinished[name, number] = way.what
             yield iter([None] * (way.turns - 1))
@@ -70,9 +70,9 @@ def gone_through(schedule):
 
     def bring(name, then=lambda: None):
         table = schedule.buffers[name]
-        ways = tuple(leg(what, schedule.lanes, lane) for what, lane in zip(table.operations, table.lanes))
+        ways = tuple(operation(what, schedule.lanes, lane) for what, lane in zip(table.operations, table.lanes))
         for number in range(len(table.starts)):
-            on_lanes.add(Segment(name, number, journey(name, number, ways, then), lambda: True, ways), 0.0)
+            on_lanes.add(Segment(name, number, turns_of_operations(name, number, ways, then), lambda: True, ways), 0.0)
 
     def compute(tensor):
         if f"backward {tensor}" in schedule.buffers:
@@ -115,7 +115,7 @@ def test_operations_of_the_executor_are_those_that_the_planner_prices(home):
         slots = walk(route, Shape(len(machines), len(machines[0]), home))
         for rank in range(topology.size):
             steps = compile_route(route, topology, whole, "float32", rank, method if route.compressed else None)
-            found = legs(route, steps, topology, home)
+            found = route_operations(route, steps, topology, home)
             expected = [(s.what, s.resource) for s in slots]
             assert [(f.what, f.resource) for f in found] == (expected or [("nothing", "cpu")])
             assert [at for f in found for at in f.steps] == list(range(len(steps)))
@@ -138,7 +138,7 @@ def begun_of(schedule, coming, all_here=False):
     found = []
     lanes = OnLanes(schedule, pytest.fail, lambda lane, segment, at, now: found.append((segment.bucket, at)))
     for name in coming:
-        ways = tuple(leg(*way) for way in zip(("encode", "send"), itertools.repeat(schedule.lanes), (0, 3)))
+        ways = tuple(operation(*way) for way in zip(("encode", "send"), itertools.repeat(schedule.lanes), (0, 3)))
         lanes.add(Segment(name, 0, iter([iter(()), iter(())]), lambda: True, ways), 0.0)
         lanes.turn(all_here)
     while lanes.turn(all_here):
@@ -163,7 +163,7 @@ def test_messages_are_posted_ahead_in_the_order_of_the_schedule():
     )
     happened = []
 
-    def journey(name):
+    def turns_of_operations(name):
         yield iter(())
 
         def send():
@@ -174,9 +174,9 @@ def test_messages_are_posted_ahead_in_the_order_of_the_schedule():
         yield send()
 
     lanes = OnLanes(schedule, pytest.fail)
-    legs = (Leg("encode", "cpu", 1, ()), Leg("alltoall@inter", "inter", 2, ()))
+    operations = (RouteOperation("encode", "cpu", 1, ()), RouteOperation("alltoall@inter", "inter", 2, ()))
     for name in schedule.buffers:
-        lanes.add(Segment(name, 0, journey(name), lambda: True, legs), 0.0)
+        lanes.add(Segment(name, 0, turns_of_operations(name), lambda: True, operations), 0.0)
     while lanes.turn(True):
         pass
     assert happened == ["post a", "post c", "post b", "end a", "end c", "end b"]
@@ -193,7 +193,7 @@ def test_operations_that_are_not_those_of_the_schedule():
     said = []
     lanes = OnLanes(TWO, said.append)
     for _ in range(2):
-        lanes.add(Segment("a", 0, iter([iter(())]), lambda: True, (leg("decode", TWO.lanes, 0),)), 0.0)
+        lanes.add(Segment("a", 0, iter([iter(())]), lambda: True, (operation("decode", TWO.lanes, 0),)), 0.0)
     while lanes.turn(True):
         pass
     assert not lanes.busy and len(said) == 1 and "'encode', 'send'" in said[0] and "'decode'" in said[0]

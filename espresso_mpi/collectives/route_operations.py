@@ -14,7 +14,7 @@ from .schedule import EncodeStep, LearnStep, ScheduleStep
 
 
 @dataclass(frozen=True)
-class Leg:
+class RouteOperation:
     """One operation.
 
     Attributes:
@@ -31,14 +31,16 @@ class Leg:
     copies: bool = False
 
 
-def legs(route: Route, steps: Sequence[ScheduleStep], topology: Topology, home: DeviceKind) -> tuple[Leg, ...]:
+def route_operations(
+    route: Route, steps: Sequence[ScheduleStep], topology: Topology, home: DeviceKind
+) -> tuple[RouteOperation, ...]:
     """The operations of a compiled route, for tensors on a device.
 
     A collective among one rank is no operation: its step is done with the next one, or with the last. Machines count
     as the smallest, as in profiles.
     """
     shape = Shape(len(topology.machines), topology.lanes, home)
-    slots, found, waiting = list(walk(route, shape)), list[Leg](), list[int]()
+    slots, found, waiting = list(walk(route, shape)), list[RouteOperation](), list[int]()
     for step, places in zip(route.steps, _by_step(route, steps)):
         if isinstance(step, Collective) and shape.members(step.level) == 1:
             waiting += places
@@ -47,17 +49,17 @@ def legs(route: Route, steps: Sequence[ScheduleStep], topology: Topology, home: 
             found.append(_copy(slots.pop(0)))
         slot = slots.pop(0)
         turns = 1 + operations()[step.op].phases if isinstance(step, Collective) else 1
-        found.append(Leg(slot.what, slot.resource, turns, (*waiting, *places)))
+        found.append(RouteOperation(slot.what, slot.resource, turns, (*waiting, *places)))
         waiting.clear()
     found += map(_copy, slots)
     if waiting:
-        last = found.pop() if found else Leg("nothing", "cpu", 1, ())
+        last = found.pop() if found else RouteOperation("nothing", "cpu", 1, ())
         found.append(replace(last, steps=(*last.steps, *waiting)))
     return tuple(found)
 
 
-def _copy(slot: Slot) -> Leg:
-    return Leg(slot.what, slot.resource, 1, (), copies=True)
+def _copy(slot: Slot) -> RouteOperation:
+    return RouteOperation(slot.what, slot.resource, 1, (), copies=True)
 
 
 def _by_step(route: Route, steps: Sequence[ScheduleStep]) -> Iterator[list[int]]:
