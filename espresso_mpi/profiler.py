@@ -15,7 +15,8 @@ before: that is a part of the collective's time, and of a call's.)
 **Calls.** What a session takes to synchronise some tensors, beyond their steps as the curves have them, is shared out
 over the call (``call``), each tensor (``tensor``) and each byte (added to ``check``, the search for values not finite).
 
-**Pushes.** What hides behind computing when gradients are pushed as they come; see ``overlapping``.
+**Steps** of training with synthetic computing: what they take beyond all that, and what hides behind computing when
+gradients are pushed as they come; see ``overlapping``.
 
 Every point is visited again and again until its median is known well enough or the time is used up: some passes at a
 time, so that a disturbance of a second does not spoil a point. Ranks decide so from numbers that all of them have.
@@ -23,7 +24,6 @@ time, so that a disturbance of a second does not spoil a point. Ranks decide so 
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import time
@@ -76,7 +76,7 @@ _CLOCK_SECONDS = 0.5
 _POINTS = 5
 """Sizes that are measured at most where the sizes of tensors are given."""
 
-_SHARES = {"moves": 0.48, "codecs": 0.26, "copies": 0.03, "check": 0.03, "calls": 0.1, "pushes": 0.1}
+_SHARES = {"moves": 0.42, "codecs": 0.22, "copies": 0.03, "check": 0.03, "calls": 0.1, "steps": 0.2}
 """How the time is divided; what one kind leaves goes to those that follow."""
 
 _BETWEEN = 2e-3
@@ -158,8 +158,7 @@ def measure(
     machines, lanes = len(transport.topology.machines), transport.topology.lanes
     steps = Profile(machines, lanes, codecs, moves, copies, check, segment_bytes=segment_bytes)
     profile = run.calls(steps, open_session)
-    if pushes:
-        profile = run.pushes(profile, open_session)
+    profile = run.whole_steps(profile, open_session, pushes)
     here, fingerprint = _surroundings(transport, request, run.left_out)
     tick(1.0)
     return replace(profile, environment=here, fingerprint=fingerprint)
@@ -528,10 +527,11 @@ class _Run:
         return replace(profile, call=call, tensor=tensor, check=check, overlaps=lanes == "host")
 
     def _usual(self) -> list[Strategy]:
-        """The ways that sessions choose by themselves: dense, and of the first method."""
+        """The ways that sessions choose by themselves: dense, and of the first and the last method."""
         topology = self.transport.topology
         found = [Strategy("none", Route.parse(default_route(topology, compressed=False)))]
-        for name, method in list(self.request.methods.items())[:1]:
+        methods = list(self.request.methods.items())
+        for name, method in dict([*methods[:1], *methods[-1:]]).items():
             route = default_route(topology, compressed=True, summed=method.common)
             found.append(Strategy(name, Route.parse(route)))
         return found
@@ -551,15 +551,14 @@ class _Run:
 
         return _telescoped(self._passes(one)[:, :, None, :])
 
-    def pushes(self, profile: Profile, open_session: SessionOpener) -> Profile:
-        """The profile with what hides behind computing when gradients are pushed, if this MPI allows pushes."""
+    def whole_steps(self, profile: Profile, open_session: SessionOpener, pushes: bool) -> Profile:
+        """The profile with what whole steps take; those that push only where this MPI allows it."""
         try:
             self.transport.require_threads()
         except ConfigError:
-            return profile
-        self._allow("pushes")
-        found = overlapping.measured(self.transport, self._usual(), profile, open_session, self._in_turns)
-        return replace(profile, **vars(found))
+            pushes = False
+        self._allow("steps")
+        return overlapping.measured(self.transport, self._usual(), profile, open_session, self._in_turns, pushes)
 
     def _in_turns(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
         """Seconds of the steps of some passes, each of shape (repetitions, steps)."""
@@ -703,15 +702,8 @@ def _shared_out(rows: np.ndarray) -> tuple[tuple[float, float, float], float]:
         rows: (tensors, bytes, seconds to be explained, what errors are relative to).
     """
     a = np.stack([np.ones(len(rows)), rows[:, 0], rows[:, 1]], axis=1) / rows[:, 3:]
-    b = rows[:, 2] / rows[:, 3]
-    best, least = np.zeros(3), float(b @ b)
-    for chosen in (list(c) for size in (1, 2, 3) for c in itertools.combinations(range(3), size)):
-        found = np.zeros(3)
-        found[chosen] = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
-        squares = float(np.sum((a @ found - b) ** 2))
-        if np.all(found >= 0) and squares < least:
-            best, least = found, squares
-    return (float(best[0]), float(best[1]), float(best[2])), least
+    (call, tensor, byte), least = overlapping.nonnegative(a, rows[:, 2] / rows[:, 3])
+    return (float(call), float(tensor), float(byte)), least
 
 
 def _steeper(curve: Curve, slope: float) -> Curve:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.overlapping import Effects, Step, shared_out
+from espresso_mpi.overlapping import Effects, Step, costs, nonnegative, shared_out
 from espresso_mpi.planner.beside import beside
 from espresso_mpi.planner.cluster import TESTBEDS
 from espresso_mpi.planner.problem import evaluated
@@ -37,6 +37,26 @@ def test_effects_explain_what_was_measured(effects):
 def test_no_more_is_hidden_than_the_timeline_expects_and_no_push_pays():
     rows = np.array([[0.01, 0.02, 5, -0.02, 0.05], [0.02, 0.03, 10, -0.04, 0.05]])
     assert shared_out(rows) == Effects(1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("call, tensor", [(2e-3, 3e-4), (0.0, 3e-4), (2e-3, 0.0)])
+def test_costs_explain_what_steps_take(call, tensor):
+    count, late = np.array([5, 10, 30, 30]), np.array([0.01, 0.012, 0.03, 0.02])
+    assert costs(np.stack([count, call + tensor * count, late], axis=1)) == pytest.approx((call, tensor), abs=1e-12)
+
+
+def test_costs_are_never_below_zero():
+    assert costs(np.array([[5, -0.002, 0.01], [10, 0.001, 0.01], [30, 0.005, 0.03]]))[0] == 0.0
+
+
+def test_the_best_of_what_is_not_below_zero():
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((20, 3)), rng.standard_normal(20)
+    found, left = nonnegative(a, b)
+    grid = np.maximum(found + rng.normal(0, 0.05, (2000, 3)) * rng.integers(0, 2, (2000, 3)), 0)
+    assert np.all(found >= 0)
+    assert left == pytest.approx(np.sum((a @ found - b) ** 2))
+    assert left <= np.min(np.sum((grid @ a.T - b) ** 2, axis=1)) + 1e-12
 
 
 def test_ready_times_beside_communication():
