@@ -1,9 +1,10 @@
-"""The array that travels for a bucket: filled from the caller's tensors, emptied into them."""
+"""The array that travels for a bucket: filled from the caller's tensors, emptied into them; and when that pays."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,15 @@ import numpy as np
 from . import device
 from .batches import Bucket
 from .collectives import ranges, reduction
+from .collectives.agreement import floats
+from .collectives.executor import Job, Program
 from .collectives.transport import Transport
+from .collectives.turns import interleave
+from .feedback import NO_FEEDBACK
 from .guard import Check
 from .memory import Memory
+from .trace import Recorder
+from .types import Route
 
 _LARGEST_HALF = np.float32(65504)
 _BEYOND_HALF = int(_LARGEST_HALF.view(np.uint32)) + 1
@@ -183,3 +190,31 @@ def _add_to_doubles(x: Any, owed: Any) -> None:
     device.copy(here, x)
     here += owed
     device.copy(x, here)
+
+
+def measured_limit(transport: Transport, route: Route) -> int:
+    """The bytes whose copying in and out of a buffer takes as long as a collective on nothing. Collective.
+
+    Collectives follow each other closely, as those of the tensors of a model do.
+    """
+    tiny, program = np.zeros(64, np.float32), Program(transport, route, None, 64, "float32")
+    job, recorder = Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder()
+    several = 16
+
+    def run() -> None:
+        interleave(program.segment(0, tiny, job, recorder) for _ in range(several))
+
+    run()
+    collective = _median_seconds(run) / several
+    source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
+    copying = _median_seconds(lambda: device.copy(target, source)) / source.size
+    return int(floats(transport, collective / (2 * copying)).max())
+
+
+def _median_seconds(act: Callable[[], None], repeats: int = 7) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[repeats // 2]

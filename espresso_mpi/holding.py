@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from .errors import EspressoError
 
 if TYPE_CHECKING:
-    from .engine import Engine, Unit
+    from .calls import Unit
+    from .engine import Engine
 
 
 class Held:

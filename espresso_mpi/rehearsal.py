@@ -13,9 +13,10 @@ import numpy as np
 from . import buffers, compressors, device
 from .batches import Batches, batch_of
 from .busy import Work
+from .calls import Unit
 from .collectives.agreement import floats
 from .collectives.transport import Transport
-from .engine import Engine, Unit
+from .engine import Engine
 from .errors import ConfigError
 from .memory import Keeping
 from .options import Options

@@ -20,10 +20,11 @@ import numpy as np
 from . import buffers, device, guard, rescaling, state
 from .batches import Batch, Batches, batch_of, check_fit, other_versions, strategy_of
 from .buffers import Gradient
+from .calls import Unit
 from .collectives import lifetime, tracing
 from .collectives.layout import Topology
 from .collectives.transport import MESSAGE_BYTES, Transport
-from .engine import Engine, Unit
+from .engine import Engine
 from .errors import ConfigError, EspressoError, GradientError, PlanError
 from .feedback import Feedback
 from .handover import agree_on_plan, carried_along, evened
@@ -553,10 +554,10 @@ class Session:
             self._seconds,
             dict(recorder.seconds),
             self._transport.sent,
-            dict(engine.skipped),
+            dict(engine.nonfinite.skipped),
             engine.tally["saturated"],
             recorder.tensors(norms),
-            engine.skipped_calls,
+            engine.nonfinite.skipped_calls,
         )
 
     def _residual_norms(self) -> dict[str, float]:
@@ -658,8 +659,8 @@ class Session:
     def _go_on(self, read: Callable[[], state.Loaded], name: str) -> None:
         def load() -> None:
             loaded = read()
-            self._step, self._engine.seed = loaded.step, loaded.seed
-            self._engine.keeping = loaded.keeping
+            self._step = loaded.step
+            self._engine.load(loaded.keeping, loaded.seed)
             self._recorder.rewind()
 
         self._refuse_while_recording(name)

@@ -218,19 +218,19 @@ def started(world, session, calls):
     """The order in which tensors travel that were all pushed before the first of them could start."""
     session._recorder.start()
     hold, gate = [], threading.Event()
-    original = session._engine._turn
+    original = session._engine.turn
 
     def gated():
         gate.wait(10)
         return original()
 
-    session._engine._turn = gated
+    session._engine.turn = gated
     for name, priority in calls:
         hold.append(session.push(name, gradient(world.rank, 0, name), priority))
     world.Barrier()
     gate.set()
     session.wait_all()
-    session._engine._turn = original
+    session._engine.turn = original
     spans, _ = session._recorder.stop()
     names = [span.tensor for span in sorted(spans, key=lambda span: span.start) if span.kind == "wire"]
     found = list(dict.fromkeys(names))
@@ -243,7 +243,7 @@ def test_an_urgent_tensor_overtakes(world, open_session):
     session = open_session(fuse_bytes=0, segment_bytes=1000, machines=[[rank] for rank in range(world.size)])
     big = np.ones(400_000, np.float32)
     slow = session.push("slow", big, priority=0)
-    until(lambda: session._engine._runner.busy or slow.done())
+    until(lambda: session._engine._dispatcher.runner.busy or slow.done())
     quick = session.push("quick", np.ones(100, np.float32), priority=9)
     assert until(quick.done)
     overtook = world.allreduce(not slow.done(), MPI.LAND)
@@ -758,9 +758,9 @@ def test_the_thread_ends_when_idle_and_starts_again(world, open_session):
     session = open_session()
     for _ in range(2):
         session.push("w", np.ones(10, np.float32)).wait()
-        assert until(lambda: session._engine._thread is None, 5)
+        assert until(lambda: session._engine._driver.thread is None, 5)
     names = [thread.name for thread in threading.enumerate()]
-    assert session._engine._thread is None, names
+    assert session._engine._driver.thread is None, names
     usable_again(world, session)
 
 
@@ -768,7 +768,7 @@ def test_sync_needs_no_thread(world, open_session):
     session = open_session(compressor="onebit")
     for step in range(3):
         session.sync({"w": gradient(world.rank, step, "wide")})
-    assert session._engine._thread is None
+    assert session._engine._driver.thread is None
 
 
 # --- groups and fusion ------------------------------------------------------------------------------------------------
@@ -988,7 +988,7 @@ def test_a_block_left_while_its_thread_works(world):
         assert not waiter.is_alive() and len(seen) == 1
         assert seen[0] is None or isinstance(seen[0], EspressoError), seen
         assert all(until(handle.done, 5) for handle in handles)
-        assert until(lambda s=session: s._engine._thread is None, 5)
+        assert until(lambda s=session: s._engine._driver.thread is None, 5)
         world.Barrier()
 
 
@@ -1027,7 +1027,7 @@ def test_a_session_that_is_dropped(world):
     engine = second._session._engine
     assert until(second.done)
     del second, handle
-    assert until(lambda: engine._thread is None)
+    assert until(lambda: engine._driver.thread is None)
 
 
 @several
@@ -1039,21 +1039,21 @@ def test_a_call_interrupted_by_a_signal_like_exception(world, open_session):
         time.sleep(0.3)
     handle = session.push("w", grad)
     if not last(world):
-        original, calls = session._engine._changed.wait_for, itertools.count()
+        original, calls = session._engine._driver.changed.wait_for, itertools.count()
 
         def interrupted(*args, **kwargs):
             if threading.current_thread() is threading.main_thread() and next(calls) == 1:
                 raise KeyboardInterrupt
             return original(*args, **kwargs)
 
-        session._engine._changed.wait_for = interrupted
+        session._engine._driver.changed.wait_for = interrupted
         world.Barrier()
         try:
-            until(lambda: session._engine._driver.locked(), 2)
+            until(lambda: session._engine._driver.driving.locked(), 2)
             handle.wait()
         except KeyboardInterrupt:
             pass
-        session._engine._changed.wait_for = original
+        session._engine._driver.changed.wait_for = original
     session.wait_all()
     assert handle.done() and np.allclose(grad, (world.size - 1) / 2)
 
@@ -1137,9 +1137,9 @@ def test_nothing_piles_up(world, open_session):
 
 def test_calls_are_forgotten_in_time(world, open_session, monkeypatch):
     """Names that keep changing do not make headers grow; what waits while the ranks forget is not lost."""
-    from espresso_mpi import engine
+    from espresso_mpi import negotiation
 
-    monkeypatch.setattr(engine, "_KNOWN", 4)
+    monkeypatch.setattr(negotiation, "_KNOWN", 4)
     session = open_session()
     for step in range(12):
         names = [f"t{step}-{i}" for i in range(3)]
@@ -1151,7 +1151,7 @@ def test_calls_are_forgotten_in_time(world, open_session, monkeypatch):
         wide = gradient(world.rank, step, "wide")
         session.sync({f"w{step}": wide})
         assert close_to(wide, world.size, step, "wide")
-    assert len(session._engine._contents) <= 4 + 3
+    assert len(session._engine._negotiation.contents) <= 4 + 3
 
 
 def test_thousands_of_tensors(world, open_session):

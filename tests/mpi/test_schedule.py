@@ -196,7 +196,7 @@ def test_a_recording_that_ends_by_an_error_with_tensors_under_way(world, open_se
         grads = gradients(world.rank, step)
         session.sync(grads)
         assert same_everywhere(world, {name: zlib.crc32(x) for name, x in grads.items()})
-    assert isinstance(session._engine._runner, OnLanes)
+    assert isinstance(session._engine._dispatcher.runner, OnLanes)
 
 
 def _failing_recording(session, path, grads):

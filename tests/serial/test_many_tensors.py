@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from espresso_mpi import batches, engine, guard
+from espresso_mpi import batches, guard, negotiation
 from espresso_mpi.batches import Batch, Item, batch_of, buckets_of
 from espresso_mpi.buffers import adopt, flatten
+from espresso_mpi.calls import Unit
 from espresso_mpi.collectives.layout import Topology
 from espresso_mpi.compressors import get
 from espresso_mpi.feedback import NO_FEEDBACK
@@ -129,7 +130,7 @@ def wait_for_one_group(n):
     from espresso_mpi.parking import Parking
 
     batch = batch_of(dense(n), grouped_options(dense(n)), TWO)
-    parking, units = Parking(), [engine.Unit(("push", str(i))) for i in range(n)]
+    parking, units = Parking(), [Unit(("push", str(i))) for i in range(n)]
     complete = [parking.add(unit, item, False) for unit, item in zip(units, batch.items)]
     assert complete[:-1] == [None] * (n - 1) and [unit for unit, _, _ in complete[-1]] == units
     assert parking.count == 0 and not any(unit.parked for unit in units)
@@ -192,10 +193,10 @@ def test_work_grows_with_the_number_of_tensors(act):
 @pytest.mark.parametrize("numbers", [[], [0], [7, 8], [3, 64, 65, 1000], list(range(0, 5000, 3))])
 def test_bits_and_numbers(numbers):
     size = 700
-    text = engine._bits_of(numbers, size)
+    text = negotiation.bits_of(numbers, size)
     assert len(text) == size
     mask = int.from_bytes(text, "little")
-    assert mask == sum(1 << number for number in numbers) and engine._numbers_in(mask) == numbers
+    assert mask == sum(1 << number for number in numbers) and negotiation.numbers_in(mask) == numbers
 
 
 def test_batches_are_known_again_and_forgotten_in_time():

@@ -127,7 +127,7 @@ def test_a_schedule_with_copies_between_devices(world, open_session):
     plain = Plan({name: Strategy(s.compressor, s.route.on("cpu")) for name, s in strategies.items()}, fuse_bytes=0)
     gpu, host = (open_session(plan=one, machines=[[0], [1]]) for one in (plan, plain))
     warned = []
-    gpu._engine._runner._warn = warned.append
+    gpu._engine._dispatcher.runner._warn = warned.append
     for step in range(2):
         expected = {name: x + step for name, x in grads.items()}
         found = {name: GpuArray(x.copy()) for name, x in expected.items()}
