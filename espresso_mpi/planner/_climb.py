@@ -109,12 +109,14 @@ def climbed(  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def annealed(  # type: ignore[no-untyped-def]
-    choice, tried, begin, errors, limit, heats, draws, needs, ready,
+    choice, tried, begin, errors, limit, heats, draws, near, rounds, needs, ready,
     backward, home, total, lane, seconds, count, repeats
 ):  # fmt: skip
     """Exchange options at random, also for what is a little slower, ever less so; the best by any rule, in place.
 
     Args:
+        near, rounds: schedules are justified in so many rounds, if they end within that relative distance of what is
+            accepted; no rounds: they are compared as rules make them.
         tried, begin, errors, limit, needs, ready: as in ``climbed``.
         heats: float64 (steps,), seconds; draws: float64 (steps, 3), from 0 to 1.
     """
@@ -142,10 +144,12 @@ def annealed(  # type: ignore[no-untyped-def]
         for turn in range(RULES):
             rule = (last + turn) % RULES  # what was best for the choice before comes first
             by_rule(rule, first, owner, tail, key)
-            time = forward(choice, first, owner, where, took, count, key, False, total, goal, start)
+            time = forward(choice, first, owner, where, took, count, key, False, total, goal * (1 + near), start)
             if time < np.inf:
                 last = rule
                 break
+        if rounds and time < np.inf:
+            time = justified(choice, first, owner, where, took, count, repeats, total, key, start, rounds, -np.inf)
         if time > goal or time == np.inf:
             choice[tensor] = old
             continue

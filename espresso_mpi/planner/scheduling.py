@@ -30,6 +30,8 @@ from .timeline import ROUNDS
 
 NEAR = 0.002
 """Relative distance from the best within which an exchange is justified."""
+NEAR_RULES = 0.02
+"""The same where schedules come from rules alone."""
 ENOUGH = 1e-4
 """Relative distance from the bound within which choices are not improved any more."""
 WORTH = 5e-4
@@ -41,8 +43,6 @@ GAINED, FAR = 2e-4, 0.01
 HOT, HOTTEST, COLD = 0.003, 0.05, 0.0001
 """The first and the last heat of annealing, relative to the step's time; the first is 3/4 of the distance from the
 bound, if that is between the first two."""
-LEAST = 50_000
-"""Operations that a climb or an annealing may take at least, however few tensors there are."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Patience:
         tries: schedules for each tensor from one start; climb: operations of all of them, at most.
         options: of each tensor, those that lift the relaxation least.
         anneals: how often; steps: for each pair of tensors, in each; work: operations of all of them, at most.
+        least: operations that a climb or an annealing may take, however few tensors there are.
+        justifies: annealing compares justified schedules, which takes some times as long.
     """
 
     tries: int
@@ -61,6 +63,8 @@ class Patience:
     anneals: int
     steps: int
     work: int
+    least: int
+    justifies: bool = False
 
 
 def improved(
@@ -94,13 +98,13 @@ class _Improving:
             if time > least * (1 + ENOUGH):
                 best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
         rng = np.random.default_rng(0)
-        for _ in range(how.anneals):
+        for number in range(how.anneals):
             if time <= least * (1 + WORTH):
                 break
-            choice = self.annealed(best, time, rng)
+            choice = self.annealed(best, time, rng, how.justifies and number % 2 == 1)
             start, before = (*scheduled(choice, *tables, ROUNDS)[:2], choice), time
             best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
-            if time > before * (1 - GAINED) and time <= least * (1 + FAR):
+            if not how.justifies and time > before * (1 - GAINED) and time <= least * (1 + FAR):
                 break
         return best, time
 
@@ -118,7 +122,7 @@ class _Improving:
 
     def climbed(self, time: float, key: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
         """The choice after exchanges of single options, and its F."""
-        tries = min(max(self.how.tries * start.size, LEAST // key.size), self.how.climb // key.size)
+        tries = min(max(self.how.tries * start.size, self.how.least // key.size), self.how.climb // key.size)
         choice = start.copy()
         for most in (self.how.options // FEWER, self.how.options):  # of few first: those lead further
             rows = _promising(self.problem, self.relaxed, time, most)
@@ -130,14 +134,15 @@ class _Improving:
                 time, key, _ = scheduled(choice, *self.tables, ROUNDS)
         return choice, time
 
-    def annealed(self, best: np.ndarray, time: float, rng: np.random.Generator) -> np.ndarray:
+    def annealed(self, best: np.ndarray, time: float, rng: np.random.Generator, afresh: bool) -> np.ndarray:
         choice = best.copy()
         size = laid_out(choice, *self.tables)[1].size
-        steps = min(max(self.how.steps * choice.size**2, LEAST // size), self.how.work // size)
-        hot = min(HOTTEST, max(HOT, 0.75 * (time / max(self.relaxed.value, 1e-300) - 1)))
+        steps = min(max(self.how.steps * choice.size**2, self.how.least // size), self.how.work // size)
+        hot = 0.02 if afresh else min(HOTTEST, max(HOT, 0.75 * (time / max(self.relaxed.value, 1e-300) - 1)))
         rows = _promising(self.problem, self.relaxed, time, self.how.options // 2)
         heats, draws = time * np.geomspace(hot, COLD, steps), rng.random((steps, 3))
-        annealed(choice, *rows, self.errors, self.limit, heats, draws, *self.loads, *self.tables)
+        near, rounds = (NEAR_RULES, ROUNDS) if self.how.justifies else (0.0, 0)
+        annealed(choice, *rows, self.errors, self.limit, heats, draws, near, rounds, *self.loads, *self.tables)
         return choice
 
 

@@ -60,9 +60,9 @@ WORTH = 0.006
 TRIES: dict[str, int] = {"quick": 500, "normal": 4000, "thorough": 40000}
 """How often F is worked out from each start, in the orders ``fifo`` and ``priority``."""
 PATIENCES: dict[str, Patience] = {
-    "quick": Patience(20, 500_000, 16, 0, 0, 0),
-    "normal": Patience(60, 2_000_000, 96, 3, 6, 1_000_000),
-    "thorough": Patience(1000, 100_000_000, 96, 6, 100, 6_000_000),
+    "quick": Patience(20, 500_000, 16, 0, 0, 0, 50_000),
+    "normal": Patience(60, 2_000_000, 96, 3, 6, 1_000_000, 50_000),
+    "thorough": Patience(1000, 100_000_000, 4000, 12, 100, 6_000_000, 4_000_000, True),
 }
 """How long choices are improved in the order ``schedule``."""
 
