@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -277,6 +278,17 @@ class Keeping:
     def members(self, kept: str, n: int) -> Members:
         """(name, elements) of the tensors whose arrays have this name in the memory."""
         return self.groups.get(kept, ((kept, n),))
+
+    def residual_norms(self) -> dict[str, float]:
+        """The norm of each tensor's residual, which reads all of them; by the name in statistics."""
+        squares: dict[str, float] = {}
+        for text, value in list(self.memory.items()):
+            key = Key.parse(text)
+            if key.what == "residual":
+                here, name = np.empty(value.size, np.float32), self.label(key.name)
+                device.copy(here, value)
+                squares[name] = squares.get(name, 0.0) + float(np.square(here, dtype=np.float64).sum())
+        return {name: math.sqrt(square) for name, square in squares.items()}
 
     def use(self, kept: str, members: Members) -> tuple[str, int] | None:
         """A tensor, or several as one, are about to be compressed.

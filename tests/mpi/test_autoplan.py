@@ -166,7 +166,7 @@ def test_a_call_that_fails_before_it_is_made_gives_its_memory_back(world, open_s
         raise MismatchError("ranks wait for each other in different calls")
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_tune", fail)
+        patch.setattr(session._tuner, "step_ended", fail)
         with pytest.raises(MismatchError):
             session.sync(grads)
     session.sync(grads)

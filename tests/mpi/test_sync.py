@@ -95,7 +95,7 @@ def held(world, session, n, machines):
 
 
 def session_routes(session):
-    return [item.strategy.route for batch in session._batches.values() for item in batch.items]
+    return [item.strategy.route for batch in session._intake.batches.values() for item in batch.items]
 
 
 @pytest.mark.parametrize("route", COMPRESSED)

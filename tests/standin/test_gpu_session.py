@@ -226,7 +226,7 @@ def test_element_types_and_fusion(world, open_session, compressor, dtype):
 def test_default_route_of_a_gpu_array_encodes_on_the_gpu(world, open_session):
     session = open_session(compressor="onebit")
     session.sync(GpuArray(np.ones(200, np.float32)))
-    routes = [str(item.strategy.route) for batch in session._batches.values() for item in batch.items]
+    routes = [str(item.strategy.route) for batch in session._intake.batches.values() for item in batch.items]
     assert world.size == 1 or all("@gpu" in route for route in routes)
 
 
