@@ -456,7 +456,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the plan does: equal plans have equal digests on every rank."""
+        """SHA-256 of what the plan does. Equal plans have equal digests on every rank."""
         rows = {name: [s.compressor, str(s.route)] for name, s in self.strategies.items()}
         default = [self.default.compressor, str(self.default.route)] if self.default else None
         content: list[object] = [rows, default, self.groups]

@@ -48,7 +48,7 @@ class Compressor(ABC):
     whole: ClassVar[bool] = False
     """Whether a tensor should not be cut into segments, because its payload grows with their number."""
     sparse: ClassVar[bool] = False
-    """Whether payloads hold some elements exactly and nothing of the others: decode_add touches those alone."""
+    """Whether payloads hold some elements exactly and nothing of the others. ``decode_add`` touches those alone."""
     homogeneous: ClassVar[bool] = True
     """Whether C(2ʲx) = 2ʲC(x)."""
     averages: ClassVar[bool] = True

@@ -141,7 +141,8 @@ class Cluster:
 
     Attributes:
         name: what it is called.
-        hosts, gpus_per_host: machines, and ranks (one a GPU, where there are GPUs) on each.
+        hosts: number of machines.
+        gpus_per_host: ranks on each, one per GPU where there are GPUs.
         intra: the link of each rank to the others of its machine.
         inter: the network card of each machine, which its ranks share.
         speeds: of compressors by (spelling, device).
@@ -151,7 +152,8 @@ class Cluster:
         check: what a session does with each tensor before it travels, by its bytes; None: nothing.
         efficiency: share of the rates of ``intra``, ``inter`` and ``copy`` that operations reach.
         start: seconds that a collective costs besides its messages.
-        call, tensor: as in ``Profile``.
+        call: as in ``Profile``.
+        tensor: as in ``Profile``.
         text: where the numbers come from.
 
     Raises:
