@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages; `make docs` runs it. The pages are MyST Markdown, the reference comes from docstrings."""
+"""How Sphinx builds these pages; `make docs` runs it. Pages are MyST Markdown, the reference is from docstrings."""
 
 from __future__ import annotations
 
