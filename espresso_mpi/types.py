@@ -44,7 +44,12 @@ ALIGN = 64
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What the ranks must agree on about one tensor. ``dtype`` is None for an entry that is ``None``."""
+    """What the ranks must agree on about one tensor. ``dtype`` is None for an entry that is ``None``.
+
+    Example:
+        >>> espresso_mpi.TensorSpec("w", (3, 4), "float32").nbytes
+        48
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -105,6 +110,10 @@ class Route:
 
     The executor runs it and the planner costs it. Spelled by its steps joined with ``/``, such as
     ``encode@cpu/allgather@flat/decode@cpu``, or by one of the names in ``ROUTES``.
+
+    Example:
+        >>> str(espresso_mpi.Route.parse("flat-allgather"))
+        'encode@cpu/allgather@flat/decode@cpu'
     """
 
     steps: tuple[Step, ...]
@@ -271,7 +280,16 @@ class _Walk:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one tensor is synchronised: a compressor or its spelling (``none`` for dense), a route or its spelling."""
+    """How one tensor is synchronised: a compressor or its spelling (``none`` for dense), a route or its spelling.
+
+    Raises:
+        ConfigError: the route encodes but the compressor is ``none``, or the other way round.
+
+    Example:
+        >>> strategy = espresso_mpi.Strategy("topk:ratio=0.01", "flat-allgather")
+        >>> strategy.route.compressed
+        True
+    """
 
     compressor: str
     route: Route
@@ -386,6 +404,13 @@ class Plan:
     Raises:
         PlanError: something is no Strategy; a group is empty, its tensors have different strategies, or a name stands
             in groups twice. (From ``strategy``:) the plan does not know the tensor.
+
+    Example:
+        >>> plan = espresso_mpi.Plan(
+        ...     {"head": espresso_mpi.Strategy("int8", "flat-allgather")}, default=espresso_mpi.Strategy("none", "flat")
+        ... )
+        >>> plan.strategy("head").compressor, plan.strategy("another").compressor
+        ('int8', 'none')
     """
 
     strategies: Mapping[str, Strategy] = field(default_factory=dict)

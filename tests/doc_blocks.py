@@ -30,6 +30,12 @@ STARTS_RANKS = ("run", "lab", "demo")
 """Commands of espresso-mpi that start ranks: they run after the job that runs the pages, not within it."""
 LANGUAGES = ("python", "console", "text", "toml", "json")
 
+DOCUMENTED = (
+    "Session", "Handle", "Stats", "sync", "default_session", "Feedback", "Tuning", "Plan", "Strategy", "Route",
+    "TensorSpec",
+)  # fmt: skip
+"""Public classes and functions: their docstrings have an example, which the job runs as well."""
+
 _COMMENT = re.compile(r"<!--\s*(not run|needs|file|hidden)\b:?\s*(.*?)\s*-->", re.DOTALL)
 
 

@@ -1,10 +1,11 @@
-"""Runs the blocks of all pages on the ranks of one job: python -m mpi4py doc_job.py FOLDER.
+"""Runs the blocks of all pages, and the examples of public docstrings, on the ranks of one job.
 
-Rank 0 writes what failed as problems.json.
+python -m mpi4py doc_job.py FOLDER; rank 0 writes what failed to problems.json.
 """
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import shlex
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from doc_blocks import PAGES, ROOT, STARTS_RANKS, Block, blocks
+from doc_blocks import DOCUMENTED, PAGES, ROOT, STARTS_RANKS, Block, blocks
 from mpi4py import MPI
 from typer.testing import CliRunner
 
@@ -92,9 +93,21 @@ def run_page(page: str, folder: Path) -> str | None:
     return problem
 
 
+def run_examples(name: str) -> str | None:
+    """Run the examples in the docstring of a public name; what went wrong on any rank."""
+    names = {"espresso_mpi": espresso_mpi, "np": np}
+    tests = doctest.DocTestFinder(recurse=False).find(getattr(espresso_mpi, name), name, globs=names)
+    text: list[str] = []
+    for test in tests:
+        doctest.DocTestRunner().run(test, out=text.append)
+    return next(filter(None, COMM.allgather("".join(text))), None)
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     problems = {page: run_page(page, folder) for page in PAGES}
+    os.chdir(folder)
+    problems |= {name: run_examples(name) for name in DOCUMENTED}
     if COMM.rank == 0:
         (folder / "problems.json").write_text(json.dumps(problems))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import subprocess
 import sys
 
 import pytest
-from doc_blocks import LANGUAGES, PAGES, ROOT, STARTS_RANKS, blocks
+from doc_blocks import DOCUMENTED, LANGUAGES, PAGES, ROOT, STARTS_RANKS, blocks
+
+import espresso_mpi
 
 pytestmark = pytest.mark.timeout(240)
 LIMIT = 200
@@ -43,6 +46,18 @@ def test_every_block_has_a_language_and_a_reason_if_it_does_not_run(page):
 def test_the_blocks_of_a_page_run(job, page):
     _, problems = job
     assert problems[page] is None, problems[page]
+
+
+def test_the_public_classes_and_functions_are_those_with_examples():
+    public = {name: getattr(espresso_mpi, name) for name in espresso_mpi.__all__}
+    assert set(DOCUMENTED) == {name for name, value in public.items() if inspect.isclass(value) or callable(value)}
+    assert all("Example:\n" in public[name].__doc__ for name in DOCUMENTED)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_example_of_a_public_name_runs(job, name):
+    _, problems = job
+    assert problems[name] is None, problems[name]
 
 
 def jobs_of_pages():
