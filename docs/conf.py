@@ -35,7 +35,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 nitpick_ignore_regex = [
     ("py:.*", r"collections\.abc\..*"),
-    ("py:class", r"espresso_mpi\..*\.(Curve|Link|Memory|Schedule|Speed|Workspace)"),  # internal: types of attributes
+    ("py:class", r"espresso_mpi\..*\.(Schedule|Workspace)"),  # internal: types of attributes
 ]
 
 # --- errors: docstrings name them without their module ---
@@ -53,8 +53,19 @@ def resolve_error(app, environment, node, contnode):
     return python.resolve_xref(environment, node["refdoc"], app.builder, "exc", target, node, contnode)
 
 
+# --- pages: docstrings name them by their path ---
+
+PAGE = re.compile(r"\bdocs/([\w-]+)\.md\b")
+
+
+def link_pages(app, what, name, obj, options, lines):
+    """Make a link of `docs/planner.md` in a docstring."""
+    lines[:] = [PAGE.sub(r":doc:`/\1`", line) for line in lines]
+
+
 def setup(app):
     app.connect("missing-reference", resolve_error)
+    app.connect("autodoc-process-docstring", link_pages)
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -318,7 +318,8 @@ class MadeFor:
     Attributes:
         tensors: by name (shape, or the number of elements where the shape was not known; element type).
         device: where the tensors are.
-        machines, ranks_per_machine: of the profile.
+        machines: of the profile.
+        ranks_per_machine: of the profile.
         fingerprint: of the profile: versions and whatever else the measured times depend on; JSON values.
     """
 
@@ -367,7 +368,8 @@ class Forecast:
         dense: of the step by the best plan without compression; noise: what is uncertain in the gain over it.
         forgone: what the best plan with compression would have gained, where that was not above its noise and the plan
             is dense therefore; else 0.
-        order, lanes: how the timeline was computed (planner.timeline).
+        order: in which the lanes of the timeline serve.
+        lanes: which resources share a lane there.
         baselines: seconds of the step by other plans, by their names.
         buffers: one entry for each tensor or group, in the order of the backward pass.
         error: summed compression error (planner.budget); None where a method's is not known.
