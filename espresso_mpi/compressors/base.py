@@ -2,7 +2,7 @@
 
 A compressor knows no transport and a collective knows no compressor: they meet at bytes. To add one, write one file in
 this folder with one class under ``@register``: ``nbytes``, ``_encode_cpu`` and ``_decode_cpu`` are all it must have;
-docs/compressors.md shows an example. The registry, the law tests and the benchmarks find it.
+docs/add-compressor.md shows an example. The registry, the law tests and the benchmarks find it.
 """
 
 from __future__ import annotations
