@@ -13,12 +13,13 @@ VENV := .venv
 VENV_MPICH := .venv-mpich
 VENV_PTX := .venv-ptx
 VENV_CHECK := .venv-check
+VENV_DOCS := .venv-docs
 
 export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-mpich test-ptx test-routes check bench bench-compressors bench-optimizers clean
+.PHONY: help demo test test-mpich test-ptx test-routes check docs bench bench-compressors bench-optimizers clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +50,9 @@ $(VENV_PTX)/.test: pyproject.toml
 
 $(VENV_CHECK)/.dev: pyproject.toml
 	$(call install,$(VENV_CHECK),dev)
+
+$(VENV_DOCS)/.docs: pyproject.toml
+	$(call install,$(VENV_DOCS),docs)
 
 comma := ,
 
@@ -93,6 +97,10 @@ check: $(VENV_CHECK)/.dev ## ruff, mypy and import-linter
 	$(VENV_CHECK)/bin/ruff format --check .
 	$(VENV_CHECK)/bin/mypy
 	$(VENV_CHECK)/bin/lint-imports
+
+docs: $(VENV_DOCS)/.docs ## build the documentation into docs/_build; a warning is an error
+	$(VENV_DOCS)/bin/python -m sphinx -q -W --keep-going -n docs docs/_build
+	@echo "== open docs/_build/index.html"
 
 bench-compressors: $(VENV)/.demo ## every compressor against the speed of memory, and its error; no MPI
 	@mkdir -p $(OUT)
@@ -153,6 +161,6 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	  $(wildcard $(OUT)/optimizers.json)
 
 clean: ## remove the environments, caches and measurements
-	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) build $(OUT) *.egg-info \
-	  .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) $(VENV_DOCS) build docs/_build docs/_generated $(OUT) \
+	  *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find espresso_mpi tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,6 +17,11 @@ def default_session(**options: Any) -> Session:
 
     Raises:
         ConfigError: options are passed after it was opened.
+
+    Example:
+        >>> session = espresso_mpi.default_session()
+        >>> session is espresso_mpi.default_session()
+        True
     """
     global _SESSION
     if _SESSION is None or not _SESSION.usable:
@@ -30,5 +35,10 @@ def sync(grads: Any) -> Any:
     """Average gradients over all ranks of ``MPI.COMM_WORLD``, in place; see ``Session.sync``.
 
     Dense unless ``default_session(compressor=...)`` was called before.
+
+    Example:
+        >>> grads = {"w": np.full(2, 3.0, np.float32)}  # every rank has its own
+        >>> espresso_mpi.sync(grads)["w"].tolist()
+        [3.0, 3.0]
     """
     return default_session().sync(grads)

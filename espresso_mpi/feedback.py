@@ -26,6 +26,10 @@ class Feedback:
 
     Raises:
         ConfigError: a value outside (0, 1], or a parameter that the kind does not have.
+
+    Example:
+        >>> espresso_mpi.Feedback.of("plain:decay=0.9")
+        Feedback(kind='plain', decay=0.9, momentum=1.0)
     """
 
     kind: Kind = "auto"

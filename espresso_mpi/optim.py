@@ -101,8 +101,7 @@ class Clan:
 
         Raises:
             GradientError: the names or shapes are others than the parameters', or an array cannot be read.
-            NonFiniteError: a gradient holds a NaN or an infinity.
-            Nothing has been changed then.
+            NonFiniteError: a gradient holds a NaN or an infinity. Nothing has been changed in either case.
         """
         tensors = _tensors(self._params)
         values = _matched(tensors, dict(buffers.flatten(grads)))

@@ -29,7 +29,14 @@ _LOG = logging.getLogger("espresso_mpi")
 
 
 class Handle:
-    """A tensor on its way, as ``Session.push`` returns it."""
+    """A tensor on its way, as ``Session.push`` returns it.
+
+    Example:
+        >>> with espresso_mpi.Session() as session:
+        ...     handle = session.push("w", np.full(2, 3.0, np.float32))
+        ...     handle.wait().tolist()
+        [3.0, 3.0]
+    """
 
     def __init__(self, session: Session, unit: Unit) -> None:
         self._session, self._unit = session, unit
@@ -94,6 +101,13 @@ class Session(Planning, Checkpoints):
 
     Raises:
         ConfigError: an option does not fit; MismatchError: ranks chose different options; on every rank.
+
+    Example:
+        >>> grads = {"w": np.full((128, 128), 0.5, np.float32)}  # every rank has its own
+        >>> with espresso_mpi.Session(compressor="fp16") as session:
+        ...     mean = session.sync(grads)  # in place
+        >>> float(grads["w"][0, 0])
+        0.5
     """
 
     def __init__(

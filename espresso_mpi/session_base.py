@@ -86,7 +86,7 @@ class SessionBase:
         """Wait for everything that was pushed and not waited for.
 
         Raises:
-            as ``Handle.wait``, for the first tensor with an error; all have ended then.
+            EspressoError: as ``Handle.wait``, for the first tensor with an error; all have ended then.
         """
         errors = []
         for unit in self._pending:
@@ -175,7 +175,7 @@ class SessionBase:
         A session that failed is only dropped.
 
         Raises:
-            as ``wait_all``; RankTimeoutError: a rank did not come.
+            EspressoError: as ``wait_all``. RankTimeoutError: a rank did not come.
         """
         if not self.usable:
             return

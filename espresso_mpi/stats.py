@@ -21,6 +21,12 @@ class Stats:
     left its range: values in an encode (``fp16`` beyond 65504, ``onebit`` and ``onebit_sgd`` where the magnitudes of
     a block sum to more than float32 holds) and sums of payloads (integers of thc, float16). ``tensors`` has the same
     for each tensor, and for its latest step.
+
+    Example:
+        >>> with espresso_mpi.Session() as session:
+        ...     mean = session.sync({"w": np.ones(4, np.float32)})
+        ...     session.stats().steps
+        1
     """
 
     steps: int

@@ -45,6 +45,11 @@ class Tuning:
 
     Raises:
         ConfigError: a value is not in its range.
+
+    Example:
+        >>> tuning = espresso_mpi.Tuning(compressors=["fp16", "int8"], steps=12)
+        >>> session = espresso_mpi.Session(plan="auto", tuning=tuning)
+        >>> session.close()
     """
 
     compressors: tuple[str, ...] = LIKE_FP32

@@ -44,7 +44,12 @@ ALIGN = 64
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What the ranks must agree on about one tensor. ``dtype`` is None for an entry that is ``None``."""
+    """What the ranks must agree on about one tensor. ``dtype`` is None for an entry that is ``None``.
+
+    Example:
+        >>> espresso_mpi.TensorSpec("w", (3, 4), "float32").nbytes
+        48
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -105,6 +110,10 @@ class Route:
 
     The executor runs it and the planner costs it. Spelled by its steps joined with ``/``, such as
     ``encode@cpu/allgather@flat/decode@cpu``, or by one of the names in ``ROUTES``.
+
+    Example:
+        >>> str(espresso_mpi.Route.parse("flat-allgather"))
+        'encode@cpu/allgather@flat/decode@cpu'
     """
 
     steps: tuple[Step, ...]
@@ -271,7 +280,16 @@ class _Walk:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one tensor is synchronised: a compressor or its spelling (``none`` for dense), a route or its spelling."""
+    """How one tensor is synchronised: a compressor or its spelling (``none`` for dense), a route or its spelling.
+
+    Raises:
+        ConfigError: the route encodes but the compressor is ``none``, or the other way round.
+
+    Example:
+        >>> strategy = espresso_mpi.Strategy("topk:ratio=0.01", "flat-allgather")
+        >>> strategy.route.compressed
+        True
+    """
 
     compressor: str
     route: Route
@@ -300,7 +318,8 @@ class MadeFor:
     Attributes:
         tensors: by name (shape, or the number of elements where the shape was not known; element type).
         device: where the tensors are.
-        machines, ranks_per_machine: of the profile.
+        machines: of the profile.
+        ranks_per_machine: of the profile.
         fingerprint: of the profile: versions and whatever else the measured times depend on; JSON values.
     """
 
@@ -349,7 +368,8 @@ class Forecast:
         dense: of the step by the best plan without compression; noise: what is uncertain in the gain over it.
         forgone: what the best plan with compression would have gained, where that was not above its noise and the plan
             is dense therefore; else 0.
-        order, lanes: how the timeline was computed (planner.timeline).
+        order: in which the lanes of the timeline serve.
+        lanes: which resources share a lane there.
         baselines: seconds of the step by other plans, by their names.
         buffers: one entry for each tensor or group, in the order of the backward pass.
         error: summed compression error (planner.budget); None where a method's is not known.
@@ -386,6 +406,13 @@ class Plan:
     Raises:
         PlanError: something is no Strategy; a group is empty, its tensors have different strategies, or a name stands
             in groups twice. (From ``strategy``:) the plan does not know the tensor.
+
+    Example:
+        >>> plan = espresso_mpi.Plan(
+        ...     {"head": espresso_mpi.Strategy("int8", "flat-allgather")}, default=espresso_mpi.Strategy("none", "flat")
+        ... )
+        >>> plan.strategy("head").compressor, plan.strategy("another").compressor
+        ('int8', 'none')
     """
 
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
@@ -456,7 +483,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the plan does: equal plans have equal digests on every rank."""
+        """SHA-256 of what the plan does. Equal plans have equal digests on every rank."""
         rows = {name: [s.compressor, str(s.route)] for name, s in self.strategies.items()}
         default = [self.default.compressor, str(self.default.route)] if self.default else None
         content: list[object] = [rows, default, self.groups]

@@ -255,7 +255,7 @@ compress between machines, and not inside them as well; *earliest*: deciding in 
 of the largest first; *search*: ours; *proved*: no plan misses less. *backward ms* is how long the backward pass is:
 *measured* as in [docs/models.md](docs/models.md), or so that the fp32 scaling factor comes out as published. *GPU ms*:
 what compression takes of the GPU, in the plans *1+2* and *between*. What follows stands in
-[docs/planner.md](docs/planner.md).
+[docs/planner-evaluation.md](docs/planner-evaluation.md).
 """,
         ("model", "compressor", "testbed", "backward ms", "fp32 factor", "published factor", "Upper Bound ms", "1+2",
          "between", "earliest", "search", "proved", "published", "GPU ms", "GPU ms, between"),

@@ -2,7 +2,7 @@
 
 A compressor knows no transport and a collective knows no compressor: they meet at bytes. To add one, write one file in
 this folder with one class under ``@register``: ``nbytes``, ``_encode_cpu`` and ``_decode_cpu`` are all it must have;
-docs/compressors.md shows an example. The registry, the law tests and the benchmarks find it.
+docs/add-compressor.md shows an example. The registry, the law tests and the benchmarks find it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Compressor(ABC):
     whole: ClassVar[bool] = False
     """Whether a tensor should not be cut into segments, because its payload grows with their number."""
     sparse: ClassVar[bool] = False
-    """Whether payloads hold some elements exactly and nothing of the others: decode_add touches those alone."""
+    """Whether payloads hold some elements exactly and nothing of the others. ``decode_add`` touches those alone."""
     homogeneous: ClassVar[bool] = True
     """Whether C(2ʲx) = 2ʲC(x)."""
     averages: ClassVar[bool] = True

@@ -53,7 +53,7 @@ from ..schema import Ranks, Seconds
 from ..types import CLOSING, DeviceKind, Level, Op
 from .profile import ZERO, Codec, Curve, Move, Profile, Way, check_ranks
 
-KIND = schema.Kind("espresso_mpi cluster", 1, "a person or Cluster.save; docs/planner.md shows one")
+KIND = schema.Kind("espresso_mpi cluster", 1, "a person or Cluster.save; docs/cluster.md shows one")
 
 MOST_BYTES = 1 << 20
 """Of a file: people write them; with the speeds of all compressors they have some 10 kB."""
@@ -141,7 +141,8 @@ class Cluster:
 
     Attributes:
         name: what it is called.
-        hosts, gpus_per_host: machines, and ranks (one a GPU, where there are GPUs) on each.
+        hosts: number of machines.
+        gpus_per_host: ranks on each, one per GPU where there are GPUs.
         intra: the link of each rank to the others of its machine.
         inter: the network card of each machine, which its ranks share.
         speeds: of compressors by (spelling, device).
@@ -151,7 +152,8 @@ class Cluster:
         check: what a session does with each tensor before it travels, by its bytes; None: nothing.
         efficiency: share of the rates of ``intra``, ``inter`` and ``copy`` that operations reach.
         start: seconds that a collective costs besides its messages.
-        call, tensor: as in ``Profile``.
+        call: as in ``Profile``.
+        tensor: as in ``Profile``.
         text: where the numbers come from.
 
     Raises:
@@ -388,7 +390,7 @@ machines {far:g} us, one inside {near:g} us: NCCL's own model of rings, protocol
 2020). Assumed: operations reach 88 % of a link; two sockets of six channels of DDR4-2666 reach 200 of 256 GB/s, \
 shared by 8 ranks; every GPU has its PCIe lanes for itself. Compressors reach half of a GPU's bandwidth and 80 % of \
 the CPU's; a call costs 2 us on a CPU, 8 us on a GPU, 20 us for dgc and topk, which launch several kernels: set \
-so that the paper's scaling factors come out, within what is plausible; docs/planner.md compares."""
+so that the paper's scaling factors come out, within what is plausible; docs/cluster.md compares."""
 
 
 def _testbed(name: str, links: str, protocol: str, start: float, intra: Link, inter: Link) -> Cluster:

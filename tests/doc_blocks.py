@@ -1,0 +1,81 @@
+"""The code blocks of README.md, CONTRIBUTING.md and docs/, and what the comments before them say.
+
+Every block has a language. ``python`` runs, and of ``console`` the lines that begin with ``$``; others are data.
+An HTML comment right before a block, which no reader sees, may say
+
+- ``<!-- not run: REASON -->``: it cannot run in a test, and why;
+- ``<!-- needs: MODULE -->``: it is left out where the module is missing;
+- ``<!-- file: NAME -->``: it is the content of a file that later blocks of the page read;
+- ``<!-- hidden`` … ``-->``: Python that runs before the next block.
+
+The blocks of a page share names and a folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[1]
+PAGES = tuple(
+    str(path.relative_to(ROOT))
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if not {"_build", "_generated"} & set(path.parts)
+)
+STARTS_RANKS = ("run", "lab", "demo")
+"""Commands of espresso-mpi that start ranks: they run after the job that runs the pages, not within it."""
+LANGUAGES = ("python", "console", "text", "toml", "json")
+
+DOCUMENTED = (
+    "Session", "Handle", "Stats", "sync", "default_session", "Feedback", "Tuning", "Plan", "Strategy", "Route",
+    "TensorSpec",
+)  # fmt: skip
+"""Public classes and functions: their docstrings have an example, which the job runs as well."""
+
+_COMMENT = re.compile(r"<!--\s*(not run|needs|file|hidden)\b:?\s*(.*?)\s*-->", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a page; ``marks``: what the comments before it say."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    marks: dict[str, str]
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a console."""
+        return [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
+
+    @property
+    def runs(self) -> bool:
+        """Whether the block is there to be run."""
+        return self.language in ("python", "console", "hidden") and "not run" not in self.marks
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page in order, hidden ones among them."""
+    return list(_found(page, (ROOT / page).read_text()))
+
+
+def _found(page: str, text: str) -> Iterator[Block]:
+    marks: dict[str, str] = {}
+    for token in MarkdownIt().parse(text):
+        line = (token.map or [0])[0] + 1
+        if token.type == "html_block":
+            for kind, content in _COMMENT.findall(token.content):
+                if kind == "hidden":
+                    yield Block(page, line, "hidden", content, marks)
+                else:
+                    marks = {**marks, kind: content}
+            continue
+        if token.type == "fence" and not token.info.startswith("{"):  # those are Sphinx's directives
+            yield Block(page, line, token.info.strip(), token.content, marks)
+        marks = {}
