@@ -30,6 +30,14 @@ class Left(EspressoError):  # noqa: N818 - a state, not a failure
         self.cure = cure
 
 
+def unusable(error: BaseException) -> EspressoError:
+    """What calls of a session raise once it was left or has failed with this."""
+    left = isinstance(error, Left)
+    why = str(error) if left else f"it failed: {type(error).__name__}: {error}"
+    cure = error.cure if isinstance(error, Left) else "open a new one"
+    return EspressoError(f"this session cannot be used any more: {why}; {cure}")
+
+
 class Driven(Protocol):
     """What is driven. ``broken``: why it can do nothing any more."""
 

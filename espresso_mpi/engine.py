@@ -19,7 +19,7 @@ from . import buffers, device
 from .calls import Unit
 from .collectives.transport import Transport
 from .dispatcher import Dispatcher, arrays_of
-from .driver import PAUSE, Driver, Left
+from .driver import PAUSE, Driver, Left, unusable
 from .errors import ConfigError, EspressoError, MismatchError, PlanError, RemoteError, StateError
 from .memory import Keeping
 from .negotiation import Heard, Negotiation, numbers_in
@@ -123,13 +123,8 @@ class Engine:
 
     def require_usable(self) -> None:
         """Raise EspressoError if ranks may be out of step."""
-        error = self.broken
-        if error is None:
-            return
-        left = isinstance(error, Left)
-        why = str(error) if left else f"it failed: {type(error).__name__}: {error}"
-        cure = error.cure if isinstance(error, Left) else "open a new one"
-        raise EspressoError(f"this session cannot be used any more: {why}; {cure}")
+        if self.broken is not None:
+            raise unusable(self.broken)
 
     def leave(self, why: str, tell: bool = True, cure: str = "open a new one") -> None:
         """Stop without waiting for anybody; ``tell`` the other ranks if they may be waiting for this one."""
