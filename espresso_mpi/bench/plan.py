@@ -21,7 +21,8 @@ from ..planner.profile import Profile
 from ..planner.timeline import LANES, ORDERS, Order
 from ..planner.trace import Trace
 from ..types import DeviceKind, Plan
-from .output import WIDTH, check_plot, check_writable, show
+from .compiling import announced
+from .output import WIDTH, check_writable, show
 
 T = TypeVar("T")
 
@@ -53,15 +54,18 @@ def plan_main(
         ConfigError: there is no such file or name, or an argument is out of its range.
     """
     check_writable(output, "--output")
-    if picture is not None and picture.suffix != ".json":
-        check_plot(picture)
+    if picture is not None:
+        from . import gantt
+
+        gantt.require(picture)
     _among("order", order, ORDERS)
     _among("lanes", lanes, LANES)
     measured = _file_or_name("profile", profile, TESTBEDS, Profile.load, lambda name: TESTBEDS[name].profile())
     steps, measured = beside(_steps(trace, device, backward), measured)
     chosen = None if compressors is None else spellings(compressors)
-    made = plan(steps, measured, chosen, order=cast("Order | None", order), lanes=lanes, fusion=fusion,
-                error_budget=error_budget)  # fmt: skip
+    with announced():
+        made = plan(steps, measured, chosen, order=cast("Order | None", order), lanes=lanes, fusion=fusion,
+                    error_budget=error_budget)  # fmt: skip
     _print(explain(made), tables=2)
     if output is not None:
         planfile.save(made, output)

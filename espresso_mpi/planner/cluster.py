@@ -53,7 +53,7 @@ from ..schema import Ranks, Seconds
 from ..types import CLOSING, DeviceKind, Level, Op
 from .profile import ZERO, Codec, Curve, Move, Profile, Way, check_ranks
 
-KIND = schema.Kind("espresso_mpi cluster", 1, "a person or Cluster.save; docs/planner.md shows one")
+KIND = schema.Kind("espresso_mpi cluster", 1, "a person or Cluster.save; docs/cluster.md shows one")
 
 MOST_BYTES = 1 << 20
 """Of a file: people write them; with the speeds of all compressors they have some 10 kB."""
