@@ -108,7 +108,7 @@ def test_files_that_cannot_be(tmp_path):
             picture(problem, problem.dense(), tmp_path / name)
     (tmp_path / "folder.svg").mkdir()
     for name in ("none/step.png", "none/step.json", "folder.svg"):
-        with pytest.raises(ConfigError, match="--picture .*director"):
+        with pytest.raises(ConfigError, match=r"--picture .*director"):
             picture(problem, problem.dense(), tmp_path / name)
 
 

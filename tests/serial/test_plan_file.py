@@ -166,10 +166,10 @@ def test_what_does_not_hold_is_refused(tmp_path, change, said):
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read.*; make one by espresso-mpi plan"):
+    with pytest.raises(ConfigError, match=r"cannot be read.*; make one by espresso-mpi plan"):
         load(tmp_path / "none.json")
     (tmp_path / "text").write_text("a plan")
-    with pytest.raises(ConfigError, match="expected JSON.*; make it anew by espresso-mpi plan"):
+    with pytest.raises(ConfigError, match=r"expected JSON.*; make it anew by espresso-mpi plan"):
         load(tmp_path / "text")
     with pytest.raises(ConfigError, match="cannot be written"):
         save(made(), tmp_path / "nowhere" / "plan.json")
