@@ -141,8 +141,10 @@ class Session:
             machines=machines, debug=debug,
         )  # fmt: skip
         self._options, self._recording = options, False
-        note = {"problem": problem or other_versions(options.plan), "options": options.described()}
-        self._transport = Transport.open(comm, options.transport(), agree_on_options, note)
+        self._transport = Transport.open(
+            comm, options.transport(), agree_on_options,
+            lambda: {"problem": problem or other_versions(options.plan), "options": options.described()},
+        )  # fmt: skip
         self._require_fit()
         self._step, self._seconds, self._warned = 0, 0.0, False
         self._batches = Batches()
