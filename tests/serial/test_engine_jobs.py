@@ -311,7 +311,9 @@ def test_a_plan_of_this_mpi_fits_in_a_script_that_has_not_loaded_it(tmp_path):
     )
     found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LIMIT)
     assert found.returncode == 0, found.stderr
-    again = subprocess.run([sys.executable, script, found.stdout.strip()], capture_output=True, text=True, timeout=LIMIT)
+    again = subprocess.run(
+        [sys.executable, script, found.stdout.strip()], capture_output=True, text=True, timeout=LIMIT
+    )
     assert again.stdout == found.stdout, again.stderr
     other = subprocess.run([sys.executable, script, "MPI 0.1"], capture_output=True, text=True, timeout=LIMIT)
     assert f"mpi: MPI 0.1 (the plan), {found.stdout.strip()} (here)" in other.stderr
