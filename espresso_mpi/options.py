@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from . import compressors
+from .collectives.agreement import fingerprint
 from .collectives.layout import Topology
 from .collectives.schedule import check_payloads
 from .collectives.transport import MESSAGE_BYTES, MESSAGE_MAX, Settings, device_aware
@@ -137,8 +138,19 @@ class Options:
         route, plan = self.route, self.plan
         texts = {"route": str(route) if route else None, "feedback": str(self.feedback)}
         texts["tuning"] = str(self.tuning) if self.tuning else None
-        made = f", made for {plan.made_for}" if plan and plan.made_for else ""
-        return {**values, **texts, "plan": plan.digest + made if plan else None}
+        return {**values, **texts, "plan": _told(plan) if plan else None}
+
+
+def _told(plan: Plan) -> str:
+    """A plan in a few words, which differ where the plans do: one of thousands of tensors would fill pages."""
+    made = plan.made_for
+    if made is None:
+        return plan.digest
+    sizes = fingerprint(str(made)).hex()[:12]
+    return (
+        f"{plan.digest}, made for {len(made.tensors)} tensors ({sizes}) on {made.machines} machines of "
+        f"{made.ranks_per_machine} ranks"
+    )
 
 
 @lru_cache(maxsize=256)

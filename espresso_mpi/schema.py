@@ -56,21 +56,33 @@ T = TypeVar("T")
 
 
 def load(
-    path: str | os.PathLike[str], read: Callable[[Any], T], most: int, parsed: Callable[[bytes], Any] | None = None
+    path: str | os.PathLike[str],
+    read: Callable[[Any], T],
+    most: int,
+    parsed: Callable[[bytes], Any] | None = None,
+    how: str = "",
 ) -> T:
     """What ``read`` makes of the value in a JSON file, or in a file of the format that ``parsed`` knows.
 
     Args:
         most: bytes that such a file has at most.
+        how: by what such a file is made, for the errors' texts.
 
     Raises:
         ConfigError: the file cannot be read, is larger, or one of the two refuses it; the text names the file.
     """
-    data = contents(path, most)
+    try:
+        data = contents(path, most)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_made_by('make one', how, error)}") from None
     try:
         return read((parsed or parse)(data))
     except EspressoError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}{_made_by('make it anew', how, error)}") from None
+
+
+def _made_by(what: str, how: str, error: EspressoError) -> str:
+    return f"; {what} by {how}" if how and how not in str(error) else ""
 
 
 def contents(path: str | os.PathLike[str], most: int) -> bytes:

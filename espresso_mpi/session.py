@@ -138,8 +138,9 @@ class Session(Planning, Checkpoints):
             window_bytes=window_bytes, message_bytes=message_bytes, segment_bytes=segment_bytes, fuse_bytes=fuse_bytes,
             machines=machines, debug=debug,
         )  # fmt: skip
-        note = {"problem": problem or other_versions(options.plan), "options": options.described()}
-        super().__init__(comm, options, note)
+        super().__init__(
+            comm, options, lambda: {"problem": problem or other_versions(options.plan), "options": options.described()}
+        )
 
     # --- synchronising ------------------------------------------------------------------------------------------------
 

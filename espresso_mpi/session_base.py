@@ -33,13 +33,13 @@ class SessionBase:
     """A session that is open: it can wait, do something on all ranks, and be closed.
 
     Args:
-        comm: as ``Session``; options: as all ranks chose them; note: what ranks tell each other of them.
+        comm: as ``Session``; options: as all ranks chose them; note: makes what ranks tell each other of them.
 
     Raises:
         ConfigError, MismatchError, PlanError: on every rank.
     """
 
-    def __init__(self, comm: Any, options: Options, note: Mapping[str, Any]) -> None:
+    def __init__(self, comm: Any, options: Options, note: Callable[[], Mapping[str, Any]]) -> None:
         self._options, self._recording = options, False
         self._transport = Transport.open(comm, options.transport(), agree_on_options, note)
         self._require_fit()

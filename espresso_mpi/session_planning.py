@@ -30,7 +30,7 @@ _RECORDED = 1024
 class Planning(SessionBase):
     """Plans of a session; see docs/planner.md."""
 
-    def __init__(self, comm: Any, options: Options, note: Mapping[str, Any]) -> None:
+    def __init__(self, comm: Any, options: Options, note: Callable[[], Mapping[str, Any]]) -> None:
         self._tuner: Tuner | None = None
         super().__init__(comm, options, note)
         tuning = options.tuning

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from . import schema
 from .errors import PlanError
 from .schema import Seconds
 
@@ -32,6 +33,9 @@ class Lanes:
     """Which resources are one and the same: those with the same number share one lane.
 
     ``compute``: the lane of the backward pass; None: one of its own, which nothing else delays.
+
+    Raises:
+        ConfigError: a number of no lane.
     """
 
     gpu: Lane = 0
@@ -39,6 +43,9 @@ class Lanes:
     intra: Lane = 2
     inter: Lane = 3
     compute: Annotated[int, Meta(ge=0, le=MOST_LANES)] | None = 0
+
+    def __post_init__(self) -> None:
+        schema.check(self, "schedule: lanes")
 
     def of(self, resource: Resource) -> int:
         """The lane of a resource."""
@@ -73,7 +80,7 @@ class Timetable:
         starts: when they begin, a row for each segment.
 
     Raises:
-        PlanError: rows of different lengths.
+        PlanError: rows of different lengths; ConfigError: a time that is negative or not finite, a number of no lane.
     """
 
     backward: Seconds
@@ -84,6 +91,7 @@ class Timetable:
     starts: tuple[tuple[Seconds, ...], ...]
 
     def __post_init__(self) -> None:
+        schema.check(self, "schedule")  # executing goes from moment to moment: with NaN it would never end
         lengths = {len(row) for row in (self.operations, self.lanes, self.seconds, *self.starts)}
         if len(lengths) > 1 or not self.starts:
             raise PlanError(
@@ -98,13 +106,19 @@ class Schedule:
     """When everything of a step is planned to happen; ``buffers`` by name, see ``types.buffer_name``.
 
     Raises:
-        PlanError: an operation is on a lane that there is not.
+        PlanError: not lanes and timetables by name; an operation is on a lane that there is not.
     """
 
     lanes: Lanes
     buffers: Mapping[str, Timetable]
 
     def __post_init__(self) -> None:
+        tables = self.buffers.values() if isinstance(self.buffers, Mapping) else [self.buffers]
+        if not isinstance(self.lanes, Lanes) or not all(isinstance(table, Timetable) for table in tables):
+            raise PlanError(
+                f"schedule: got {schema.shown(self.lanes)} and {schema.shown(self.buffers)}; expected Lanes and a "
+                f"Timetable for each buffer by its name"
+            )
         for name, table in self.buffers.items():
             if max(table.lanes, default=0) >= self.lanes.count:
                 raise PlanError(

@@ -18,6 +18,7 @@ from ..planner.problem import Problem
 from ..planner.timeline import Interval
 from ..trace import nanoseconds
 from . import timeline
+from .output import check_writable
 from .timeline import COLOURS, INSIDE, MARGINS, Bar, draw_bars, draw_frame, draw_names, new_figure, require_output, save
 
 SUFFIXES = (*timeline.SUFFIXES, ".json")
@@ -49,6 +50,16 @@ class Shown:
     stop: float
 
 
+def require(path: Path) -> None:
+    """Refuse, before anything is planned, a picture that could not be drawn or written.
+
+    Raises:
+        ConfigError: another suffix, no such directory, a directory itself, or matplotlib is missing.
+    """
+    check_writable(path, "--picture")
+    require_output(path, "--picture", SUFFIXES)
+
+
 def picture(problem: Problem, choice: np.ndarray, path: Path, title: str = "") -> None:
     """Draw a choice to a .png or .svg file, or write it to a .json file for https://ui.perfetto.dev.
 
@@ -60,7 +71,7 @@ def picture(problem: Problem, choice: np.ndarray, path: Path, title: str = "") -
         ConfigError: another suffix, the file cannot be written, or matplotlib is missing.
     """
     path = Path(path)
-    require_output(path, "picture", SUFFIXES)
+    require(path)
     if path.suffix.lower() == ".json":
         tracefile.write(path, chrome(problem, choice, title))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -21,7 +22,8 @@ from ..planner.profile import Profile
 from ..planner.timeline import LANES, ORDERS, Order
 from ..planner.trace import Trace
 from ..types import DeviceKind, Plan
-from .output import WIDTH, check_plot, check_writable, show
+from .compiling import announced
+from .output import WIDTH, check_writable, show
 
 T = TypeVar("T")
 
@@ -53,21 +55,26 @@ def plan_main(
         ConfigError: there is no such file or name, or an argument is out of its range.
     """
     check_writable(output, "--output")
-    if picture is not None and picture.suffix != ".json":
-        check_plot(picture)
+    if picture is not None:
+        from . import gantt
+
+        gantt.require(picture)
     _among("order", order, ORDERS)
     _among("lanes", lanes, LANES)
     measured = _file_or_name("profile", profile, TESTBEDS, Profile.load, lambda name: TESTBEDS[name].profile())
-    steps, measured = beside(_steps(trace, device, backward), measured)
+    recorded = _steps(trace, device, backward)
+    steps, dearer = beside(recorded, measured)
     chosen = None if compressors is None else spellings(compressors)
-    made = plan(steps, measured, chosen, order=cast("Order | None", order), lanes=lanes, fusion=fusion,
-                error_budget=error_budget)  # fmt: skip
-    _print(explain(made), tables=2)
+    with announced():
+        made = plan(steps, dearer, chosen, order=cast("Order | None", order), lanes=lanes, fusion=fusion,
+                    error_budget=error_budget)  # fmt: skip
+    told = explain(made)
+    _print(replace(told, words=(*told.words, *_told_of_pushes(recorded, steps, measured))), tables=2)
     if output is not None:
         planfile.save(made, output)
         print(f"wrote {output}; espresso-mpi explain {output} tells the rest")
     if picture is not None:
-        _draw(made, steps, measured, picture)
+        _draw(made, steps, dearer, picture)
 
 
 def explain_main(path: Path, tensor: str | None = None) -> None:
@@ -103,6 +110,18 @@ def _steps(trace: str, device: str | None, backward: float | None) -> Trace:
 def _model(name: str, device: str | None, backward: float | None) -> Trace:
     _among("device", device, get_args(DeviceKind))
     return model_trace(name, backward=backward, device=cast(DeviceKind, "gpu" if device is None else device))
+
+
+def _told_of_pushes(recorded: Trace, steps: Trace, profile: Profile) -> tuple[str, ...]:
+    """That gradients count as ready at other times than recorded, if they do."""
+    if steps == recorded:
+        return ()
+    before, now = ((trace.tensors[0].ready, trace.tensors[-1].ready) for trace in (recorded, steps))
+    return (
+        f"Gradients were recorded as ready from {before[0] * 1e3:.4g} to {before[1] * 1e3:.4g} ms, and count as ready "
+        f"from {now[0] * 1e3:.4g} to {now[1] * 1e3:.4g} ms: by the profile, pushes hide {profile.hidden:.0%} of "
+        f"what they could, and computing takes {profile.slowed:.0%} longer beside them.",
+    )
 
 
 def _among(what: str, value: str | None, known: Any) -> None:

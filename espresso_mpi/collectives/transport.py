@@ -116,11 +116,13 @@ class Transport:
         self._freeing = leftovers.follow(self, leftover) if identity else None
 
     @classmethod
-    def open(cls, comm: Any, settings: Settings, agree: Callable[[list[Any]], None], note: Any = None) -> Transport:
+    def open(
+        cls, comm: Any, settings: Settings, agree: Callable[[list[Any]], None], note: Callable[[], Any] = lambda: None
+    ) -> Transport:
         """A transport on a duplicate of ``comm`` (default: all ranks). Collective.
 
         Args:
-            note: what this rank has to say to the others before anything is built.
+            note: tells what this rank has to say to the others before anything is built; asked when MPI is loaded.
             agree: is given everyone's notes, in rank order; what it raises ends the opening on all ranks.
 
         Raises:
@@ -133,7 +135,7 @@ class Transport:
             own = opening.duplicate(MPI, comm, settings.timeout)
             # From here on all ranks are known to be present, and take the same way.
             try:
-                return cls(own, settings, opening.introduce(MPI, own, note, agree))
+                return cls(own, settings, opening.introduce(MPI, own, note(), agree))
             except EspressoError:
                 own.Free()
                 raise

@@ -31,6 +31,10 @@ SGD, ADAM = 5, 7
 two moments."""
 
 
+LONGEST = 1e8
+"""Seconds of a backward pass, three years: times scaled to it stay below the end of what a trace may hold."""
+
+
 @dataclass(frozen=True)
 class Published:
     """A training throughput that somebody measured on one V100 in float32.
@@ -159,8 +163,8 @@ def model_trace(
     model = _named(name)
     batch = model.batch if batch is None else batch
     schema.convert(batch, Positive, "models: batch")
-    _check("speed", speed, "operations a second above 0, such as 1.2e13")
-    _check("backward", backward, "seconds above 0, such as 0.211")
+    _check("speed", speed, math.inf, "operations a second above 0, such as 1.2e13")
+    _check("backward", backward, LONGEST, f"seconds above 0 and up to {LONGEST:g}, such as 0.211")
     if speed is not None and backward is not None:
         raise ConfigError(
             f"models: got speed {speed!r} and backward {backward!r}; expected one of the two, as each says how long "
@@ -170,9 +174,15 @@ def model_trace(
     return Trace(_tensors(model, times), device, update, source=_described(model, batch, speed, backward, times))
 
 
-def _check(what: str, value: float | None, expected: str) -> None:
-    if value is not None and schema.convert(value, Finite, f"models: {what}") <= 0:
-        raise ConfigError(f"models: {what}: got {value!r}; expected {expected}")
+def _check(what: str, value: float | None, most: float, expected: str) -> None:
+    if value is None:
+        return
+    try:
+        fits = 0 < schema.convert(value, Finite, what) <= most
+    except ConfigError:
+        fits = False
+    if not fits:
+        raise ConfigError(f"models: {what}: got {schema.shown(value)}; expected {expected}")
 
 
 def _named(name: str) -> Model:

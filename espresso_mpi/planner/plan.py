@@ -23,13 +23,24 @@ from ..timetable import Schedule
 from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy, buffer_name
 from .algorithms import published
 from .baselines import baseline, usable
-from .budget import limited, total_error
+from .budget import errors, limited, total_error
 from .many import MANY, UNITS, Units, refuse, rough, searched
 from .noise import Doubts, Gain, best_dense, gain_over, without_noise
 from .problem import Problem, evaluated, lanes_of
 from .profile import Profile
 from .search import Effort, search_fused
-from .swaps import best_of_each, completed, improved, joined, moved, quickest_alone, swapped, swaps_of, with_free
+from .swaps import (
+    best_of_each,
+    completed,
+    improved,
+    joined,
+    moved,
+    quickest_alone,
+    refined,
+    swapped,
+    swaps_of,
+    with_free,
+)
 from .timeline import LANES, ORDERS, TIE, Lanes, Order
 from .timetables import schedule_of
 from .trace import Trace
@@ -192,9 +203,10 @@ class _Maker:
             limit = limited(draft.problem, self.budget)
             found = searched(draft.problem, self.effort, [draft.choice], limit)
             draft = replace(draft, choice=found.choice)
-        draft = self.sure(draft)
+        draft = self.settled(self.sure(draft))
         plain, _ = self.searched(())
         dense = min([plain, *(rival for rival in rivals.values() if not rival.packed)], key=lambda one: one.seconds)
+        dense = self.settled(dense)
         draft, gain, forgone = self.worth_it(draft, dense)
         forecast = Forecast(
             draft.seconds, min(bound, draft.seconds), self.trace.seconds, dense.seconds, gain.noise, self.order,
@@ -260,6 +272,14 @@ class _Maker:
         lost = gain_over((doubts, draft.choice), (doubts, choice), draft.choice != choice)
         return draft if lost.real else replace(draft, choice=choice)
 
+    def settled(self, draft: Draft) -> Draft:
+        """The draft by better routes of single tensors, where there are any: those of its neighbours have changed."""
+        problem = draft.problem
+        if problem.tensors > MANY:  # only in another order could so many be compared
+            return draft
+        lost = np.zeros(problem.alone.size) if self.budget is None else errors(problem)
+        return replace(draft, choice=refined(problem, draft.choice, quickest_alone(problem, RUNNERS_UP), lost))
+
     def worth_it(self, draft: Draft, dense: Draft) -> tuple[Draft, Gain, float]:
         """The draft, or the dense one if the gain over it is not real; the gain and its noise; what was forgone."""
         doubts = (Doubts(draft.problem, self.noise), draft.choice), (Doubts(dense.problem, self.noise), dense.choice)
@@ -311,6 +331,9 @@ def outlooks(draft: Draft) -> tuple[Outlook, ...]:
     others = rows != choice[tensors]
     tensors, rows = tensors[others], rows[others]
     longer = _settled(swapped(problem.timeline, choice, tensors, rows) - plain, plain)
+    for place in np.flatnonzero(longer < 0):  # with the keys as they are; a plan would have a schedule of its own
+        trial = np.where(everyone == tensors[place], rows[place], choice)
+        longer[place] = _settled(np.array(problem.timeline.seconds(trial) - plain), plain)
     second = best_of_each(tensors, longer, problem.alone[rows], size)
     dense = _settled(swapped(problem.timeline, choice, everyone, best_dense(problem, choice)) - plain, plain)
     dense[problem.method[choice] < 0] = 0.0

@@ -16,7 +16,7 @@ from ..timetable import Schedule
 from ..types import Forecast, MadeFor, Outlook, Plan, Route, Strategy, TensorSpec
 from .profile import difference
 
-KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan")
+KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan --profile FILE --trace FILE -o FILE")
 
 MOST_BYTES = 1 << 29
 """Of a file: a tensor has some 1000 bytes there."""
@@ -41,7 +41,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
         ConfigError: the file cannot be read, holds no valid plan of this version, or was changed by hand: its digest is
             not that of what it says.
     """
-    return schema.load(path, from_json, MOST_BYTES)
+    return schema.load(path, from_json, MOST_BYTES, how=KIND.how)
 
 
 # --- to JSON ----------------------------------------------------------------------------------------------------------

@@ -426,7 +426,7 @@ class Profile:
         Raises:
             ConfigError: the file cannot be read or holds no valid profile of this version.
         """
-        return schema.load(path, cls.from_json, MOST_BYTES)
+        return schema.load(path, cls.from_json, MOST_BYTES, how=KIND.how)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..schema import MOST_ELEMENTS, Count, Elements, Moment, Relative
 from ..types import ITEMSIZE, DeviceKind, TensorSpec
 
-KIND = schema.Kind("espresso-trace", 1, "Trace.save or espresso_mpi.planner.models.model_trace")
+KIND = schema.Kind("espresso-trace", 1, "Session.record_trace or espresso_mpi.planner.models.model_trace")
 
 MOST_BYTES = 1 << 28
 """Of a file: a tensor has some 200 bytes there, so a million of them; plans are made for fewer (``plan.MOST``)."""
@@ -197,7 +197,7 @@ class Trace:
         Raises:
             ConfigError: it cannot be read, is no trace, or one of another version.
         """
-        return schema.load(path, cls.from_json, MOST_BYTES)
+        return schema.load(path, cls.from_json, MOST_BYTES, how=KIND.how)
 
 
 def _check_measured(tensors: int, ready: np.ndarray, steps: np.ndarray, update: np.ndarray) -> None:

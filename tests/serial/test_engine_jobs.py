@@ -292,3 +292,28 @@ def test_without_thread_support_push_says_so(tmp_path):
     command = [program, "run", "-n", "2", "--timeout", str(LIMIT), "--", "python", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + 30)
     assert ends_well((done.returncode, done.stdout + done.stderr, 0), "said so")
+
+
+def test_a_plan_of_this_mpi_fits_in_a_script_that_has_not_loaded_it(tmp_path):
+    """What a plan was measured with is compared after MPI is loaded, which the session does."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import sys
+            from espresso_mpi import Plan, Session, Strategy, environment
+            from espresso_mpi.types import MadeFor
+
+            fingerprint = {"mpi": sys.argv[1]} if len(sys.argv) > 1 else {}
+            made_for = MadeFor({"w": ((3,), "float32")}, 1, 1, fingerprint=fingerprint)
+            with Session(plan=Plan(default=Strategy("none", "flat"), made_for=made_for)):
+                print(environment.mpi()["library"], environment.mpi()["version"])
+        """)
+    )
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LIMIT)
+    assert found.returncode == 0, found.stderr
+    again = subprocess.run(
+        [sys.executable, script, found.stdout.strip()], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert again.stdout == found.stdout, again.stderr
+    other = subprocess.run([sys.executable, script, "MPI 0.1"], capture_output=True, text=True, timeout=LIMIT)
+    assert f"mpi: MPI 0.1 (the plan), {found.stdout.strip()} (here)" in other.stderr

@@ -14,6 +14,7 @@ from espresso_mpi.errors import ConfigError, PlanError
 from espresso_mpi.planner.explain import explain, ms, sentence, short
 from espresso_mpi.planner.models import model_trace
 from espresso_mpi.planner.planfile import load, save
+from espresso_mpi.planner.profile import Profile
 from espresso_mpi.planner.tree import routes
 from espresso_mpi.timetable import Lanes, Schedule, Timetable
 from espresso_mpi.types import Forecast, MadeFor, Outlook, Plan, Route, Strategy
@@ -174,6 +175,15 @@ def test_plan_from_files_and_back(files, capsys):
     assert "slower by" in capsys.readouterr().out
     explain_main(files / "plan.json", "t3")
     assert capsys.readouterr().out.startswith("t3: ")
+
+
+def test_the_plan_says_that_pushes_hide_less_than_the_trace_has(files, capsys):
+    profile = Profile.load(files / "profile.json")
+    for hidden, said in ((0.25, "pushes hide 25% of what they could, and computing takes 50% longer"), (1.0, "")):
+        replace(profile, hidden=hidden, slowed=0.5 * (hidden < 1)).save(files / "profile.json")
+        plan_main(str(files / "profile.json"), str(files / "trace.json"), "none")
+        out = " ".join(capsys.readouterr().out.split())
+        assert said in out and ("count as ready" in out) == bool(said)
 
 
 def test_the_command_takes_a_measured_backward_pass(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from planner_cases import COMPRESSOR, random_problem, random_profile, random_trace
 
 from espresso_mpi.bench.gantt import chrome, picture, shown
+from espresso_mpi.bench.plan import plan_main
 from espresso_mpi.bench.timeline import COLOURS
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.algorithms import reachable
@@ -105,6 +106,13 @@ def test_files_that_cannot_be(tmp_path):
     for name in ("step.pdf", "step"):
         with pytest.raises(ConfigError, match=r"expected \.png or \.svg or \.json"):
             picture(problem, problem.dense(), tmp_path / name)
-    for name in ("none/step.png", "none/step.json"):
-        with pytest.raises(ConfigError, match="directory"):
+    (tmp_path / "folder.svg").mkdir()
+    for name in ("none/step.png", "none/step.json", "folder.svg"):
+        with pytest.raises(ConfigError, match=r"--picture .*director"):
             picture(problem, problem.dense(), tmp_path / name)
+
+
+def test_pictures_are_refused_before_anything_is_planned(tmp_path):
+    """Not even the profile is read, and no plan is written."""
+    with pytest.raises(ConfigError, match=r"--picture .*expected \.png or \.svg or \.json"):
+        plan_main("no such profile", "lstm", output=tmp_path / "plan.json", picture=tmp_path / "step.gif")

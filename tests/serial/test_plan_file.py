@@ -1,6 +1,7 @@
 """Plans as values and as files: what is kept, what is refused, and whether a plan fits what it is used for."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -63,6 +64,30 @@ def test_gap():
 def test_fuse_bytes_is_checked(fuse):
     with pytest.raises(PlanError, match=r"fuse_bytes.*expected a number of bytes"):
         Plan(STRATEGIES, fuse_bytes=fuse)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"seconds": (math.nan, 0.0)}, r"seconds\[0\]: got nan; expected a finite number"),
+        ({"seconds": (0.0, math.inf)}, r"seconds\[1\]: got inf"),
+        ({"starts": ((0.0, -1.0),)}, r"starts\[0\]\[1\]: got -1.0"),
+        ({"lanes": (-1, 1)}, r"lanes\[0\]: got -1; expected a whole number of at least 0"),
+        ({"operations": None}, "operations: got None; expected a list"),
+    ],
+)
+def test_timetables_that_would_never_end_are_refused(what, said):
+    """Lanes are gone through from one moment to the next: nothing comes after NaN."""
+    with pytest.raises(ConfigError, match=said):
+        replace(SCHEDULE.buffers["w"], **what)
+
+
+def test_schedules_are_checked():
+    with pytest.raises(ConfigError, match="lanes: gpu: got 99; expected a whole number of at most 7"):
+        Lanes(99)
+    for lanes, buffers in ((None, {}), (Lanes(), None), (Lanes(), {"w": None})):
+        with pytest.raises(PlanError, match="expected Lanes and a Timetable for each buffer"):
+            Schedule(lanes, buffers)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -137,13 +162,14 @@ def test_what_does_not_hold_is_refused(tmp_path, change, said):
     with pytest.raises(ConfigError, match=said) as caught:
         load(path)
     assert str(path) in str(caught.value)
+    assert str(caught.value).count("espresso-mpi plan --profile") == 1
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot be read.*; make one by espresso-mpi plan"):
         load(tmp_path / "none.json")
     (tmp_path / "text").write_text("a plan")
-    with pytest.raises(ConfigError, match="expected JSON"):
+    with pytest.raises(ConfigError, match=r"expected JSON.*; make it anew by espresso-mpi plan"):
         load(tmp_path / "text")
     with pytest.raises(ConfigError, match="cannot be written"):
         save(made(), tmp_path / "nowhere" / "plan.json")

@@ -313,6 +313,19 @@ def test_taking_back_what_gains_nothing_makes_no_step_longer_by_schedules(seed):
     assert problem.seconds(kept) <= problem.seconds(choice) * (1 + 1e-12)
 
 
+@pytest.mark.parametrize(("seed", "noise"), [(535, 0.0), (535, 0.1)])
+def test_no_runner_up_is_quicker_unless_it_compresses_what_is_dense(seed, noise):
+    rng = np.random.default_rng(seed)
+    profile, trace = random_profile(rng, compressors=(COMPRESSOR, "int8")), random_trace(rng, int(rng.integers(3, 14)),
+                                                                                         "gpu", sizes=6)  # fmt: skip
+    made = plan(trace, profile, ["int8", COMPRESSOR], noise=noise)
+    for buffer in made.forecast.buffers:
+        if buffer.runner_up.compressor in ("none", made.strategy(buffer.tensors[0]).compressor):
+            other = replace(made, strategies=made.strategies | dict.fromkeys(buffer.tensors, buffer.runner_up))
+            problem, choice = evaluated(other, trace, profile, lanes=made.forecast.lanes, order="schedule")
+            assert problem.seconds(choice) >= made.forecast.seconds * (1 - 1e-12), buffer
+
+
 def test_dense_when_all_gains_together_are_below_the_noise():
     """Many tensors share a curve: it is wrong for all of them at once."""
     trace = Trace(tuple(TracedTensor(f"t{i}", 1000, 1e-3) for i in range(6)))

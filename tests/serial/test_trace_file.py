@@ -112,7 +112,7 @@ def changed(**change):
 @pytest.mark.parametrize(
     "document, message",
     [
-        ([], r"got \[\]; expected an object of kind 'espresso-trace', as made by Trace.save"),
+        ([], r"got \[\]; expected an object of kind 'espresso-trace', as made by Session.record_trace"),
         ({}, "got kind None"),
         (changed(kind="espresso-profile"), "got kind 'espresso-profile'"),
         (changed(version=2), "got version 2; expected 1; make it anew"),
