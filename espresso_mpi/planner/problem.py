@@ -23,7 +23,6 @@ from numba import njit
 from .. import compressors
 from ..compressors import Compressor
 from ..errors import ConfigError, PlanError
-from ..timetable import MOST_LANES
 from ..types import ITEMSIZE, Plan, Route, Strategy, buffer_name
 from ._needs import least, needs, visited
 from .cost import Prices, Shape, Slot, price_table, slots
@@ -381,13 +380,9 @@ def lanes_of(lanes: Lanes | str) -> Lanes:
     """The lanes of a name.
 
     Raises:
-        ConfigError: a name that there is not; a lane's number is out of its range.
+        ConfigError: a name that there is not.
     """
     if isinstance(lanes, Lanes):
-        for name, lane in vars(lanes).items():
-            own = name == "compute" and lane is None
-            if not own and (type(lane) is not int or not 0 <= lane < MOST_LANES):
-                raise ConfigError(f"lanes: {name}={lane!r}; expected a number from 0 to {MOST_LANES - 1}")
         return lanes
     if lanes not in LANES:
         raise ConfigError(f"lanes={lanes!r}; expected one of {', '.join(LANES)}, or a Lanes")
