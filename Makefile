@@ -1,6 +1,6 @@
 # Every target sets up the virtual environment that it needs; none needs root.
 # Set-up is redone only when pyproject.toml changes. MPI's environment variables
-# and time limits come from one place, `espresso-mpi run` (espresso_mpi/launch.py).
+# and time limits come from one place, `espresso-mpi run` (espresso_mpi/cluster/launch.py).
 
 PYTHON ?= python3
 RANKS ?= 2 3 4
@@ -92,11 +92,12 @@ test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linea
 	ESPRESSO_ALL_ROUTES=1 $(VENV)/bin/espresso-mpi run -n 4 --timeout 3600 -- \
 	  python -m mpi4py -m pytest --with-mpi -q tests/standin/test_routes_gpu.py
 
-check: $(VENV_CHECK)/.dev ## ruff, mypy and import-linter
+check: $(VENV_CHECK)/.dev ## ruff, mypy, import-linter and the sizes of modules, classes and functions
 	$(VENV_CHECK)/bin/ruff check .
 	$(VENV_CHECK)/bin/ruff format --check .
 	$(VENV_CHECK)/bin/mypy
 	$(VENV_CHECK)/bin/lint-imports
+	$(VENV_CHECK)/bin/python .ci/layout.py
 
 docs: $(VENV_DOCS)/.docs ## build the documentation into docs/_build; a warning is an error
 	$(VENV_DOCS)/bin/python -m sphinx -q -W --keep-going -n docs docs/_build

@@ -76,7 +76,7 @@ DIMMED = re.compile(r"<span style=[^>]*>(.*?)</span>", re.S)
 
 def write_commands() -> None:
     """Let typer describe the command `espresso-mpi`, for reference/cli.md."""
-    command = [sys.executable, "-m", "typer", "espresso_mpi.cli", "utils", "docs", "--name", "espresso-mpi"]
+    command = [sys.executable, "-m", "typer", "espresso_mpi.cli.program", "utils", "docs", "--name", "espresso-mpi"]
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=True)
     text = DIMMED.sub(lambda found: f"```console\n$ {found[1]}\n```", done.stdout)
     text = text.removeprefix("# `espresso-mpi`\n")  # the page has a title

@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Handle": "session",
     "Session": "session",
-    "Stats": "stats",
+    "Stats": "tracing.stats",
     "sync": "default",
     "default_session": "default",
     "Feedback": "feedback",
@@ -26,7 +26,7 @@ _HOMES = {
     "ROUTES": "types",
     "Strategy": "types",
     "TensorSpec": "types",
-    "Tuning": "tuning",
+    "Tuning": "options",
 }
 _MODULES = ("collectives", "compressors", "errors", "optim", "planner")
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from .default import default_session as default_session
     from .default import sync as sync
     from .feedback import Feedback as Feedback
+    from .options import Tuning as Tuning
     from .session import Handle as Handle
     from .session import Session as Session
-    from .stats import Stats as Stats
-    from .tuning import Tuning as Tuning
+    from .tracing.stats import Stats as Stats
     from .types import ROUTES as ROUTES
     from .types import Plan as Plan
     from .types import Route as Route

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from . import buffers
+from .arrays import buffers
 from .errors import ConfigError, GradientError, NonFiniteError, StateError
 
 _LEAST_EPS, _MOST = 1e-30, 1e30

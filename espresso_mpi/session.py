@@ -10,20 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import buffers
-from .batches import other_versions
-from .calls import Unit
-from .collectives import tracing
-from .collectives.transport import MESSAGE_BYTES
+from .arrays import buffers
+from .collectives import traces
+from .collectives.messages.transport import MESSAGE_BYTES
+from .engine.batches import other_versions
+from .engine.calls import Unit
+from .engine.diagnostics import Call
+from .engine.intake import Flat, checked_name
 from .feedback import Feedback
-from .intake import Flat, checked_name
-from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
-from .session_checkpoints import Checkpoints
-from .session_planning import Planning
-from .stats import Stats
-from .tuning import Tuning
+from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options, Tuning
+from .sessions.checkpoints import Checkpoints
+from .sessions.planning import Planning
+from .tracing.stats import Stats
 from .types import Plan, Route
-from .verdicts import Call
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -238,10 +237,10 @@ class Session(Planning, Checkpoints):
             ConfigError: the file cannot be written; StateError: this session is being traced already; on every rank.
         """
         recorder, transport = self._recorder, self._transport
-        before = self._together("trace", lambda: tracing.begin(recorder, transport, path))
+        before = self._together("trace", lambda: traces.begin(recorder, transport, path))
         try:
             yield
         except BaseException:
             recorder.stop()
             raise
-        self._together("trace", lambda: tracing.finish(recorder, transport, path, before))
+        self._together("trace", lambda: traces.finish(recorder, transport, path, before))

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from . import schema
 from .errors import PlanError
-from .schema import Seconds
+from .files import schema
+from .files.schema import Seconds
 
 MOST_LANES = 8
 """Lanes are numbered below this: there are four resources, and the backward pass may have a lane of its own."""

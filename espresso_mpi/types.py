@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 from msgspec import Meta
 
 from .errors import ConfigError, PlanError
-from .schema import Count, Finite, Positive, Seconds
+from .files.schema import Count, Finite, Positive, Seconds
 from .timetable import Schedule
 
 DeviceKind = Literal["cpu", "gpu"]

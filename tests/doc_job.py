@@ -21,7 +21,7 @@ from mpi4py import MPI
 from typer.testing import CliRunner
 
 import espresso_mpi
-from espresso_mpi.cli import app
+from espresso_mpi.cli.program import app
 
 COMM = MPI.COMM_WORLD
 

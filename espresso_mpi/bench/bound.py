@@ -32,13 +32,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import launch
-from ..collectives.base import operations
+from ..cluster import launch
+from ..collectives.data.layout import PAYLOAD_ITEMSIZE, Dense, Packed, Part, Topology
 from ..collectives.executor import compressor_at
-from ..collectives.layout import PAYLOAD_ITEMSIZE, Dense, Packed, Part, Topology
-from ..collectives.schedule import DecodeStep, EncodeStep, MoveStep, ScheduleStep, compile_route
-from ..collectives.topology import discover
-from ..collectives.transport import MESSAGE_BYTES
+from ..collectives.messages.topology import discover
+from ..collectives.messages.transport import MESSAGE_BYTES
+from ..collectives.ops.base import operations
+from ..collectives.program import DecodeStep, EncodeStep, MoveStep, ScheduleStep, compile_route
 from ..compressors import Compressor
 from ..types import SUMS, Route
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
+from ..files.output import check_writable, parse_sizes, progress, show, write_rows
 from . import memory
 from .compressor_tables import COLD, tables
 from .memory import last_level_cache
-from .output import check_writable, parse_sizes, progress, show, write_rows
 
 _CACHED = 16
 """The smaller array that is measured by default has this part of the last-level cache."""
@@ -218,7 +218,7 @@ class _Stage:
 
     def _wait(self) -> None:
         if self.device == "cuda":
-            from ..device import synchronize
+            from ..arrays.device import synchronize
 
             synchronize()
 
@@ -286,7 +286,7 @@ class _Arrays:
 
     def reset(self) -> None:
         """Nothing has been kept back yet."""
-        from ..device import copy
+        from ..arrays.device import copy
 
         copy(self.residual, self.zeros)
 
@@ -298,7 +298,7 @@ def _bare(stage: _Stage, name: str, nbytes: int = 0) -> Row:
 
 def _plain(stage: _Stage, arrays: _Arrays) -> list[_Contestant]:
     """What moves bytes and does nothing else."""
-    from ..device import copy
+    from ..arrays.device import copy
 
     n, x, out, residual = stage.n, arrays.x, arrays.out, arrays.residual
     kernels: dict[str, tuple[int, Callable[[], object]]] = {"copy": (8, lambda: copy(out, x))}
@@ -350,8 +350,8 @@ def _ours(stage: _Stage, values: np.ndarray, arrays: _Arrays, spec: str) -> _Con
 
 def _error(stage: _Stage, values: np.ndarray, compressor: Any) -> float:
     """The mean square error of a first encode, relative to the values."""
+    from ..arrays.device import copy
     from ..compressors import Context
-    from ..device import copy
 
     out = stage.array(np.zeros(values.size, np.float32))
     payload = stage.array(np.zeros(compressor.nbytes(values.size), np.uint8))

@@ -19,8 +19,8 @@ import numpy as np
 
 from ..compressors import spellings
 from ..errors import ConfigError
+from ..files.output import check_plot, check_writable, milliseconds, parse_sizes, progress, show, write_rows
 from .contest import Contestant, Effort, Inputs, in_turns
-from .output import check_plot, check_writable, milliseconds, parse_sizes, progress, show, write_rows
 from .sync_tables import size_text
 
 MPI_METHOD = "mpi-allreduce-fp32"

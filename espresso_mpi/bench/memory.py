@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numba import prange
 
-from ..compressors._cpu import Kernel
+from ..compressors.kernels.cpu.host import Kernel
 
 _BLOCK = 1 << 14
 """Elements that one thread works on at a time."""

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from ..collectives.layout import Topology
-from ..compressors import _cpu
+from ..collectives.data.layout import Topology
+from ..compressors.kernels.cpu import host
 from ..errors import EspressoError
 from ..types import Route
 from .bound import memory_traffic
@@ -248,7 +248,7 @@ def _add_halves(source, target, count, datatype):  # type: ignore[no-untyped-def
     """``target += source``, as MPI calls it."""
     x, total = carray(source, count[0]), carray(target, count[0])
     for i in range(total.size):
-        total[i] = _cpu.to_half(_cpu.from_half(x[i]) + _cpu.from_half(total[i]))
+        total[i] = host.to_half(host.from_half(x[i]) + host.from_half(total[i]))
 
 
 def ways(comm: Any) -> list[Way]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from espresso_mpi import launch
+from espresso_mpi.cluster import launch
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError
 from espresso_mpi.session import Session

@@ -17,12 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from espresso_mpi import schema
 from espresso_mpi.compressors import spellings
 from espresso_mpi.errors import ConfigError, EspressoError
+from espresso_mpi.files import schema
 
+from ..files import output
 from . import optimizer_tables as tables
-from . import output, text
+from . import text
 from .optimizer_runs import RATES, WARMUP, Cell, Row, Settings, Shape, train
 from .training import Method
 
@@ -169,7 +170,7 @@ def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | Non
     """What the JSON file holds, or will hold before the first run, once it is known that all files can be written."""
     output.check_writable(json)
     output.check_plot(plot)
-    from espresso_mpi.environment import environment
+    from espresso_mpi.cluster.environment import environment
 
     from .gpt import version
 

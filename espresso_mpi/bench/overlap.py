@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import launch
+from ..cluster import launch
 from ..compressors import spellings
-from . import blas, timeline
+from ..files.output import check_writable, milliseconds, progress, show, write_rows
+from ..tracing import pictures
+from . import blas
 from .contest import Contestant, Effort, Inputs, in_turns, timed, wrong_together
-from .output import check_writable, milliseconds, progress, show, write_rows
 from .tensors import shapes_of
 
 ALLOWED = 1.15
@@ -94,7 +95,7 @@ def main(
 
     world = MPI.COMM_WORLD
     check_writable(json)
-    timeline.check_trace(trace)
+    pictures.check_trace(trace)
     specs, shapes = spellings(compressors), shapes_of(sizes)
     _one_thread(world)
     with progress("bench overlap", repeats, world.rank == 0) as tick:
@@ -145,7 +146,7 @@ def _measured(
         own = np.column_stack([compute, times[:, 3 * number + 1 : 3 * number + 4]])
         rows.append(row(one.spec, grads, own, wrong[number]))
         if trace is not None:
-            with timeline.tracing(one.session, trace, one.spec):
+            with pictures.tracing(one.session, trace, one.spec):
                 one.step()
         one.session.close()
     return rows

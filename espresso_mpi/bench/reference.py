@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..collectives.data.layout import Topology
 from ..collectives.executor import ALL_RANKS, encode_key
-from ..collectives.layout import Topology
 from ..compressors import Compressor, Context
 from ..options import DEFAULT_SEGMENT
 from ..types import ALIGN, Collective, Encode, Level, Route, Step

@@ -9,11 +9,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from espresso_mpi import schema
 from espresso_mpi.errors import ConfigError
+from espresso_mpi.files import schema
 
-from . import planner_rows, planner_tables, sync_tables, truth_tables
-from .output import RESULT_BYTES, number
+from ..files.output import RESULT_BYTES, number
+from . import sync_tables, truth_tables
+from .planner import rows as planner_rows
+from .planner import tables as planner_tables
 from .sync_tables import size_text
 
 Result = Mapping[str, Any]

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..compressors import spellings
-from ..planner.tree import named_routes
+from ..files.output import check_writable, milliseconds, parse_sizes, progress, show, write_rows
+from ..planner.model.tree import named_routes
 from ..types import Route, TensorSpec
 from .bound import topology_of
 from .contest import Contestant, Effort, Inputs, in_turns, route_name
-from .output import check_writable, milliseconds, parse_sizes, progress, show, write_rows
 from .sync_tables import size_text
 
 NAME = "x"

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from ..compressors import spellings
+from ..files.output import check_writable, parse_sizes, progress, show, write_rows
+from ..tracing import pictures
 from ..types import TensorSpec
-from . import timeline
 from .bound import Bound, Yardsticks, bound, memory_traffic, topology_of
 from .contest import Contestant, Effort, Inputs, in_turns, route_name, wrong_of, wrong_together
 from .mpi_own import FP16, FP32, Allreduces, least_sent, least_traffic
-from .output import check_writable, parse_sizes, progress, show, write_rows
 from .report import rates_text
 from .sync_tables import HEADER, line, size_text
 
@@ -86,7 +86,7 @@ def main(
 
     world = MPI.COMM_WORLD
     check_writable(json)
-    timeline.check_trace(trace)
+    pictures.check_trace(trace)
     lengths, specs = parse_sizes(sizes), () if only_mpi else spellings(compressors)
     if world.size == 1:
         print("bench sync: one rank has nobody to send to; start several with espresso-mpi run -n 4")
@@ -197,7 +197,7 @@ class _Suite:
 
         def trace(path: Path) -> None:
             self._refill()
-            with timeline.tracing(session, path, spec):
+            with pictures.tracing(session, path, spec):
                 session.sync({NAME: self.x})
 
         way = session.strategy(TensorSpec(NAME, self.x.shape, "float32")).route

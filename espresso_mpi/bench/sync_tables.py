@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..files.output import milliseconds, number
 from .mpi_own import FP16, FP32, TUNED
-from .output import milliseconds, number
 
 Row = Mapping[str, Any]
 """The fields of ``sync.Row``."""

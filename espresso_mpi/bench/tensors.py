@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..compressors import spellings
-from ..planner.models import MODELS
+from ..files.output import check_writable, milliseconds, parse_sizes, progress, show, write_rows
+from ..planner.workloads.models import MODELS
 from .contest import Contestant, Effort, Inputs, in_turns, wrong_mean, wrong_of, wrong_together
-from .output import check_writable, milliseconds, parse_sizes, progress, show, write_rows
 
 FUSED, EACH = "mpi-allreduce-fused", "mpi-allreduce-each"
 

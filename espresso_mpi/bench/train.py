@@ -20,7 +20,8 @@ from espresso_mpi.compressors import get, spellings
 from espresso_mpi.errors import ConfigError, EspressoError
 from espresso_mpi.feedback import Feedback
 
-from . import blas, summary, text, timeline
+from ..tracing import pictures
+from . import blas, summary, text
 from .model import ModelShape
 from .training import Method, Run, Settings, train
 
@@ -154,7 +155,7 @@ def _require_outputs(json: Path | None, plot: Path | None, trace: Path | None) -
     for name, path in (("json", json), ("plot", plot)):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise ConfigError(f"--{name} {path}: its directory does not exist; make it first")
-    timeline.check_trace(trace)
+    pictures.check_trace(trace)
     if plot is not None and find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; install it with: pip install 'espresso-mpi[report]'")
 
@@ -162,7 +163,7 @@ def _require_outputs(json: Path | None, plot: Path | None, trace: Path | None) -
 def _limit_threads(comm: Any) -> None:
     from mpi4py import MPI
 
-    from espresso_mpi import launch
+    from espresso_mpi.cluster import launch
 
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
     threads = launch.threads_per_rank(local.size)
@@ -203,7 +204,7 @@ def _progress(rank: int, label: str, steps: int) -> Iterator[Callable[[int], Non
 
 def _result(runs: Sequence[Run], corpus: text.Corpus, settings: Settings, target_loss: float | None) -> dict[str, Any]:
     """What the JSON file holds; numbers that are not finite become null."""
-    from espresso_mpi.environment import environment
+    from espresso_mpi.cluster.environment import environment
 
     return _finite(
         {

@@ -19,7 +19,8 @@ import numpy as np
 from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError
 from espresso_mpi.session import Session
 
-from . import text, timeline
+from ..tracing import pictures
+from . import text
 from .model import SGD, CharModel, ModelShape, learning_rate, to_bits
 
 _CHUNK = 2048
@@ -247,7 +248,7 @@ class _Loop:
         """Trace the with-block, if a path is given."""
         with ExitStack() as stack:
             with self._uncounted():
-                stack.enter_context(timeline.tracing(self._session, path, label))
+                stack.enter_context(pictures.tracing(self._session, path, label))
             yield
             with self._uncounted():
                 stack.close()

@@ -19,27 +19,27 @@ from typing import Any
 
 import numpy as np
 
-from ..autoplan import summary
+from ..autotune.autoplan import summary
 from ..compressors import spellings
 from ..errors import ConfigError, EspressoError
-from ..planner.baselines import baseline, usable
-from ..planner.beside import beside
+from ..files.output import check_writable, progress, show, write_rows
+from ..options import Tuning
+from ..planner.model.beside import beside
+from ..planner.model.problem import evaluated
+from ..planner.model.profile import Profile
+from ..planner.model.timetables import with_schedule
+from ..planner.model.trace import Trace
 from ..planner.plan import defaults
 from ..planner.plan import plan as planned
 from ..planner.planfile import from_json, to_json
-from ..planner.problem import evaluated
-from ..planner.profile import Profile
-from ..planner.timetables import with_schedule
-from ..planner.trace import Trace
+from ..planner.search.baselines import baseline, usable
 from ..session import Session
-from ..tuning import Tuning
 from ..types import Plan
 from . import text, truth_tables
 from .deep import DeepModel, DeepShape
 from .model import CharModel, ModelShape
-from .output import check_writable, progress, show, write_rows
-from .planner_rows import Truth
-from .profile import STEPS, Ticks
+from .planner.rows import Truth
+from .ticks import STEPS, Ticks
 
 AUTO = "auto"
 CALLS = ("sync", "push")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .output import milliseconds, number
-from .planner_rows import Truth
-from .planner_tables import Lines, percent
+from ..files.output import milliseconds, number
+from .planner.rows import Truth
+from .planner.tables import Lines, percent
 
 HEADER = ["tensors", "calls", "method", "predicted ms", "measured ms", "p90 ms", "error", "time / best", "chosen",
           "plan"]  # fmt: skip

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import device
+from ..arrays import device
 from ..compressors import Compressor, Context
 from ..feedback import Feedback
-from ..trace import Kind, Recorder
+from ..tracing.recording import Kind, Recorder
 from ..types import ITEMSIZE, DeviceKind, Route
-from . import reduction
-from .base import Action, Data, idle, operations
-from .layout import Dense, Packed, Part
-from .schedule import (
+from .data import reduction
+from .data.layout import Dense, Packed, Part
+from .messages.transport import Transport
+from .ops.base import Action, Data, idle, operations
+from .program import (
     DecodeStep,
     EncodeStep,
     IdleStep,
@@ -34,7 +35,6 @@ from .schedule import (
     segments,
     summary_sizes,
 )
-from .transport import Transport
 from .turns import ENDED, Turns, interleave
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import device
+from ..arrays import device
 from ..compressors import LIMIT
 from ..types import TensorSpec
-from . import reduction
-from .layout import Topology
+from .data import reduction
+from .data.layout import Topology
 
 _MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 _BIAS = {"float16": 15, "bfloat16": 127, "float32": 127, "float64": 1023}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..planner.cost import Shape, Slot, walk
+from ..planner.model.cost import Shape, Slot, walk
 from ..timetable import Resource
 from ..types import Collective, DeviceKind, Encode, Route
-from .base import operations
-from .layout import Topology
-from .schedule import EncodeStep, LearnStep, ScheduleStep
+from .data.layout import Topology
+from .ops.base import operations
+from .program import EncodeStep, LearnStep, ScheduleStep
 
 
 @dataclass(frozen=True)

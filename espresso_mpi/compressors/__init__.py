@@ -1,4 +1,11 @@
-"""Compression methods: one file each, one contract (``base``), found by name (``registry``)."""
+"""Compression methods: one file each, one contract (``base``), found by name (``registry``).
+
+Methods stand in this folder; classes that several share in ``families``, kernels in ``kernels``. ``context`` has keys,
+scratch memory and what a method keeps; ``schedule`` parameters that change from step to step.
+
+May import: ``arrays``, ``types`` and what is below them; no collective, no session, no MPI. To add a method, write one
+file with a class under ``@register``.
+"""
 
 from .base import LIMIT, Compressor
 from .context import Context, Summary

@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import _lowrank
-from ._lowrank import LowRank
 from .base import Keeps
 from .context import Context
+from .families import low_rank
+from .families.low_rank import LowRank
+from .kernels.cpu import lowrank
 from .registry import register
 
 _START = 4
@@ -54,7 +55,7 @@ class ACPSGD(LowRank):
 
     def contraction(self, n: int) -> float:
         m = self.matrix(n)
-        return _lowrank.share(m.rank, max(m.rows, m.cols))
+        return lowrank.share(m.rank, max(m.rows, m.cols))
 
     def gaussian_error(self, n: int) -> float | None:
         m = self.matrix(n)
@@ -63,32 +64,32 @@ class ACPSGD(LowRank):
     def learn(self, payload: Any, n: int, context: Context) -> None:
         m, learned = self.matrix(n), _given(context)  # what was summed now is given in the encode to come
         factor = self._split(payload, n)[2][: m.size(learned)]
-        _lowrank.keep(factor, context.kept(learned, factor.size, factor))
+        low_rank.keep(factor, context.kept(learned, factor.size, factor))
 
     def _encode_cpu(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         m, given = self.matrix(x.size), _given(context)
         size, body = m.size(_OTHER[given]), self._split(payload, x.size)[2]
         start = context.kept(given, m.size(given), x)
-        factor = _lowrank.orthonormal(given, start, m, m.length(given), True, context)
+        factor = low_rank.orthonormal(given, start, m, m.length(given), True, context)
         head = payload[: self.header(x.size)].view(np.float32)
-        _lowrank.write_header(factor[: m.size(given)], head, _START, float(given == "p"))
-        project = _lowrank.project_columns if given == "p" else _lowrank.project_rows
-        project(x, residual, factor, m, body[:size], _lowrank.ADD, True, context)
-        _lowrank.clear(body[size:])
+        low_rank.write_header(factor[: m.size(given)], head, _START, float(given == "p"))
+        project = low_rank.project_columns if given == "p" else low_rank.project_rows
+        project(x, residual, factor, m, body[:size], lowrank.ADD, True, context)
+        low_rank.clear(body[size:])
         turn = _turn(context)
         turn[0] = 1 - turn[0]
 
     def _decode_cpu(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         first, given, other = self._split(payload, out.size)
         p, q = (given, other) if first[0] != 0 else (other, given)
-        _lowrank.outer(p, q, self.matrix(out.size), out, add)
+        lowrank.outer(p, q, self.matrix(out.size), out, add)
 
     _encode_cuda = _encode_cpu
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_lowrank
+        from .kernels.cuda import lowrank as cuda_lowrank
 
-        _cuda_lowrank.outer_by_turns(*self._split(payload, out.size), self.matrix(out.size), out, add)
+        cuda_lowrank.outer_by_turns(*self._split(payload, out.size), self.matrix(out.size), out, add)
 
     def _room(self, n: int) -> int:
         m = self.matrix(n)

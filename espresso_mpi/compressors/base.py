@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from .. import device
-from ..device import device_of
+from ..arrays import device
+from ..arrays.device import device_of
 from ..errors import ConfigError, PayloadError
 from .context import Context, Summary
 from .schedule import Schedule, settled

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._casts import BRAIN, STOCHASTIC, Cast, rounding_error
 from .base import check_choice
+from .families.cast import Cast
+from .kernels.cpu.casts import BRAIN, STOCHASTIC, rounding_error
 from .registry import register
 
 # For values 1 + t, unit u = 2**-7, the relative variance is t(u - t)/(1 + t)²: at most u²/4/(1 + u), at t = u/(2 + u).

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .. import device
-from ..workspace import Workspace
+from ..arrays import device
+from ..arrays.workspace import Workspace
 
 
 @dataclass(frozen=True)

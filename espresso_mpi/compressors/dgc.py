@@ -24,15 +24,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import _sparse
 from .base import LIMIT, Keeps, check_number
 from .context import Context
+from .families import counted
+from .kernels.cpu import sparse
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class Dgc(_sparse.Counted):
+class Dgc(counted.Counted):
     """Deep gradient compression. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
@@ -61,7 +62,7 @@ class Dgc(_sparse.Counted):
         return self._rule(n).least / n if n else 1.0
 
     def gaussian_error(self, n: int) -> float | None:
-        return _sparse.sampled_error(n, self.count(n)) if n and not self.clip else None
+        return sparse.sampled_error(n, self.count(n)) if n and not self.clip else None
 
     def encode_traffic(self, n: int) -> int:
         """With a residual and the momentum, each twice."""
@@ -71,22 +72,22 @@ class Dgc(_sparse.Counted):
         return replace(self, mu=0.0, clip=0.0)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        rule, rank = self._rule(x.size), _sparse.aim(x.size, self.count(x.size))
-        factor = _sparse.clip_factor(x, self._limit(context), context) if self.clip else 1.0
-        momentum = _sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
-        _sparse.encode_counted(x, residual, momentum, rule, None, rank, payload, context)
+        rule, rank = self._rule(x.size), sparse.aim(x.size, self.count(x.size))
+        factor = sparse.clip_factor(x, self._limit(context), context) if self.clip else 1.0
+        momentum = sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
+        sparse.encode_counted(x, residual, momentum, rule, None, rank, payload, context)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_sparse
+        from .kernels.cuda import sparse as cuda_sparse
 
-        rule, rank = self._rule(x.size), _sparse.aim(x.size, self.count(x.size))
-        factor = _cuda_sparse.clip_factor(x, self._limit(context), context) if self.clip else None
-        momentum = _cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
-        _cuda_sparse.encode(x, residual, momentum, rule, None, rank, payload, context)
+        rule, rank = self._rule(x.size), sparse.aim(x.size, self.count(x.size))
+        factor = cuda_sparse.clip_factor(x, self._limit(context), context) if self.clip else None
+        momentum = cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
+        cuda_sparse.encode(x, residual, momentum, rule, None, rank, payload, context)
 
-    def _rule(self, n: int) -> _sparse.Rule:
+    def _rule(self, n: int) -> sparse.Rule:
         k = self.count(n)
-        return _sparse.Rule(most=k, least=-(-4 * k // 5), few=k)
+        return sparse.Rule(most=k, least=-(-4 * k // 5), few=k)
 
     def _limit(self, context: Context) -> float:
         return self.clip * math.sqrt(context.share / context.ranks)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._casts import HALF, Cast, rounding_error
+from .families.cast import Cast
+from .kernels.cpu.casts import HALF, rounding_error
 from .registry import register
 
 

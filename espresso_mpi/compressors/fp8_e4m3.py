@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._blocks import Float8Quantiser
+from .families.quantised import Float8Quantiser
 from .registry import register
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._blocks import IntegerQuantiser
+from .families.quantised import IntegerQuantiser
 from .registry import register
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from . import _cpu
-from ._dithering import LIMIT_BITS, rounding_variance, tame_copy
 from .base import Compressor, check_positive_int
 from .context import Context
+from .kernels.cpu import host
+from .kernels.cpu.dithering import LIMIT_BITS, rounding_variance, tame_copy
 from .registry import register
 
 
@@ -55,21 +55,21 @@ class Natural(Compressor):
         return _gaussian_error()
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        kept = _cpu.EMPTY if residual is None else residual
-        _encode(x, kept, *self._split(payload, x.size), self.block, *_cpu.key_words(context.key))
+        kept = host.EMPTY if residual is None else residual
+        _encode(x, kept, *self._split(payload, x.size), self.block, *host.key_words(context.key))
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         _decode(out, *self._split(payload, out.size), self.block, add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_natural
+        from .kernels.cuda import natural as cuda_natural
 
-        _cuda_natural.encode(x, residual, *self._split(payload, x.size), self.block, context.key)
+        cuda_natural.encode(x, residual, *self._split(payload, x.size), self.block, context.key)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_natural
+        from .kernels.cuda import natural as cuda_natural
 
-        _cuda_natural.decode(*self._split(payload, out.size), out, self.block, add)
+        cuda_natural.decode(*self._split(payload, out.size), out, self.block, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as (uint8 codes, int8 exponents) views."""
@@ -85,7 +85,7 @@ def _gaussian_error() -> float:
     return float(np.sum(density * rounding_variance(x * 2.0**30, True)) / 2.0**60)
 
 
-@_cpu.inline
+@host.inline
 def _exponent(bits):  # type: ignore[no-untyped-def]
     """The exponent of a block whose largest magnitude has these bits, that of the power of two not below it.
 
@@ -95,55 +95,55 @@ def _exponent(bits):  # type: ignore[no-untyped-def]
     return np.int32(max(above, np.int32(1)) - np.int32(127))
 
 
-@_cpu.inline
+@host.inline
 def _power(exponent):  # type: ignore[no-untyped-def]
     """2 to an exponent from -126 to 127."""
-    return _cpu.bits_float(np.uint32(np.uint32(np.int32(exponent) + np.int32(127)) << np.uint32(23)))
+    return host.bits_float(np.uint32(np.uint32(np.int32(exponent) + np.int32(127)) << np.uint32(23)))
 
 
-@_cpu.inline
+@host.inline
 def _value(code):  # type: ignore[no-untyped-def]
     """What a byte stands for where e = 0."""
     number = np.uint32(code)
     low = np.uint32(np.uint32(number & np.uint32(127)) << np.uint32(23))
-    return _cpu.bits_float(np.uint32(low | np.uint32(np.uint32(number & np.uint32(128)) << np.uint32(24))))
+    return host.bits_float(np.uint32(low | np.uint32(np.uint32(number & np.uint32(128)) << np.uint32(24))))
 
 
-@_cpu.inline
+@host.inline
 def _round(values, codes, factor, at, high):  # type: ignore[no-untyped-def]
     """Random bits added to the fraction of a float carry into its exponent as often as the fraction says."""
     for i in range(values.size):
         value = values[i]
-        bits = _cpu.float_bits(np.float32(abs(value) * factor))
-        noise = np.uint32(np.int32(_cpu.uniform(at, high) * np.float32(8388608.0)))
-        sign = np.uint32(_cpu.float_bits(value) >> np.uint32(24)) & np.uint32(128)
+        bits = host.float_bits(np.float32(abs(value) * factor))
+        noise = np.uint32(np.int32(host.uniform(at, high) * np.float32(8388608.0)))
+        sign = np.uint32(host.float_bits(value) >> np.uint32(24)) & np.uint32(128)
         codes[i] = np.uint8(np.uint32(np.uint32(bits + noise) >> np.uint32(23)) | sign)
-        at = np.uint32(at + _cpu.STEP)
+        at = np.uint32(at + host.STEP)
 
 
-@_cpu.inline
+@host.inline
 def _subtract(kept, codes, scale):  # type: ignore[no-untyped-def]
     for i in range(kept.size):
-        kept[i] = _cpu.fma(-_value(codes[i]), scale, kept[i])
+        kept[i] = host.fma(-_value(codes[i]), scale, kept[i])
 
 
-@_cpu.Kernel
+@host.Kernel
 def _encode(x, residual, codes, exponents, block, low, high):  # type: ignore[no-untyped-def]
     keep = residual.size > 0
     for b in prange(exponents.size):
         start, stop = b * block, min(x.size, (b + 1) * block)
-        values, out, at = x[start:stop], codes[start:stop], _cpu.counter(start, low)
+        values, out, at = x[start:stop], codes[start:stop], host.counter(start, low)
         if keep:
             kept = residual[start:stop]
-            _cpu.tame_sum(kept, values)
-            exponent = _exponent(_cpu.max_bits(kept))
+            host.tame_sum(kept, values)
+            exponent = _exponent(host.max_bits(kept))
             _round(kept, out, _power(-exponent), at, high)
             _subtract(kept, out, _power(exponent))
         else:
-            bits = _cpu.max_bits(values)
+            bits = host.max_bits(values)
             if bits > np.uint32(LIMIT_BITS):
                 tamed = tame_copy(values)
-                exponent = _exponent(_cpu.max_bits(tamed))
+                exponent = _exponent(host.max_bits(tamed))
                 _round(tamed, out, _power(-exponent), at, high)
             else:
                 exponent = _exponent(bits)
@@ -151,17 +151,17 @@ def _encode(x, residual, codes, exponents, block, low, high):  # type: ignore[no
         exponents[b] = exponent
 
 
-@_cpu.inline
+@host.inline
 def _decode_block(out, codes, scale, add):  # type: ignore[no-untyped-def]
     if add:
         for i in range(out.size):
-            out[i] = _cpu.fma(_value(codes[i]), scale, out[i])
+            out[i] = host.fma(_value(codes[i]), scale, out[i])
     else:
         for i in range(out.size):
             out[i] = _value(codes[i]) * scale
 
 
-@_cpu.Kernel
+@host.Kernel
 def _decode(out, codes, exponents, block, add):  # type: ignore[no-untyped-def]
     for b in prange(exponents.size):
         start, stop = b * block, min(out.size, (b + 1) * block)

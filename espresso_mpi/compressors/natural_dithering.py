@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._dithering import L2, MAX, Dithering, Quantiser
 from .base import check_choice, check_positive_int
+from .families.dithered import Dithering
+from .kernels.cpu.dithering import L2, MAX, Quantiser
 from .registry import register
 
 _NORMS = {"max": MAX, "l2": L2}

@@ -16,15 +16,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numba import prange
 
-from . import _cpu, _signs
 from .base import LIMIT
 from .context import Context
+from .families import signed
+from .kernels.cpu import host
+from .kernels.cpu import signs as cpu_signs
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class OneBit(_signs.Blocked):
+class OneBit(signed.Blocked):
     """Scaled sign. Payload: ceil(n/64) uint64 of sign bits (1 = negative), then ceil(n/block) float32 scales.
 
     Args:
@@ -35,7 +37,7 @@ class OneBit(_signs.Blocked):
     examples: ClassVar[Sequence[str]] = ("onebit:block=64", "onebit:block=192")
 
     def nbytes(self, n: int) -> int:
-        return _signs.word_bytes(n) + 4 * self.blocks(n)
+        return cpu_signs.word_bytes(n) + 4 * self.blocks(n)
 
     def gaussian_error(self, n: int) -> float | None:
         """Exact: a block of d elements loses (d - 1)(1 - 2/π)."""
@@ -43,31 +45,31 @@ class OneBit(_signs.Blocked):
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         words, scales = self._split(payload, x.size)
-        context.cut = int(_encode(x, _cpu.EMPTY if residual is None else residual, words, scales, self.block))
+        context.cut = int(_encode(x, host.EMPTY if residual is None else residual, words, scales, self.block))
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         words, scales = self._split(payload, out.size)
-        _signs.decode(out, words, scales, _signs.NONE, self.block, add)
+        cpu_signs.decode(out, words, scales, cpu_signs.NONE, self.block, add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_signs
+        from .kernels.cuda import signs as cuda_signs
 
         words, scales = self._split(payload, x.size)
-        context.cut = _cuda_signs.encode(x, residual, words, scales, None, self.block)
+        context.cut = cuda_signs.encode(x, residual, words, scales, None, self.block)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_signs
+        from .kernels.cuda import signs as cuda_signs
 
         words, scales = self._split(payload, out.size)
-        _cuda_signs.decode(words, scales, None, out, self.block, add)
+        cuda_signs.decode(words, scales, None, out, self.block, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as (uint64 sign words, float32 scales) views."""
-        head = _signs.word_bytes(n)
+        head = cpu_signs.word_bytes(n)
         return payload[:head].view(np.uint64), payload[head:].view(np.float32)
 
 
-@_cpu.Kernel
+@host.Kernel
 def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
     """Returns how many values are of blocks whose scale is smaller than their mean."""
     cut = 0
@@ -76,17 +78,17 @@ def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
         signs = words[start // 64 : (stop + 63) // 64]
         values, kept = x[start:stop], residual[start:stop]
         if kept.size:
-            _cpu.add_into(kept, values)
+            host.add_into(kept, values)
             values = kept
-        total = _cpu.abs_sum(values)
+        total = host.abs_sum(values)
         if not total <= np.float32(LIMIT):  # only then can there be a value beyond LIMIT, or a NaN
-            values = _signs.tamed(values, kept.size > 0)
-            total = _cpu.abs_sum(values)
-        cut += stop - start if total > _signs.LARGEST else 0
-        total = min(total, _signs.LARGEST)
+            values = cpu_signs.tamed(values, kept.size > 0)
+            total = host.abs_sum(values)
+        cut += stop - start if total > cpu_signs.LARGEST else 0
+        total = min(total, cpu_signs.LARGEST)
         scale = total / np.float32(stop - start)
         scales[b] = scale
-        _signs.pack(values, signs)
+        cpu_signs.pack(values, signs)
         if kept.size:
-            _signs.add(kept, signs, -scale, scale)
+            cpu_signs.add(kept, signs, -scale, scale)
     return cut

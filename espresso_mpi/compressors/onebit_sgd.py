@@ -16,15 +16,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numba import prange
 
-from . import _cpu, _signs
 from .base import LIMIT
 from .context import Context
+from .families import signed
+from .kernels.cpu import host
+from .kernels.cpu import signs as cpu_signs
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class OneBitSGD(_signs.Blocked):
+class OneBitSGD(signed.Blocked):
     """Mean of each sign. Payload: ceil(n/64) uint64 of sign bits (1 = negative), then ceil(n/block) float32 means of
     the elements that are not negative, then as many of the negative ones. The mean of no elements is 0.
 
@@ -36,7 +38,7 @@ class OneBitSGD(_signs.Blocked):
     examples: ClassVar[Sequence[str]] = ("onebit_sgd:block=64", "onebit_sgd:block=192")
 
     def nbytes(self, n: int) -> int:
-        return _signs.word_bytes(n) + 8 * self.blocks(n)
+        return cpu_signs.word_bytes(n) + 8 * self.blocks(n)
 
     def gaussian_error(self, n: int) -> float | None:
         """Exact: a group of k > 0 elements loses (k - 1)(1 - 2/π), and a block has 2 - 2^(1 - d) groups on average."""
@@ -46,36 +48,36 @@ class OneBitSGD(_signs.Blocked):
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         words, means, lows = self._split(payload, x.size)
-        context.cut = int(_encode(x, _cpu.EMPTY if residual is None else residual, words, means, lows, self.block))
+        context.cut = int(_encode(x, host.EMPTY if residual is None else residual, words, means, lows, self.block))
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         words, means, lows = self._split(payload, out.size)
-        _signs.decode(out, words, means, lows, self.block, add)
+        cpu_signs.decode(out, words, means, lows, self.block, add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_signs
+        from .kernels.cuda import signs as cuda_signs
 
-        context.cut = _cuda_signs.encode(x, residual, *self._split(payload, x.size), self.block)
+        context.cut = cuda_signs.encode(x, residual, *self._split(payload, x.size), self.block)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_signs
+        from .kernels.cuda import signs as cuda_signs
 
-        _cuda_signs.decode(*self._split(payload, out.size), out, self.block, add)
+        cuda_signs.decode(*self._split(payload, out.size), out, self.block, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
         """The payload's parts as (uint64 sign words, float32 means, float32 means of the negative) views."""
-        head, blocks = _signs.word_bytes(n), self.blocks(n)
+        head, blocks = cpu_signs.word_bytes(n), self.blocks(n)
         means = payload[head:].view(np.float32)
         return payload[:head].view(np.uint64), means[:blocks], means[blocks:]
 
 
-@_cpu.inline
+@host.inline
 def _mean(total, count):  # type: ignore[no-untyped-def]
     """The mean of ``count`` magnitudes with this sum; 0 of none."""
-    return min(total, _signs.LARGEST) / np.float32(count) if count else np.float32(0.0)
+    return min(total, cpu_signs.LARGEST) / np.float32(count) if count else np.float32(0.0)
 
 
-@_cpu.Kernel
+@host.Kernel
 def _encode(x, residual, words, means, lows, block):  # type: ignore[no-untyped-def]
     """Returns how many values are of halves of blocks whose mean is larger than what is sent of it."""
     cut = 0
@@ -84,20 +86,20 @@ def _encode(x, residual, words, means, lows, block):  # type: ignore[no-untyped-
         signs = words[start // 64 : (stop + 63) // 64]
         values, kept = x[start:stop], residual[start:stop]
         if kept.size:
-            _cpu.add_into(kept, values)
+            host.add_into(kept, values)
             values = kept
-        plus, minus = _cpu.split_sums(values)
+        plus, minus = host.split_sums(values)
         if not (plus <= np.float32(LIMIT) and minus <= np.float32(LIMIT)):  # else no value is beyond LIMIT, or NaN
-            values = _signs.tamed(values, kept.size > 0)
-            plus, minus = _cpu.split_sums(values)
-        _signs.pack(values, signs)
+            values = cpu_signs.tamed(values, kept.size > 0)
+            plus, minus = host.split_sums(values)
+        cpu_signs.pack(values, signs)
         negative = 0
         for w in range(signs.size):
-            negative += _cpu.ones(signs[w])
-        cut += stop - start - negative if plus > _signs.LARGEST else 0
-        cut += negative if minus > _signs.LARGEST else 0
+            negative += host.ones(signs[w])
+        cut += stop - start - negative if plus > cpu_signs.LARGEST else 0
+        cut += negative if minus > cpu_signs.LARGEST else 0
         plus, minus = _mean(plus, stop - start - negative), _mean(minus, negative)
         means[b], lows[b] = plus, -minus
         if kept.size:
-            _signs.add(kept, signs, -plus, minus)
+            cpu_signs.add(kept, signs, -plus, minus)
     return cut

@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import _lowrank
-from ._lowrank import LowRank
 from .base import Keeps
 from .context import Context, Summary
+from .families import low_rank
+from .families.low_rank import LowRank
+from .kernels.cpu import lowrank
 from .registry import register
 
 
@@ -52,7 +53,7 @@ class PowerSGD(LowRank):
 
     def contraction(self, n: int) -> float:
         m = self.matrix(n)
-        return _lowrank.share(m.rank, m.cols)
+        return lowrank.share(m.rank, m.cols)
 
     def gaussian_error(self, n: int) -> float | None:
         m = self.matrix(n)
@@ -68,32 +69,32 @@ class PowerSGD(LowRank):
 
     def learn(self, payload: Any, n: int, context: Context) -> None:
         q = self._split(payload, n)[1]
-        _lowrank.keep(q, context.kept("q", q.size, q))
+        low_rank.keep(q, context.kept("q", q.size, q))
 
     def _summarise_cpu(self, x: Any, summary: Any, residual: Any, context: Context) -> None:
         m = self.matrix(x.size)
-        q = _lowrank.orthonormal("q", context.kept("q", m.size("q"), x), m, m.cols, True, context)
-        _lowrank.project_rows(x, residual, q, m, summary, _lowrank.ADD, False, context)
+        q = low_rank.orthonormal("q", context.kept("q", m.size("q"), x), m, m.cols, True, context)
+        low_rank.project_rows(x, residual, q, m, summary, lowrank.ADD, False, context)
 
     def _encode_cpu(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         m = self.matrix(x.size)
         left, right = self._split(payload, x.size)
-        p = _lowrank.orthonormal("p", context.summary, m, m.rows, False, context)
-        _lowrank.write_header(p[: m.size("p")], left)
-        _lowrank.project_columns(x, residual, p, m, right, _lowrank.READY, True, context)
+        p = low_rank.orthonormal("p", context.summary, m, m.rows, False, context)
+        low_rank.write_header(p[: m.size("p")], left)
+        low_rank.project_columns(x, residual, p, m, right, lowrank.READY, True, context)
 
     def _decode_cpu(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         m = self.matrix(out.size)
         left, right = self._split(payload, out.size)
-        _lowrank.outer(left, right, m, out, add)
+        lowrank.outer(left, right, m, out, add)
 
     _summarise_cuda = _summarise_cpu
     _encode_cuda = _encode_cpu
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_lowrank
+        from .kernels.cuda import lowrank as cuda_lowrank
 
-        _cuda_lowrank.outer(*self._split(payload, out.size), self.matrix(out.size), out, add)
+        cuda_lowrank.outer(*self._split(payload, out.size), self.matrix(out.size), out, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as float32 views: P with what fills it up, and Q'."""

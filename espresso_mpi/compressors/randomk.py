@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from . import _cpu, _sparse
-from . import _linear_sparse as sparse
 from .base import Compressor, check_number
 from .context import Context
+from .kernels.cpu import host
+from .kernels.cpu import linear_sparse as sparse
+from .kernels.cpu import sparse as cpu_sparse
 from .registry import register
 
 
@@ -30,7 +31,7 @@ from .registry import register
 class RandomK(Compressor):
     """Random-k. Payload: the uint64 seed and 8 zero bytes, then k float32 values: 16 + 4·k bytes.
 
-    The positions are drawn as ``_linear_sparse`` says. Values are in the order of the draw.
+    The positions are drawn as ``cpu.linear_sparse`` says. Values are in the order of the draw.
 
     Args:
         ratio: share of the elements that are sent, in (0, 1]; at least one element is.
@@ -49,7 +50,7 @@ class RandomK(Compressor):
 
     def count(self, n: int) -> int:
         """How many of n elements are sent."""
-        return _sparse.count(n, self.ratio)
+        return cpu_sparse.count(n, self.ratio)
 
     def nbytes(self, n: int) -> int:
         return self.header(n) + 4 * self.count(n)
@@ -72,43 +73,43 @@ class RandomK(Compressor):
         return n / self.count(n) - 1 if self.scaled else 1 - self.count(n) / n
 
     def decode_traffic(self, n: int) -> int:
-        return _sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
+        return cpu_sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         head, values = payload[:16].view(np.uint64), payload[16:].view(np.float32)
         seed = sparse.seed_of(context)
         head[0], head[1] = seed, 0
-        _encode(x, _cpu.EMPTY if residual is None else residual, values, seed, self._factor(x.size))
+        _encode(x, host.EMPTY if residual is None else residual, values, seed, self._factor(x.size))
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         seed, values = payload[:16].view(np.uint64)[0], payload[16:].view(np.float32)
         _decode(out, values, seed, self._factor(out.size), add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_randomk
+        from .kernels.cuda import randomk as cuda_randomk
 
         head, values = payload[:16].view(np.uint32), payload[16:].view(np.float32)
-        _cuda_randomk.encode(x, residual, head, values, context.shared, self._factor(x.size))
+        cuda_randomk.encode(x, residual, head, values, context.shared, self._factor(x.size))
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_randomk
+        from .kernels.cuda import randomk as cuda_randomk
 
         head, values = payload[:16].view(np.uint32), payload[16:].view(np.float32)
-        _cuda_randomk.decode(out, head, values, self._factor(out.size), add)
+        cuda_randomk.decode(out, head, values, self._factor(out.size), add)
 
     def _factor(self, n: int) -> np.float32:
         """What decoded values are multiplied by."""
         return np.float32(n / self.count(n) if self.scaled else 1)
 
 
-@_cpu.inline
+@host.inline
 def _spans(a, b, start, n):  # type: ignore[no-untyped-def]
     """The at most two stretches of memory that the circle's elements from a to b occupy."""
     c, d = a + start, b + start
     return min(c, n), min(d, n), max(c - n, 0), max(d - n, 0)
 
 
-@_cpu.Kernel
+@host.Kernel
 def _encode(x, residual, values, seed, factor):  # type: ignore[no-untyped-def]
     n, k = x.size, values.size
     start, low, high = sparse.plan(seed, n)
@@ -119,18 +120,18 @@ def _encode(x, residual, values, seed, factor):  # type: ignore[no-untyped-def]
         first, count = sparse.drawn(where, a, b, n, k, start, low, high)
         if residual.size:
             c, d, e, f = _spans(a, b, start, n)
-            _cpu.tame_sum(residual[c:d], x[c:d])
-            _cpu.tame_sum(residual[e:f], x[e:f])
+            host.tame_sum(residual[c:d], x[c:d])
+            host.tame_sum(residual[e:f], x[e:f])
             for j in range(count):
                 value = residual[where[j]]
                 values[first + j] = value
-                residual[where[j]] = value - _cpu.tame(value * factor)
+                residual[where[j]] = value - host.tame(value * factor)
         else:
             for j in range(count):
-                values[first + j] = _cpu.tame(x[where[j]])
+                values[first + j] = host.tame(x[where[j]])
 
 
-@_cpu.Kernel
+@host.Kernel
 def _decode(out, values, seed, factor, add):  # type: ignore[no-untyped-def]
     n, k = out.size, values.size
     start, low, high = sparse.plan(seed, n)
@@ -144,5 +145,5 @@ def _decode(out, values, seed, factor, add):  # type: ignore[no-untyped-def]
             out[c:d] = np.float32(0)
             out[e:f] = np.float32(0)
         for j in range(count):
-            value = _cpu.tame(values[first + j] * factor)
+            value = host.tame(values[first + j] * factor)
             out[where[j]] = out[where[j]] + value if add else value

@@ -1,4 +1,4 @@
-"""Finds compressors by name: every file of this folder without a leading underscore may register one.
+"""Finds compressors by name: every file of this folder may register one; its folders hold what methods share.
 
 A spelling is ``name`` or ``name:parameter=value,parameter=value``; ``str(compressor)`` gives it back. A number may be a
 schedule: ``topk:ratio=0.25~0.01@400`` begins at 25 % and arrives at 1 % after 400 steps.
@@ -68,7 +68,7 @@ def unregister(name: str) -> None:
 @lru_cache(maxsize=1)
 def _load_all() -> None:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if not module.name.startswith("_"):
+        if not module.ispkg:
             import_module(f"{__package__}.{module.name}")
 
 

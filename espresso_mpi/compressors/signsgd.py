@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from . import _cpu, _signs
 from .base import Compressor
 from .context import Context
+from .families import signed
+from .kernels.cpu import host
+from .kernels.cpu import signs as cpu_signs
 from .registry import register
 
 
@@ -31,40 +33,40 @@ class SignSGD(Compressor):
     homogeneous = False
 
     def nbytes(self, n: int) -> int:
-        return _signs.word_bytes(n)
+        return cpu_signs.word_bytes(n)
 
     def gaussian_error(self, n: int) -> float | None:
         return 2 - 2 * math.sqrt(2 / math.pi)
 
     def conclude(self, out: Any) -> None:
-        _signs.conclude(out)
+        signed.conclude(out)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        _encode(x, _cpu.EMPTY if residual is None else residual, payload.view(np.uint64))
+        _encode(x, host.EMPTY if residual is None else residual, payload.view(np.uint64))
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
-        _signs.decode(out, payload.view(np.uint64), _signs.NONE, _signs.NONE, _signs.CHUNK, add)
+        cpu_signs.decode(out, payload.view(np.uint64), cpu_signs.NONE, cpu_signs.NONE, cpu_signs.CHUNK, add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_signs
+        from .kernels.cuda import signs as cuda_signs
 
-        _cuda_signs.encode_signs(x, residual, None, payload.view(np.uint64), 0.0)
+        cuda_signs.encode_signs(x, residual, None, payload.view(np.uint64), 0.0)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_signs
+        from .kernels.cuda import signs as cuda_signs
 
-        _cuda_signs.decode(payload.view(np.uint64), None, None, out, _signs.CHUNK, add)
+        cuda_signs.decode(payload.view(np.uint64), None, None, out, cpu_signs.CHUNK, add)
 
 
-@_cpu.Kernel
+@host.Kernel
 def _encode(x, residual, words):  # type: ignore[no-untyped-def]
-    for c in prange((x.size + _signs.CHUNK - 1) // _signs.CHUNK):
-        start, stop = c * _signs.CHUNK, min(x.size, (c + 1) * _signs.CHUNK)
+    for c in prange((x.size + cpu_signs.CHUNK - 1) // cpu_signs.CHUNK):
+        start, stop = c * cpu_signs.CHUNK, min(x.size, (c + 1) * cpu_signs.CHUNK)
         signs = words[start // 64 : (stop + 63) // 64]
         values, kept = x[start:stop], residual[start:stop]
         if kept.size:
-            _cpu.tame_sum(kept, values)
-            _signs.pack(kept, signs)
-            _signs.add(kept, signs, np.float32(-1.0), np.float32(1.0))
+            host.tame_sum(kept, values)
+            cpu_signs.pack(kept, signs)
+            cpu_signs.add(kept, signs, np.float32(-1.0), np.float32(1.0))
         else:
-            _signs.pack(values, signs)
+            cpu_signs.pack(values, signs)

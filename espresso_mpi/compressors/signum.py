@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numba import prange
 
-from . import _cpu, _signs
 from .base import Keeps, check_number
 from .context import Context
+from .kernels.cpu import host
+from .kernels.cpu import signs as cpu_signs
 from .registry import register
 from .signsgd import SignSGD
 
@@ -51,41 +52,41 @@ class Signum(SignSGD):
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         momentum = context.kept(_MOMENTUM, x.size, x)
-        kept = _cpu.EMPTY if residual is None else residual
+        kept = host.EMPTY if residual is None else residual
         _encode(x, kept, momentum, payload.view(np.uint64), np.float32(self.beta))
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_signs
+        from .kernels.cuda import signs as cuda_signs
 
         momentum = context.kept(_MOMENTUM, x.size, x)
-        _cuda_signs.encode_signs(x, residual, momentum, payload.view(np.uint64), self.beta)
+        cuda_signs.encode_signs(x, residual, momentum, payload.view(np.uint64), self.beta)
 
 
-@_cpu.inline
+@host.inline
 def _advance(momentum, x, beta):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        momentum[i] = _cpu.tame(_cpu.fma(momentum[i], beta, x[i]))
+        momentum[i] = host.tame(host.fma(momentum[i], beta, x[i]))
 
 
-@_cpu.inline
+@host.inline
 def _advance_both(momentum, kept, x, beta):  # type: ignore[no-untyped-def]
     """As ``_advance``, and ``kept += momentum``, which is added before it is tamed: as ``x`` would be without it."""
     for i in range(x.size):
-        moved = _cpu.fma(momentum[i], beta, x[i])
-        momentum[i] = _cpu.tame(moved)
-        kept[i] = _cpu.tame(kept[i] + moved)
+        moved = host.fma(momentum[i], beta, x[i])
+        momentum[i] = host.tame(moved)
+        kept[i] = host.tame(kept[i] + moved)
 
 
-@_cpu.Kernel
+@host.Kernel
 def _encode(x, residual, momentum, words, beta):  # type: ignore[no-untyped-def]
-    for c in prange((x.size + _signs.CHUNK - 1) // _signs.CHUNK):
-        start, stop = c * _signs.CHUNK, min(x.size, (c + 1) * _signs.CHUNK)
+    for c in prange((x.size + cpu_signs.CHUNK - 1) // cpu_signs.CHUNK):
+        start, stop = c * cpu_signs.CHUNK, min(x.size, (c + 1) * cpu_signs.CHUNK)
         signs = words[start // 64 : (stop + 63) // 64]
         values, moved, kept = x[start:stop], momentum[start:stop], residual[start:stop]
         if kept.size:
             _advance_both(moved, kept, values, beta)
-            _signs.pack(kept, signs)
-            _signs.add(kept, signs, np.float32(-1.0), np.float32(1.0))
+            cpu_signs.pack(kept, signs)
+            cpu_signs.add(kept, signs, np.float32(-1.0), np.float32(1.0))
         else:
             _advance(moved, values, beta)
-            _signs.pack(moved, signs)
+            cpu_signs.pack(moved, signs)

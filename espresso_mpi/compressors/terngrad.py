@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._dithering import CLIP, MAX, Dithering, Quantiser
 from .base import check_number, check_positive_int
+from .families.dithered import Dithering
+from .kernels.cpu.dithering import CLIP, MAX, Quantiser
 from .registry import register
 
 

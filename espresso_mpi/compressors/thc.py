@@ -1,11 +1,11 @@
 """``thc``: rotated, then whole numbers that add up (THC, Li et al., NSDI 2024); 8 or 16 bits an element.
 
-All ranks turn their blocks by the same random rotation (``_hadamard``) and agree on the largest root mean square ``a``
-of each block. Each turned element is clipped to ±M = ±t·a and rounded stochastically to one of -G..G times M/G. The
-payloads of all ranks then are summed as integers, without decoding on the way; ``sum · M/G``, turned back, is the sum.
-The rotation makes the elements nearly normal whatever they were, so few of them are clipped; with error feedback what
-was clipped is in the residual. Sums stay in range for certain where ``ranks · G ≤ 127`` (int16: 32767). Beyond that
-they saturate where the ranks are alike, which costs accuracy; the collectives count it.
+All ranks turn their blocks by the same random rotation (``cpu.hadamard``) and agree on the largest root mean square
+``a`` of each block. Each turned element is clipped to ±M = ±t·a and rounded stochastically to one of -G..G times M/G.
+The payloads of all ranks then are summed as integers, without decoding on the way; ``sum · M/G``, turned back, is the
+sum. The rotation makes the elements nearly normal whatever they were, so few of them are clipped; with error feedback
+what was clipped is in the residual. Sums stay in range for certain where ``ranks · G ≤ 127`` (int16: 32767). Beyond
+that they saturate where the ranks are alike, which costs accuracy; the collectives count it.
 
 The paper agrees on one norm for a tensor, which it turns whole. Blocks differ in size, so here each has its own
 (0.4 % more bytes), and the error is bounded for every x: with y a turned element divided by ``a``, rounding costs at
@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 from numba import carray, prange
 
-from . import _cpu, _hadamard
 from .base import Compressor, check_choice, check_number, check_positive_int
 from .context import Context, Summary
+from .kernels.cpu import hadamard, host
 from .registry import register
 
 MAGIC = 12582912.0  # 1.5 * 2**23: adding it to a small float leaves the rounded integer in the low mantissa bits
 SMALLEST_NORM = 1e-33  # of a block that is not sent as zeros: TINY / √4096 is above it
 MOST = 1e30  # the largest factor by which values are multiplied; only a wrong agreement could ask for more
 
-_ROOM, _WORDS = 3 * _hadamard.LARGEST, _hadamard.LARGEST // 32
+_ROOM, _WORDS = 3 * hadamard.LARGEST, hadamard.LARGEST // 32
 
 
 @register
@@ -58,13 +58,13 @@ class Thc(Compressor):
     examples = ("thc:block=64,levels=31", "thc:element=int16,levels=100", "thc:levels=1,clip=2.0")
 
     def __post_init__(self) -> None:
-        _hadamard.check_block("thc", self.block)
+        hadamard.check_block("thc", self.block)
         check_choice("thc", "element", self.element, ("int8", "int16"))
         check_positive_int("thc", "levels", self.levels, 1, int(np.iinfo(self.element).max))
         check_number("thc", "clip", self.clip, 0, 64)
 
     def at(self, step: int | None) -> Thc:
-        block = _hadamard.settled_block(self.block, step)
+        block = hadamard.settled_block(self.block, step)
         return super(Thc, replace(self, block=block)).at(step)
 
     @property
@@ -73,10 +73,10 @@ class Thc(Compressor):
         return self.clip or best_clip(self.levels, self.block)
 
     def nbytes(self, n: int) -> int:
-        return self.header(n) + _hadamard.padded(n, self.block) * np.dtype(self.element).itemsize
+        return self.header(n) + hadamard.padded(n, self.block) * np.dtype(self.element).itemsize
 
     def header(self, n: int) -> int:
-        return 16 + -(-4 * _hadamard.count(n, self.block) // 16) * 16 if n else 0
+        return 16 + -(-4 * hadamard.count(n, self.block) // 16) * 16 if n else 0
 
     def contraction(self, n: int) -> float:
         t = self.clipped_at
@@ -92,41 +92,41 @@ class Thc(Compressor):
         return 20 * n + self.nbytes(n)
 
     def summary(self, n: int) -> Summary:
-        return Summary(_hadamard.count(n, self.block), "max")
+        return Summary(hadamard.count(n, self.block), "max")
 
     def _summarise_cpu(self, x: np.ndarray, summary: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        _summarise(x, _cpu.EMPTY if residual is None else residual, summary, self.block)
+        _summarise(x, host.EMPTY if residual is None else residual, summary, self.block)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         seed, norms, codes = self._split(payload, x.size)
-        low, high = _cpu.key_words(context.shared)
+        low, high = host.key_words(context.shared)
         seed[0], seed[1], seed[2:] = low, high, 0
         norms[context.summary.size :] = 0
-        kept = _cpu.EMPTY if residual is None else residual
+        kept = host.EMPTY if residual is None else residual
         rules = (self.block, np.float32(self.levels), self._unit, self._top)
-        _encode(x, kept, context.summary, norms, codes, *rules, low, high, *_cpu.key_words(context.key))
+        _encode(x, kept, context.summary, norms, codes, *rules, low, high, *host.key_words(context.key))
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         seed, norms, codes = self._split(payload, out.size)
         _decode(out, norms, codes, self.block, self._unit, self._top, add, seed[0], seed[1])
 
     def _summarise_cuda(self, x: Any, summary: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_hadamard
+        from .kernels.cuda import hadamard as cuda_hadamard
 
-        _cuda_hadamard.summarise(x, residual, summary, self.block)
+        cuda_hadamard.summarise(x, residual, summary, self.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_hadamard
+        from .kernels.cuda import hadamard as cuda_hadamard
 
         seed, norms, codes = self._split(payload, x.size)
         rules = (np.float32(self.levels), self._unit, self._top)
         arrays, keys = (x, residual, context.summary, seed, norms, codes), (context.shared, context.key)
-        _cuda_hadamard.encode_integers(arrays, self.block, rules, keys)
+        cuda_hadamard.encode_integers(arrays, self.block, rules, keys)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_hadamard
+        from .kernels.cuda import hadamard as cuda_hadamard
 
-        _cuda_hadamard.decode_integers(*self._split(payload, out.size), out, self.block, self._unit, self._top, add)
+        cuda_hadamard.decode_integers(*self._split(payload, out.size), out, self.block, self._unit, self._top, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
         """The payload's parts as (uint32 seed, float32 norms with padding, integer codes) views."""
@@ -147,107 +147,107 @@ class Thc(Compressor):
 # --- CPU kernels ------------------------------------------------------------------------------------------------------
 
 
-@_cpu.inline
+@host.inline
 def _norm(values, top):  # type: ignore[no-untyped-def]
     """The root mean square of a block whose largest magnitude has these bits."""
-    if top < np.uint32(_hadamard.TINY_BITS):
+    if top < np.uint32(hadamard.TINY_BITS):
         return np.float32(0)
-    down, up = _hadamard._powers(top)
-    return np.sqrt(_hadamard._square_sum(values, values.size // 64, down) / np.float32(values.size)) * up
+    down, up = hadamard.powers(top)
+    return np.sqrt(hadamard.square_sum(values, values.size // 64, down) / np.float32(values.size)) * up
 
 
-@_cpu.Kernel
+@host.Kernel
 def _summarise(x, residual, norms, block):  # type: ignore[no-untyped-def]
-    keep, each = residual.size > 0, max(1, _hadamard._CHUNK // block)
+    keep, each = residual.size > 0, max(1, hadamard.CHUNK // block)
     for chunk in prange((norms.size + each - 1) // each):
-        room = carray(_hadamard.float_room(), _ROOM)
+        room = carray(hadamard.float_room(), _ROOM)
         for b in range(chunk * each, min(norms.size, (chunk + 1) * each)):
             start, stop = b * block, min(x.size, (b + 1) * block)
-            size = _hadamard._size(stop - start, block)
+            size = hadamard.block_size(stop - start, block)
             values, kept = x[start:stop], residual[start:stop]
             if size > stop - start:
-                values = _hadamard._pad(room[block : block + size], values)
+                values = hadamard.pad(room[block : block + size], values)
                 if keep:
-                    kept = _hadamard._pad(room[2 * block : 2 * block + size], kept)
-            tame, top = _hadamard._take(values, kept, room[:size], keep)
+                    kept = hadamard.pad(room[2 * block : 2 * block + size], kept)
+            tame, top = hadamard.take(values, kept, room[:size], keep)
             norms[b] = _norm(tame, top)
             if keep and size > stop - start:
-                _hadamard._copy(residual[start:stop], kept)
+                hadamard.copy(residual[start:stop], kept)
 
 
-@_cpu.inline
+@host.inline
 def _agreed(norm):  # type: ignore[no-untyped-def]
     """The norm that ranks have agreed on, made harmless."""
-    norm = _cpu.tame(norm)
+    norm = host.tame(norm)
     return norm if norm >= np.float32(SMALLEST_NORM) else np.float32(0)
 
 
-@_cpu.inline
+@host.inline
 def _factor(up, root, step):  # type: ignore[no-untyped-def]
     """What to multiply turned values by, so that a step of the codes is 1. The product root · step could overflow."""
     return min(up / step / root, np.float32(MOST))
 
 
-@_cpu.inline
+@host.inline
 def _round(w, codes, factor, levels, at, high):  # type: ignore[no-untyped-def]
     """Codes of turned values, stochastically rounded; the values become the codes."""
     for i in range(w.size):
-        noisy = _cpu.fma(w[i], factor, _cpu.uniform(at, high) - np.float32(0.5))
+        noisy = host.fma(w[i], factor, host.uniform(at, high) - np.float32(0.5))
         shifted = min(max(noisy, -levels), levels) + np.float32(MAGIC)
-        codes[i] = np.int16(_cpu.float_bits(shifted))
+        codes[i] = np.int16(host.float_bits(shifted))
         w[i] = shifted - np.float32(MAGIC)
-        at = np.uint32(at + _cpu.STEP)
+        at = np.uint32(at + host.STEP)
 
 
-@_cpu.Kernel
+@host.Kernel
 def _encode(x, residual, summary, norms, codes, block, levels, unit, most, low, high, key_low, key_high):  # type: ignore[no-untyped-def]
-    keep, each = residual.size > 0, max(1, _hadamard._CHUNK // block)
+    keep, each = residual.size > 0, max(1, hadamard.CHUNK // block)
     for chunk in prange((summary.size + each - 1) // each):
-        room, words = carray(_hadamard.float_room(), _ROOM), carray(_hadamard.word_room(), _WORDS)
+        room, words = carray(hadamard.float_room(), _ROOM), carray(hadamard.word_room(), _WORDS)
         for b in range(chunk * each, min(summary.size, (chunk + 1) * each)):
             start, stop = b * block, min(x.size, (b + 1) * block)
-            size = _hadamard._size(stop - start, block)
+            size = hadamard.block_size(stop - start, block)
             buffer, spare, signs = room[:size], room[block : block + size], words[: size // 32]
-            _hadamard._fill_signs(signs, start // 32, low, high)
+            hadamard.fill_signs(signs, start // 32, low, high)
             values = x[start:stop]
             if keep:
                 values = residual[start:stop]  # ``summarise`` has left the sum there
             if size > stop - start:
-                values = _hadamard._pad(room[2 * block : 2 * block + size], values)
-            tame, top = _hadamard._take(values, values, spare, False)
+                values = hadamard.pad(room[2 * block : 2 * block + size], values)
+            tame, top = hadamard.take(values, values, spare, False)
             norms[b] = _agreed(summary[b])
             step, root = norms[b] * unit, np.sqrt(np.float32(size))
             packed = codes[start : start + size]
-            if top < np.uint32(_hadamard.TINY_BITS) or step == np.float32(0):
-                _hadamard._clear(packed)
+            if top < np.uint32(hadamard.TINY_BITS) or step == np.float32(0):
+                hadamard.clear(packed)
                 continue
-            down, up = _hadamard._powers(top)
-            _hadamard._rotate(buffer, tame, signs, down)
-            _round(buffer, packed, _factor(up, root, step), levels, _cpu.counter(start, key_low), key_high)
+            down, up = hadamard.powers(top)
+            hadamard.rotate(buffer, tame, signs, down)
+            _round(buffer, packed, _factor(up, root, step), levels, host.counter(start, key_low), key_high)
             if keep:
-                _hadamard.transform(buffer)
-                factor = _hadamard._scaled_back(buffer, step / root, most * np.float32(size))
-                _hadamard._put(residual[start:stop], buffer, spare, signs, factor, _hadamard._SUBTRACT)
+                hadamard.transform(buffer)
+                factor = hadamard.scaled_back(buffer, step / root, most * np.float32(size))
+                hadamard.put(residual[start:stop], buffer, spare, signs, factor, hadamard.SUBTRACT)
 
 
-@_cpu.Kernel
+@host.Kernel
 def _decode(out, norms, codes, block, unit, most, add, low, high):  # type: ignore[no-untyped-def]
-    each, blocks = max(1, _hadamard._CHUNK // block), (out.size + block - 1) // block
-    how = _hadamard._ADD if add else _hadamard._STORE
+    each, blocks = max(1, hadamard.CHUNK // block), (out.size + block - 1) // block
+    how = hadamard.ADD if add else hadamard.STORE
     for chunk in prange((blocks + each - 1) // each):
-        room, words = carray(_hadamard.float_room(), _ROOM), carray(_hadamard.word_room(), _WORDS)
+        room, words = carray(hadamard.float_room(), _ROOM), carray(hadamard.word_room(), _WORDS)
         for b in range(chunk * each, min(blocks, (chunk + 1) * each)):
             start, stop = b * block, min(out.size, (b + 1) * block)
-            size = _hadamard._size(stop - start, block)
+            size = hadamard.block_size(stop - start, block)
             buffer, signs = room[:size], words[: size // 32]
-            _hadamard._fill_signs(signs, start // 32, low, high)
+            hadamard.fill_signs(signs, start // 32, low, high)
             packed = codes[start : start + size]
             for i in range(size):
                 buffer[i] = np.float32(packed[i])
-            _hadamard.transform(buffer)
+            hadamard.transform(buffer)
             scale = norms[b] * unit / np.sqrt(np.float32(size))
-            factor = _hadamard._scaled_back(buffer, scale, most * np.float32(size))
-            _hadamard._put(out[start:stop], buffer, room[block : block + size], signs, factor, how)
+            factor = hadamard.scaled_back(buffer, scale, most * np.float32(size))
+            hadamard.put(out[start:stop], buffer, room[block : block + size], signs, factor, how)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ What is left is bounded by ``‖e‖² < n·value²`` as long as the capacity su
 compressor, which with error feedback converges as fast as any that sends as much (Sahu et al., 2021). As the bound does
 not move with x, neither does the method: C(2ʲx) is not 2ʲC(x).
 
-For Gaussian values the squared error relative to ``‖x‖²`` is ``1 - 2(tφ(t) + Φ̄(t))`` with t the value, or the magnitude
-that a share ``ratio`` reaches if that is larger.
+For Gaussian values the squared error relative to ``‖x‖²`` is ``1 - 2(tφ(t) + Φ̄(t))`` with t the value, or the
+magnitude that a share ``ratio`` reaches if that is larger.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from . import _sparse
 from .base import LIMIT, check_number
 from .context import Context
+from .families import counted
+from .kernels.cpu import sparse
 from .registry import register
 
 _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -28,7 +29,7 @@ _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 
 @register
 @dataclass(frozen=True)
-class Threshold(_sparse.Counted):
+class Threshold(counted.Counted):
     """What reaches a value. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
@@ -55,19 +56,19 @@ class Threshold(_sparse.Counted):
         if not n:
             return None
         reach = 2 * NormalDist().cdf(-self.value)
-        return _sparse.gaussian_error(min(max(reach, 1 / n), self.count(n) / n))
+        return sparse.gaussian_error(min(max(reach, 1 / n), self.count(n) / n))
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        rule, rank = self._rule(x.size), _sparse.aim_above(x.size, self.count(x.size))
-        _sparse.encode_counted(x, residual, None, rule, self._key(), rank, payload, context)
+        rule, rank = self._rule(x.size), sparse.aim_above(x.size, self.count(x.size))
+        sparse.encode_counted(x, residual, None, rule, self._key(), rank, payload, context)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_sparse
+        from .kernels.cuda import sparse as cuda_sparse
 
-        _cuda_sparse.encode(x, residual, None, self._rule(x.size), self._key(), 0, payload, context)
+        cuda_sparse.encode(x, residual, None, self._rule(x.size), self._key(), 0, payload, context)
 
-    def _rule(self, n: int) -> _sparse.Rule:
-        return _sparse.Rule(most=self.count(n), least=1, few=1)
+    def _rule(self, n: int) -> sparse.Rule:
+        return sparse.Rule(most=self.count(n), least=1, few=1)
 
     def _key(self) -> int:
         return int(np.float32(self.value).view(np.uint32))

@@ -1,8 +1,8 @@
 """``topk``: the k = ratio·n elements of largest magnitude, exactly; 64·ratio bits an element.
 
-A contraction with ``δ = k/n``; for Gaussian values the squared error relative to ``‖x‖²`` is
-``1 - 2(tφ(t) + Φ̄(t))``, ``t = Φ⁻¹(1 - ratio/2)``: 0.9155 at 1 %. Equal magnitudes are taken in order of their index, so
-the choice is unique on any device. It converges only with error feedback (Stich et al., 2018).
+A contraction with ``δ = k/n``; for Gaussian values the squared error relative to ``‖x‖²`` is ``1 - 2(tφ(t) + Φ̄(t))``,
+``t = Φ⁻¹(1 - ratio/2)``: 0.9155 at 1 %. Equal magnitudes are taken in order of their index, so the choice is unique on
+any device. It converges only with error feedback (Stich et al., 2018).
 
 On the CPU the search reads the data once at full speed: a sample gives a threshold a little below the k-th magnitude,
 everything above it is marked, and the exact choice is made among those few. A sample that misleads costs another pass
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _sparse
 from .base import Compressor, check_number
 from .context import Context
+from .kernels.cpu import sparse
 from .registry import register
 
 
@@ -41,7 +41,7 @@ class TopK(Compressor):
 
     def count(self, n: int) -> int:
         """How many of n elements are sent."""
-        return _sparse.count(n, self.ratio)
+        return sparse.count(n, self.ratio)
 
     def nbytes(self, n: int) -> int:
         return 8 * self.count(n)
@@ -50,30 +50,30 @@ class TopK(Compressor):
         return self.count(n) / n if n else 1.0
 
     def gaussian_error(self, n: int) -> float | None:
-        return _sparse.gaussian_error(self.count(n) / n) if n else None
+        return sparse.gaussian_error(self.count(n) / n) if n else None
 
     def decode_traffic(self, n: int) -> int:
-        return _sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
+        return sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         indices, values = self._split(payload, x.size)
         k = indices.size
-        rule = _sparse.Rule(most=k, least=k, few=k, smallest=0)
-        _sparse.encode(x, residual, None, rule, None, _sparse.aim_above(x.size, k), indices, values, context)
+        rule = sparse.Rule(most=k, least=k, few=k, smallest=0)
+        sparse.encode(x, residual, None, rule, None, sparse.aim_above(x.size, k), indices, values, context)
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         indices, values = self._split(payload, out.size)
-        _sparse.decode(indices, values, out, add)
+        sparse.decode(indices, values, out, add)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_topk
+        from .kernels.cuda import topk as cuda_topk
 
-        _cuda_topk.encode(x, residual, *self._split(payload, x.size))
+        cuda_topk.encode(x, residual, *self._split(payload, x.size))
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from . import _cuda_topk
+        from .kernels.cuda import topk as cuda_topk
 
-        _cuda_topk.decode(*self._split(payload, out.size), out, add)
+        cuda_topk.decode(*self._split(payload, out.size), out, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as (uint32 indices, float32 values) views."""

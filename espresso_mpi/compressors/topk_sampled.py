@@ -17,15 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from . import _sparse
 from .base import check_number
 from .context import Context
+from .families import counted
+from .kernels.cpu import sparse
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class TopKSampled(_sparse.Counted):
+class TopKSampled(counted.Counted):
     """Top-k by a sampled threshold. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
@@ -45,18 +46,18 @@ class TopKSampled(_sparse.Counted):
         return self._rule(n).least / n if n else 1.0
 
     def gaussian_error(self, n: int) -> float | None:
-        return _sparse.sampled_error(n, self.count(n)) if n else None
+        return sparse.sampled_error(n, self.count(n)) if n else None
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        rule, rank = self._rule(x.size), _sparse.aim(x.size, self.count(x.size))
-        _sparse.encode_counted(x, residual, None, rule, None, rank, payload, context)
+        rule, rank = self._rule(x.size), sparse.aim(x.size, self.count(x.size))
+        sparse.encode_counted(x, residual, None, rule, None, rank, payload, context)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from . import _cuda_sparse
+        from .kernels.cuda import sparse as cuda_sparse
 
-        rule, rank = self._rule(x.size), _sparse.aim(x.size, self.count(x.size))
-        _cuda_sparse.encode(x, residual, None, rule, None, rank, payload, context)
+        rule, rank = self._rule(x.size), sparse.aim(x.size, self.count(x.size))
+        cuda_sparse.encode(x, residual, None, rule, None, rank, payload, context)
 
-    def _rule(self, n: int) -> _sparse.Rule:
+    def _rule(self, n: int) -> sparse.Rule:
         k = self.count(n)
-        return _sparse.Rule(most=k, least=-(-k // 2), few=k)
+        return sparse.Rule(most=k, least=-(-k // 2), few=k)

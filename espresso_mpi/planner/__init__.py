@@ -5,20 +5,25 @@
 >>> save_plan(made, "plan.json")                                         # doctest: +SKIP
 
 This package never imports MPI: a plan can be made on a laptop. docs/planner.md has the models and the algorithms.
+
+``plan`` makes plans, ``planfile`` keeps them, ``explain`` and ``pictures`` show them. Below them: ``search``,
+algorithms; ``workloads``, models and clusters that come with the library; ``model``, what a step costs. May import:
+``compressors``, ``tracing`` and what is below them. What plans may do beyond that is added to ``model`` first, then to
+``search``.
 """
 
 # ``plan`` and ``explain`` are functions of modules of the same name. They are imported here and now, because whoever
 # imports such a module first would otherwise find the module under the function's name.
-from .cluster import TESTBEDS, Cluster
 from .explain import explain
-from .models import MODELS, model_trace
+from .model.profile import Profile
+from .model.trace import Trace, TracedTensor
+from .model.tree import routes
 from .plan import plan
 from .planfile import load as load_plan
 from .planfile import misfits
 from .planfile import save as save_plan
-from .profile import Profile
-from .trace import Trace, TracedTensor
-from .tree import routes
+from .workloads.clusters import TESTBEDS, Cluster
+from .workloads.models import MODELS, model_trace
 
 __all__ = [
     "MODELS",

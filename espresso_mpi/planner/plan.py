@@ -16,20 +16,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .. import compressors as registry
-from .. import schema
 from ..errors import ConfigError
-from ..schema import Relative
+from ..files import schema
+from ..files.schema import Relative
 from ..timetable import Schedule
 from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy, buffer_name
-from .algorithms import published
-from .baselines import baseline, usable
-from .budget import errors, limited, total_error
-from .many import MANY, UNITS, Units, refuse, rough, searched
-from .noise import Doubts, Gain, best_dense, gain_over, without_noise
-from .problem import Problem, evaluated, lanes_of
-from .profile import Profile
-from .search import Effort, search_fused
-from .swaps import (
+from .model.problem import Problem, evaluated, lanes_of
+from .model.profile import Profile
+from .model.timeline import LANES, ORDERS, TIE, Lanes, Order
+from .model.timetables import schedule_of
+from .model.trace import Trace
+from .model.tree import routes as all_routes
+from .search.algorithms import published
+from .search.baselines import baseline, usable
+from .search.budget import errors, limited, total_error
+from .search.many import MANY, UNITS, Units, refuse, rough, searched
+from .search.noise import Doubts, Gain, best_dense, gain_over, without_noise
+from .search.search import Effort, search_fused
+from .search.swaps import (
     best_of_each,
     completed,
     improved,
@@ -41,10 +45,6 @@ from .swaps import (
     swaps_of,
     with_free,
 )
-from .timeline import LANES, ORDERS, TIE, Lanes, Order
-from .timetables import schedule_of
-from .trace import Trace
-from .tree import routes as all_routes
 
 PUBLISHED = "espresso"
 """What the choice of the paper's two algorithms is called among the baselines."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from .. import schema
 from ..errors import ConfigError
-from ..schema import Count
+from ..files import schema
+from ..files.schema import Count
 from ..timetable import Schedule
 from ..types import Forecast, MadeFor, Outlook, Plan, Route, Strategy, TensorSpec
-from .profile import difference
+from .model.profile import difference
 
 KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan --profile FILE --trace FILE -o FILE")
 

@@ -9,11 +9,11 @@ import pytest
 from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy, Tuning
-from espresso_mpi.autoplan import recorded
+from espresso_mpi.autotune.autoplan import recorded
+from espresso_mpi.autotune.clock import Step
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, PlanError
+from espresso_mpi.planner.model.trace import Trace
 from espresso_mpi.planner.planfile import load, save
-from espresso_mpi.planner.trace import Trace
-from espresso_mpi.tuning import Step
 from espresso_mpi.types import MadeFor, TensorSpec
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]

@@ -6,8 +6,8 @@ import pytest
 from mpi4py import MPI
 
 from espresso_mpi.bench import truth
-from espresso_mpi.planner.profile import Profile
-from espresso_mpi.planner.trace import Trace
+from espresso_mpi.planner.model.profile import Profile
+from espresso_mpi.planner.model.trace import Trace
 
 
 @pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="with more ranks it does the same for longer")

@@ -1137,7 +1137,7 @@ def test_nothing_piles_up(world, open_session):
 
 def test_calls_are_forgotten_in_time(world, open_session, monkeypatch):
     """Names that keep changing do not make headers grow; what waits while the ranks forget is not lost."""
-    from espresso_mpi import negotiation
+    from espresso_mpi.engine import negotiation
 
     monkeypatch.setattr(negotiation, "_KNOWN", 4)
     session = open_session()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_sync import COMPRESSED, exact_mean, held, identical, machine_layouts, values
+from session_cases import COMPRESSED, exact_mean, held, identical, machine_layouts, values
 
 from espresso_mpi import Feedback
 from espresso_mpi.compressors import get

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi import Session
-from espresso_mpi.collectives import leftovers
+from espresso_mpi.collectives.messages import leftovers
 from espresso_mpi.errors import EspressoError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from agreed_integers import Agreed
-from test_sync import exact_mean, identical, machine_layouts, values
+from session_cases import exact_mean, identical, machine_layouts, values
 
 from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.compressors import get, register, unregister

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_sync import exact_mean, held, identical, machine_layouts, values
+from session_cases import exact_mean, held, identical, machine_layouts, values
 
 from espresso_mpi import Feedback, TensorSpec
 from espresso_mpi.bench.reference import synchronised

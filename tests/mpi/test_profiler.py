@@ -9,14 +9,14 @@ from functools import partial
 import pytest
 
 from espresso_mpi import Session
-from espresso_mpi.bench import profile as bench
-from espresso_mpi.collectives.transport import Transport
+from espresso_mpi.autotune.profiler import measure
+from espresso_mpi.cli import profile as bench
+from espresso_mpi.collectives.messages.transport import Transport
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.options import Options
-from espresso_mpi.planner.cost import operations
-from espresso_mpi.planner.profile import Profile
-from espresso_mpi.planner.tree import routes
-from espresso_mpi.profiler import measure
+from espresso_mpi.planner.model.cost import operations
+from espresso_mpi.planner.model.profile import Profile
+from espresso_mpi.planner.model.tree import routes
 from espresso_mpi.types import Strategy
 
 SIZES = [1000, 20_000]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from route_tools import ALL, Case, Exact, chosen, exact_mean, layouts, open_transport, problems, values
 
-from espresso_mpi.collectives import allreduce, transport
 from espresso_mpi.collectives.executor import Job, Program
+from espresso_mpi.collectives.messages import transport
+from espresso_mpi.collectives.ops import allreduce
 from espresso_mpi.compressors import register, unregister
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.feedback import NO_FEEDBACK, Feedback
@@ -124,7 +125,7 @@ def test_uneven_machines_need_lanes(world):
     """Between machines only as many ranks of each take part as the smallest has: a session refuses the other routes."""
     if world.size < 3:
         return
-    from espresso_mpi.collectives.schedule import check_route
+    from espresso_mpi.collectives.program import check_route
 
     link = open_transport([range(world.size - 1), [world.size - 1]])
     for route in (*TREE, *LINEAR):

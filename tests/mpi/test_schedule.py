@@ -13,9 +13,9 @@ from espresso_mpi import Plan, Strategy
 from espresso_mpi.collectives.lanes import OnLanes
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, NonFiniteError
-from espresso_mpi.planner.cluster import TESTBEDS, Link
-from espresso_mpi.planner.timetables import with_schedule
-from espresso_mpi.planner.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.timetables import with_schedule
+from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.workloads.clusters import TESTBEDS, Link
 from espresso_mpi.timetable import Lanes, Schedule
 
 pytestmark = pytest.mark.mpi(min_size=2)

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi import trace, tracefile
 from espresso_mpi.bench import text, training
-from espresso_mpi.collectives import clocks, tracing
-from espresso_mpi.collectives.transport import Settings, Transport
+from espresso_mpi.collectives import traces
+from espresso_mpi.collectives.messages import clocks
+from espresso_mpi.collectives.messages.transport import Settings, Transport
 from espresso_mpi.errors import ConfigError, MismatchError, RankTimeoutError, StateError
-from espresso_mpi.trace import Recorder
+from espresso_mpi.tracing import recording, trace_file
+from espresso_mpi.tracing.recording import Recorder
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -71,7 +72,7 @@ def skewed(rank, drift=0.0):
 def record(world, transport, path, clock=time.perf_counter, times=3, quiet=()):
     """Each rank reports two spans a step, and one that begins before all meet and ends after it."""
     recorder = Recorder()
-    with tracing.recording(recorder, transport, path, clock):
+    with traces.recording(recorder, transport, path, clock):
         for step in range(times):
             for rank in range(world.size):
                 start = clock()
@@ -173,10 +174,10 @@ def test_a_rank_without_spans_is_in_the_file(world, open_transport, folder):
 
 
 def test_spans_beyond_the_room_are_counted(world, open_transport, folder, monkeypatch, caplog):
-    monkeypatch.setattr(trace, "MAX_EVENTS", 2 * world.size)
+    monkeypatch.setattr(recording, "MAX_EVENTS", 2 * world.size)
     record(world, open_transport(), folder / "t.json")
     if world.rank == 0:
-        file = tracefile.read(folder / "t.json")
+        file = trace_file.read(folder / "t.json")
         assert all(len(rank.spans) == 2 and rank.dropped == 3 * (world.size + 1) - 2 for rank in file.ranks)
         assert "left out" in caplog.text
 
@@ -199,7 +200,7 @@ def test_only_rank_0_writes_and_its_path_counts(world, open_transport, folder):
     path = folder / "missing" / "t.json" if world.rank == 0 else folder / "t.json"
 
     def enter():
-        with tracing.recording(recorder, transport, path):
+        with traces.recording(recorder, transport, path):
             raise AssertionError("the block was entered")
 
     assert "does not exist" in same_error(world, ConfigError, enter)
@@ -216,7 +217,7 @@ def test_what_fails_at_the_end_is_raised_on_all_ranks(world, open_transport, fol
         gone.mkdir()
 
     def run():
-        with tracing.recording(recorder, transport, gone / "t.json"):
+        with traces.recording(recorder, transport, gone / "t.json"):
             if world.rank == 0:
                 gone.rmdir()
 
@@ -229,20 +230,20 @@ def test_a_trace_within_a_trace_is_refused_on_all_ranks(world, open_transport, f
     transport, recorder = open_transport(), Recorder()
     if world.rank == world.size - 1:
         recorder.start()
-    text = same_error(world, StateError, lambda: tracing.begin(recorder, transport, folder / "t.json"))
+    text = same_error(world, StateError, lambda: traces.begin(recorder, transport, folder / "t.json"))
     assert "traced already" in text and f"rank {world.size - 1}" in text
 
 
 @several
 def test_ranks_at_different_ends_of_a_trace_are_told(world, open_transport, folder):
     transport, recorder = open_transport(), Recorder()
-    before = tracing.begin(recorder, transport, folder / "t.json")
+    before = traces.begin(recorder, transport, folder / "t.json")
 
     def call():
         if world.rank == 0:
-            tracing.begin(Recorder(), transport, folder / "t.json")
+            traces.begin(Recorder(), transport, folder / "t.json")
         else:
-            tracing.finish(recorder, transport, folder / "t.json", before)
+            traces.finish(recorder, transport, folder / "t.json", before)
 
     with pytest.raises(MismatchError, match="is in another call"):
         call()
@@ -252,7 +253,7 @@ def test_an_exception_in_the_block_ends_the_trace(world, open_transport, folder)
     transport, recorder = open_transport(), Recorder()
 
     def run():
-        with tracing.recording(recorder, transport, folder / "t.json"):
+        with traces.recording(recorder, transport, folder / "t.json"):
             recorder.add("encode", "w", 0, 0, 0.0, 1.0)
             raise KeyError
 
@@ -273,7 +274,7 @@ def test_a_rank_that_left_by_an_exception_is_named(world, folder):
     start = time.perf_counter()
 
     def run():
-        with tracing.recording(Recorder(), transport, folder / "t.json"):
+        with traces.recording(Recorder(), transport, folder / "t.json"):
             if world.rank == 1:
                 raise KeyError
 
@@ -317,10 +318,10 @@ def test_a_session_traces_its_steps(world, open_session, folder):
             session.sync(grads(world.rank))
     session.sync(grads(world.rank))
     if world.rank == 0:
-        file = tracefile.read(folder / "t.json")
+        file = trace_file.read(folder / "t.json")
         assert file.steps == [1, 2]
         for rank in file.ranks:
-            mine = trace.rows(rank.spans)
+            mine = recording.rows(rank.spans)
             assert set(mine) == {(name, step) for name in "abc" for step in (1, 2)}
             for row in mine.values():
                 assert min(row.seconds_by[kind] for kind in ("encode", "wire", "decode")) > 0
@@ -337,8 +338,8 @@ def test_the_file_says_what_the_statistics_say(world, open_session, folder):
             session.sync(grads(world.rank))
     everyone = world.gather(dict(session.stats().tensors))
     if world.rank == 0:
-        for rank in tracefile.read(folder / "t.json").ranks:
-            for (name, step), row in trace.rows(rank.spans).items():
+        for rank in trace_file.read(folder / "t.json").ranks:
+            for (name, step), row in recording.rows(rank.spans).items():
                 stats = everyone[rank.rank][name]
                 if step == stats.last.step:
                     assert row.bytes_by_level == stats.last.bytes_by_level
@@ -376,5 +377,5 @@ def test_bench_train_traces_without_counting_it(world, folder):
         ]
     if world.rank == 0:
         assert {path.name for path in folder.iterdir()} >= {"run-fp32.json", "run-onebit.json"}
-        assert len(tracefile.read(folder / "run-onebit.json").steps) == training.TRACED
+        assert len(trace_file.read(folder / "run-onebit.json").steps) == training.TRACED
     world.Barrier()

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi.collectives import transport as transport_module
-from espresso_mpi.collectives.agreement import documents, gather_small
-from espresso_mpi.collectives.base import Transfer
-from espresso_mpi.collectives.reduction import Rule
-from espresso_mpi.collectives.transport import Settings, Transport
+from espresso_mpi.collectives.data.reduction import Rule
+from espresso_mpi.collectives.data.transfers import Transfer
+from espresso_mpi.collectives.messages import transport as transport_module
+from espresso_mpi.collectives.messages.agreement import documents, gather_small
+from espresso_mpi.collectives.messages.transport import Settings, Transport
 from espresso_mpi.errors import RankTimeoutError
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(240)]

@@ -19,9 +19,8 @@ import pytest
 from numba import config, cuda
 from numba.cuda.cudadrv import nvvm
 
-import espresso_mpi.collectives
-import espresso_mpi.compressors
-from espresso_mpi.compressors import _cuda
+from espresso_mpi.compressors.kernels import cuda as kernels
+from espresso_mpi.compressors.kernels.cuda import gpu
 
 ARCHITECTURES = ((7, 0), (9, 0))
 """The oldest and the newest: what both compile, those between do."""
@@ -29,12 +28,11 @@ REQUIRED = os.environ.get("ESPRESSO_REQUIRE_PTX") == "1"
 
 
 def _kernels():
-    """All kernels of the package, found as the files that begin with ``_cuda``."""
-    for package in (espresso_mpi.compressors, espresso_mpi.collectives):
-        for module in pkgutil.iter_modules(package.__path__):
-            if module.name.startswith("_cuda"):
-                importlib.import_module(f"{package.__name__}.{module.name}")
-    return _cuda.KERNELS
+    """All kernels of the package: those of the compressors, and the sums of the collectives."""
+    for module in pkgutil.iter_modules(kernels.__path__):
+        importlib.import_module(f"{kernels.__name__}.{module.name}")
+    importlib.import_module("espresso_mpi.collectives.data.cuda_sums")
+    return gpu.KERNELS
 
 
 KERNELS = {kernel.name: kernel for kernel in _kernels()}
@@ -121,13 +119,13 @@ def test_a_sum_that_is_fused_unasked_would_be_found():
 @pytest.mark.parametrize(
     ("name", "explicit"),
     [
-        ("_cuda_blocks.encode[keep=False][rule=nearest][per=1]", "fma.rn.f32"),
-        ("_cuda_blocks.encode[keep=True][rule=stochastic][per=1]", "fma.rn.f32"),
-        ("_cuda_blocks.decode[add=True][float8=False][per=1]", "fma.rn.f32"),
-        ("_cuda_blocks.encode[keep=False][rule=nearest][per=1]", "div.rn.f32"),
-        ("_cuda_signs.encode[keep=True][two=False]", "div.rn.f32"),
-        ("_cuda_signs.encode[keep=True][two=False]", "vote.sync.ballot.b32"),
-        ("_cuda_topk.count_digits[add=True]", "atom.shared.add.u32"),
+        ("blocks.encode[keep=False][rule=nearest][per=1]", "fma.rn.f32"),
+        ("blocks.encode[keep=True][rule=stochastic][per=1]", "fma.rn.f32"),
+        ("blocks.decode[add=True][float8=False][per=1]", "fma.rn.f32"),
+        ("blocks.encode[keep=False][rule=nearest][per=1]", "div.rn.f32"),
+        ("signs.encode[keep=True][two=False]", "div.rn.f32"),
+        ("signs.encode[keep=True][two=False]", "vote.sync.ballot.b32"),
+        ("topk.count_digits[add=True]", "atom.shared.add.u32"),
     ],
 )
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
@@ -160,4 +158,4 @@ def test_assembles_without_spills(name, architecture, tmp_path):
     assert report.returncode == 0, report.stderr
     assert set(re.findall(r"(\d+) bytes spill", report.stderr)) <= {"0"}, report.stderr
     (registers,) = re.findall(r"Used (\d+) registers", report.stderr)
-    assert int(registers) <= 65536 // (3 * _cuda.THREADS)
+    assert int(registers) <= 65536 // (3 * gpu.THREADS)

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from espresso_mpi import buffers, optim
+from espresso_mpi import optim
+from espresso_mpi.arrays import buffers
 from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, StateError
 from espresso_mpi.optim import Clan
 

@@ -9,53 +9,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from agreed_integers import Agreed
-from numba import cuda
-from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+from gpu_arrays import GpuArray, foreign_memory, values  # noqa: F401
 
 from espresso_mpi.compressors import register, unregister
 from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, RemoteError
-from espresso_mpi.planner.cluster import TESTBEDS
-from espresso_mpi.planner.timetables import with_schedule
-from espresso_mpi.planner.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.timetables import with_schedule
+from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.workloads.clusters import TESTBEDS
 from espresso_mpi.types import ROUTES, Plan, Route, Strategy
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 _TYPES = {"float32": "<f4", "float64": "<f8", "float16": "<f2"}
-
-
-class GpuArray:
-    """Host memory behind the CUDA array interface, and nothing else that numpy would recognise."""
-
-    def __init__(self, array, strides=None, readonly=False):
-        self.host, self.shape, self.dtype = array, array.shape, array.dtype
-        self.__cuda_array_interface__ = {
-            "shape": array.shape,
-            "typestr": array.dtype.str,
-            "data": (array.ctypes.data, readonly),
-            "strides": strides,
-            "version": 3,
-        }
-
-
-@pytest.fixture(autouse=True)
-def foreign_memory(monkeypatch):
-    """What the simulator lacks: views of foreign memory, and the interface on its own arrays."""
-
-    def as_cuda_array(foreign):
-        interface = foreign.__cuda_array_interface__
-        flat = np.dtype(interface["typestr"])
-        size = int(np.prod(interface["shape"])) * flat.itemsize
-        memory = (np.ctypeslib.ctypes.c_uint8 * size).from_address(interface["data"][0])
-        return FakeCUDAArray(np.frombuffer(memory, flat))
-
-    monkeypatch.setattr(cuda, "as_cuda_array", as_cuda_array, raising=False)
-    monkeypatch.setattr(
-        FakeCUDAArray,
-        "__cuda_array_interface__",
-        property(lambda a: {"data": (a._ary.ctypes.data, False)}),
-        raising=False,
-    )
 
 
 class CupyArray(GpuArray):
@@ -80,10 +45,6 @@ class OnlyDlpack:
 
     def __dlpack_device__(self):
         return (2, 0)
-
-
-def values(rank, step, n, dtype):
-    return np.random.default_rng([rank, step]).standard_normal(n).astype(dtype)
 
 
 def machines(world):

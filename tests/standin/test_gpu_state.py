@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gpu_arrays import GpuArray, foreign_memory, values
 from mpi4py import MPI
-from test_gpu_session import GpuArray, foreign_memory, values
 
 __all__ = ["foreign_memory"]
 

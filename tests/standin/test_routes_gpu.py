@@ -17,9 +17,9 @@ from numba import cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from route_tools import ALL, Case, Exact, layouts, open_transport, problems
 
-from espresso_mpi.collectives import _cuda_kernels, reduction
-from espresso_mpi.collectives.layout import Dense
-from espresso_mpi.collectives.schedule import DecodeStep, EncodeStep, compile_route
+from espresso_mpi.collectives.data import cuda_sums, reduction
+from espresso_mpi.collectives.data.layout import Dense
+from espresso_mpi.collectives.program import DecodeStep, EncodeStep, compile_route
 from espresso_mpi.compressors import get, register, unregister
 from espresso_mpi.planner import routes
 
@@ -73,7 +73,7 @@ def host_kernels(monkeypatch):
 
     names = {"mean_rows": "mean_rows", "max_rows": "_max_rows", "add_integers": "_add_integers", "divide": "divide"}
     for kernel, ours in names.items():
-        monkeypatch.setattr(_cuda_kernels, kernel, on_host(getattr(reduction, ours)))
+        monkeypatch.setattr(cuda_sums, kernel, on_host(getattr(reduction, ours)))
     interface = property(lambda a: {"data": (a._ary.ctypes.data, False)})
     monkeypatch.setattr(FakeCUDAArray, "__cuda_array_interface__", interface, raising=False)
 

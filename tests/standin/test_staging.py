@@ -6,14 +6,14 @@ import logging
 
 import numpy as np
 import pytest
+from gpu_arrays import GpuArray, foreign_memory, values  # noqa: F401
 from numba import cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
-from test_gpu_session import GpuArray, foreign_memory, values  # noqa: F401
 
-from espresso_mpi import device
-from espresso_mpi.collectives import _probe_program, probe
-from espresso_mpi.collectives.transport import Settings, Transport
-from espresso_mpi.compressors import _cuda
+from espresso_mpi.arrays import device
+from espresso_mpi.collectives.messages import probe, probe_program
+from espresso_mpi.collectives.messages.transport import Settings, Transport
+from espresso_mpi.compressors.kernels.cuda import gpu
 from espresso_mpi.errors import GradientError
 from espresso_mpi.types import Route
 
@@ -27,7 +27,7 @@ class LateGpu:
 
     def __init__(self, monkeypatch):
         self.queue, self.done, self.log, self.working = [], 0, [], False
-        to_host, to_device, launch = FakeCUDAArray.copy_to_host, FakeCUDAArray.copy_to_device, _cuda.Kernel.__call__
+        to_host, to_device, launch = FakeCUDAArray.copy_to_host, FakeCUDAArray.copy_to_device, gpu.Kernel.__call__
 
         def copy_to_host(array, target=None, stream=0):
             if stream == 0:
@@ -49,7 +49,7 @@ class LateGpu:
         monkeypatch.setattr(FakeCUDAArray, "__setitem__", assign)
         monkeypatch.setattr(FakeCUDAArray, "copy_to_host", copy_to_host)
         monkeypatch.setattr(FakeCUDAArray, "copy_to_device", copy_to_device)
-        monkeypatch.setattr(_cuda.Kernel, "__call__", lambda *given: self.later("launch", lambda: launch(*given)))
+        monkeypatch.setattr(gpu.Kernel, "__call__", lambda *given: self.later("launch", lambda: launch(*given)))
         monkeypatch.setattr(cuda, "default_stream", lambda: self, raising=False)
         monkeypatch.setattr(cuda, "synchronize", self.run)
         monkeypatch.setattr(cuda, "event", lambda: Event(self))
@@ -317,7 +317,7 @@ def test_the_processes_of_the_probe(world, pair, monkeypatch):
     from mpi4py import MPI
 
     monkeypatch.setattr(cuda, "select_device", lambda number: None)
-    assert pair is None or _probe_program.examine(MPI, pair) is None
+    assert pair is None or probe_program.examine(MPI, pair) is None
 
 
 def test_the_processes_of_the_probe_see_wrong_data(world, pair):
@@ -334,4 +334,4 @@ def test_the_processes_of_the_probe_see_wrong_data(world, pair):
             sent[-1] ^= sent.size > 1 << 19
             return pair.Isend([sent, what[1]], rank)
 
-    assert pair is None or "messages of 1048576 bytes" in _probe_program.examine(MPI, Wrong())
+    assert pair is None or "messages of 1048576 bytes" in probe_program.examine(MPI, Wrong())

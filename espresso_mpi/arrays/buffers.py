@@ -1,0 +1,388 @@
+"""Adopts foreign arrays: the only file that sees what the caller's framework made.
+
+numpy, CuPy, torch (CPU and CUDA), JAX, and anything with DLPack or the CUDA array interface become flat arrays over the
+*same memory*, plus a description. No framework is imported here: its arrays bring it along.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import GradientError
+from ..types import ITEMSIZE, TensorSpec
+
+_spec = lru_cache(maxsize=1 << 16)(TensorSpec)
+"""The description of an array: the same object for the same one, so that those of two steps are compared at once."""
+
+_SUPPORTED = ", ".join(ITEMSIZE)
+_NAMES = {np.dtype(name): name for name in ("float32", "float64", "float16")}
+"""numpy works a type's name out anew at every question, which takes longer than all else here."""
+
+
+_OWN = 0x1 | 0x4 | 0x100 | 0x400
+"""numpy's flags of an array that is C-contiguous, owns its memory, is aligned and writable."""
+
+
+class Gradient(NamedTuple):
+    """One adopted array.
+
+    ``array`` is flat over the caller's memory, 16-bit types as their bits (uint16); for an immutable array it is a
+    copy, and ``rebuild`` makes a new foreign array from it. For strided memory it is a copy in C order, ``source`` is
+    the memory itself, and ``write_back`` copies the result there. ``version`` reads torch's counter of in-place
+    changes, where that counts changes of this memory alone; what this library writes is not counted. ``whole``: a torch
+    tensor to which no other memory leads but through torch. ``owner``: the caller's array if it owns its memory: two
+    that own theirs share none unless they are one array.
+    """
+
+    spec: TensorSpec
+    array: Any
+    rebuild: Callable[[], Any] | None = None
+    source: Any = None
+    write_back: Callable[[], None] | None = None
+    version: Callable[[], int] | None = None
+    whole: bool = False
+    owner: Any = None
+
+
+# --- the containers ---------------------------------------------------------------------------------------------------
+
+
+def flatten(grads: Any) -> list[tuple[str, Any]]:
+    """The arrays of a nested list, tuple or dict with their names: the keys on the way, joined by dots.
+
+    Raises:
+        GradientError: two arrays have the same name, or a dict key is not a string or a number.
+    """
+    found = list(_walk("", grads))
+    if len({name for name, _ in found}) < len(found):
+        twice = [name for name, count in Counter(name for name, _ in found).items() if count > 1]
+        raise GradientError(
+            f"grads: two arrays are named {twice[0]!r}; a key with a dot clashes with a nested key; rename one"
+        )
+    return found
+
+
+def _walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    else:
+        yield prefix or "grads", value
+        return
+    for key, item in items:
+        if not isinstance(key, (str, int)):
+            raise GradientError(f"grads: got a {type(key).__name__} as a key; expected text or a whole number")
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if type(item) is np.ndarray:  # most are: a generator for each would cost more than the rest
+            yield name, item
+        else:
+            yield from _walk(name, item)
+
+
+def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
+    """``grads`` itself where all was updated in place; else the same containers with new arrays where needed.
+
+    What travelled as a copy of strided memory is written there.
+    """
+    others = [g for g in gradients if g.owner is None]  # the rest is plain memory, which the result is in
+    for gradient in others:
+        if gradient.write_back is not None:
+            gradient.write_back()
+    if all(g.rebuild is None for g in others):
+        return grads
+    return _rebuilt(grads, iter(gradients))
+
+
+def _rebuilt(value: Any, gradients: Iterator[Gradient]) -> Any:
+    if isinstance(value, Mapping):
+        new = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+        new.update({key: _rebuilt(item, gradients) for key, item in value.items()})
+        return new
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rebuilt(item, gradients) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_rebuilt(item, gradients) for item in value)
+    gradient = next(gradients)
+    return gradient.rebuild() if gradient.rebuild else value
+
+
+# --- the arrays -------------------------------------------------------------------------------------------------------
+
+
+def adopt(name: str, value: Any) -> Gradient:
+    """A flat array over the memory of ``value``, which may be None.
+
+    Strided memory is copied, and gets the result when the call ends: see ``Gradient``.
+
+    Raises:
+        GradientError: not an array, an element type that cannot be synchronised, read-only memory, memory of which
+            several elements share a place, strided memory of a GPU that torch does not own.
+    """
+    if not name.isascii():
+        _require_text(name)
+    if type(value) is np.ndarray and value.flags.num & _OWN == _OWN:  # of most calls with many tensors, all
+        known = _NAMES.get(value.dtype)
+        if known is not None:
+            flat = value.ravel()  # a view
+            array = flat.view(np.uint16) if known == "float16" else flat
+            return Gradient(_spec(name, value.shape, known), array, None, None, None, None, False, value)
+    if value is None:
+        nothing = np.empty(0, np.float32)
+        return Gradient(TensorSpec(name, (), None), nothing, owner=nothing)
+    if isinstance(value, np.ndarray):
+        return _from_numpy(name, value)
+    if _comes_from(value, "torch"):
+        return _from_torch(name, value)
+    if _comes_from(value, "jax", "jaxlib"):
+        return _from_jax(name, value)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _from_cuda(name, value, value.shape, str(value.dtype))
+    if hasattr(value, "__dlpack__"):
+        return _from_dlpack(name, value)
+    raise GradientError(
+        f"{name}: got {type(value).__name__}; expected an array (numpy, CuPy, torch, JAX, or with DLPack or the CUDA "
+        f"array interface) or None"
+    )
+
+
+def _require_text(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise GradientError(f"grads: the name {name!r} is no valid Unicode; rename the tensor") from None
+
+
+def _comes_from(value: Any, *modules: str) -> bool:
+    return any(cls.__module__.split(".")[0] in modules for cls in type(value).__mro__)
+
+
+def _from_numpy(name: str, array: np.ndarray, rebuild: Callable[[], Any] | None = None) -> Gradient:
+    plain = type(array) is np.ndarray
+    if not plain and isinstance(array, np.ma.MaskedArray):
+        raise GradientError(
+            f"{name}: got a masked array, whose mask would be lost; pass array.data, or x = array.filled(0) and "
+            f"use that x"
+        )
+    dtype = _NAMES.get(array.dtype) or array.dtype.name
+    if dtype not in ITEMSIZE or not array.dtype.isnative:
+        raise GradientError(
+            f"{name}: got elements of type {array.dtype}; expected one of {_SUPPORTED}; pass x = array.astype(...) and "
+            f"use that x, which gets the mean"
+        )
+    if not array.flags.writeable:
+        raise GradientError(
+            f"{name}: got a read-only array; expected a writable one; pass x = numpy.array(...), a copy, and use that "
+            f"x, which gets the mean"
+        )
+    own = array if plain else np.asarray(array)
+    return _flat(_spec(name, array.shape, dtype), own.view(np.uint16) if ITEMSIZE[dtype] == 2 else own, rebuild)
+
+
+def _flat(
+    spec: TensorSpec,
+    array: np.ndarray,
+    rebuild: Callable[[], Any] | None = None,
+    version: Callable[[], int] | None = None,
+    whole: bool = False,
+) -> Gradient:
+    """Flat over host memory; over a copy of it in C order where it is strided, since ranks may differ in strides."""
+    if array.flags.c_contiguous:
+        return Gradient(spec, array.reshape(-1), rebuild, version=version, whole=whole)
+    _require_apart(spec.name, array.shape, array.strides, array.itemsize)
+    copied = np.ascontiguousarray(array)
+    return Gradient(spec, copied.reshape(-1), rebuild, array, partial(np.copyto, array, copied), version, whole)
+
+
+def _require_apart(name: str, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
+    """Refuse memory in which several elements share a place: there is none for the mean of each.
+
+    Refused as well are the rare strides for which that is hard to know.
+    """
+    reach = itemsize
+    for stride, length in sorted((abs(stride), length) for length, stride in zip(shape, strides) if length > 1):
+        if stride < reach:
+            raise GradientError(
+                f"{name}: got an expanded or overlapping array (shape {tuple(shape)}, strides in bytes "
+                f"{tuple(strides)}); expected a place in memory for each element; pass a copy, y = numpy.array(x) or "
+                f"x.clone(memory_format=torch.contiguous_format), and use that y, which gets the mean"
+            )
+        reach += (length - 1) * stride
+
+
+def _from_torch(name: str, tensor: Any) -> Gradient:
+    torch = sys.modules["torch"]
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided:
+        raise GradientError(
+            f"{name}: got a sparse tensor ({tensor.layout}); expected a dense one; make the layer with "
+            f"sparse=False (as torch.nn.Embedding has it), or the gradient dense before: p.grad = p.grad.to_dense()"
+        )
+    if dtype not in ITEMSIZE:
+        raise GradientError(
+            f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; pass y = x.to(...) and use that y, "
+            f"which gets the mean"
+        )
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise GradientError(
+            f"{name}: got a tensor on {tensor.device}; expected cpu or cuda; pass y = x.cpu() and copy the mean "
+            f"back after the call: x.copy_(y)"
+        )
+    version, whole = _version(tensor)
+    tensor = tensor.detach()
+    bits = tensor.view(torch.int16) if ITEMSIZE[dtype] == 2 else tensor
+    if tensor.device.type == "cuda":
+        return _from_torch_cuda(name, bits, dtype)._replace(version=version, whole=whole)
+    array = bits.numpy().view(np.uint16) if ITEMSIZE[dtype] == 2 else bits.numpy()
+    return _flat(_spec(name, tuple(tensor.shape), dtype), array, version=version, whole=whole)
+
+
+def _from_torch_cuda(name: str, bits: Any, dtype: str) -> Gradient:
+    """On the GPU, strided memory by torch's own copies."""
+    shape, size = tuple(bits.shape), bits.element_size()
+    if bits.is_contiguous():
+        return _from_cuda(name, bits, shape, dtype)
+    _require_apart(name, shape, [stride * size for stride in bits.stride()], size)
+    copied = bits.contiguous()
+
+    def write_back() -> None:
+        bits.data.copy_(copied)  # through .data: it is not the caller's change, so its counter stays
+        sys.modules["torch"].cuda.current_stream(bits.device).synchronize()  # that of the engine's thread
+
+    return _from_cuda(name, copied, shape, dtype)._replace(source=bits, write_back=write_back)
+
+
+def _version(tensor: Any) -> tuple[Callable[[], int] | None, bool]:
+    """What reads the counter of in-place changes of a torch tensor, and whether torch alone leads to its memory.
+
+    None where there is no counter (inference mode), and where the tensor is a part of its storage: the parts of a
+    storage share one counter, so it also counts changes of the others. Memory that torch has from, or has given to,
+    numpy and others cannot be resized.
+    """
+    storage = tensor.untyped_storage()
+    if tensor.is_inference() or storage.nbytes() != tensor.numel() * tensor.element_size():
+        return None, False
+    return partial(getattr, tensor, "_version"), storage.resizable()
+
+
+def is_alone(holder: Any) -> bool:
+    """Whether a torch tensor, and the memory that it has for itself, can be reached through ``holder.result`` only.
+
+    False as well where this torch does not tell.
+    """
+    storages = getattr(sys.modules["torch"]._C, "_storage_Use_Count", None)
+    if storages is None or not hasattr(holder.result, "_use_count") or holder.result._use_count() != 1:
+        return False
+    if holder.result.is_shared() or storages(holder.result.untyped_storage()._cdata) != _ONE_STORAGE:
+        return False
+    return sys.getrefcount(holder.result) == _ONE_HOLDER
+
+
+_ONE_STORAGE = 2
+"""References to a storage: the tensor's, and that of the Python object through which one asks."""
+
+_HOLDER = SimpleNamespace(result=object())
+_ONE_HOLDER = sys.getrefcount(_HOLDER.result)
+"""References to what one holder holds, as this interpreter counts them while one asks."""
+
+
+def _from_jax(name: str, array: Any) -> Gradient:
+    """A copy on the host; the result goes back to the array's own device and sharding as a new array."""
+    jax = sys.modules["jax"]
+    host = np.array(array)
+    return _from_numpy(name, host, lambda: jax.device_put(host, array.sharding))
+
+
+def _from_cuda(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Gradient:
+    """A numba device array over the same GPU memory."""
+    from numba import cuda
+
+    own, current = (
+        _gpu_of(array),
+        getattr(cuda.current_context().device, "id", 0),
+    )  # the simulator's only one has no number
+    if own is not None and own != current:
+        raise GradientError(
+            f"{name}: got a tensor on GPU {own}; expected GPU {current}, the one that this process works on; give each "
+            f"rank one GPU by CUDA_VISIBLE_DEVICES, or call numba.cuda.select_device({own}) before anything uses a GPU"
+        )
+    if dtype not in ITEMSIZE:
+        raise GradientError(
+            f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; pass y = x.astype(...) and use that "
+            f"y, which gets the mean"
+        )
+    interface = array.__cuda_array_interface__
+    if interface["data"][1]:
+        raise GradientError(
+            f"{name}: got a read-only GPU array; expected a writable one; pass y = x.copy() and use that y, which gets "
+            f"the mean"
+        )
+    if interface.get("strides") is not None and not _packed(interface, ITEMSIZE[dtype]):
+        raise GradientError(
+            f"{name}: got a strided GPU array; expected C-contiguous memory; pass y = cupy.ascontiguousarray(x) and "
+            f"copy the mean back after the call: x[...] = y"
+        )
+    size = int(np.prod(shape, dtype=np.int64))
+    if size == 0:
+        return Gradient(TensorSpec(name, tuple(shape), dtype, "gpu"), np.empty(0, np.float32))
+    flat = cuda.as_cuda_array(_Flat(array, size, "<u2" if ITEMSIZE[dtype] == 2 else interface["typestr"]))
+    return Gradient(_spec(name, tuple(shape), dtype, "gpu"), flat)
+
+
+def _gpu_of(array: Any) -> int | None:
+    """The number of the GPU that holds an array; None if the array does not tell."""
+    if hasattr(array, "gpu_data"):  # numba's
+        return int(array.gpu_data.context.device.id)
+    if not hasattr(array, "__dlpack_device__"):
+        return None
+    kind, number = array.__dlpack_device__()
+    return int(number) if int(kind) == 2 else None  # 2: CUDA; memory of kind 13, managed, is on no one GPU
+
+
+class _Flat:
+    """A flat view of a foreign GPU array, in the only terms that all libraries share.
+
+    It names no stream: numba would queue copies of the array there, and not with the kernels that they belong to.
+    """
+
+    def __init__(self, owner: Any, size: int, typestr: str) -> None:
+        self._owner = owner
+        interface = dict(owner.__cuda_array_interface__)
+        self.__cuda_array_interface__ = {
+            **interface,
+            "shape": (size,),
+            "strides": None,
+            "typestr": typestr,
+            "stream": None,
+        }
+
+
+def _packed(interface: Mapping[str, Any], itemsize: int) -> bool:
+    expected = itemsize
+    for length, stride in zip(reversed(interface["shape"]), reversed(interface["strides"])):
+        if length > 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _from_dlpack(name: str, value: Any) -> Gradient:
+    """Host memory by numpy; GPU memory by CuPy, which a GPU array without the CUDA array interface needs."""
+    kind = int(value.__dlpack_device__()[0])
+    if kind == 1:
+        return _from_numpy(name, np.from_dlpack(value))
+    cupy = sys.modules.get("cupy")
+    if kind != 2 or cupy is None:
+        raise GradientError(
+            f"{name}: got DLPack memory of device type {kind}; expected CPU (1), or CUDA (2) with CuPy imported"
+        )
+    array = cupy.from_dlpack(value)
+    return _from_cuda(name, array, array.shape, str(array.dtype))

@@ -1,0 +1,98 @@
+"""Scratch memory that is allocated once and grows: in the steady state no step allocates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..types import DeviceKind
+from . import device
+
+PAYLOAD_ALIGN = 16
+"""Payloads begin at multiples of this many bytes, so that kernels may view them as wider types."""
+
+_PAYLOADS = {"payload-0", "payload-1"}
+
+
+class Staging:
+    """A page-locked host buffer between a GPU and MPI.
+
+    It goes round: the device copies its messages out into it, MPI sends and receives, the device copies the received
+    ones in. The last step is only queued, so the buffer is free when the GPU has passed the mark left there.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self._mark: device.Mark | None = None
+        self._queued = self.taken = False
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """The first ``nbytes``, after everything that used them before is done."""
+        self.taken = True
+        if self._mark is not None and self._queued:
+            self._mark.wait()
+        if self._memory.size < nbytes:
+            self._memory = device.pinned(nbytes)
+        return self._memory[:nbytes]
+
+    def release(self, queued: bool) -> None:
+        """MPI is through with it; ``queued``: the GPU has still to copy out of it."""
+        if queued:
+            self._mark = self._mark or device.Mark()
+            self._mark.set()
+        self._queued, self.taken = queued, False
+
+
+class Workspace:
+    """Named scratch buffers, one of each name per device, each as large as its largest use so far."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], Any] = {}
+        self._staging = [Staging(), Staging()]
+
+    def take(self, name: str, nbytes: int, where: DeviceKind) -> Any:
+        """At least ``nbytes`` of uint8 on a device; the content is lost when the buffer grows."""
+        buffer = self._buffers.get((name, where))
+        if buffer is None or buffer.size < nbytes:
+            room = max(nbytes, PAYLOAD_ALIGN)
+            buffer = device.pinned(room) if self._locked(name, where) else device.empty(room, np.uint8, where)
+            self._buffers[name, where] = buffer
+        return buffer[:nbytes]
+
+    def _locked(self, name: str, where: DeviceKind) -> bool:
+        """Whether a GPU copies from and to this host buffer: page-locked, or the copies run at half the speed.
+
+        Payloads go to and fro where the workspace has something on a GPU; a mirror is of a GPU's tensor.
+        """
+        return name == "mirror" or (
+            where == "cpu" and name in _PAYLOADS and any(there == "gpu" for _, there in self._buffers)
+        )
+
+    def staging(self) -> Staging:
+        """A staging buffer that MPI does not use: two take turns, so the GPU empties one while MPI fills the other.
+
+        Raises:
+            RuntimeError: both are with MPI. An exchange has to be finished before the second one after it is posted.
+        """
+        free = next((staging for staging in self._staging if not staging.taken), None)
+        if free is None:
+            raise RuntimeError("a third exchange of GPU memory was posted in one workspace before the first finished")
+        self._staging.remove(free)
+        self._staging.append(free)
+        return free
+
+    def array(self, name: str, size: int, dtype: Any, where: DeviceKind) -> Any:
+        """``size`` elements of scratch."""
+        return self.take(name, size * np.dtype(dtype).itemsize, where).view(dtype)
+
+    def payload(self, nbytes: int, where: DeviceKind) -> Any:
+        """A payload buffer to start with."""
+        return self.take("payload-0", nbytes, where)
+
+    def other_payload(self, current: Any, nbytes: int) -> Any:
+        """The payload buffer that ``current`` does not use, on the same device."""
+        where = device.device_of(current)
+        first = self._buffers.get(("payload-0", where))
+        name = "payload-1" if first is not None and device.address(first) == device.address(current) else "payload-0"
+        return self.take(name, nbytes, where)

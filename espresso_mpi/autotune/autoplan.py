@@ -1,0 +1,321 @@
+"""How a session plans for itself: it measures the cluster, plans, and tries the best plans before it takes one.
+
+All of it is collective and happens between two steps, when nothing else is under way. What was measured on the slowest
+rank counts, rank 0 plans, and every rank gets the same plan.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..collectives.messages.agreement import documents, floats
+from ..collectives.messages.transport import Transport
+from ..errors import ConfigError, EspressoError, PlanError
+from ..options import Options, Tuning, default_route
+from ..planner.explain import short
+from ..planner.model.beside import beside
+from ..planner.model.profile import Profile
+from ..planner.model.trace import Trace
+from ..planner.plan import described, plan
+from ..planner.planfile import from_json, to_json
+from ..planner.search.baselines import Case
+from ..types import DeviceKind, Plan, Route, Strategy, TensorSpec
+from .clock import Step
+from .profiler import measure
+from .replay import opener, trial
+
+_LOG = logging.getLogger("espresso_mpi")
+
+_FINALISTS = 4
+"""Plans whose trial is repeated for longer."""
+
+FEWEST = 3
+"""Steps that a trace is made of at least."""
+
+_PATIENCE = 10.0
+"""Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan with what it was made from.
+
+    Attributes:
+        plan: its forecast is the model's.
+        seconds: how long a step should take, by its trial.
+        trials: what the session did before, the plan, and every other one that was tried.
+    """
+
+    plan: Plan
+    seconds: float
+    trace: Trace
+    profile: Profile
+    trials: tuple[Entry, ...]
+
+
+def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[Step]) -> Made:
+    """A plan for the tensors of the steps that were watched, on this cluster. Collective.
+
+    Raises:
+        ConfigError, PlanError: on every rank, if the steps have different tensors or nothing can be planned.
+    """
+    trace = recorded(transport, steps, "recorded by the session")
+    sizes = sorted({tensor.size for tensor in trace.tensors} | {sum(tensor.size for tensor in trace.tensors)})
+    pushed = steps[-1].pushed
+    profile = profiled(
+        transport, options, tuning.compressors, sizes, tuning.seconds, device=trace.device, pushes=pushed
+    )
+    plans = _proposed(transport, options, trace, profile, tuning)
+    if options.plan is not None and options.plan.forecast is not None:
+        plans.append(options.plan)
+    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds, pushed)
+    assert best.plan is not None
+    return Made(best.plan, best.seconds, trace, profile, (now, best, *others))
+
+
+def profiled(
+    transport: Transport,
+    options: Options,
+    compressors: Sequence[str],
+    sizes: Sequence[int] | None,
+    seconds: float,
+    tick: Callable[[float], None] = lambda share: None,
+    device: DeviceKind | None = None,
+    pushes: bool = True,
+) -> Profile:
+    """What the collectives, encodes and decodes of this session cost; see ``profiler.measure``. Collective."""
+    return measure(
+        transport, compressors, open_session=opener(transport, options), sizes=sizes, seconds=seconds, tick=tick,
+        devices=("cpu",) if device == "cpu" else None, segment_bytes=options.segment_bytes, pushes=pushes,
+    )  # fmt: skip
+
+
+def report(transport: Transport, made: Made) -> None:
+    """Say in the log of rank 0 what was planned, and why."""
+    if transport.rank != 0:
+        return
+    _LOG.info("plan: %s; a step should take %.4g s", summary(made.plan), made.seconds)
+    for entry in made.trials:
+        if entry.plan is not None and entry.plan.forecast is not None:
+            words = "tried: %.4g s a step, %.4g s by the model: %s"
+            _LOG.info(words, entry.seconds, entry.plan.forecast.seconds, summary(entry.plan))
+        else:
+            _LOG.info("tried: %.4g s a step as it was before", entry.seconds)
+
+
+def slowest(transport: Transport, seconds: float) -> float:
+    """The largest value of all ranks. Collective."""
+    return float(floats(transport, seconds).max())
+
+
+def on_rank_0(transport: Transport, act: Callable[[], None]) -> None:
+    """Do something on rank 0. Collective.
+
+    Raises:
+        ConfigError: on every rank, if it raises an EspressoError there.
+    """
+    problem = None
+    if transport.rank == 0:
+        try:
+            act()
+        except (EspressoError, OSError) as error:
+            problem = str(error)
+    said = documents(transport, json.dumps(problem).encode())
+    if said[0] is not None:
+        raise ConfigError(said[0])
+
+
+def write_trace(transport: Transport, steps: Sequence[Step], path: Path) -> None:
+    """Write the trace of the steps that were watched, on rank 0. Collective.
+
+    Raises:
+        PlanError: on every rank: too few steps, or steps that are not alike; ConfigError: the file cannot be written.
+    """
+    trace = recorded(transport, steps, f"recorded on {transport.topology}")
+    on_rank_0(transport, lambda: trace.save(path))
+
+
+# --- the trace --------------------------------------------------------------------------------------------------------
+
+
+def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Trace:
+    """The trace of the steps that the ranks have watched. Collective; the same on every rank.
+
+    A tensor is ready when the last rank has it, which is another one in every step: no collective can finish before all
+    have given their part. So it is the median over the steps of the maximum over the ranks. They begin a step together,
+    because the one before ended with synchronised gradients.
+
+    Raises:
+        PlanError: on every rank: too few steps, or other tensors in one step than in the next.
+    """
+    mine, problem, specs = None, None, list[TensorSpec]()
+    try:
+        alike = _alike(steps)
+        specs = sorted(alike[-1].specs, key=lambda spec: spec.name)
+        ready = [[_ready(step)[spec.name] for spec in specs] for step in alike]
+        names = list(dict.fromkeys(spec.name for spec in alike[-1].specs))
+        mine = {"ready": ready, "seconds": [step.seconds for step in alike], "names": names}
+    except EspressoError as error:
+        problem = str(error)
+    said = _exchanged(transport, {"problem": problem, "times": mine})
+    count = min(len(one["times"]["seconds"]) for one in said)
+    latest = np.max([np.array(one["times"]["ready"])[-count:] for one in said], axis=0)
+    seconds = np.max([one["times"]["seconds"][-count:] for one in said], axis=0)
+    first = {name: place for place, name in enumerate(said[0]["times"]["names"])}
+    order = sorted(range(len(specs)), key=lambda column: first[specs[column].name])  # of equal times rank 0's
+    where: DeviceKind = "gpu" if any(spec.device == "gpu" for spec in specs) else "cpu"
+    text = f"{source}; {count} steps, the slowest of {len(said)} ranks in each"
+    return Trace.of_steps([specs[c] for c in order], latest[:, order], seconds, np.zeros(count), where, text)
+
+
+def _alike(steps: Sequence[Step]) -> list[Step]:
+    """The steps with the same tensors as the last."""
+    if len(steps) < FEWEST:
+        raise ConfigError(
+            f"{len(steps)} step(s) were timed; expected {FEWEST} or more besides the first: synchronise the same "
+            f"tensors in several steps"
+        )
+    specs = set(steps[-1].specs)
+    alike = [step for step in steps if set(step.specs) == specs]
+    if 2 * len(alike) <= len(steps):
+        raise ConfigError(
+            "most of the recorded steps have other tensors than the last; a plan is for steps that are alike: "
+            "call sync, or push and wait_all, with the same tensors in every step"
+        )
+    if len({spec.device for spec in specs}) > 1:
+        raise ConfigError("some tensors are in host memory and some on a GPU; a plan is for tensors of one place")
+    return alike
+
+
+def _ready(step: Step) -> dict[str, float]:
+    return {spec.name: float(at) for spec, at in zip(step.specs, step.ready)}
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def _proposed(transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning) -> list[Plan]:
+    """Plans that are worth a trial, of rank 0 for all."""
+    found, problem = list[Any](), None
+    if transport.rank == 0:
+        try:
+            found = [to_json(one) for one in _candidates(transport, options, trace, profile, tuning)]
+        except Exception as error:  # whatever it is, the other ranks wait for an answer
+            problem = f"{type(error).__name__}: {error}"
+    with transport.waiter.patience(_PATIENCE):
+        said = _exchanged(transport, {"problem": problem, "plans": found})
+    return [from_json(text) for text in said[0]["plans"]]
+
+
+def _candidates(
+    transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning
+) -> Iterator[Plan]:
+    """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
+    trace, profile = beside(trace, profile)
+    best = plan(trace, profile, tuning.compressors, baselines=False)
+    assert best.forecast is not None
+    dense = plan(trace, profile, (), baselines=False) if compresses(best) else best
+    alone = [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]  # cost the same
+    cases = [Case(trace, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
+    routes = {"none": None, **{case.compressor: case.usual(trace.device).route for case in cases}}
+    given = [simple for way in routes.items() for simple in _simple(transport, options, trace, *way)]
+    plans = [best, dense, *(described(simple, best, trace, profile) for simple in given)]
+    other = Strategy("none", Route.parse(default_route(transport.topology, compressed=False)))
+    return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
+
+
+def _simple(transport: Transport, options: Options, trace: Trace, spelling: str, route: Route | None) -> Iterator[Plan]:
+    """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer."""
+    usual = replace(options, compressor=spelling, route=route, plan=None, tuning=None)
+    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, trace.device) for t in trace.tensors]
+    strategies = {spec.name: usual.strategy(spec, transport.topology) for spec in specs}
+    small = [t.name for t in trace.tensors if strategies[t.name].compressor == "none"]
+    yield Plan(strategies, groups=_of_one_type(trace, small if spelling != "none" else []), fuse_bytes=0)
+    together = usual.strategy(TensorSpec("all", (trace.nbytes,), "float32", trace.device), transport.topology)
+    yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(trace, list(strategies)), fuse_bytes=0)
+
+
+def _of_one_type(trace: Trace, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Groups of these tensors, one for each element type."""
+    groups: dict[str, list[str]] = {}
+    wanted = set(names)
+    for tensor in trace.tensors:
+        if tensor.name in wanted:
+            groups.setdefault(tensor.dtype, []).append(tensor.name)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A plan on trial: median seconds of a step, and their uncertainty. ``plan`` None: what the session did before."""
+
+    plan: Plan | None
+    seconds: float = 0.0
+    uncertain: float = 0.0
+
+
+def _tried(
+    transport: Transport, options: Options, plans: Sequence[Plan], trace: Trace, seconds: float, pushed: bool
+) -> tuple[Entry, list[Entry]]:
+    """Trials of what the session does now, and of the plans, the best first. Collective.
+
+    All plans have a short trial; the best of them, and the best without compression, a long one after it, each by its
+    schedule and also in turns: those hide latencies of small operations, which the timeline counts in full.
+    """
+
+    def tried(entry: Entry, share: float) -> Entry:
+        return Entry(entry.plan, *trial(transport, options, entry.plan or options.plan, trace, share, pushed))
+
+    entries = [Entry(None), *map(Entry, plans)]
+    now, *first = [tried(entry, seconds / 2 / len(entries)) for entry in entries]
+    first.sort(key=lambda entry: entry.seconds)
+    plain = [entry for entry in first if not compresses(entry.plan)][:1]
+    final = first[:_FINALISTS] + [entry for entry in plain if entry not in first[:_FINALISTS]]
+    final += [Entry(replace(e.plan, schedule=None)) for e in final if e.plan is not None and e.plan.schedule]
+    now, *again = [tried(entry, seconds / 2 / (len(final) + 1)) for entry in [now, *final]]
+    rest = [entry for entry in first if entry not in final]
+    best = _best(again)
+    return now, [best, *(entry for entry in again if entry != best), *rest]
+
+
+def _best(entries: Sequence[Entry]) -> Entry:
+    """The plan with the shortest step; with compression only if that is shorter by more than the trials' noise."""
+    best = min(entries, key=lambda entry: entry.seconds)
+    dense = [entry for entry in entries if not compresses(entry.plan)]
+    plain = min(dense, key=lambda entry: entry.seconds, default=best)
+    return best if plain.seconds - best.seconds > plain.uncertain + best.uncertain else plain
+
+
+def compresses(plan: Plan | None) -> bool:
+    """Whether any tensor is compressed."""
+    return plan is not None and any(strategy.compressor != "none" for strategy in plan.strategies.values())
+
+
+def summary(plan: Plan) -> str:
+    """A plan in a few words: how many tensors travel how."""
+    counts: dict[str, int] = {}
+    for strategy in plan.strategies.values():
+        how = short(strategy)
+        counts[how] = counts.get(how, 0) + 1
+    several = [f"{count} x {how}" for how, count in sorted(counts.items(), key=lambda pair: -pair[1])]
+    return "; ".join(several) + (f"; {len(plan.groups)} shared buffers" if plan.groups else "")
+
+
+def _exchanged(transport: Transport, document: dict[str, Any]) -> list[Any]:
+    """The documents of all ranks.
+
+    Raises:
+        PlanError: on every rank, if one of them tells of a problem.
+    """
+    said = documents(transport, json.dumps(document).encode())
+    problems = [f"{transport.describe(rank)}: {one['problem']}" for rank, one in enumerate(said) if one["problem"]]
+    if problems:
+        raise PlanError(f"no plan could be made: {problems[0]}")
+    return said

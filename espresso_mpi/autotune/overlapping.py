@@ -1,0 +1,199 @@
+"""Measures whole steps of training: what they take beyond what timelines expect.
+
+Ranks that share cores do not end computing at the same time, caches are cold, and a plan's schedule is followed: so a
+call costs more after the computing of a step than in a row of calls. What steps take beyond the operations of their
+tensors is shared out over the call and each tensor.
+
+A step that computes and pushes takes turns with one that computes as much and hands everything over at its end. By the
+timeline the first is shorter by what it hides. Where ranks have no cores to spare for the thread that communicates it
+hides less, computing gets slower beside it, and each push costs something: the share that is hidden, the slowdown and
+that cost are what explains the differences of all steps best.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..collectives.messages.agreement import floats
+from ..collectives.messages.transport import Transport
+from ..planner.model.problem import evaluated
+from ..planner.model.profile import Profile
+from ..planner.model.timetables import with_schedule
+from ..planner.model.trace import Trace, TracedTensor
+from ..planner.plan import defaults
+from ..types import Plan, Strategy
+
+_PRODUCTS = 100
+"""Matrix products by which their rate is measured."""
+
+SHARES = np.linspace(0, 1, 101)
+"""Hidden shares that are tried."""
+
+Pass = Callable[[], list[float]]
+"""Returns begin and end of computing, of the call after it, and of a step that pushes."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """``count`` tensors of ``size`` float32 elements, with so many seconds of computing shared out before them."""
+
+    count: int
+    size: int
+    seconds: float
+
+    def trace(self, pushed: bool) -> Trace:
+        """The step as a planner sees it."""
+        ready = [self.seconds * (k + 1) / self.count if pushed else self.seconds for k in range(self.count)]
+        return Trace(tuple(TracedTensor(name, self.size, at) for name, at in zip(self.names, ready)))
+
+    @property
+    def names(self) -> list[str]:
+        """Of its tensors."""
+        return [f"{self.count} of {self.size}: {k}" for k in range(self.count)]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """As ``Profile`` has them: a share from 0 to 1, a share of the backward pass, and seconds a push, not below 0."""
+
+    hidden: float
+    slowed: float
+    pushed: float
+
+
+STEPS = (Step(5, 1 << 15, 0.01), Step(10, 1 << 13, 0.02), Step(30, 1 << 11, 0.01), Step(30, 1 << 8, 0.005))
+
+
+def measured(
+    transport: Transport,
+    usual: Sequence[Strategy],
+    profile: Profile,
+    open_session: Callable[..., AbstractContextManager[Any]],
+    timed: Callable[[Sequence[Pass]], Sequence[np.ndarray]],
+    pushes: bool,
+) -> Profile:
+    """The profile with what whole steps take beyond what timelines expect. Collective.
+
+    Args:
+        usual: ways that tensors travel while this is measured; profile: what else is known of the cluster.
+        timed: repeats passes, on all ranks at once; returns seconds of shape (repetitions, 3) for each, see ``Pass``.
+        pushes: whether steps that push are measured as well.
+    """
+    layers, late, early = _Layers(transport), [], []
+    for strategy in usual:
+        with ExitStack() as stack:
+            plans = [[_planned(strategy, step.trace(pushed), profile) for pushed in (False, True)] for step in STEPS]
+            sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in both] for both in plans]
+            found = timed([partial(_steps, end, beside, layers, transport.rank, step, pushes)
+                           for (end, beside), step in zip(sessions, STEPS)])  # fmt: skip
+        for step, ((_, at_end), (_, beside)), seconds in zip(STEPS, plans, found):
+            computing, after, pushed = np.median(seconds, axis=0)
+            known = at_end - step.seconds - profile.call - step.count * profile.tensor
+            late.append((step.count, after - known, after))
+            whole, most = computing + after, step.seconds * (1 - 1 / step.count)
+            early.append((at_end - beside, most, step.count, pushed - whole, whole))
+    call, tensor = costs(np.array(late))
+    effects = shared_out(np.array(early)) if pushes else Effects(profile.hidden, profile.slowed, profile.pushed)
+    return replace(profile, call=call, tensor=tensor, **vars(effects))
+
+
+class _Layers:
+    """Matrix products as small layers make them, in the place of a backward pass. Collective.
+
+    Each is one call that leaves the interpreter to other threads: how often they have to take turns decides how much
+    two threads of one process slow each other down.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._a, self._b = np.ones((128, 64), np.float32), np.ones((64, 256), np.float32)
+        self._c = np.empty((128, 256), np.float32)
+        rates = []
+        for _ in range(5):
+            floats(transport, 0.0)  # ranks begin together
+            start = perf_counter()
+            self._multiply(_PRODUCTS)
+            rates.append(_PRODUCTS / (perf_counter() - start))
+        self._rate = float(floats(transport, float(np.median(rates))).min())
+
+    def last(self, seconds: float) -> None:
+        """Compute for about so long, at least one product."""
+        self._multiply(max(1, round(seconds * self._rate)))
+
+    def _multiply(self, count: int) -> None:
+        for _ in range(count):
+            np.matmul(self._a, self._b, out=self._c)
+
+
+def _steps(late: Any, early: Any, layers: _Layers, rank: int, step: Step, pushes: bool) -> list[float]:
+    grads = {
+        name: np.random.default_rng([rank, k]).standard_normal(step.size, np.float32)
+        for k, name in enumerate(step.names)
+    }
+    gap, marks = step.seconds / step.count, [perf_counter()]
+    for _ in grads:
+        layers.last(gap)
+    marks += [perf_counter()] * 2
+    late.sync(grads)
+    marks += [perf_counter()] * 2
+    if pushes:
+        for name, x in grads.items():
+            layers.last(gap)
+            early.push(name, x)
+        early.wait_all()
+    return [*marks, perf_counter()]
+
+
+def _planned(strategy: Strategy, trace: Trace, profile: Profile) -> tuple[Plan, float]:
+    """A plan by which every tensor travels by itself, and the seconds of its step by the timeline."""
+    lanes, order = defaults(trace, profile)
+    plan = with_schedule(Plan(default=strategy, fuse_bytes=0), trace, profile, lanes, order)
+    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
+    return plan, problem.seconds(choice)
+
+
+def costs(rows: np.ndarray) -> tuple[float, float]:
+    """What a call and what each of its tensors costs beyond its operations, none below 0.
+
+    Args:
+        rows: (tensors, seconds to be explained, what errors are relative to).
+    """
+    count, longer, scale = rows.T
+    found, _ = nonnegative(np.stack([np.ones(len(rows)), count], axis=1) / scale[:, None], longer / scale)
+    return float(found[0]), float(found[1])
+
+
+def shared_out(rows: np.ndarray) -> Effects:
+    """The effects that explain differences best.
+
+    Args:
+        rows: (what pushing saves by the timeline, seconds of computing after the first push, pushes, by how much
+            pushing was longer, what errors are relative to).
+    """
+    saved, beside, count, longer, scale = rows.T
+    a, best = np.stack([beside, count], axis=1) / scale[:, None], (np.inf, Effects(0.0, 0.0, 0.0))
+    for share in SHARES:
+        found, left = nonnegative(a, (longer + share * saved) / scale)
+        if left < best[0]:
+            best = left, Effects(float(share), float(found[0]), float(found[1]))
+    return best[1]
+
+
+def nonnegative(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
+    """The x, none below 0, with the least sum of squares of a @ x - b; and that sum."""
+    best, least = np.zeros(a.shape[1]), float(b @ b)
+    columns = range(a.shape[1])
+    for chosen in (list(c) for size in columns for c in itertools.combinations(columns, size + 1)):
+        found = np.zeros(a.shape[1])
+        found[chosen] = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
+        left = float(np.sum((a @ found - b) ** 2))
+        if np.all(found >= 0) and left < least:
+            best, least = found, left
+    return best, least

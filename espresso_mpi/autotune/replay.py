@@ -1,0 +1,164 @@
+"""Synchronising arrays like those of training between two of its steps: what trials and measurements do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import compressors
+from ..arrays import buffers, device
+from ..collectives.messages.agreement import floats
+from ..collectives.messages.transport import Transport
+from ..engine.batches import Batches, batch_of
+from ..engine.calls import Unit
+from ..engine.diagnostics import Call
+from ..engine.engine import Engine
+from ..errors import ConfigError
+from ..options import Options
+from ..planner.model.trace import Trace, TracedTensor
+from ..state.memory import Keeping
+from ..tracing.recording import Recorder
+from ..types import DeviceKind, Plan, Strategy
+from .synthetic_load import Work
+
+_WARM_UP = 1
+"""Trial steps of a plan that are not timed."""
+
+_LEAST, _MOST = 3, 100
+"""Trial steps of a plan that are timed."""
+
+
+def trial(
+    transport: Transport, options: Options, plan: Plan | None, trace: Trace, seconds: float, pushed: bool
+) -> tuple[float, float]:
+    """Median seconds of a step like the trace's by a plan, on the slowest rank, and its uncertainty. Collective.
+
+    Gradients appear when the trace says so, and the processor is at work until then: it may be the same that
+    synchronises, and links rest meanwhile. The arrays are others, with normal values, and nothing of them is kept.
+
+    Args:
+        seconds: no further repetition is begun after this time, but for the first few.
+        pushed: gradients are pushed when they are there; else all are synchronised at once at the end.
+    """
+    with rehearsing(transport, replace(options, plan=plan and _settled(plan))) as session:
+        step = _Step(session, trace, Work(transport, trace.device), transport.rank, pushed)
+        times: list[float] = []
+        started = time.perf_counter()
+        while len(times) < _WARM_UP + _MOST:
+            floats(transport, 0.0)  # ranks begin together
+            start = time.perf_counter()
+            step.run()
+            rows = floats(transport, time.perf_counter() - start, time.perf_counter() - started)
+            times.append(float(rows[:, 0].max()))
+            if len(times) >= _WARM_UP + _LEAST and rows[0, 1] > seconds:
+                break
+    timed = np.array(times[_WARM_UP:])
+    low, middle, high = np.percentile(timed, [25, 50, 75])
+    return float(middle), float(high - low) / np.sqrt(timed.size)
+
+
+def _settled(plan: Plan) -> Plan:
+    """The plan with all schedules at their end, for whatever tensors: bfloat16 has a stand-in."""
+    strategies = {
+        name: Strategy("none" if s.compressor == "none" else str(compressors.get(s.compressor).at(None)), s.route)
+        for name, s in plan.strategies.items()
+    }
+    return replace(plan, strategies=strategies, made_for=None)
+
+
+class _Step:
+    """The step of a trace with arrays of its own."""
+
+    def __init__(self, session: Rehearsal, trace: Trace, work: Work, rank: int, pushed: bool) -> None:
+        self._session, self._work, self._pushed = session, work, pushed
+        self._arrays = {tensor.name: _array(tensor, trace.device, rank) for tensor in trace.tensors}
+        self._gaps = [float(gap) for gap in trace.backward]
+
+    def run(self) -> None:
+        """Compute and synchronise."""
+        if not self._pushed:
+            self._work.last(sum(self._gaps))
+            self._session.sync(self._arrays)
+            return
+        for gap, (name, array) in zip(self._gaps, self._arrays.items()):
+            self._work.last(gap)
+            self._session.push(name, array)
+        self._session.wait_all()
+
+
+def _array(tensor: TracedTensor, where: DeviceKind, rank: int) -> Any:
+    """An array like a tensor, where it is. bfloat16 is stood in for by float16, which takes as long."""
+    kind = np.float16 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype)
+    values = np.random.default_rng([rank, tensor.size]).standard_normal(tensor.size, np.float32)
+    array = device.empty(tensor.size, kind, where)
+    device.copy(array, values.astype(kind, copy=False))
+    return array.reshape(tensor.shape or (tensor.size,))
+
+
+class Rehearsal:
+    """A session's engine beside the session's own, on the same ranks: for what is measured between steps."""
+
+    def __init__(self, transport: Transport, options: Options) -> None:
+        self._transport, self._options = transport, options
+        self._engine = Engine(transport, options, Keeping(), Recorder())
+        self._batches = Batches()
+        self._open: list[Unit] = []
+
+    def sync(self, grads: Any) -> Any:
+        """As ``Session.sync``."""
+        return self._engine.wait(self._engine.submit(self._unit(("sync", ""), grads, buffers.flatten(grads))))
+
+    def push(self, name: str, grad: Any) -> None:
+        """As ``Session.push``."""
+        self._open.append(self._engine.submit(self._unit(("push", name), grad, [(name, grad)]), background=True))
+
+    def wait_all(self) -> None:
+        """As ``Session.wait_all``."""
+        units, self._open = self._open, []
+        for unit in units:
+            self._engine.wait(unit)
+
+    def _unit(self, call: Call, given: Any, flat: Iterable[tuple[str, Any]]) -> Unit:
+        gradients = [buffers.adopt(name, value) for name, value in flat]
+        specs = tuple(gradient.spec for gradient in gradients)
+        options, topology, alone = self._options, self._transport.topology, call[0] == "sync"
+        batch = self._batches.find(call, specs, lambda new: batch_of(new, options, topology, alone))
+        gpu = device.current_gpu() if any(spec.device == "gpu" for spec in specs) else None
+        return Unit(call, given, gradients, batch, title="a trial", gpu=gpu)
+
+    def leave(self) -> None:
+        """The end of it, on this rank."""
+        self._engine.leave("the trial is over", tell=False)
+
+
+@contextmanager
+def rehearsing(transport: Transport, options: Options) -> Iterator[Rehearsal]:
+    """A rehearsal; afterwards the transport serves the session's engine again."""
+    before, background = transport.waiter.interrupted, transport.waiter.background
+    calls, callers = transport.whereabouts.calls, transport.whereabouts.callers
+    rehearsal = Rehearsal(transport, options)
+    try:
+        yield rehearsal
+    finally:
+        rehearsal.leave()
+        transport.forget_kinds()
+        transport.waiter.interrupted, transport.waiter.background = before, background
+        transport.whereabouts.calls, transport.whereabouts.callers = calls, callers
+
+
+def opener(transport: Transport, options: Options) -> Callable[..., Any]:
+    """What the profiler opens sessions with."""
+
+    def opened(**changes: Any) -> Any:
+        checked, problem = Options.checked(**changes)
+        if problem:
+            raise ConfigError(problem)
+        kept = {"plan": None, **{name: getattr(checked, name) for name in changes}}
+        return rehearsing(transport, replace(options, **kept))
+
+    return opened

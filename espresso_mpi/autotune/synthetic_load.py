@@ -1,0 +1,48 @@
+"""Keeps processors busy as training does: what is measured beside it competes for cores and caches as it will then."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ..collectives.messages.agreement import floats
+from ..collectives.messages.transport import Transport
+from ..types import DeviceKind
+
+_SIZE, _PIECE = 1 << 20, 1 << 14
+"""Elements that are gone through, more than a core's own cache holds, and how many at a time."""
+
+_UNITS = 512
+"""Pieces by which the rate is measured."""
+
+
+class Work:
+    """Computing in the place of a backward pass; where a GPU computes, only time passes. Collective.
+
+    Its rate is measured on all ranks at once, since ranks that share cores compete for them; the slowest one's counts.
+    """
+
+    def __init__(self, transport: Transport, where: DeviceKind) -> None:
+        self._x, self._at, self._where, self._rate = np.ones(_SIZE, np.float32), 0, where, 0.0
+        if where == "cpu":
+            rates = []
+            for _ in range(5):
+                floats(transport, 0.0)  # ranks begin together
+                start = time.perf_counter()
+                self._pieces(_UNITS)
+                rates.append(_UNITS / (time.perf_counter() - start))
+            self._rate = float(floats(transport, float(np.median(rates))).min())
+
+    def last(self, seconds: float) -> None:
+        """Be busy for about so long."""
+        if self._where == "gpu":
+            time.sleep(seconds)
+        else:
+            self._pieces(round(seconds * self._rate))
+
+    def _pieces(self, count: int) -> None:
+        for _ in range(count):
+            piece = self._x[self._at : self._at + _PIECE]
+            np.multiply(piece, 1.0, out=piece)
+            self._at = (self._at + _PIECE) % _SIZE

@@ -1,0 +1,93 @@
+"""Random small problems for the planner, whose optimum can be enumerated."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from espresso_mpi.planner.model.dispatch import scheduled, served
+from espresso_mpi.planner.model.problem import Problem
+from espresso_mpi.planner.model.profile import Curve, Profile
+from espresso_mpi.planner.model.timeline import ORDERS, ROUNDS, Lanes, Options, Order, Timeline, backprop_time, virtual
+from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.types import Route
+
+_ROUTE = Route.parse("flat")
+
+
+def random_case(
+    rng: np.random.Generator, tensors: int, options: int, *, order: Order = "schedule", lanes: Lanes | None = None
+) -> Problem:
+    """A problem without a cluster: its options are random operations, 1 to ``options`` of them for each tensor.
+
+    Durations are from 0 to 1, whole tenths in half of the cases, so that ties and zeros occur; backward times likewise.
+    Some options have several segments. Without ``lanes`` they are random too.
+    """
+    where = _lanes(rng) if lanes is None else lanes
+    counts = rng.integers(1, options + 1, tensors)
+    table = _options(rng, int(counts.sum()), where, bool(rng.integers(2)))
+    backward = rng.uniform(0, 1, tensors) * rng.choice([0.0, 0.3, 1.0], tensors)
+    trace = Trace(tuple(TracedTensor(f"t{i}", 1, float(ready)) for i, ready in enumerate(np.cumsum(backward))))
+    timeline = Timeline(np.ascontiguousarray(trace.backward), table, where, order)
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    rows = table.count.size
+    profile, menu = Profile(1, 1, {}, {}, {}, Curve.line(0, 0)), np.arange(tensors, dtype=np.int64)
+    dense, route = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
+    return Problem(trace, profile, (), (_ROUTE,), timeline, menu, first, dense, route)
+
+
+def _lanes(rng: np.random.Generator) -> Lanes:
+    gpu, cpu, intra, inter = (int(lane) for lane in rng.integers(0, int(rng.integers(1, 5)), 4))
+    names = sorted({gpu, cpu, intra, inter})
+    place = {lane: number for number, lane in enumerate(names)}
+    compute = None if rng.integers(3) == 0 else place[gpu]
+    return Lanes(place[gpu], place[cpu], place[intra], place[inter], compute)
+
+
+def _options(rng: np.random.Generator, rows: int, lanes: Lanes, whole: bool) -> Options:
+    most, total = 5, lanes.count
+    count = rng.integers(0, most + 1, rows).astype(np.int32)
+    lane = rng.integers(0, total, (rows, most)).astype(np.int8)
+    for row in range(rows):
+        lane[row] = virtual(lane[row], int(count[row]), total, lanes.backward)
+    seconds = rng.uniform(0, 1, (rows, most)) * (rng.uniform(0, 1, (rows, most)) < 0.8)
+    repeats = np.where(rng.uniform(0, 1, rows) < 0.7, 1, rng.integers(1, 4, rows)).astype(np.int32)
+    return Options(lane, np.round(seconds, 1) if whole else seconds, count, repeats)
+
+
+def enumerated(problem: Problem) -> tuple[float, np.ndarray]:
+    """The least time of a step over all choices, one after the other, and the first that has it."""
+    timeline = problem.timeline
+    first = problem.first[:-1][problem.menu]
+    sizes = np.diff(problem.first)[problem.menu]
+    best, choice = _least(
+        first, sizes, ORDERS.index(timeline.order), ROUNDS, *timeline.tables,
+    )  # fmt: skip
+    return best + problem.around, choice
+
+
+@njit(cache=True)
+def _least(  # type: ignore[no-untyped-def]
+    first, sizes, order, rounds, backward, home, total, lane, seconds, count, repeats
+):
+    """F of every choice; ``order``: its place in ``ORDERS``."""
+    choice, found, best = first.copy(), first.copy(), np.inf
+    while True:
+        if order == 0:
+            time = backprop_time(choice, backward, home, total, lane, seconds, count, repeats)
+        elif order == 3:
+            time = scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds)[0]
+        else:
+            time = served(choice, backward, home, total, lane, seconds, count, repeats, order == 2)[0]
+        if time < best:
+            best = time
+            found[:] = choice
+        place = 0
+        while place < choice.size:  # count up, the first tensor quickest
+            choice[place] += 1
+            if choice[place] < first[place] + sizes[place]:
+                break
+            choice[place] = first[place]
+            place += 1
+        if place == choice.size:
+            return best, found

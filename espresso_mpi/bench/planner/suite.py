@@ -1,0 +1,214 @@
+"""``bench planner``: how quick and how good the planner is, and the paper's figures beside its own. No MPI, one core.
+
+The parts: time of selection, gaps to the certified bound, random cases against full enumeration, the paper's gains and
+scaling factors, how far its algorithms end from the Upper Bound, growth of the time with tensors and options, and
+plans for the order ``backprop`` beside those for schedules, which all other parts are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from espresso_mpi.errors import ConfigError
+from espresso_mpi.files.output import check_plot, check_writable, progress, show, write_rows
+from espresso_mpi.planner.workloads.clusters import TESTBEDS
+from espresso_mpi.planner.workloads.models import MODELS
+
+from . import cases, distance, paper, time
+from .published import COMPRESSORS, DGC
+from .rows import Growth, Row
+from .scenes import Timed, one_core, scene
+from .tables import PARTS, parts
+
+OTHERS = ("onebit", "int8", "fp16", "randomk:ratio=0.01")
+"""Methods that are added one by one where options grow; the last two are linear."""
+
+
+USUAL, FEWER = Timed(), Timed(1, 10, 1.0)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is measured.
+
+    Attributes:
+        models, testbeds, compressors: all of each are combined.
+        fused: compressors for which gaps have fusion beside them, which takes seconds for each.
+        ways: to decide, that are timed.
+        cases: random ones; offloads: of Algorithm 2.
+        tensors, different: how many tensors growth is measured with, sizes repeating or not.
+        others: methods that are added where options grow.
+        grown, chosen: the models that tensors and options grow in.
+        timed: how often deciding is repeated; grows: the same for growth.
+    """
+
+    models: tuple[str, ...] = tuple(MODELS)
+    testbeds: tuple[str, ...] = tuple(TESTBEDS)
+    compressors: tuple[str, ...] = COMPRESSORS
+    fused: tuple[str, ...] = (DGC,)
+    ways: tuple[str, ...] = time.WAYS
+    cases: int = 2000
+    offloads: int = 2000
+    tensors: tuple[int, ...] = (10, 30, 100, 300, 1000, 3000, 10000)
+    different: tuple[int, ...] = (10, 30, 100, 300, 1000)
+    others: tuple[str, ...] = OTHERS
+    grown: str = "resnet101"
+    chosen: str = "bert-base"
+    timed: Timed = USUAL
+    grows: Timed = FEWER
+
+
+QUICK = Amount(
+    models=("lstm",), testbeds=("pcie-25g",), compressors=COMPRESSORS[1:2], fused=(), ways=time.WAYS[:2],
+    cases=20, offloads=10, tensors=(100, 200), different=(10,), others=("fp16",), grown="lstm", chosen="lstm",
+    timed=Timed(1, 1, 0.0), grows=Timed(1, 1, 0.0),
+)  # fmt: skip
+"""Everything once, in seconds: to see that it works."""
+
+
+def main(quick: bool = False, only: str | None = None, json: Path | None = None, plot: Path | None = None) -> list[Row]:
+    """Measure, print, and write the files asked for.
+
+    Args:
+        quick: little of everything.
+        only: comma list of parts; all by default.
+        json, plot: files to write; the plot is of growth, as PNG.
+
+    Raises:
+        ConfigError: a part that there is not, or a file that could not be written later on.
+    """
+    check_writable(json)
+    check_plot(plot)
+    names, amount = _wanted(only), QUICK if quick else Amount()
+    rows: list[Row] = []
+    with one_core(), progress("bench planner", sum(STEPS[name](amount) for name in names)) as tick:
+        for name in names:
+            rows += RUNS[name](amount, tick)
+    _finish(rows, json, plot)
+    return rows
+
+
+def _wanted(only: str | None) -> list[str]:
+    known = list(RUNS)
+    wanted = known if only is None else [part.strip() for part in only.split(",")]
+    unknown = [part for part in wanted if part not in known]
+    if unknown:
+        raise ConfigError(f"--only {only}: got {', '.join(map(repr, unknown))}; expected some of {', '.join(known)}")
+    return wanted
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+Tick = Callable[[], None]
+
+
+def _selection(amount: Amount, tick: Tick) -> list[Row]:
+    rows: list[Row] = []
+    for model in amount.models:
+        for testbed in amount.testbeds:
+            rows += time.selection(scene(model, testbed, DGC), amount.timed, amount.ways)
+            tick()
+    return rows
+
+
+def _places(amount: Amount) -> list[tuple[str, str, str]]:
+    return [(m, t, c) for m in amount.models for t in amount.testbeds for c in amount.compressors]
+
+
+def _gap(amount: Amount, tick: Tick) -> list[Row]:
+    rows: list[Row] = []
+    for place in _places(amount):
+        rows.append(paper.gap(scene(*place), place[-1] in amount.fused))
+        tick()
+    return rows
+
+
+def _orders(amount: Amount, tick: Tick) -> list[Row]:
+    rows: list[Row] = []
+    for place in _places(amount):
+        rows.append(paper.orders(scene(*place)))
+        tick()
+    return rows
+
+
+def _cases(amount: Amount, tick: Tick) -> list[Row]:
+    return [
+        *cases.searched(amount.cases, tick),
+        *cases.searched(amount.cases, tick, order="backprop"),
+        *cases.offloaded(amount.offloads, tick),
+        *cases.offloaded(amount.offloads, tick, order="backprop"),
+    ]
+
+
+def _paper(amount: Amount, tick: Tick) -> list[Row]:
+    rows: list[Row] = []
+    for model in amount.models:
+        rows += [*paper.gains([model]), *paper.factors([model])]
+        tick()
+    return rows
+
+
+def _distance(amount: Amount, tick: Tick) -> list[Row]:
+    rows: list[Row] = []
+    for model in amount.models:
+        rows += distance.distances([model])
+        tick()
+    return rows
+
+
+def _growth(amount: Amount, tick: Tick) -> list[Row]:
+    grown, chosen = (scene(model, amount.testbeds[-1], DGC) for model in (amount.grown, amount.chosen))
+    return [
+        *time.by_tensors(grown, amount.tensors, False, amount.grows, tick),
+        *time.by_tensors(grown, amount.tensors, False, amount.grows, tick, "backprop"),
+        *time.by_tensors(grown, amount.different, True, amount.grows, tick),
+        *time.by_options(chosen, time.choices(DGC, amount.others), amount.grows, tick),
+    ]
+
+
+RUNS: dict[str, Callable[[Amount, Tick], list[Row]]] = {
+    "selection": _selection,
+    "gap": _gap,
+    "cases": _cases,
+    "paper": _paper,
+    "distance": _distance,
+    "growth": _growth,
+    "orders": _orders,
+}
+
+STEPS: dict[str, Callable[[Amount], int]] = {
+    "selection": lambda a: len(a.models) * len(a.testbeds),
+    "gap": lambda a: len(_places(a)),
+    "cases": lambda a: 2 * (a.cases + a.offloads),
+    "paper": lambda a: len(a.models),
+    "distance": lambda a: len(a.models),
+    "growth": lambda a: 2 * len(a.tensors) + len(a.different) + 3 + len(a.others),
+    "orders": lambda a: len(_places(a)),
+}
+"""How many ticks each part has."""
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
+    notes = {part.name: own_notes for part, own in parts(rows) if (own_notes := _notes(part.name, own))}
+    for part, own in parts(rows):
+        show(part.title, part.header, part.lines(own), part.left)
+        print("\n".join(notes.get(part.name, [])))
+    grown = [row for row in rows if isinstance(row, Growth)]
+    if plot is not None and grown:
+        time.draw(grown, plot)
+        print(f"wrote {plot}")
+    if json is not None:
+        write_rows(json, rows, kind="planner", notes=notes, picture=None if plot is None else str(plot))
+
+
+def _notes(part: str, rows: Sequence[Row]) -> list[str]:
+    """What is to be said below a table."""
+    return time.notes([row for row in rows if isinstance(row, Growth)]) if part == "growth" else []
+
+
+assert {part.name for part in PARTS} - {"scaling"} == set(RUNS)

@@ -1,0 +1,219 @@
+"""How long deciding takes: for the models, and as tensors and options grow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from espresso_mpi.planner.model.problem import Problem
+from espresso_mpi.planner.model.profile import Profile
+from espresso_mpi.planner.model.timeline import Order
+from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.tree import routes
+from espresso_mpi.planner.search.algorithms import algorithm1, algorithm2
+from espresso_mpi.planner.search.search import search, search_fused
+from espresso_mpi.types import Route
+
+from .published import SELECTION
+from .rows import Growth, Selection
+from .scenes import Scene, Timed
+
+WAYS = ALGORITHMS, SEARCH, FUSED = "algorithms 1+2", "search", "search, fused"
+
+# --- selection --------------------------------------------------------------------------------------------------------
+
+
+def selection(scene: Scene, timed: Timed, ways: Sequence[str]) -> Iterator[Selection]:
+    """The ways to decide about a scene."""
+    paper = SELECTION.get(scene.model)
+    for way, decide in ((way, _WAYS[way]) for way in ways):
+        begin = time.perf_counter()
+        decide(scene, Timed(1, 1, 0.0))
+        first = time.perf_counter() - begin
+        took = decide(scene, timed)
+        yield Selection(
+            scene.model, scene.testbed, scene.compressor, way, len(scene.trace.tensors), took.menus, took.options,
+            took.repeats, first, took.problem, took.decide, took.offload,
+            paper.decide if paper else None, paper.offload if paper else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Took:
+    """Seconds of the parts of a decision, and how large its problem was."""
+
+    menus: int
+    options: int
+    repeats: int
+    problem: float
+    decide: float
+    offload: float | None = None
+
+
+def _algorithms(scene: Scene, timed: Timed) -> _Took:
+    problem, menus, repeats = timed(scene.reached)
+    first, decide, _ = timed(lambda: algorithm1(problem))
+    _, offload, _ = timed(lambda: algorithm2(problem, first))
+    return _Took(problem.first.size - 1, _options(problem), repeats, menus, decide, offload)
+
+
+def _search(scene: Scene, timed: Timed) -> _Took:
+    problem, menus, repeats = timed(scene.menus)
+    _, decide, _ = timed(lambda: search(problem))
+    return _Took(problem.first.size - 1, _options(problem), repeats, menus, decide)
+
+
+def _fused(scene: Scene, timed: Timed) -> _Took:
+    """Buffers have menus of their own, which are priced within the search."""
+    found, decide, repeats = replace(timed, least=1)(
+        lambda: search_fused(scene.trace, scene.profile, [scene.compressor])
+    )
+    problem = found[1]
+    return _Took(problem.first.size - 1, _options(problem), repeats, 0.0, decide)
+
+
+_WAYS: dict[str, Callable[[Scene, Timed], _Took]] = {ALGORITHMS: _algorithms, SEARCH: _search, FUSED: _fused}
+
+
+def _options(problem: Problem) -> int:
+    return int(problem.first[-1])
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------
+
+TENSORS, DIFFERENT, OPTIONS = "tensors", "tensors of different sizes", "options"
+RELAXED = "tensors, in backprop"
+
+
+def synthetic(trace: Trace, tensors: int, different: bool = False) -> Trace:
+    """A model of so many tensors, with the sizes of a real one in its order, each with its part of the backward pass.
+
+    Args:
+        different: a size that was there before grows by as many elements as it was, so that none repeats.
+    """
+    places = np.arange(tensors) * len(trace.tensors) // tensors
+    sizes = [trace.tensors[place].size for place in places]
+    if different:
+        seen: set[int] = set()
+        for number, size in enumerate(sizes):
+            while size in seen:
+                size += 1
+            seen.add(size)
+            sizes[number] = size
+    ready = np.cumsum(trace.backward[places])
+    made = tuple(TracedTensor(f"t{i}", size, float(at)) for i, (size, at) in enumerate(zip(sizes, ready)))
+    return replace(trace, tensors=made, source=f"{tensors} tensors after {trace.source}")
+
+
+def by_tensors(
+    scene: Scene, counts: Sequence[int], different: bool, timed: Timed, tick: Callable[[], None],
+    order: Order = "schedule",
+) -> list[Growth]:  # fmt: skip
+    """Search in synthetic models of more and more tensors."""
+    rows, along = [], DIFFERENT if different else TENSORS if order == "schedule" else RELAXED
+    search(Problem.of(synthetic(scene.trace, 3), scene.profile, [scene.compressor], order=order))  # compiles
+    for count in counts:
+        trace = synthetic(scene.trace, count, different)
+        rows.append(_grown(along, "", count, trace, scene.profile, [scene.compressor], None, timed, order))
+        tick()
+    return rows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What there is to choose from: compressors and routes, None: all of the tree."""
+
+    label: str
+    compressors: tuple[str, ...]
+    routes: tuple[Route, ...] | None = None
+
+
+def choices(compressor: str, others: Sequence[str]) -> list[Choice]:
+    """More and more to choose from; ``others`` are added one by one."""
+    on_gpu = routes(("gpu",))
+    found = [
+        Choice("dense", (), tuple(route for route in on_gpu if not route.compressed)),
+        Choice(f"and {compressor} on the GPU", (compressor,), on_gpu),
+        Choice("and on the CPU: the whole tree", (compressor,)),
+    ]
+    for count, other in enumerate(others, 1):
+        found.append(Choice(f"and {other}", (compressor, *others[:count])))
+    return found
+
+
+def by_options(scene: Scene, given: Sequence[Choice], timed: Timed, tick: Callable[[], None]) -> list[Growth]:
+    """Search in one model with more and more to choose from."""
+    rows = []
+    for choice in given:
+        single = replace(scene.trace, tensors=scene.trace.tensors[-1:])
+        full = Problem.of(single, scene.profile, choice.compressors, routes=choice.routes, prune=False)
+        rows.append(_grown(OPTIONS, choice.label, _options(full), scene.trace, scene.profile, choice.compressors,
+                           choice.routes, timed))  # fmt: skip
+        tick()
+    return rows
+
+
+def _grown(
+    along: str, label: str, at: int, trace: Trace, profile: Profile, compressors: Sequence[str],
+    given: Sequence[Route] | None, timed: Timed, order: Order = "schedule",
+) -> Growth:  # fmt: skip
+    Problem.of(trace, profile, compressors, routes=given)  # walks the routes
+    problem, menus, repeats = timed(lambda: Problem.of(trace, profile, compressors, routes=given, order=order))
+    found, decide, _ = timed(lambda: search(problem))
+    return Growth(along, label, at, menus, decide, found.seconds / found.bound - 1, repeats)
+
+
+def exponent(rows: Sequence[Growth], part: Callable[[Growth], float], least: int = 100) -> float | None:
+    """The power of ``at`` that seconds grow with, by least squares of logarithms over points from ``least`` on.
+
+    None for fewer than two such points.
+    """
+    points = [(row.at, part(row)) for row in rows if row.at >= least and part(row) > 0]
+    if len({at for at, _ in points}) < 2:
+        return None
+    x, y = np.log(np.array(points, np.float64)).T
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def notes(rows: Sequence[Growth]) -> list[str]:
+    """The fitted exponents in words."""
+    found = []
+    for along in dict.fromkeys(row.along for row in rows):
+        own = [row for row in rows if row.along == along]
+        powers = [exponent(own, part) for part in (lambda r: r.problem, lambda r: r.decide)]
+        if all(power is not None for power in powers):
+            menus, decide = powers
+            found.append(f"Seconds grow as a power of the number of {along}, fitted from 100 on: menus {menus:.2f}, "
+                         f"decision {decide:.2f}.")  # fmt: skip
+    return found
+
+
+def draw(rows: Sequence[Growth], path: Path) -> None:
+    """Write a PNG: seconds against tensors and against options."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    _panel(left, [row for row in rows if row.along == TENSORS], "o-", "")
+    _panel(left, [row for row in rows if row.along == DIFFERENT], "s:", ", sizes all different")
+    _panel(right, [row for row in rows if row.along == OPTIONS], "o-", "")
+    left.set(xlabel="tensors", ylabel="milliseconds", title="Selection time against tensors")
+    right.set(xlabel="options of a tensor", title="and against options")
+    for axes in (left, right):
+        axes.set(xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _panel(axes: Any, rows: Sequence[Growth], style: str, what: str) -> None:
+    at = [row.at for row in rows]
+    axes.plot(at, [row.problem * 1e3 for row in rows], style, color="C0", label=f"menus{what}")
+    axes.plot(at, [row.decide * 1e3 for row in rows], style, color="C1", label=f"decision{what}")

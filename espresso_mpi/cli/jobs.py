@@ -1,0 +1,61 @@
+"""The commands ``doctor``, ``run``, ``lab`` and ``demo``."""
+
+from typing import Annotated
+
+import typer
+
+from .arguments import COMMAND_LAST, Command, Hosts, JsonOut, RanksPerHost, Rate, Timeout
+from .program import app
+
+
+@app.command()
+def doctor(json: JsonOut = None) -> None:
+    """Check MPI, threads, GPUs and packages; name every problem and its cure.
+
+    Works on one process and under mpirun. Exit status 1 if something would
+    keep the library from working.
+    """
+    from espresso_mpi.cli import doctor
+
+    raise typer.Exit(doctor.main(json))
+
+
+@app.command(context_settings=COMMAND_LAST)
+def run(
+    command: Command,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", metavar="N", help="Ranks to start on this machine.")] = 2,
+    timeout: Timeout = None,
+    mpirun_options: Annotated[str, typer.Option(metavar="TEXT", help="More options for mpirun, in quotes.")] = "",
+) -> None:
+    """Start COMMAND under the mpirun that belongs to this installation.
+
+    [dim]espresso-mpi run -n 4 -- python -m mpi4py train.py[/dim]
+    """
+    from espresso_mpi.cluster import launch
+
+    raise typer.Exit(launch.run(command, ranks, timeout, mpirun_options))
+
+
+@app.command(context_settings=COMMAND_LAST)
+def lab(
+    command: Command,
+    hosts: Hosts = 2,
+    ranks: RanksPerHost = 2,
+    rate: Rate = "1gbit",
+    timeout: Timeout = None,
+) -> None:
+    """Start COMMAND on an emulated cluster on this machine (Linux).
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- python -m mpi4py train.py[/dim]
+    """
+    from espresso_mpi.cluster import lab
+
+    raise typer.Exit(lab.run(command, hosts=hosts, ranks=ranks, rate=rate, timeout=timeout))
+
+
+@app.command()
+def demo() -> None:
+    """Train a small model with and without compression, on the lab if it can run (three minutes)."""
+    from espresso_mpi.cli import demo
+
+    raise typer.Exit(demo.main())

@@ -1,0 +1,275 @@
+"""The commands ``bench ...``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .arguments import DEFAULT_COMPRESSORS, Compressors, JsonOut, Repeats, Seconds, Sizes, TensorSizes, TraceOut
+from .program import bench
+
+
+@bench.command()
+def sync(
+    sizes: Sizes = "64KiB,1MiB,16MiB",
+    compressors: Compressors = "none,fp16,int8,int4,onebit,topk:ratio=0.01",
+    only_mpi: Annotated[bool, typer.Option("--only-mpi", help="Measure MPI's own allreduce only.")] = False,
+    route: Annotated[
+        str | None,
+        typer.Option(metavar="ROUTE", help="Route of the compressed methods; default: the session's choice."),
+    ] = None,
+    repeats: Repeats = 20,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+    trace: TraceOut = None,
+) -> None:
+    """Time one array with every compressor beside MPI_Allreduce and what link and memory allow; check every result.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- espresso-mpi bench sync --sizes 16MiB[/dim]
+    """
+    from espresso_mpi.bench import sync
+
+    sync.main(
+        sizes=sizes, compressors=compressors, only_mpi=only_mpi, route=route, repeats=repeats, seconds=seconds,
+        json=json, trace=trace,
+    )  # fmt: skip
+
+
+@bench.command()
+def routes(
+    sizes: Sizes = "1MiB,64MiB",
+    compressors: Compressors = "none,fp16,bf16,int8,int4,onebit,topk:ratio=0.01,randomk:ratio=0.01,powersgd",
+    repeats: Repeats = 20,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+) -> None:
+    """Time one array by every named route, compressor by compressor: what the session's own choice rests on.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- espresso-mpi bench routes --compressors fp16[/dim]
+    """
+    from espresso_mpi.bench import routes
+
+    routes.main(sizes=sizes, compressors=compressors, repeats=repeats, seconds=seconds, json=json)
+
+
+@bench.command()
+def tensors(
+    compressors: Compressors = "none,fp16,int8,onebit",
+    sizes: TensorSizes = None,
+    repeats: Repeats = 10,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+) -> None:
+    """Time one sync of ResNet-101's 314 gradients beside MPI_Allreduce of one buffer, and of each tensor.
+
+    [dim]espresso-mpi run -n 4 -- espresso-mpi bench tensors[/dim]
+    """
+    from espresso_mpi.bench import tensors
+
+    tensors.main(compressors=compressors, sizes=sizes, repeats=repeats, seconds=seconds, json=json)
+
+
+@bench.command()
+def overlap(
+    compressors: Compressors = "none,int8,onebit",
+    sizes: TensorSizes = None,
+    compute_ms: Annotated[
+        float | None, typer.Option(min=0.0, metavar="MS", help="Computing of a step; default: as long as its sync.")
+    ] = None,
+    repeats: Repeats = 10,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+    trace: TraceOut = None,
+) -> None:
+    """Time a step that pushes gradients while it computes, beside computing and sync alone. Use a rank a core.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 1 --rate 1gbit -- espresso-mpi bench overlap[/dim]
+    """
+    from espresso_mpi.bench import overlap
+
+    overlap.main(
+        compressors=compressors, sizes=sizes, compute_ms=compute_ms, repeats=repeats, seconds=seconds, json=json,
+        trace=trace,
+    )  # fmt: skip
+
+
+@bench.command()
+def growth(
+    sizes: Sizes = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB",
+    compressors: Compressors = "none,int8,onebit",
+    ranks: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Numbers of ranks; default: powers of two, and all.")
+    ] = None,
+    rank_limit: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest size that fewer than all ranks are measured with.")
+    ] = "16MiB",
+    repeats: Repeats = 15,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it to a PNG file.")] = None,
+) -> None:
+    """Time every size on all ranks and on the first few, and fit alpha + beta * bytes.
+
+    [dim]espresso-mpi run -n 8 -- espresso-mpi bench growth --plot growth.png[/dim]
+    """
+    from espresso_mpi.bench import growth
+
+    growth.main(
+        sizes=sizes, compressors=compressors, ranks=ranks, rank_limit=rank_limit, repeats=repeats, seconds=seconds,
+        json=json, plot=plot,
+    )  # fmt: skip
+
+
+@bench.command()
+def truth(
+    compressors: Compressors = "fp16,int8,onebit,topk:ratio=0.01",
+    tensors: Annotated[str, typer.Option(metavar="LIST", help="Models by their tensors: 5, 60.")] = "5,60",
+    calls: Annotated[
+        str, typer.Option(metavar="LIST", help="How gradients are handed over: sync, push.")
+    ] = "sync,push",
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Characters that a step predicts.")] = 512,
+    seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for all training steps.")] = 80.0,
+    profile_seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for the profile.")] = 40.0,
+    json: JsonOut = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the profile and the traces of the predictions here.")
+    ] = None,
+) -> None:
+    """Compare predicted with measured training steps, of a session that plans for itself and of every baseline.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench truth[/dim]
+    """
+    from espresso_mpi.bench import truth
+
+    truth.main(
+        compressors=compressors, tensors=tensors, calls=calls, batch=batch, seconds=seconds,
+        profile_seconds=profile_seconds, json=json, keep=keep,
+    )  # fmt: skip
+
+
+@bench.command()
+def planner(
+    quick: Annotated[bool, typer.Option(help="A few cases only.")] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Parts: selection, gap, cases, paper, growth, orders; default: all."),
+    ] = None,
+    json: JsonOut = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw selection time against size to a PNG file.")
+    ] = None,
+) -> None:
+    """Time the planner, compare its plans with certified bounds, with full enumeration and with the paper. No MPI.
+
+    [dim]espresso-mpi bench planner --quick[/dim]
+    """
+    from espresso_mpi.bench.planner import suite as planner_suite
+
+    planner_suite.main(quick=quick, only=only, json=json, plot=plot)
+
+
+@bench.command()
+def compressors(
+    sizes: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Sizes of the float32 array; default: 16MiB, on a GPU 400000000B."),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = "cpu",
+    methods: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST", help="Compressors with their parameters; all; or variants: all, and more of each."
+        ),
+    ] = "all",
+    threads: Annotated[str, typer.Option(metavar="LIST", help="Numbers of CPU threads to measure with.")] = "1",
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timed repetitions of each method.")] = 15,
+    json: JsonOut = None,
+) -> None:
+    """Time encode and decode of every method against the speed of memory; one process, no MPI.
+
+    [dim]espresso-mpi bench compressors --methods int8,onebit --threads 1,2[/dim]
+    """
+    from espresso_mpi.bench import compressors
+
+    compressors.main(sizes=sizes, device=device, methods=methods, threads=threads, repeats=repeats, json=json)
+
+
+@bench.command()
+def train(
+    methods: Annotated[
+        str, typer.Option(metavar="LIST", help="Compressors to train with in turn; none is fp32.")
+    ] = DEFAULT_COMPRESSORS,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps of each method.")] = 1500,
+    hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")] = 256,
+    momentum: Annotated[float, typer.Option(metavar="B", help="Momentum of SGD, at the same effective rate.")] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of weights, batches and stochastic compressors.")] = 0,
+    ablation: Annotated[bool, typer.Option(help="Also train methods that lose much without error feedback.")] = True,
+    target_loss: Annotated[
+        float | None, typer.Option(metavar="BITS", help="Loss to reach; default: fp32's at the end plus 2 %.")
+    ] = None,
+    route: Annotated[str | None, typer.Option(metavar="ROUTE", help="Route of the compressed methods.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(metavar="auto|FILE", help="Also train by a plan: a file's, or one that the session makes."),
+    ] = None,
+    json: JsonOut = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw loss against seconds and bytes to a PNG file.")
+    ] = None,
+    trace: TraceOut = None,
+) -> None:
+    """Train a small language model with each method in turn: loss, time, bytes.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench train[/dim]
+    """
+    from espresso_mpi.bench import train
+
+    train.main(
+        methods=methods, steps=steps, hidden=hidden, momentum=momentum, seed=seed, ablation=ablation,
+        target_loss=target_loss, route=route, plan=plan, json=json, plot=plot, trace=trace,
+    )  # fmt: skip
+
+
+@bench.command()
+def optimizers(
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Compressors to train with in turn; default: nine, fp32 first."),
+    ] = None,
+    without_feedback: Annotated[
+        str, typer.Option(metavar="LIST", help="Those to train with once more, without error feedback.")
+    ] = "onebit",
+    optimizer: Annotated[str, typer.Option(metavar="LIST", help="adamw, sgd (momentum 0.9), or both.")] = "adamw,sgd",
+    lr: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Peak learning rates; default: one for each optimizer.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="LIST", help="Seeds of weights, batches and compressors.")] = "0",
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps of each run.")] = 200,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Written after every run; runs that it holds are not repeated."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw loss against steps to a PNG file.")] = None,
+) -> None:
+    """Train a GPT of 3 million parameters with each method under AdamW and momentum SGD: loss. Needs torch.
+
+    [dim]espresso-mpi run -n 2 -- espresso-mpi bench optimizers --json optimizers.json[/dim]
+    """
+    from espresso_mpi.bench import optimizers
+
+    optimizers.main(
+        methods=methods or optimizers.METHODS, without_feedback=without_feedback, optimizer=optimizer, lr=lr,
+        seeds=seeds, steps=steps, json=json, plot=plot,
+    )  # fmt: skip
+
+
+@bench.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON results of the benchmarks.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The report to write.")] = Path("BENCHMARKS.md"),
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot of bench train to show.")] = None,
+) -> None:
+    """Write a report from the JSON results of benchmarks."""
+    from espresso_mpi.bench import report
+
+    report.main(results=results, output=output, picture=picture)

@@ -1,0 +1,164 @@
+"""What every rank holds between two steps of a route: plain values, no MPI, no arrays.
+
+A tensor of n elements is either *dense* on a rank (a region of it, the rest being stale) or *packed* (payloads of parts
+of it). Schedules are compiled by advancing these states for all ranks at once, so that every rank knows the sizes of
+every message beforehand.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from espresso_mpi.arrays.workspace import PAYLOAD_ALIGN
+from espresso_mpi.types import ALIGN, ITEMSIZE, Level
+
+PAYLOAD_ITEMSIZE = {**ITEMSIZE, "int8": 1, "int16": 2, "int32": 4, "uint8": 1}
+"""Bytes of the element types that arrays and payloads may have when they are summed; uint8: what is only copied."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which ranks share a machine: ``machines[h]`` lists the world ranks of machine h in rising order."""
+
+    machines: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(map(len, self.machines))
+
+    @cached_property
+    def lanes(self) -> int:
+        """Ranks of each machine that take part between machines: as many as the smallest machine has."""
+        return min(map(len, self.machines))
+
+    @cached_property
+    def machine_of(self) -> tuple[int, ...]:
+        """The machine of each rank."""
+        owner = {rank: h for h, ranks in enumerate(self.machines) for rank in ranks}
+        return tuple(owner[rank] for rank in range(self.size))
+
+    def groups(self, level: Level) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that communicate at a level. A rank beyond the lanes is in no ``inter`` group."""
+        if level == "flat":
+            return (tuple(range(self.size)),)
+        if level == "intra":
+            return self.machines
+        return tuple(tuple(ranks[lane] for ranks in self.machines) for lane in range(self.lanes))
+
+    def pieces(self, level: Level) -> int:
+        """Into how many pieces a scatter at a level cuts a region: ranks beyond the lanes get an empty piece."""
+        return {"flat": self.size, "intra": self.lanes, "inter": len(self.machines)}[level]
+
+    def root(self, level: Level, group: Sequence[int]) -> int:
+        """Index in a group of the member that alone goes on after a reduce or a gather.
+
+        The first of all ranks, and of a machine. Between machines it is another for every lane, so that the lanes'
+        roots spread over the machines.
+        """
+        lane = self.machines[self.machine_of[group[0]]].index(group[0])
+        return lane % len(self.machines) if level == "inter" else 0
+
+    def divisor(self, level: Level) -> float:
+        """What a level's sum is divided by, so that over a whole route the tensor is divided by the number of ranks.
+
+        Inside a machine that is ranks / machines: where machines have unequal numbers of ranks, their weights differ.
+        """
+        return {"flat": self.size, "intra": self.size / len(self.machines), "inter": len(self.machines)}[level]
+
+    def __str__(self) -> str:
+        counts = [len(ranks) for ranks in self.machines]
+        even = len(set(counts)) == 1
+        return f"{len(counts)} x {counts[0]} ranks" if even else f"machines of {' + '.join(map(str, counts))} ranks"
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Elements [start, stop) of the tensor are current."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of current elements."""
+        return self.stop - self.start
+
+    def split(self, pieces: int, count: int) -> list[Dense]:
+        """Cut into ``pieces`` aligned regions of nearly equal size, then empty ones up to ``count``."""
+        step = -(-self.size // pieces)
+        step = -(-step // ALIGN) * ALIGN
+        edges = [min(self.stop, self.start + i * step) for i in range(pieces + 1)]
+        edges += [self.stop] * (count - pieces)
+        return [Dense(a, b) for a, b in itertools.pairwise(edges)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The payload of elements [start, stop), at ``offset`` in a buffer.
+
+    ``element`` is the type of its elements after ``header`` bytes, if payloads can be summed; else None.
+    """
+
+    start: int
+    stop: int
+    offset: int
+    nbytes: int
+    header: int = 0
+    element: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements that the payload stands for."""
+        return self.stop - self.start
+
+    @property
+    def room(self) -> int:
+        """Bytes that the part takes in a buffer, alignment included."""
+        return -(-self.nbytes // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
+
+
+Copy = tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Payloads in one buffer: ``copies[m][i]`` is part i of the m-th contribution, still to be summed over m.
+
+    ``divisor`` is what the sum over the copies is to be divided by.
+    """
+
+    copies: tuple[Copy, ...]
+    divisor: float = 1.0
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the buffer, to the end of its last part."""
+        return max((part.offset + part.room for copy in self.copies for part in copy), default=0)
+
+    def emptied(self) -> Packed:
+        """What a rank holds that has handed all its payloads on: one copy of nothing."""
+        return Packed(((),), self.divisor)
+
+    @cached_property
+    def region(self) -> Dense:
+        """The elements that the parts cover together."""
+        parts = self.copies[0] if self.copies else ()
+        return Dense(parts[0].start, parts[-1].stop) if parts else Dense(0, 0)
+
+    def placed(self) -> Packed:
+        """The same copies one after the other in a buffer of their own."""
+        offset, copies = 0, []
+        for copy in self.copies:
+            placed = []
+            for part in copy:
+                placed.append(replace(part, offset=offset))
+                offset += part.room
+            copies.append(tuple(placed))
+        return Packed(tuple(copies), self.divisor)
+
+
+State = Dense | Packed

@@ -1,0 +1,43 @@
+"""Bytes that move between the buffers of the members of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .layout import Packed, Part
+
+Wish = list[list[tuple[int, Part]]]
+"""What a member wants to hold: copies of parts, each named by the member that has it and its place there."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Bytes that move from a place in one member's buffer to a place in another's."""
+
+    source: int
+    target: int
+    source_offset: int
+    target_offset: int
+    nbytes: int
+
+
+def place(wish: Wish, divisor: float) -> Packed:
+    """The state that fulfils a wish: its copies one after the other in a new buffer."""
+    return Packed(tuple(tuple(part for _, part in copy) for copy in wish), divisor).placed()
+
+
+def transfers(target: int, wish: Wish) -> Iterator[Transfer]:
+    """The pieces of memory that fulfil a wish, merged where both ends are adjacent (so both ends agree on them)."""
+    last: Transfer | None = None
+    offset = 0
+    for source, part in (item for copy in wish for item in copy):
+        if last and last.source == source and last.source_offset + last.nbytes == part.offset:
+            last = Transfer(source, target, last.source_offset, last.target_offset, last.nbytes + part.room)
+        else:
+            if last and last.nbytes:
+                yield last
+            last = Transfer(source, target, part.offset, offset, part.room)
+        offset += part.room
+    if last and last.nbytes:
+        yield last

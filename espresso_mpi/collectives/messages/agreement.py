@@ -1,0 +1,190 @@
+"""Ranks compare notes before any data moves: few bytes from each, and the details only where notes differ.
+
+Inside a machine notes pass through slots of the shared window. Between machines one rank of each, the leader, exchanges
+what its machine has to say with the other leaders and hands on what it hears. Where a machine has no window all ranks
+send messages to all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from espresso_mpi.errors import RankTimeoutError
+
+from .transport import Transport
+from .window import SLOT
+
+_HEADER = 48
+_ALIKE, _DIFFERENT = 0, 1
+_HEARD, _GAVE_UP = 0, 1
+_TEXT_BYTES = 2000
+_ALIGN = 64
+
+
+def differences(
+    transport: Transport, digest: bytes, exceptional: bool, document: Callable[[], Any]
+) -> list[Any] | None:
+    """Compare ``digest`` (at most 32 bytes) over the ranks.
+
+    Returns:
+        None if all digests are equal and nobody has anything exceptional to say, else the documents of all ranks in
+        rank order, the same on every rank (JSON values).
+
+    Raises:
+        RankTimeoutError: a rank did not come.
+    """
+    text = json.dumps(document()).encode() if exceptional else b""
+    headers = gather_small(transport, _header(digest, exceptional), _HEADER)
+    if all(h[:33].tobytes() == headers[0][:33].tobytes() for h in headers) and not exceptional:
+        return None
+    return documents(transport, text or json.dumps(document()).encode())
+
+
+def floats(transport: Transport, *mine: float) -> np.ndarray:
+    """Some numbers of every rank, float64 (ranks, numbers), the same on all ranks. Collective."""
+    message = np.array(mine, np.float64).view(np.uint8)
+    return np.array([row.view(np.float64) for row in gather_small(transport, message, message.size)])
+
+
+def documents(transport: Transport, text: bytes) -> list[Any]:
+    """The JSON documents of all ranks in rank order, given this rank's as text."""
+    sizes = gather_small(transport, np.array([len(text)], np.int64).view(np.uint8), 8)
+    longest = max(int(size.view(np.int64)[0]) for size in sizes)
+    return [json.loads(t.tobytes()) for t in gather_small(transport, np.frombuffer(text, np.uint8), longest)]
+
+
+def gather_small(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:
+    """Everyone's bytes, in rank order; each array begins at a multiple of 16 bytes. Collective.
+
+    Args:
+        mine: flat uint8, at most ``room``; lengths may differ.
+        room: the same on every rank; meant for some 10 KiB, for everything stays in memory at once.
+
+    Raises:
+        RankTimeoutError: a rank did not come; where machines share memory, all ranks name the same one.
+    """
+    mine = mine if mine.flags.writeable and mine.flags.c_contiguous else mine.copy()  # kernels know one kind of array
+    if len(transport.machine) == transport.topology.size and transport.window_for(transport.machine, mine) is not None:
+        return _inside(transport, mine, room)
+    if transport.windows_everywhere:
+        return _by_leaders(transport, mine, room)
+    blocks = _among(transport, range(transport.topology.size), _pack([mine]), _packed_size(1, room))
+    return [_unpack(block)[1][0] for block in blocks]
+
+
+def fingerprint(value: Any) -> bytes:
+    """SHA-256 of a JSON value's canonical text: equal values, equal bytes, on any machine."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+
+
+def _header(digest: bytes, exceptional: bool) -> np.ndarray:
+    header = np.zeros(_HEADER, np.uint8)
+    header[: len(digest)] = np.frombuffer(digest, np.uint8)
+    header[32] = _DIFFERENT if exceptional else _ALIKE
+    return header
+
+
+def _inside(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:
+    """Everyone's bytes in this machine, in order of rank."""
+    window, count = transport.window_for(transport.machine, mine), len(transport.machine)
+    if window is None:  # the machine's only rank
+        return [mine]
+    if room <= SLOT:
+        width = -(-room // _ALIGN) * _ALIGN
+        out, sizes = np.empty(count * width, np.uint8), np.empty(count, np.int64)
+        window.gather(mine, out, sizes)
+        return [out[r * width : r * width + size] for r, size in enumerate(sizes.tolist())]
+    pieces = [_inside(transport, mine[first : first + SLOT], SLOT) for first in range(0, room, SLOT)]
+    return [np.concatenate(of_rank) for of_rank in zip(*pieces)]
+
+
+def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:
+    """Through the leaders. Who waits for a rank that waits itself gives it time to give up first, and to say why."""
+    machines = transport.topology.machines
+    leaders = [machine[0] for machine in machines]
+    leads, said = transport.rank in leaders, np.empty(0, np.uint8)
+    try:
+        pieces = _inside(transport, mine, room)
+    except RankTimeoutError as error:
+        if leads:
+            _tell(transport, leaders, _pack([_text(error)], _GAVE_UP))
+        raise
+    if leads:
+        said = _between(transport, leaders, _pack(pieces), _packed_size(max(map(len, machines)), room))
+    with transport.waiter.patience(2.0):
+        outcome, pieces = _unpack(_from_leader(transport, said))
+    if outcome == _GAVE_UP:
+        raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
+    found = dict(zip((rank for machine in machines for rank in machine), pieces))
+    return [found[rank] for rank in range(transport.topology.size)]
+
+
+def _between(transport: Transport, leaders: Sequence[int], block: np.ndarray, room: int) -> np.ndarray:
+    """What all leaders have to say, packed in their order; or what one of them did not wait for any longer."""
+    try:
+        with transport.waiter.patience(1.5):
+            heard = [_unpack(block) for block in _among(transport, leaders, block, room)]
+    except RankTimeoutError as error:
+        return _pack([_text(error)], _GAVE_UP)
+    bad = [pieces for outcome, pieces in heard if outcome == _GAVE_UP]
+    return _pack(bad[0], _GAVE_UP) if bad else _pack([piece for _, pieces in heard for piece in pieces])
+
+
+def _from_leader(transport: Transport, said: np.ndarray) -> np.ndarray:
+    """The bytes of the machine's first rank."""
+    size = _inside(transport, np.array([said.size], np.int64).view(np.uint8), 8)[0]
+    return _inside(transport, said, int(size.view(np.int64)[0]))[0]
+
+
+def _among(transport: Transport, group: Sequence[int], mine: np.ndarray, room: int) -> list[np.ndarray]:
+    """Everyone's bytes in a group of ranks, in the group's order, by messages; behind them memory is undefined."""
+    found = {rank: mine if rank == transport.rank else np.empty(room, np.uint8) for rank in group}
+    me = list(group).index(transport.rank)
+    others = [*group[me + 1 :], *group[:me]]
+    transport.trade([(rank, mine) for rank in others], [(rank, found[rank]) for rank in others])
+    return list(found.values())
+
+
+def _tell(transport: Transport, group: Sequence[int], block: np.ndarray) -> None:
+    """Send to the others of a group what they wait for, and wait for nobody."""
+    transport.outlive([block, transport.trade_later([(rank, block) for rank in group if rank != transport.rank], [])])
+
+
+def _text(error: RankTimeoutError) -> np.ndarray:
+    return np.frombuffer(str(error).encode()[:_TEXT_BYTES], np.uint8)
+
+
+def _packed_size(count: int, room: int) -> int:
+    """Bytes that ``_pack`` takes at most for so many pieces, or for a text."""
+    return _padded(8 * (2 + count)) + max(count * _padded(room), _padded(_TEXT_BYTES))
+
+
+def _padded(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def _pack(pieces: Sequence[np.ndarray], outcome: int = _HEARD) -> np.ndarray:
+    """An outcome and byte arrays as one array: a header of int64 (outcome, number, sizes), then the pieces."""
+    sizes = [piece.size for piece in pieces]
+    at = _padded(8 * (2 + len(sizes)))
+    packed = np.zeros(at + sum(map(_padded, sizes)), np.uint8)
+    packed[: 8 * (2 + len(sizes))].view(np.int64)[:] = [outcome, len(sizes), *sizes]
+    for piece in pieces:
+        packed[at : at + piece.size] = piece
+        at += _padded(piece.size)
+    return packed
+
+
+def _unpack(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
+    """The outcome and the pieces, as views."""
+    outcome, count = packed[:16].view(np.int64).tolist()
+    at, pieces = _padded(8 * (2 + count)), []
+    for size in packed[16 : 8 * (2 + count)].view(np.int64).tolist():
+        pieces.append(packed[at : at + size])
+        at += _padded(size)
+    return outcome, pieces

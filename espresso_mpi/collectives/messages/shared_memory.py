@@ -1,0 +1,288 @@
+"""How ranks of one machine meet: kernels on memory that several processes map.
+
+Each rank has a flag of its own, a count of its arrivals that only it writes. A rank that has arrived polls the flags of
+all. What it wrote before it arrived is seen by whoever has seen its flag: the flag is stored with sequential
+consistency and loaded with acquire semantics, on x86-64 and ARM64 alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from espresso_mpi.compressors.kernels.cpu import host
+
+from ..data.reduction import sum_block
+
+LINE = 128
+"""Bytes between flags: two cache lines, for processors fetch them in pairs."""
+
+WAITED, STAGE, SATURATED, SHOWN, _CLOCK, LOG = 0, 1, 2, 3, 4, 6
+"""Places in a kernel's log of int64, and its length: what it reports, and where it was when it returned early."""
+
+_STEP = LINE // 8
+_BLOCK = 2048
+_CLOCK_MONOTONIC = 1
+
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
+_usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+
+def _place(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+
+
+@intrinsic
+def _load(typingctx, flags, index):  # type: ignore[no-untyped-def]
+    """``flags[index]``; what its writer wrote before is seen from here on."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.load_atomic(_place(context, builder, sig.args[0], args[0], args[1]), "acquire", 8)
+
+    return types.int64(flags, types.intp), codegen
+
+
+@intrinsic
+def _store(typingctx, flags, index, value):  # type: ignore[no-untyped-def]
+    """``flags[index] = value``, after all that was written before."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        builder.store_atomic(args[2], _place(context, builder, sig.args[0], args[0], args[1]), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(flags, types.intp, types.int64), codegen
+
+
+@intrinsic
+def _address(typingctx, array):  # type: ignore[no-untyped-def]
+    """Where an array's memory begins."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        return builder.ptrtoint(data, context.get_value_type(types.intp))
+
+    return types.intp(array), codegen
+
+
+@host.inline
+def _copy(target, source):  # type: ignore[no-untyped-def]
+    """Vectorised; numba's assignment of slices is not."""
+    for i in range(source.size):
+        target[i] = source[i]
+
+
+@host.inline
+def _now(clock):  # type: ignore[no-untyped-def]
+    """Nanoseconds of the monotonic clock; ``clock`` is scratch memory for two int64."""
+    _clock_gettime(np.int32(_CLOCK_MONOTONIC), _address(clock))
+    return clock[0] * 1_000_000_000 + clock[1]
+
+
+@host.inline
+def _poll(flags, count, turn, pace):  # type: ignore[no-untyped-def]
+    polled = 0
+    for rank in range(count):
+        while _load(flags, rank * _STEP) < turn:
+            polled += 1
+            if polled > pace[1]:
+                return False
+            if polled > pace[0]:
+                if pace[2] > 0:
+                    _usleep(np.uint32(pace[2]))
+                else:
+                    _sched_yield()
+    return True
+
+
+@host.inline
+def arrived(flags, count, turn):  # type: ignore[no-untyped-def]
+    """Whether all have arrived ``turn`` times."""
+    return _poll(flags, count, turn, (0, 0, 0))
+
+
+@host.inline
+def _await(flags, count, turn, pace, log):  # type: ignore[no-untyped-def]
+    """Poll until all have arrived; False if that takes too many polls. Adds to the time in ``log``."""
+    if arrived(flags, count, turn):
+        return True
+    began = _now(log[_CLOCK:])
+    here = _poll(flags, count, turn, pace)
+    log[WAITED] += _now(log[_CLOCK:]) - began
+    return here
+
+
+@host.inline
+def meet(flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
+    """Arrive and wait for the others; False if some are still missing after a while: call again.
+
+    All kernels that meet end with these arguments, return False in that case and go on where they were when they are
+    called again.
+
+    Args:
+        flags: int64, a flag every ``LINE`` bytes.
+        turn: of the last meeting so far.
+        pace: (polls that keep the core, polls in all, microseconds to sleep at each poll after the first ones; 0
+            yields the core instead).
+        log: int64 of ``LOG`` places, zero at first; ``WAITED`` becomes the nanoseconds spent in waiting, ``STAGE`` the
+            meetings that are over.
+    """
+    _store(flags, me * _STEP, turn + 1)
+    return _await(flags, count, turn + 1, pace, log)
+
+
+@host.inline
+def gather(mine, out, room, sizes, memory, start, stride, half, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
+    """Show ``mine`` to all and copy the bytes of rank r to ``out[r * room]`` on, and their number to ``sizes[r]``.
+
+    The number stands beside the flag, where the others look anyway, in a place for each half.
+    """
+    _copy(memory[start + me * stride : start + me * stride + mine.size], mine)
+    flags[me * _STEP + 1 + half] = mine.size
+    if not meet(flags, me, count, turn, pace, log):
+        return False
+    for rank in range(count):
+        size = sizes[rank] = flags[rank * _STEP + 1 + half]
+        place = start + rank * stride
+        _copy(out[rank * room : rank * room + size], memory[place : place + size])
+    return True
+
+
+@host.inline
+def _sum(out, span, stride, count, me, how):  # type: ignore[no-untyped-def]
+    saturated = 0
+    for start in range(0, out.size, _BLOCK):
+        saturated += sum_block(out[start : start + _BLOCK], span, start, stride, count, me, how)
+    return saturated
+
+
+@host.inline
+def reduce_small(x, rows, start, stride, how, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
+    """Every rank writes x to its row and, when all have met, sums all rows into x.
+
+    Args:
+        rows: the window as elements of x's type; rank r's row begins at ``start + r * stride``.
+        how: from ``reduction.arithmetic``.
+        log: ``SATURATED`` becomes the number of sums that were cut, of integers or to the largest float16.
+    """
+    _copy(rows[start + me * stride : start + me * stride + x.size], x)
+    if not meet(flags, me, count, turn, pace, log):
+        return False
+    log[SATURATED] += _sum(x, rows[start:], stride, count, me, how)
+    return True
+
+
+@host.inline
+def _share_of(rank, size, count):  # type: ignore[no-untyped-def]
+    """The elements of a chunk that a rank sums: whole cache lines of any element type."""
+    share = ((size + count - 1) // count + 63) // 64 * 64
+    return min(size, rank * share), min(size, (rank + 1) * share)
+
+
+@host.inline
+def _copy_others(x, rows, start, stride, me, count):  # type: ignore[no-untyped-def]
+    """The shares of a chunk that others have summed, beginning with the next rank's: not all read one at first."""
+    for k in range(1, count):
+        rank = (me + k) % count
+        a, b = _share_of(rank, x.size, count)
+        _copy(x[a:b], rows[start + rank * stride + a : start + rank * stride + b])
+
+
+@host.inline
+def reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
+    """In chunks of ``room`` elements, with two meetings each: every rank sums its share of a chunk, and shows it.
+
+    Args:
+        starts: where the first row begins in the half to use first, and in the other.
+        reads: whether this rank wants the shares of the others.
+    """
+    while log[STAGE] < 2 * ((x.size + room - 1) // room):
+        chunk, second = divmod(log[STAGE], 2)
+        start, part = starts[chunk % 2], x[chunk * room : (chunk + 1) * room]
+        a, b = _share_of(me, part.size, count)
+        row = rows[start + me * stride : start + me * stride + part.size]
+        if second == 0 and log[SHOWN] == 0:
+            _copy(row[:a], part[:a])
+            _copy(row[b:], part[b:])
+            log[SHOWN] = 1
+            _store(flags, me * _STEP, turn + 2 * chunk + 1)
+        if not _await(flags, count, turn + log[STAGE] + 1, pace, log):
+            return False
+        log[STAGE] += 1
+        if second == 0:
+            log[SATURATED] += _sum(part[a:b], rows[start + a :], stride, count, me, how)
+            _copy(row[a:b], part[a:b])
+            _store(flags, me * _STEP, turn + 2 * chunk + 2)
+        else:
+            log[SHOWN] = 0
+            if reads:
+                _copy_others(part, rows, start, stride, me, count)
+    return True
+
+
+@host.inline
+def _chunk_of(edges, rank, first, room):  # type: ignore[no-untyped-def]
+    """A chunk of a rank's region, which is from ``edges[2 * rank]`` to the next."""
+    a = min(edges[2 * rank + 1], edges[2 * rank] + first)
+    return a, min(edges[2 * rank + 1], a + room)
+
+
+@host.inline
+def _show(x, edges, first, rows, start, room, stride, parts, me, count):  # type: ignore[no-untyped-def]
+    """Write a chunk of what others want into the own row: their regions of x, or (``parts`` 1) the own one."""
+    for k in range(1, count):
+        rank = (me + k) % count if parts > 1 else me
+        a, b = _chunk_of(edges, rank, first, room)
+        place = start + me * stride + (rank * room if parts > 1 else 0)
+        _copy(rows[place : place + b - a], x[a:b])
+        if parts == 1:
+            break
+
+
+@host.inline
+def _begin_chunk(x, edges, rows, start, room, stride, parts, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
+    """Show the chunk that ``log`` is at and meet; False as ``meet``."""
+    chunk = log[STAGE]
+    if log[SHOWN] == 0:
+        _show(x, edges, chunk * room, rows, start, room, stride, parts, me, count)
+        log[SHOWN] = 1
+        _store(flags, me * _STEP, turn + chunk + 1)
+    if not _await(flags, count, turn + chunk + 1, pace, log):
+        return False
+    log[SHOWN], log[STAGE] = 0, chunk + 1
+    return True
+
+
+@host.inline
+def reduce_scatter(x, edges, longest, rows, starts, room, stride, how, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
+    """``x[region of this rank]`` becomes the sum of all ranks'; in chunks, with one meeting each.
+
+    Args:
+        edges: int64 of shape (2 · ranks,): where each rank's region of x begins and ends; longest: elements of one.
+        room: elements of each region in a chunk; rank r's row holds those for rank j from ``j * room`` on.
+        starts: where the first row begins in the half to use first, and in the other.
+    """
+    while log[STAGE] * room < longest:
+        start, first = starts[log[STAGE] % 2], log[STAGE] * room
+        if not _begin_chunk(x, edges, rows, start, room, stride, count, flags, me, count, turn, pace, log):
+            return False
+        a, b = _chunk_of(edges, me, first, room)
+        log[SATURATED] += _sum(x[a:b], rows[start + me * room :], stride, count, me, how)
+    return True
+
+
+@host.inline
+def allgather(x, edges, longest, rows, starts, room, stride, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
+    """Every rank's region of x at every rank; arguments as for ``reduce_scatter``."""
+    while log[STAGE] * room < longest:
+        start, first = starts[log[STAGE] % 2], log[STAGE] * room
+        if not _begin_chunk(x, edges, rows, start, room, stride, 1, flags, me, count, turn, pace, log):
+            return False
+        for k in range(1, count):
+            rank = (me + k) % count
+            a, b = _chunk_of(edges, rank, first, room)
+            _copy(x[a:b], rows[start + rank * stride : start + rank * stride + b - a])
+    return True

@@ -1,0 +1,405 @@
+"""Moves bytes between ranks: the one place that knows MPI messages, streams, staging and legal message sizes."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from espresso_mpi.arrays import device
+from espresso_mpi.arrays.workspace import Staging, Workspace
+from espresso_mpi.cluster.launch import cores
+from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
+from espresso_mpi.types import ALIGN
+
+from . import leftovers, opening, probe
+from .failures import failure, named
+from .leftovers import Leftover
+from .opening import Identity
+from .standstill import Whereabouts
+from .topology import discover
+from .waiting import Waiter
+from .window import SharedWindow, shared_memory_free, window_size
+
+MESSAGE_MAX = 1 << 30
+"""Longest message in bytes: 2**31 fails on Open MPI 5.0, and a count of bytes must fit an int everywhere."""
+
+MESSAGE_BYTES = 60 << 10
+"""Default of the longest message between machines. Open MPI sends up to 64 KiB over TCP at once and asks the receiver
+first beyond; when both ends then send long messages at the same time, the directions of a link take turns. Measured on
+a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
+
+SWITCH = "ESPRESSO_CUDA_AWARE"
+_WAYS = {"auto": None, "1": True, "0": False}
+
+_TAG = 0x5E55
+_ABORT_TAG = 0x5E56
+_ABORT_BYTES = 2000
+_LOG = logging.getLogger("espresso_mpi")
+
+_ABANDONED: list[Any] = []
+"""Transports that failed, with the memory of messages that MPI may still write to: it must outlive the session."""
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_ABANDONED))  # and Python itself: MPI_Finalize comes after its last object
+
+Addressed = Sequence[tuple[int, Any]]
+"""(world rank, flat contiguous array) pairs."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An exchange under way: (rank, request) of its messages, and (target, source) copies to make at the end."""
+
+    requests: list[tuple[int, Any]]
+    copies: list[tuple[Any, Any]] = field(default_factory=list)
+    staging: Staging | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a transport works.
+
+    Attributes:
+        timeout: seconds after which a rank counts as missing.
+        window_bytes: bytes of a half segment of the machine's shared window; 0 uses messages instead.
+        message_bytes: longest message between machines, in bytes.
+        machines: groups of ranks to treat as machines; default as MPI finds them.
+        device_aware: whether device pointers go to MPI; otherwise messages are staged by the host. None: staged until
+            ``choose_device_way`` has found out.
+    """
+
+    timeout: float
+    window_bytes: int
+    message_bytes: int = MESSAGE_BYTES
+    machines: Sequence[Sequence[int]] | None = None
+    device_aware: bool | None = None
+
+
+class Transport:
+    """Messages and shared memory among the ranks of one communicator, which it owns.
+
+    Args:
+        comm: an mpi4py intracommunicator for this object alone; freed by ``close``.
+        identity: who it is to other ranks and in messages; without one, its communicators are freed by ``close`` only.
+    """
+
+    def __init__(self, comm: Any, settings: Settings, identity: Identity | None = None) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._comm, self._message_bytes = MPI, comm, settings.message_bytes
+        self.rank: int = comm.rank
+        self.topology, self._local = discover(comm, settings.machines)
+        self._near = frozenset(self.machine)
+        _check_window(settings.window_bytes, max(map(len, self.topology.machines)))
+        self.hosts = comm.allgather(MPI.Get_processor_name())
+        crowded = self._local.size >= cores()
+        # A core shared between machines (an emulated cluster) is crowded as well: be told by the launcher.
+        crowded = crowded or bool(os.environ.get("ESPRESSO_LAB"))
+        self.waiter = Waiter(settings.timeout, crowded, self.describe)
+        self.workspace = Workspace()
+        self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
+        self._free_workspaces: dict[Any, list[Workspace]] = {}
+        self.device_aware, self._device_way_chosen = settings.device_aware, False
+        self._sent = {"intra": 0, "inter": 0}
+        self._window = self._open_window(settings.window_bytes)
+        served = self._window is not None or self._local.size == 1
+        self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
+        """Whether on every machine all ranks share a window."""
+        window = self._window.handle if self._window is not None else None
+        who = identity or Identity("", 0, [""] * comm.size)
+        self.whereabouts = Whereabouts(comm, who.number, who.processes, self.describe)
+        self.waiter.ask, self.waiter.where = self._ask, self.whereabouts.of
+        leftover = Leftover(who.name, comm.size, comm, self._local, window)
+        self._freeing = leftovers.follow(self, leftover) if identity else None
+
+    @classmethod
+    def open(
+        cls, comm: Any, settings: Settings, agree: Callable[[list[Any]], None], note: Callable[[], Any] = lambda: None
+    ) -> Transport:
+        """A transport on a duplicate of ``comm`` (default: all ranks). Collective.
+
+        Args:
+            note: tells what this rank has to say to the others before anything is built; asked when MPI is loaded.
+            agree: is given everyone's notes, in rank order; what it raises ends the opening on all ranks.
+
+        Raises:
+            ConfigError, StateError: as ``opening.parent_of``.
+            RankTimeoutError: some rank of ``comm`` did not come.
+            TransportError: MPI failed.
+        """
+        MPI, comm = opening.parent_of(comm)
+        try:
+            own = opening.duplicate(MPI, comm, settings.timeout)
+            # From here on all ranks are known to be present, and take the same way.
+            try:
+                return cls(own, settings, opening.introduce(MPI, own, note(), agree))
+            except EspressoError:
+                own.Free()
+                raise
+        except MPI.Exception as error:
+            raise failure(f"rank {comm.rank} ({MPI.Get_processor_name()})", "opening a session", error) from error
+
+    def describe(self, rank: int) -> str:
+        """A rank in messages: its number and host."""
+        return f"rank {rank} ({self.hosts[rank]})"
+
+    @property
+    def machine(self) -> tuple[int, ...]:
+        """World ranks of this machine."""
+        return self.topology.machines[self.topology.machine_of[self.rank]]
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """Bytes sent to other ranks so far, inside the machine and between machines."""
+        shared = self._window.bytes_sent if self._window else 0
+        return {"intra": self._sent["intra"] + shared, "inter": self._sent["inter"]}
+
+    def borrow(self, kind: Any = None) -> Workspace:
+        """Scratch memory for a segment under way: several are at the same time, each with its own.
+
+        Args:
+            kind: of what is done in it. Those of one kind need as much each, so where many are under way at a time,
+                no memory is as large as the largest of all needs.
+        """
+        free = self._free_workspaces.setdefault(kind, [])
+        if not free:
+            self._workspaces.append(Workspace())
+            free.append(self._workspaces[-1])
+        return free.pop()
+
+    def give_back(self, workspace: Workspace, kind: Any = None) -> None:
+        """The segment that borrowed it is finished."""
+        self._free_workspaces[kind].append(workspace)
+
+    def forget_kinds(self) -> None:
+        """What will be done is not what was: let go of memory of a kind. Nothing may be under way."""
+        kept = self._free_workspaces.get(None, [])
+        self._workspaces, self._free_workspaces = list(kept), {None: kept}
+
+    def window_for(self, group: Sequence[int], x: Any) -> SharedWindow | None:
+        """The shared window, if the group is this machine's ranks and the data is on the host."""
+        usable = self._window is not None and device.device_of(x) == "cpu" and tuple(group) == self.machine
+        return self._window if usable else None
+
+    def exchange(self, sends: Addressed, receives: Addressed) -> None:
+        """Send and receive all, at once, and wait for all; see ``post``."""
+        self.finish(self.post(sends, receives, self.workspace))
+
+    @named("starting to exchange messages")
+    def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
+        """Start to send and receive. Both ends must list their messages, and post their exchanges, in the same order.
+
+        Args:
+            workspace: where staging memory comes from; it has two buffers, so one more exchange may be posted before
+                this one is finished.
+        """
+        gpu = any(device.device_of(a) == "gpu" for _, a in (*sends, *receives))
+        if gpu and not self.device_aware:
+            return self._post_staged(sends, receives, workspace)
+        if gpu:
+            device.drain()  # kernels still write what is sent, or read what is received into
+        return Pending(self._start(sends, receives))
+
+    @named("exchanging messages")
+    def finish(self, pending: Pending) -> None:
+        """Wait until everything is sent and received.
+
+        Raises:
+            RankTimeoutError: a rank did not send or receive within the timeout.
+        """
+        requests = [request for _, request in pending.requests]
+        try:
+            self.waiter.until(
+                lambda: self._mpi.Request.Testall(requests),
+                lambda: [rank for rank, request in pending.requests if request and not request.Test()],
+            )
+        except BaseException:
+            self.outlive(requests)
+            raise
+        for target, source in pending.copies:
+            device.copy_later(target, source)
+        if pending.staging is not None:
+            pending.staging.release(queued=bool(pending.copies))
+
+    def choose_device_way(self) -> None:
+        """Settle whether device pointers go to MPI, and log it on rank 0; only the first call does anything.
+
+        Collective. To be called when the first GPU tensor appears, by all ranks: see ``probe``.
+        """
+        if self._device_way_chosen:
+            return
+        self._device_way_chosen, forced = True, self.device_aware is not None
+        why = f"forced by {SWITCH}={int(bool(self.device_aware))}" if forced else self._probe_devices()
+        if self.rank == 0:
+            way = "device pointers go to MPI" if self.device_aware else "staged through page-locked host memory"
+            _LOG.info("messages of GPU tensors: %s: %s", way, why)
+
+    @named("probing device pointers")
+    def _probe_devices(self) -> str:
+        """Probe on one rank of each machine, set ``device_aware`` if it works on all, and say how it went."""
+        limit = min(probe.LIMIT_S, self.waiter.timeout / 2)  # the others must not take the prober for lost
+        mine = probe.verdict(limit) if self.rank == self.machine[0] else None
+        request = self._comm.Ibarrier()
+        self.waiter.until(request.Test, list)
+        verdicts = [(rank, verdict) for rank, verdict in enumerate(self._comm.allgather(mine)) if verdict is not None]
+        failed = next(((rank, verdict) for rank, verdict in verdicts if not verdict.works), None)
+        self.device_aware = failed is None
+        if failed is None:
+            return f"the probe passed on every machine ({verdicts[0][1].why})"
+        return f"the probe failed on {self.describe(failed[0])}: {failed[1].why}"
+
+    def require_threads(self) -> None:
+        """Raise ConfigError unless a second thread may call MPI."""
+        level = self._mpi.Query_thread()
+        if level < self._mpi.THREAD_MULTIPLE:
+            raise ConfigError(
+                "push: this MPI was started without MPI_THREAD_MULTIPLE, so a second thread may not call it; use sync, "
+                "or leave mpi4py.rc.threads and mpi4py.rc.thread_level as they are"
+            )
+
+    def abort(self, text: str) -> None:
+        """Tell all ranks that this one cannot go on; they hear of it where they next wait. Waits for nobody."""
+        note = np.frombuffer(text.encode()[:_ABORT_BYTES], np.uint8)
+        others = [rank for rank in range(self.topology.size) if rank != self.rank]
+        try:
+            self.outlive([note, [self._comm.Isend([note, self._mpi.BYTE], rank, _ABORT_TAG) for rank in others]])
+        except self._mpi.Exception as error:  # MPI itself may be what failed: the others will run into their timeout
+            _LOG.warning("the other ranks could not be told: %s", error)
+
+    @named("looking for news of other ranks")
+    def check_abort(self) -> None:
+        """Raise RemoteError if another rank has said that it cannot go on."""
+        status = self._mpi.Status()
+        if self._comm.Iprobe(self._mpi.ANY_SOURCE, _ABORT_TAG, status):
+            note = bytearray(status.Get_count(self._mpi.BYTE))
+            self._comm.Recv([note, self._mpi.BYTE], status.Get_source(), _ABORT_TAG)
+            raise RemoteError(f"another rank cannot go on: {note.decode(errors='replace')}")
+
+    @named("asking where other ranks are")
+    def _ask(self, since: float, what: str, late: Sequence[int]) -> None:
+        self.whereabouts.ask(since, what, late)
+
+    def trade(self, sends: Addressed, receives: Addressed) -> None:
+        """Send and receive host arrays, each in one message, which may be shorter than the memory for it."""
+        self.finish(Pending(self.trade_later(sends, receives)))
+
+    @named("starting to exchange messages")
+    def trade_later(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
+        """As ``trade``, but wait for nothing: (rank, request) of the messages."""
+        for rank, array in sends:
+            self._sent["intra" if rank in self._near else "inter"] += array.nbytes
+        started = [(rank, self._comm.Irecv([array, self._mpi.BYTE], rank, _TAG)) for rank, array in receives]
+        return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, _TAG)) for rank, array in sends]
+
+    def outlive(self, memory: Any) -> None:
+        """Keep memory alive after a failure: messages given up may still be written to it."""
+        _ABANDONED.append((self, memory))
+
+    def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
+        """(rank, request) of every message."""
+        started = [
+            (rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, _TAG))
+            for rank, array in receives
+            for piece in self._pieces(rank, array)
+        ]
+        for rank, array in sends:
+            self._sent["intra" if rank in self._near else "inter"] += array.nbytes
+            started += [
+                (rank, self._comm.Isend([piece, self._mpi.BYTE], rank, _TAG)) for piece in self._pieces(rank, array)
+            ]
+        return started
+
+    def _pieces(self, rank: int, array: Any) -> list[Any]:
+        """The bytes of an array in messages of legal size."""
+        if array.nbytes == 0:
+            return []
+        flat, longest = array.view(np.uint8), MESSAGE_MAX if rank in self._near else self._message_bytes
+        return [flat[i : i + longest] for i in range(0, flat.size, longest)]
+
+    def _post_staged(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
+        """Pass what is on the GPU through page-locked host memory, with one wait for the GPU, before MPI reads."""
+        staging, messages = workspace.staging(), [*sends, *receives]
+        twins = _host_twins([array for _, array in messages], staging)
+        pairs = [(array, twin) for (_, array), twin in zip(messages, twins)]
+        out = [pair for pair in pairs[: len(sends)] if pair[0] is not pair[1]]
+        back = [pair for pair in pairs[len(sends) :] if pair[0] is not pair[1]]
+        for array, twin in out:
+            device.copy_later(twin, array)
+        if out:
+            device.drain()
+        addressed = [(rank, twin) for (rank, _), twin in zip(messages, twins)]
+        return Pending(self._start(addressed[: len(sends)], addressed[len(sends) :]), back, staging)
+
+    def _open_window(self, half_bytes: int) -> SharedWindow | None:
+        """The machine's window, if wanted, useful and possible on all of its ranks."""
+        if half_bytes == 0 or self._local.size == 1:
+            return None
+        free, wanted = self._local.bcast(shared_memory_free()), window_size(half_bytes, self._local.size)
+        if free < 2 * wanted:
+            _LOG.warning(
+                "shared memory: %d bytes free in /dev/shm, %d wanted; using messages inside the machine",
+                free,
+                wanted,
+            )
+            return None
+        window, why = None, ""
+        try:
+            window = SharedWindow(self._local, half_bytes, self.waiter, self.machine)
+        except self._mpi.Exception as error:
+            why = str(error)
+        failures = [text for text in self._local.allgather(why) if text]
+        if failures:  # a window that other ranks lack cannot be freed, for that takes all of them
+            _LOG.warning("shared memory: %s; using messages inside the machine", failures[0])
+            return None
+        return window
+
+    @named("freeing its communicators")
+    def close(self) -> None:
+        """Free the window and the communicators. Collective; freeing cannot time out, so all meet before it."""
+        everyone = [(rank, np.zeros(1, np.uint8)) for rank in range(self.topology.size) if rank != self.rank]
+        self.exchange(everyone, [(rank, np.empty(1, np.uint8)) for rank, _ in everyone])
+        self.waiter.interrupted = None
+        self.whereabouts.close()
+        if self._freeing is not None:
+            leftovers.forget(self._freeing)
+        if self._window:
+            self._window.free()
+        self._local.Free()
+        self._comm.Free()
+
+
+def _host_twins(arrays: Sequence[Any], staging: Staging) -> list[Any]:
+    """For every array itself, if it is on the host, or else as much of the staging memory."""
+    on_gpu = [device.device_of(array) == "gpu" for array in arrays]
+    offsets = np.cumsum([0, *(-(-array.nbytes // 64) * 64 * gpu for array, gpu in zip(arrays, on_gpu))])
+    memory = staging.take(int(offsets[-1]))
+    return [
+        memory[offset : offset + array.nbytes].view(array.dtype) if gpu else array
+        for array, gpu, offset in zip(arrays, on_gpu, offsets)
+    ]
+
+
+def _check_window(half_bytes: int, ranks: int) -> None:
+    """The same verdict on every rank: a half must hold an aligned group of elements for each rank of a machine."""
+    least = 8 * ALIGN * ranks
+    if 0 < half_bytes < least:
+        raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a machine, or 0")
+
+
+def device_aware() -> bool | None:
+    """Whether device pointers go to MPI, as ``ESPRESSO_CUDA_AWARE`` has it; None: as the probe finds.
+
+    Raises:
+        ConfigError: the environment variable is none of auto, 1 and 0.
+    """
+    setting = os.environ.get(SWITCH, "auto")
+    if setting not in _WAYS:
+        raise ConfigError(
+            f"{SWITCH}={setting!r}; expected 1 (device pointers to MPI), 0 (staged by the host) or auto (what a probe "
+            f"finds, as if unset)"
+        )
+    return _WAYS[setting]

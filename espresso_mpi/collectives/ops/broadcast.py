@@ -1,0 +1,110 @@
+"""Broadcast, dense or of payloads: every member ends with what the root of a reduce or gather was left with.
+
+Where the group shares memory, by its window. Otherwise small data, and that of two members, is sent whole: the root
+sends (p-1)·m, cost α + (p-1)·m·β. Large data is scattered among the others, who then pass their pieces on to each
+other: the root sends m, every other member (p-2)/(p-1)·m, cost (2p-3)·α + (1 + (p-2)/(p-1))·m·β (after van de Geijn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..data.layout import Dense, Packed, State
+from ..messages.transport import Addressed, Transport
+from .allreduce import is_small
+from .base import Action, CollectiveOp, Data, Move, Scene, idle, register
+
+
+@register
+class Broadcast(CollectiveOp):
+    """Afterwards every member holds what the root held."""
+
+    name = "broadcast"
+    phases = 2
+
+    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
+        return [states[scene.root]] * len(states)
+
+    def bind(self, transport: Transport, move: Move) -> Action:
+        inner, region = _as_array(move)
+        if isinstance(move.before[0], Dense):
+            return _bind(transport, inner, region)
+        return _bind_payload(_bind(transport, inner, region), move)
+
+    def sent(self, move: Move) -> int:
+        inner, region = _as_array(move)
+        sends = [message for round_ in _rounds(inner, region) for message in round_ if message[0] == move.index]
+        return sum(inner.bytes_of(piece) for _, _, piece in sends)
+
+    @staticmethod
+    def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [inputs[0]] * len(inputs)
+
+
+Message = tuple[int, int, Dense]
+"""Source member, target member, and what of the array is sent."""
+
+
+def _as_array(move: Move) -> tuple[Move, Dense]:
+    """What is broadcast: a region of the tensor, or of the payload buffer as bytes; and the move of that array."""
+    held = move.before[move.scene.root]
+    if isinstance(held, Dense):
+        return move, held
+    first = min((part.offset for copy in held.copies for part in copy), default=0)
+    return replace(move, dtype="uint8"), Dense(first, held.nbytes)
+
+
+def _rounds(move: Move, region: Dense) -> tuple[list[Message], list[Message]]:
+    """The messages of the two rounds, for all members."""
+    root, size = move.scene.root, len(move.group)
+    others = [(root + k) % size for k in range(1, size)]
+    if size <= 2 or is_small(move, [region]):
+        return [(root, j, region) for j in others], []
+    pieces = dict(zip(others, region.split(size - 1, size - 1)))
+    passed_on = [(j, k, pieces[j]) for j in others for k in others if j != k]
+    return [(root, j, pieces[j]) for j in others], passed_on
+
+
+def _bind(transport: Transport, move: Move, region: Dense) -> Action:
+    """The function that brings the root's region of an array to all; it yields twice."""
+    rounds = [[m for m in messages if move.index in m[:2]] for messages in _rounds(move, region)]
+    root = move.scene.root
+
+    def run(data: Data) -> Iterator[None]:
+        window = transport.window_for(move.group, data.x)
+        if window is not None:
+            window.broadcast(data.x, (region.start, region.stop), root)
+            yield from idle(data, Broadcast.phases)
+            return
+        for messages in rounds:
+            pending = transport.post(*_addressed(messages, move, data), data.workspace)
+            yield
+            transport.finish(pending)
+
+    return run
+
+
+def _addressed(messages: Sequence[Message], move: Move, data: Data) -> tuple[Addressed, Addressed]:
+    """What this member sends and what it receives."""
+    views = [(source, target, data.x[piece.start : piece.stop]) for source, target, piece in messages]
+    return (
+        [(move.group[target], view) for source, target, view in views if source == move.index],
+        [(move.group[source], view) for source, target, view in views if target == move.index],
+    )
+
+
+def _bind_payload(action: Action, move: Move) -> Action:
+    """The same on payload buffers: that of the root stays where it is, the others get one of its size."""
+    held = move.before[move.scene.root]
+    assert isinstance(held, Packed)
+    nbytes, is_root = held.nbytes, move.index == move.scene.root
+
+    def run(data: Data) -> Iterator[None]:
+        if not is_root:
+            data.payload = data.workspace.other_payload(data.payload, nbytes)
+        yield from action(Data(data.payload, "uint8", data.workspace))
+
+    return run

@@ -1,0 +1,31 @@
+"""Gather of payloads: one member, the root, ends with the payloads of all; the others with nothing.
+
+Each member sends all it has, s bytes, to the root. Cost (p-1)·α + (p-1)·s·β at the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..data.layout import Packed, State
+from ..data.transfers import Wish
+from .base import DealingOp, Scene, register
+
+
+@register
+class Gather(DealingOp):
+    """The copies multiply at the root, to be summed by a decode there or, after a broadcast, everywhere."""
+
+    name = "gather"
+
+    def wishes(self, scene: Scene, states: Sequence[State]) -> list[Wish]:
+        """The root wants every part of every copy, the others nothing."""
+        packed = [s for s in states if isinstance(s, Packed)]
+        everything = [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
+        return [everything if member == scene.root else [[]] for member in range(len(states))]
+
+    @staticmethod
+    def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.concatenate(list(inputs)), *[np.empty(0)] * (len(inputs) - 1)]

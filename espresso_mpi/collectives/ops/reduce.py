@@ -1,0 +1,119 @@
+"""Reduce: one member, the root, ends with the mean of all regions, or the sum of all payloads; the others with nothing.
+
+Where the group shares memory, by its window. Otherwise small regions, and those of two members, are sent whole: the
+root receives (p-1)·m, cost α + (p-1)·m·β. Large ones are reduce-scattered and the pieces gathered: the root receives
+2·((p-1)/p)·m, every other member sends m in all, cost p·α + 2((p-1)/p)·m·β. Sums are taken in rank order, whoever
+takes them. What the others have of the region afterwards is stale. Of payloads, what follows the headers is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..data import reduction
+from ..data.layout import Dense, State
+from ..messages.transport import Transport
+from . import reduce_scatter
+from .allreduce import bind_summed, is_small, shares, summed
+from .base import Action, CollectiveOp, Data, Move, Scene, idle, register
+
+
+@register
+class Reduce(CollectiveOp):
+    """The root keeps the region or the payload, which becomes the sum."""
+
+    name = "reduce"
+    phases = 2
+
+    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
+        divisor, after = scene.topology.divisor(scene.level), list[State]()
+        for member, state in enumerate(states):
+            if isinstance(state, Dense):
+                after.append(state if member == scene.root else Dense(0, 0))
+            else:
+                total = replace(state, divisor=state.divisor * divisor)
+                after.append(total if member == scene.root else total.emptied())
+        return after
+
+    def bind(self, transport: Transport, move: Move) -> Action:
+        return bind_summed(_bind, transport, move, self.phases)
+
+    def sent(self, move: Move) -> int:
+        regions, inner = summed(move)
+        root = move.scene.root
+        if _whole(inner, regions):
+            return 0 if move.index == root else sum(map(inner.bytes_of, regions))
+        owned = shares(regions, len(move.group))
+        to_root = 0 if move.index == root else sum(map(inner.bytes_of, owned[move.index]))
+        return to_root + sum(inner.bytes_of(region) for j in move.others for region in owned[j])
+
+    @staticmethod
+    def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.sum(inputs, axis=0), *[np.empty(0)] * (len(inputs) - 1)]
+
+
+def _whole(move: Move, regions: Sequence[Dense]) -> bool:
+    return len(move.group) <= 2 or is_small(move, regions)
+
+
+def _bind(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
+    """The function that reduces regions of an array at the root; it yields twice."""
+    rule, root = move.reduce, move.scene.root
+    by_messages = (_bind_whole if _whole(move, regions) else _bind_pieces)(transport, move, regions)
+
+    def run(data: Data) -> Iterator[None]:
+        window = transport.window_for(move.group, data.x)
+        if window is None:
+            yield from by_messages(data)
+            return
+        for region in regions:
+            data.saturated += window.reduce(data.x, data.dtype, (region.start, region.stop), rule, root)
+        yield from idle(data, Reduce.phases)
+
+    return run
+
+
+def _bind_whole(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
+    rule, root = move.reduce, move.scene.root
+
+    def at_root(data: Data) -> Iterator[None]:
+        rows = reduce_scatter.rows_for(data, regions, len(move.group))
+        receives = [(move.group[j], block[j]) for j in move.others for block in rows]
+        pending = transport.post([], receives, data.workspace)
+        yield
+        transport.finish(pending)
+        for region, block in zip(regions, rows):
+            out = data.x[region.start : region.stop]
+            data.saturated += reduction.reduce_rows(out, block, root, rule, data.dtype)
+        yield
+
+    def elsewhere(data: Data) -> Iterator[None]:
+        sends = [(move.group[root], data.x[region.start : region.stop]) for region in regions]
+        pending = transport.post(sends, [], data.workspace)
+        yield
+        transport.finish(pending)
+        yield
+
+    return at_root if move.index == root else elsewhere
+
+
+def _bind_pieces(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
+    owned, root, me = shares(regions, len(move.group)), move.scene.root, move.index
+    scatter = reduce_scatter.bind_sums(transport, move, owned)
+    sends = [(move.group[root], region) for region in owned[me]] if me != root else []
+    receives = [(move.group[j], region) for j in move.others for region in owned[j]] if me == root else []
+
+    def run(data: Data) -> Iterator[None]:
+        yield from scatter(data)
+        pending = transport.post(
+            [(rank, data.x[region.start : region.stop]) for rank, region in sends],
+            [(rank, data.x[region.start : region.stop]) for rank, region in receives],
+            data.workspace,
+        )
+        yield
+        transport.finish(pending)
+
+    return run

@@ -1,0 +1,113 @@
+"""Reduce-scatter: member j ends with the sum, divided, of every member's region j; or with the sum of all payloads j.
+
+Each member sends (p-1)/p of its region. Cost (p-1)·α + ((p-1)/p)·m·β. The sum is our own kernel, in rank order. Of
+payloads, which must be those of a linear compressor, what follows the headers is sent and summed, in its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from espresso_mpi.arrays.device import device_of
+
+from ..data import reduction
+from ..data.layout import Copy, Dense, Packed, State
+from ..messages.transport import Transport
+from .base import Action, CollectiveOp, Data, Move, Scene, bodies, idle, on_payload, register
+
+Owned = Sequence[Sequence[Dense]]
+"""Regions of an array by the member that they belong to; every member has equally many (empty ones where need be)."""
+
+
+@register
+class ReduceScatter(CollectiveOp):
+    """The region, or the payloads, shrink to this member's piece of the sum."""
+
+    name = "reduce_scatter"
+
+    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
+        region, pieces = states[0], scene.topology.pieces(scene.level)
+        if isinstance(region, Dense):
+            return list(region.split(pieces, len(states)))
+        divisor = region.divisor * scene.topology.divisor(scene.level)
+        return [Packed((parts,), divisor) for parts in _dealt(region, pieces, len(states))]
+
+    def bind(self, transport: Transport, move: Move) -> Action:
+        owned, element = self._owned(move)
+        if element is None:
+            return partial(idle, phases=self.phases)
+        if isinstance(move.before[0], Dense):
+            return bind_sums(transport, move, owned)
+        return on_payload(bind_sums(transport, move.of_payloads(element), owned), element)
+
+    def sent(self, move: Move) -> int:
+        owned, element = self._owned(move)
+        inner = replace(move, dtype=element or move.dtype)
+        return sum(inner.bytes_of(region) for j in move.others for region in owned[j])
+
+    def _owned(self, move: Move) -> tuple[Owned, str | None]:
+        """What belongs to whom, and the element type; None if there is nothing."""
+        after = self.advance(move.scene, move.before)
+        if isinstance(move.before[0], Dense):
+            return [[state] for state in after if isinstance(state, Dense)], move.dtype
+        each = [bodies(state) for state in after if isinstance(state, Packed)]
+        count = max(len(regions) for regions, _ in each)
+        owned = [[*regions, *[Dense(0, 0)] * (count - len(regions))] for regions, _ in each]
+        return owned, next((element for _, element in each if element), None)
+
+    @staticmethod
+    def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(np.array_split(np.sum(inputs, axis=0), len(inputs)))
+
+
+def _dealt(packed: Packed, pieces: int, count: int) -> list[Copy]:
+    """The parts of the only copy by the member that they belong to; members beyond the pieces get none."""
+    (copy,) = packed.copies
+    each = len(copy) // pieces
+    return [copy[j * each : (j + 1) * each] if j < pieces else () for j in range(count)]
+
+
+def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
+    """The function that sums each member's regions at that member, by shared memory where the group has it.
+
+    It yields once.
+    """
+    rule = move.reduce
+
+    def run(data: Data) -> Iterator[None]:
+        window = transport.window_for(move.group, data.x)
+        if window is None:
+            yield from by_messages(data)
+            return
+        for regions in zip(*owned):
+            data.saturated += window.reduce_scatter(data.x, data.dtype, [(r.start, r.stop) for r in regions], rule)
+        yield
+
+    def by_messages(data: Data) -> Iterator[None]:
+        mine = [region for region in owned[move.index] if region.size]
+        rows = rows_for(data, mine, len(move.group))
+        pending = transport.post(
+            [(move.group[j], data.x[r.start : r.stop]) for j in move.others for r in owned[j] if r.size],
+            [(move.group[j], block[j]) for j in move.others for block in rows],
+            data.workspace,
+        )
+        yield
+        transport.finish(pending)
+        for region, block in zip(mine, rows):
+            out = data.x[region.start : region.stop]
+            data.saturated += reduction.reduce_rows(out, block, move.index, rule, data.dtype)
+
+    return run
+
+
+def rows_for(data: Data, regions: Sequence[Dense], count: int) -> list:
+    """Scratch for ``count`` contributions to each region: shape (count, size of the region), one after the other."""
+    sizes = [region.size * count for region in regions]
+    flat = data.workspace.array("rows", sum(sizes), data.x.dtype, device_of(data.x))
+    edges = itertools.accumulate(sizes, initial=0)
+    return [flat[a:b].reshape(count, (b - a) // count) for a, b in itertools.pairwise(edges)]

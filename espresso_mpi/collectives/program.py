@@ -1,0 +1,333 @@
+"""Turns a route into what one rank does: the same states, advanced for all ranks, on every rank alike."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..compressors import Compressor
+from ..errors import ConfigError
+from ..types import ALIGN, CLOSING, SUMS, Collective, Decode, DeviceKind, Encode, Level, Route
+from .data.layout import Copy, Dense, Packed, Part, State, Topology
+from .data.reduction import Rule
+from .ops.base import Move, Scene, operations
+
+
+@dataclass(frozen=True)
+class SummaryStep:
+    """Work out what the ranks must agree on before they encode a region: a summary of each part, side by side.
+
+    ``who`` as for the encode that follows.
+    """
+
+    device: DeviceKind
+    region: Dense
+    packed: Packed
+    point: int
+    who: int = 0
+
+
+@dataclass(frozen=True)
+class EncodeStep:
+    """Compress a dense region into parts. ``point`` numbers the encodes of a route: each has its own residual.
+
+    Attributes:
+        agreed: a summary was agreed on.
+        ranks: how many payloads are averaged at the next decode.
+        who: the lowest rank that holds the same data. Ranks that encode the same must write the same bits, so what is
+            random is drawn for this rank.
+        weight: what one unit of this rank's residual adds to the final mean once it is decoded: 1 / (product of the
+            divisors of the levels still to be averaged over) / (number of ranks that hold the same data). Over all
+            ranks and points, ``Σ mean(g) = Σ results + Σ weight · residual``.
+    """
+
+    device: DeviceKind
+    region: Dense
+    packed: Packed
+    point: int
+    agreed: bool = False
+    ranks: int = 1
+    who: int = 0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """Sum all copies of a region, weighted, into the dense tensor. ``point`` is that of the encode before."""
+
+    device: DeviceKind
+    region: Dense
+    packed: Packed
+    point: int
+
+
+@dataclass(frozen=True)
+class LearnStep:
+    """Let the method look at the payloads, now summed over the ranks, of what this rank has encoded."""
+
+    packed: Packed
+    point: int
+
+
+@dataclass(frozen=True)
+class MoveStep:
+    """One collective of this rank, on the tensor, or on the summary of the encode to come."""
+
+    op: str
+    move: Move
+    of_summary: bool = False
+
+
+@dataclass(frozen=True)
+class IdleStep:
+    """A collective that this rank has no part in: it lets the same number of turns pass as those that have."""
+
+    op: str
+
+
+ScheduleStep = SummaryStep | EncodeStep | LearnStep | DecodeStep | MoveStep | IdleStep
+
+
+def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> list[Dense]:
+    """The pieces of a tensor that follow each other along the route, so that one's sums hide behind another's messages.
+
+    Inside one machine there is nothing to hide behind, so the tensor stays whole; so it does with 0 bytes.
+
+    Args:
+        n: elements of the tensor.
+        nbytes: bytes that they are between machines: the payload's, or of the tensor itself where it stays dense.
+        segment_bytes: about how many of these a segment should have.
+    """
+    several = len(topology.machines) > 1 and segment_bytes
+    count = max(1, min(round(nbytes / segment_bytes), -(-n // ALIGN))) if several else 1
+    pieces = Dense(0, n).split(count, count)
+    return [piece for piece in pieces if piece.size] or pieces[:1]
+
+
+def check_payloads(route: Route, compressor: Compressor | None) -> None:
+    """Refuse a route that sums payloads which cannot be summed.
+
+    Raises:
+        ConfigError: the compressor is not linear.
+    """
+    if compressor is not None and route.sums_payloads and not compressor.linear:
+        raise ConfigError(
+            f"route {str(route)!r} sums payloads, but those of {str(compressor)!r} cannot be summed; decode before "
+            f"they are summed, or use a linear compressor such as randomk"
+        )
+
+
+def check_route(route: Route, topology: Topology, compressor: Compressor | None = None) -> None:
+    """Refuse a route that this topology cannot run, or this compressor cannot go along.
+
+    Between machines only as many ranks of each take part as the smallest machine has. What the others hold must have
+    been handed to those before, by a scatter inside the machine.
+
+    Raises:
+        ConfigError: machines have unequal numbers of ranks and the route crosses them with nothing scattered inside;
+            the route sums payloads and the compressor is not linear.
+    """
+    check_payloads(route, compressor)
+    uneven = any(len(ranks) != topology.lanes for ranks in topology.machines)
+    scattered = False
+    for step in route.steps:
+        if isinstance(step, Collective) and step.level == "intra":
+            scattered = step.op in CLOSING
+        elif isinstance(step, Collective) and step.level == "inter" and uneven and not scattered:
+            raise ConfigError(
+                f"route {str(route)!r} goes between machines with nothing scattered inside them, which {topology} "
+                f"cannot do; begin with reduce_scatter@intra or reduce@intra, or use a flat route"
+            )
+
+
+def compile_route(
+    route: Route, topology: Topology, whole: Dense, dtype: str, rank: int, compressor: Compressor | None = None
+) -> tuple[ScheduleStep, ...]:
+    """What ``rank`` does so that the mean of a region travels along ``route``.
+
+    Args:
+        whole: the elements to average.
+        dtype: element type of the working tensor; compressors work on float32.
+        compressor: needed if the route encodes.
+    """
+    compilation = _Compilation(route, topology, whole, dtype, rank, compressor)
+    for position, step in enumerate(route.steps):
+        later = _until_decode(route.steps[position + 1 :])
+        if isinstance(step, Encode):
+            compilation.encode(step, later)
+        elif isinstance(step, Decode):
+            compilation.decode(step)
+        else:
+            compilation.collective(step, later)
+    return tuple(compilation.steps)
+
+
+class _Compilation:
+    """What all ranks hold at a place along a route, and what one rank has done to get there."""
+
+    def __init__(
+        self, route: Route, topology: Topology, whole: Dense, dtype: str, rank: int, compressor: Compressor | None
+    ) -> None:
+        self.route, self.topology, self.dtype, self.rank, self.compressor = route, topology, dtype, rank, compressor
+        self.states: list[State] = [whole] * topology.size
+        self.steps: list[ScheduleStep] = []
+        self.averaged: set[Level] = set()
+        self.points = 0
+        self.encoded: list[list[Dense]] = []
+        """The regions of the parts that each rank encoded last; empty when there is nothing to learn from them."""
+
+    # --- encode and decode ---
+
+    def encode(self, step: Encode, moves: Sequence[Collective]) -> None:
+        """Note an encode, and before it what the ranks must agree on."""
+        assert self.compressor is not None
+        region, before = self.states[self.rank], self.states
+        assert isinstance(region, Dense)
+        made = {state: _pack(state, moves, self.topology, self.compressor) for state in set(before)}  # few differ
+        packed = [made[state] for state in before]
+        replicas = self._replicas()
+        mine, who = packed[self.rank], replicas[0]
+        levels = _summed_levels(moves)
+        agreed = bool(levels) and any(summary_sizes(self.compressor, pack.copies[0]) for pack in made.values())
+        if agreed:
+            self.steps.append(SummaryStep(step.device, region, mine, self.points, who))
+            self._agree("flat" if len(levels) > 1 else levels[0], mine)
+        ranks = _product(self.topology, {move.level for move in moves} - self.averaged)
+        weight = 1 / _product(self.topology, self.route.levels - self.averaged) / len(replicas)
+        self.steps.append(EncodeStep(step.device, region, mine, self.points, agreed, max(1, round(ranks)), who, weight))
+        self.encoded = [_bounds(copy) for copy in packed] if levels else []
+        self.states, self.points = list(packed), self.points + 1
+
+    def decode(self, step: Decode) -> None:
+        """Note a decode."""
+        mine = self.states[self.rank]
+        assert isinstance(mine, Packed)
+        self.states = [state.region for state in self.states if isinstance(state, Packed)]
+        self.steps.append(DecodeStep(step.device, mine.region, mine, self.points - 1))
+        self.encoded = []
+
+    def _replicas(self) -> list[int]:
+        """The ranks that hold the same data as this one, in rising order: the same region, averaged over the same."""
+        mine, same = self.states[self.rank], {self.rank}
+        if not (isinstance(mine, Dense) and mine.size):
+            return [self.rank]
+        if self.averaged >= {"intra", "inter"} or "flat" in self.averaged:
+            same = set(range(self.topology.size))
+        elif self.averaged:
+            (level,) = self.averaged
+            same = set(self._group(level) or same)
+        return [rank for rank in sorted(same) if self.states[rank] == mine]
+
+    def _group(self, level: Level) -> tuple[int, ...]:
+        """The ranks that this one communicates with at a level; none for a rank beyond the lanes."""
+        return next((group for group in self.topology.groups(level) if self.rank in group), ())
+
+    def _agree(self, level: Level, packed: Packed) -> None:
+        """Note this rank's part in reducing the summaries over the ranks whose payloads will be summed."""
+        assert self.compressor is not None
+        group = self._group(level)
+        if not group:
+            self.steps.append(IdleStep("allreduce"))
+            return
+        sizes = summary_sizes(self.compressor, packed.copies[0])
+        rule = Rule(_operator(self.compressor, packed)) if sizes else Rule("sum")
+        before = (Dense(0, sum(sizes)),) * len(group)
+        move = Move(Scene(self.topology, level, False), group, group.index(self.rank), before, "float32", rule)
+        self.steps.append(MoveStep("allreduce", move, of_summary=True))
+
+    # --- collectives ---
+
+    def collective(self, step: Collective, later: Sequence[Collective]) -> None:
+        """Advance every group of the level; note this rank's part in it.
+
+        Args:
+            later: the collectives between this one and the next decode.
+        """
+        op, after = operations()[step.op], list(self.states)
+        joins = step.op == "allgather" and step.level in self.averaged
+        mine: ScheduleStep = IdleStep(step.op)
+        for group in self.topology.groups(step.level):
+            scene = Scene(self.topology, step.level, joins, self.topology.root(step.level, group))
+            before = tuple(self.states[rank] for rank in group)
+            for rank, state in zip(group, op.advance(scene, before)):
+                after[rank] = state
+            if self.rank in group:
+                mine = MoveStep(step.op, Move(scene, group, group.index(self.rank), before, self.dtype))
+        self.steps.append(mine)
+        self.states = after
+        self.averaged.add(step.level)
+        self._learn(later)
+
+    def _learn(self, later: Sequence[Collective]) -> None:
+        """Let the methods learn as soon as every rank holds the sum of all that it encoded.
+
+        Where that never comes about before the decode, because the sums stay scattered, nobody learns: methods need
+        the same knowledge on all ranks.
+        """
+        if not self.encoded or _summed_levels(later):
+            return
+        packed = [state for state in self.states if isinstance(state, Packed)]
+        if all(not parts or parts == _bounds(state) for parts, state in zip(self.encoded, packed)):
+            mine = packed[self.rank]
+            self.steps.append(LearnStep(mine if self.encoded[self.rank] else mine.emptied(), self.points - 1))
+            self.encoded = []
+
+
+def _until_decode(later: Sequence[object]) -> list[Collective]:
+    """The collectives before the next encode or decode."""
+    moves = itertools.takewhile(lambda step: isinstance(step, Collective), later)
+    return [step for step in moves if isinstance(step, Collective)]
+
+
+def _summed_levels(moves: Sequence[Collective]) -> list[Level]:
+    """The levels at which moves between an encode and its decode sum payloads."""
+    return [move.level for move in moves if move.op in SUMS]
+
+
+def _product(topology: Topology, levels: Iterable[Level]) -> float:
+    """What the sums over levels are divided by."""
+    return math.prod(topology.divisor(level) for level in levels)
+
+
+def _bounds(packed: Packed) -> list[Dense]:
+    """The regions of the parts of the only copy that are not empty; none where copies are outstanding."""
+    if len(packed.copies) != 1:
+        return []
+    return [Dense(part.start, part.stop) for part in packed.copies[0] if part.size]
+
+
+def _pack(state: State, moves: Sequence[Collective], topology: Topology, compressor: Compressor) -> Packed:
+    """One copy of the region, cut so that the scatters to come can deal out whole parts."""
+    assert isinstance(state, Dense)
+    regions = [state] if state.size else []
+    for move in moves:
+        if move.op in ("alltoall", "reduce_scatter"):
+            pieces = topology.pieces(move.level)
+            regions = [piece for region in regions for piece in region.split(pieces, pieces)]
+    return Packed((tuple(_part(region, compressor) for region in regions),)).placed()
+
+
+def _part(region: Dense, compressor: Compressor) -> Part:
+    """The payload of a region; of an empty one nothing."""
+    n = region.size
+    header = compressor.header(n) if compressor.linear and n else 0
+    return Part(region.start, region.stop, 0, compressor.nbytes(n) if n else 0, header, compressor.element)
+
+
+def summary_sizes(compressor: Compressor, parts: Copy) -> list[int]:
+    """How many float32 values the summary of each part that is not empty has; [] for methods without summaries."""
+    summaries = [compressor.summary(part.size) for part in parts if part.size]
+    return [summary.size for summary in summaries if summary is not None]
+
+
+def _operator(compressor: Compressor, packed: Packed) -> Literal["sum", "max"]:
+    summaries = (compressor.summary(part.size) for part in packed.copies[0] if part.size)
+    return next(summary.operator for summary in summaries if summary is not None)
+
+
+def bytes_sent(steps: Sequence[ScheduleStep]) -> int:
+    """Bytes that the rank of a schedule sends to other ranks."""
+    return sum(operations()[s.op].sent(s.move) for s in steps if isinstance(s, MoveStep))

@@ -1,0 +1,169 @@
+"""Brings the traces of all ranks together in one file, on one clock."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, EspressoError, MismatchError, StateError
+from ..tracing import recording as records
+from ..tracing import trace_file
+from ..tracing.recording import Recorder, Span
+from ..tracing.trace_file import RankTrace
+from .messages.agreement import differences, fingerprint
+from .messages.clocks import Clock, Correction, Reading, read
+from .messages.transport import Transport
+
+_LOG = logging.getLogger("espresso_mpi")
+
+
+@contextmanager
+def recording(
+    recorder: Recorder, transport: Transport, path: str | Path, clock: Clock = time.perf_counter
+) -> Iterator[None]:
+    """Record the with-block on all ranks; rank 0 writes the file at its end. Collective at both ends.
+
+    If the block is left by an exception the other ranks may never come to its end, so nothing is sent or written.
+    Other messages of ``transport`` must not be under way at either end.
+
+    Args:
+        path: of the file; rank 0's counts.
+        clock: that of the recorder's spans; the ranks of one machine share it.
+
+    Raises:
+        ConfigError: rank 0 cannot write there; before the block if that can be known, on every rank.
+        StateError: this session is being traced already.
+        MismatchError: another rank is in another call; RankTimeoutError: it did not come.
+    """
+    before = begin(recorder, transport, path, clock)
+    try:
+        yield
+    except BaseException:
+        recorder.stop()
+        raise
+    finish(recorder, transport, path, before, clock)
+
+
+def begin(recorder: Recorder, transport: Transport, path: str | Path, clock: Clock = time.perf_counter) -> Reading:
+    """The first half of ``recording``: start on all ranks or on none; what it returns is for ``finish``."""
+
+    def check() -> None:
+        if recorder.tracing:
+            raise StateError("trace: this session is being traced already; leave that with-block first")
+        if transport.rank == 0:
+            trace_file.refuse_unwritable(Path(path))
+
+    _together(transport, "begins", check)
+    before = read(transport, clock)
+    recorder.start(records.MAX_EVENTS // transport.topology.size)
+    return before
+
+
+def finish(
+    recorder: Recorder, transport: Transport, path: str | Path, before: Reading, clock: Clock = time.perf_counter
+) -> None:
+    """The second half of ``recording``: gather the spans, and write them on rank 0."""
+    spans, dropped = recorder.stop()
+    _together(transport, "ends", lambda: None)
+    ranks = collect(transport, spans, dropped, (before, read(transport, clock)))
+
+    def write() -> None:
+        if ranks is not None:
+            trace_file.write(Path(path), trace_file.chrome([rank for rank, _ in ranks], _about(transport, ranks)))
+
+    _together(transport, "is written", write)
+    if dropped:
+        room = records.MAX_EVENTS // transport.topology.size
+        _LOG.warning(
+            "trace %s: room for %d spans a rank, %d more were left out; trace fewer steps", path, room, dropped
+        )
+
+
+Collected = list[tuple[RankTrace, Correction]]
+
+
+def collect(
+    transport: Transport, spans: list[Span], dropped: int, readings: tuple[Reading, Reading]
+) -> Collected | None:
+    """Everyone's spans with times of rank 0's clock, and the corrections that took them there; None but on rank 0.
+
+    Collective. The spans travel as compressed JSON: a trace is of most use where the network is slow.
+    """
+    mine = {
+        "readings": [[one.here, one.offset, one.round_trip] for one in readings],
+        "dropped": dropped,
+        **records.dump(spans),
+    }
+    texts = _gather(transport, zlib.compress(json.dumps(mine).encode(), 1))
+    if texts is None:
+        return None
+    documents = [json.loads(zlib.decompress(text)) for text in texts]
+    return [_corrected(transport, rank, documents) for rank in range(len(documents))]
+
+
+def _corrected(transport: Transport, rank: int, documents: list[dict[str, Any]]) -> tuple[RankTrace, Correction]:
+    machine = transport.topology.machine_of[rank]
+    asker = transport.topology.machines[machine][0]
+    before, after = (Reading(*values) for values in documents[asker]["readings"])
+    correction = Correction(before, after)
+    spans = records.restore(documents[rank], correction)
+    return RankTrace(rank, machine, transport.hosts[rank], spans, documents[rank]["dropped"]), correction
+
+
+def _about(transport: Transport, ranks: Collected) -> dict[str, Any]:
+    """What the file says of the job: machines, and how well their clocks are known."""
+    clocks = []
+    for number, members in enumerate(transport.topology.machines):
+        correction = ranks[members[0]][1]
+        doubt = max(correction.before.round_trip, correction.after.round_trip) / 2
+        clocks.append({"machine": number, "offset_s": correction.before.offset, "known_within_s": doubt})
+    return {"machines": [list(ranks) for ranks in transport.topology.machines], "clocks": clocks}
+
+
+def _gather(transport: Transport, mine: bytes) -> list[bytes] | None:
+    """Everyone's bytes in rank order on rank 0, None elsewhere."""
+    size, body = np.array([len(mine)], np.int64), np.frombuffer(mine, np.uint8).copy()
+    if transport.rank != 0:
+        transport.exchange([(0, size)], [])
+        transport.exchange([(0, body)], [])
+        return None
+    others = range(1, transport.topology.size)
+    sizes = [np.zeros(1, np.int64) for _ in others]
+    transport.exchange([], list(zip(others, sizes)))
+    bodies = [np.empty(int(one[0]), np.uint8) for one in sizes]
+    transport.exchange([], list(zip(others, bodies)))
+    return [mine, *(one.tobytes() for one in bodies)]
+
+
+def _together(transport: Transport, moment: str, act: Callable[[], None]) -> None:
+    """Do something on every rank and raise what it raised, on any of them, on all of them."""
+    problem: EspressoError | None = None
+    try:
+        act()
+    except EspressoError as error:
+        problem = error
+    said = None if problem is None else [type(problem).__name__, str(problem)]
+    digest = fingerprint(f"a trace {moment}")
+    documents = differences(transport, digest, problem is not None, lambda: {"trace": moment, "problem": said})
+    if documents is not None:
+        _raise(transport, moment, documents)
+
+
+def _raise(transport: Transport, moment: str, documents: list[Mapping[str, Any]]) -> None:
+    for rank, document in enumerate(documents):
+        if document.get("trace") != moment:
+            raise MismatchError(
+                f"trace: {transport.describe(rank)} is in another call while a trace {moment} elsewhere; enter and "
+                f"leave session.trace on every rank at the same place"
+            )
+    kinds: dict[str, type[EspressoError]] = {one.__name__: one for one in (ConfigError, StateError)}
+    rank, (kind, text) = next((r, d["problem"]) for r, d in enumerate(documents) if d["problem"])
+    raise kinds.get(kind, EspressoError)(f"{transport.describe(rank)}: {text}")

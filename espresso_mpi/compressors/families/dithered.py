@@ -1,0 +1,65 @@
+"""What ``qsgd``, ``natural_dithering`` and ``terngrad`` share: their class."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+
+from ..base import Compressor
+from ..context import Context
+from ..kernels.cpu import host
+from ..kernels.cpu.dithering import Quantiser, decode, encode, kind, largest_step
+
+
+class Dithering(Compressor):
+    """A method that is a ``Quantiser``. Payload: ``width`` uint64 a group, then one float32 step a block."""
+
+    @property
+    @abstractmethod
+    def quantiser(self) -> Quantiser:
+        """The rule of rounding that the parameters spell."""
+
+    def nbytes(self, n: int) -> int:
+        q = self.quantiser
+        return 8 * q.width * q.groups(n) + 4 * -(-n // q.block)
+
+    def contraction(self, n: int) -> float:
+        return self.quantiser.contraction(n)
+
+    def variance(self, n: int) -> float | None:
+        return self.quantiser.variance(n)
+
+    def gaussian_error(self, n: int) -> float | None:
+        return self.quantiser.gaussian_error(n)
+
+    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        q = self.quantiser
+        words, steps = self._split(payload, x.size)
+        kept = host.EMPTY if residual is None else residual
+        rule = (np.int32(q.levels), q.norm, np.float32(q.clip), np.float32(q.top), np.float32(q.shrink(x.size)))
+        low, high = host.key_words(context.key)
+        encode(x, kept, words, steps, kind(q.width), q.block, q.width, q.powers, *rule, low, high)
+
+    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
+        q = self.quantiser
+        words, steps = self._split(payload, out.size)
+        decode(out, words, steps, kind(q.width), q.block, q.width, q.powers, np.int32(q.levels), largest_step(q), add)
+
+    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        from ..kernels.cuda import dithering as cuda_dithering
+
+        words, steps = self._split(payload, x.size)
+        cuda_dithering.encode(x, residual, words.view(np.uint32), steps, self.quantiser, context.key)
+
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        from ..kernels.cuda import dithering as cuda_dithering
+
+        words, steps = self._split(payload, out.size)
+        cuda_dithering.decode(words.view(np.uint32), steps, out, self.quantiser, add)
+
+    def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
+        """The payload's two parts as (uint64 words, float32 steps) views."""
+        head = 8 * self.quantiser.width * self.quantiser.groups(n)
+        return payload[:head].view(np.uint64), payload[head:].view(np.float32)

@@ -1,0 +1,206 @@
+"""CUDA kernels of ``qsgd``, ``natural_dithering`` and ``terngrad``: a warp encodes a block of the format.
+
+A warp's votes on bit j of 32 level numbers are half of word j of their group. The block is read twice, or three times
+for a sum of squares, from the cache after the first time. The CPU sums 64 lanes and folds their upper half onto the
+lower one until one is left; here lane l of a warp holds the sums l and l + 32. The order is part of the format.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from espresso_mpi.compressors.base import LIMIT
+
+from ..cpu import host
+from ..cpu.dithering import CLIP, L2, MAX, TINY, Quantiser, largest_step
+from . import gpu
+
+_WARPS = gpu.THREADS // gpu.LANES
+_TINY = np.float32(TINY)
+
+
+def encode(x: Any, residual: Any, words: Any, steps: Any, q: Quantiser, key: int) -> None:
+    """Write the words, as uint32, and steps of ``x`` (+ ``residual``, unless it is None)."""
+    kernel, kept = _ENCODE[residual is not None, q.powers], x if residual is None else residual
+    grid = gpu.blocks(steps.size, _WARPS)
+    numbers = (np.float32(q.clip), np.float32(q.top), np.float32(q.shrink(x.size)))
+    rule = (q.block, q.width, np.int32(q.levels), q.norm, *numbers)
+    kernel(grid, gpu.THREADS, x, kept, words, steps, *rule, *host.key_words(key))
+
+
+def decode(words: Any, steps: Any, out: Any, q: Quantiser, add: bool) -> None:
+    """Write what the level numbers stand for into ``out``, or add it."""
+    grid = gpu.blocks(out.size, gpu.TILE)
+    rule = (q.block, q.width, np.int32(q.levels), largest_step(q))
+    _DECODE[add, q.powers](grid, gpu.THREADS, out, words, steps, *rule)
+
+
+@cuda.jit(device=True)
+def _power(number, levels):  # type: ignore[no-untyped-def]
+    """The multiple of the step that a level number stands for."""
+    level = min(np.int32(abs(number)), levels)
+    if level == 0:
+        return np.float32(0)
+    magnitude = gpu.bits_float(np.int32(np.int32(level + np.int32(126)) << np.int32(23)))
+    return -magnitude if number < 0 else magnitude
+
+
+def _make_encode(keep, powers):  # type: ignore[no-untyped-def]
+    @cuda.jit(device=True)
+    def value(x, residual, i, stop):  # type: ignore[no-untyped-def]
+        """A tame element, 0 beyond the end of the block."""
+        if i >= stop:
+            return np.float32(0)
+        return gpu.tame(residual[i] + x[i] if keep else x[i])
+
+    @cuda.jit(device=True)
+    def largest(x, residual, start, stop):  # type: ignore[no-untyped-def]
+        top = np.float32(0)
+        for i in range(start + cuda.laneid, stop, 128):
+            p, q = abs(value(x, residual, i, stop)), abs(value(x, residual, i + 32, stop))
+            r, s = abs(value(x, residual, i + 64, stop)), abs(value(x, residual, i + 96, stop))
+            top = max(top, max(max(p, q), max(r, s)))
+        return gpu.warp_max(top)
+
+    @cuda.jit(device=True)
+    def square(p, factor, total):  # type: ignore[no-untyped-def]
+        scaled = np.float32(p * factor)
+        return cuda.fma(scaled, scaled, total)
+
+    @cuda.jit(device=True)
+    def root_square(x, residual, start, stop, top, mean):  # type: ignore[no-untyped-def]
+        """As ``cpu.dithering._root_square``, to the bit; adding the square of a 0 beyond the end changes nothing."""
+        power = np.uint32(gpu.float_bits(top) & np.uint32(0x7F800000))
+        factor = gpu.bits_float(np.uint32(np.uint32(0x7F000000) - power))
+        whole = start + (stop - start) // 64 * 64
+        low, high = np.float32(0), np.float32(0)
+        for i in range(start + cuda.laneid, whole, 128):
+            p, q = value(x, residual, i, whole), value(x, residual, i + 32, whole)
+            r, s = value(x, residual, i + 64, whole), value(x, residual, i + 96, whole)
+            low, high = square(r, factor, square(p, factor, low)), square(s, factor, square(q, factor, high))
+        total = gpu.warp_sum(low + high)
+        for i in range(whole, stop):
+            total = square(value(x, residual, i, stop), factor, total)
+        if mean:
+            total = np.float32(total / np.float32(stop - start))
+        return np.float32(np.float32(math.sqrt(total)) * gpu.bits_float(power))
+
+    @cuda.jit(device=True)
+    def length(x, residual, start, stop, norm, clip):  # type: ignore[no-untyped-def]
+        """As ``cpu.dithering._norm``."""
+        top = largest(x, residual, start, stop)
+        if norm == MAX or top < _TINY:
+            return top
+        root = root_square(x, residual, start, stop, top, norm == CLIP)
+        if norm == L2:
+            return min(max(root, top), np.float32(LIMIT))
+        return min(np.float32(clip * root), top)
+
+    @cuda.jit(device=True)
+    def level(p, inverse, limit, at, high):  # type: ignore[no-untyped-def]
+        """The number of a level next to the magnitude of p."""
+        u = gpu.uniform(at, high)
+        if not powers:
+            return np.int32(min(cuda.fma(abs(p), inverse, u), limit))
+        t = min(np.float32(abs(p) * inverse), limit)
+        shifted = t + t if t >= np.float32(1) else t + np.float32(1)
+        noise = np.uint32(u * np.float32(8388608.0))
+        return np.int32(np.uint32(gpu.float_bits(shifted) + noise) >> np.uint32(23)) - np.int32(127)
+
+    @cuda.jit(device=True)
+    def number(p, inverse, limit, i, low, high):  # type: ignore[no-untyped-def]
+        k = np.int32(level(p, inverse, limit, gpu.counter(i, low), high))
+        return np.int32(-k) if p < 0 else k
+
+    @cuda.jit(device=True)
+    def put(words, at, width, p, q):  # type: ignore[no-untyped-def]
+        """The words of a group of 64 level numbers, of which each lane has two; lane j writes word j."""
+        low, high = np.uint32(0), np.uint32(0)
+        for j in range(width):
+            first, second = gpu.ballot((p >> j) & 1), gpu.ballot((q >> j) & 1)
+            if cuda.laneid == j:
+                low, high = first, second
+        if cuda.laneid < width:
+            words[2 * (at + cuda.laneid)] = low
+            words[2 * (at + cuda.laneid) + 1] = high
+
+    @cuda.jit(device=True)
+    def rest(residual, i, stop, p, k, step, levels):  # type: ignore[no-untyped-def]
+        if keep and i < stop:
+            multiple = _power(k, levels) if powers else np.float32(k)
+            residual[i] = cuda.fma(multiple, -step, p)
+
+    signature = (
+        "float32[::1], float32[::1], uint32[::1], float32[::1], int64, int64, int32, int64, "
+        "float32, float32, float32, uint32, uint32"
+    )
+
+    @gpu.kernel(signature, keep=keep, powers=powers)
+    def encode(x, residual, words, steps, block, width, levels, norm, clip, limit, shrink, low, high):  # type: ignore[no-untyped-def]
+        for b in range(cuda.grid(1) // 32, steps.size, cuda.gridsize(1) // 32):
+            start, stop = b * block, min(x.size, (b + 1) * block)
+            size = length(x, residual, start, stop, norm, clip)
+            step, inverse = np.float32(0), np.float32(0)
+            if size >= _TINY:
+                step, inverse = np.float32(np.float32(size / limit) * shrink), np.float32(limit / size)
+            if cuda.laneid == 0:
+                steps[b] = step
+            if keep:
+                cuda.syncwarp()  # every lane has read the last elements, which one lane is to overwrite
+            at = b * ((block + 63) // 64) * width
+            for group in range(start, stop, 128):
+                i = group + cuda.laneid
+                p, q = value(x, residual, i, stop), value(x, residual, i + 32, stop)
+                r, s = value(x, residual, i + 64, stop), value(x, residual, i + 96, stop)
+                j, k = number(p, inverse, limit, i, low, high), number(q, inverse, limit, i + 32, low, high)
+                put(words, at, width, j, k)
+                rest(residual, i, stop, p, j, step, levels)
+                rest(residual, i + 32, stop, q, k, step, levels)
+                if group + 64 < stop:
+                    j, k = number(r, inverse, limit, i + 64, low, high), number(s, inverse, limit, i + 96, low, high)
+                    put(words, at + width, width, j, k)
+                    rest(residual, i + 64, stop, r, j, step, levels)
+                    rest(residual, i + 96, stop, s, k, step, levels)
+                at += 2 * width
+
+    return encode
+
+
+def _make_decode(add, powers):  # type: ignore[no-untyped-def]
+    @cuda.jit(device=True)
+    def value(out, words, steps, block, width, levels, most, i):  # type: ignore[no-untyped-def]
+        b = np.int64(np.uint32(i) // np.uint32(block))  # in 32 bits: a GPU divides 64 bits very slowly
+        inside = i - b * block
+        at = 2 * (b * ((block + 63) // 64) + inside // 64) * width + inside // 32 % 2
+        number = np.int32(0)
+        for j in range(width):
+            number |= np.int32(np.int32((words[at + 2 * j] >> np.uint32(inside % 32)) & np.uint32(1)) << np.int32(j))
+        number = np.int32(number - np.int32(np.int32(number >> np.int32(width - 1)) << np.int32(width)))
+        step = steps[b] if abs(steps[b]) <= most else np.float32(0)
+        multiple = _power(number, levels) if powers else np.float32(number)
+        return cuda.fma(multiple, step, out[i]) if add else multiple * step
+
+    @gpu.kernel("float32[::1], uint32[::1], float32[::1], int64, int64, int32, float32", add=add, powers=powers)
+    def decode(out, words, steps, block, width, levels, most):  # type: ignore[no-untyped-def]
+        step = gpu.THREADS
+        for tile in range(gpu.TILE * cuda.blockIdx.x, out.size, gpu.TILE * cuda.gridDim.x):
+            i = tile + cuda.threadIdx.x
+            if tile + gpu.TILE <= out.size:
+                p = value(out, words, steps, block, width, levels, most, i)
+                q = value(out, words, steps, block, width, levels, most, i + step)
+                r = value(out, words, steps, block, width, levels, most, i + 2 * step)
+                s = value(out, words, steps, block, width, levels, most, i + 3 * step)
+                out[i], out[i + step], out[i + 2 * step], out[i + 3 * step] = p, q, r, s
+            else:
+                for j in range(i, out.size, step):
+                    out[j] = value(out, words, steps, block, width, levels, most, j)
+
+    return decode
+
+
+_ENCODE = {(keep, powers): _make_encode(keep, powers) for keep in (False, True) for powers in (False, True)}
+_DECODE = {(add, powers): _make_decode(add, powers) for add in (False, True) for powers in (False, True)}

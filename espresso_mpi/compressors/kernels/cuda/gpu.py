@@ -1,0 +1,208 @@
+"""What the CUDA kernels share: their registry, how they are launched, device functions.
+
+Imported when the first GPU array appears and not before: ``numba.cuda`` takes 0.05 to 0.2 s. For the same reason each
+method keeps its kernels in a file of their own in this folder.
+
+The arithmetic is IEEE's and spelled out like that of the CPU kernels, so that both write the same bytes. The compiler
+may fuse a product with the sum that follows, so no kernel holds one where that would round differently.
+
+Numba reads memory 4 bytes at a time. The kernels therefore load four elements, a stride apart, before they use the
+first: with fewer requests under way a GPU does not reach its memory's speed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.cuda import libdevice
+
+from espresso_mpi.compressors.base import LIMIT
+
+THREADS = 256
+"""Threads of a block."""
+
+TILE = 4 * THREADS
+"""Elements that a block takes at a time, four in each thread."""
+
+LANES = 32
+"""Threads of a warp."""
+
+FULL = 0xFFFFFFFF
+"""The mask of all lanes of a warp."""
+
+STREAM = 0
+"""The stream of every launch: numba's default one, on which copies to and from its arrays run as well."""
+
+# A small tensor needs few blocks, and some kernels are one warp: numba would tell the user so at every new size.
+warnings.filterwarnings("ignore", message=r"Grid size \d+ will likely result in GPU under-utilization")
+
+KERNELS: list[Kernel] = []
+"""Every kernel of the modules imported so far; a test compiles them all for several kinds of GPU."""
+
+
+class Kernel:
+    """A kernel with its signature, compiled for the current device when it is first launched.
+
+    Called with the number of blocks, the number of threads in each, and the arguments.
+    """
+
+    def __init__(self, function: FunctionType, signature: str, variant: str) -> None:
+        self.function, self.signature = function, signature
+        self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}{variant}"
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return cuda.jit(self.signature)(self.function)
+
+    def __call__(self, grid: int, threads: int, *args: Any) -> None:
+        self._compiled[grid, threads, STREAM](*args)
+
+
+def kernel(signature: str, **variant: Any) -> Callable[[Any], Kernel]:
+    """Decorator: register a kernel with this signature.
+
+    ``variant`` names the constants of a kernel that is built several times: a constant costs nothing where a flag
+    among the arguments would be a branch in the innermost loop.
+    """
+    label = "".join(f"[{key}={value}]" for key, value in variant.items())
+
+    def decorate(function: Any) -> Kernel:
+        made = Kernel(function, f"void({signature})", label)
+        KERNELS.append(made)
+        return made
+
+    return decorate
+
+
+def blocks(work: int, each: int, resident: int = 2048 // THREADS) -> int:
+    """How many blocks share ``work`` units at ``each`` a block: at most ``resident`` on a multiprocessor.
+
+    As many as that run at once; kernels loop over the rest, so that what they set up serves many units.
+    """
+    return max(1, min(-(-work // each), resident * _multiprocessors(device_number())))
+
+
+@lru_cache
+def _multiprocessors(device: int) -> int:
+    return int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+
+
+def device_number() -> int:
+    """The current device, as a key for what is cached per device."""
+    return int(cuda.get_current_device().id)
+
+
+@lru_cache
+def _counter(device: int) -> Any:
+    return cuda.device_array(1, np.int64)
+
+
+def event_counter(zeroed: bool = True) -> Any:
+    """One int64 on the device for what a kernel counts; to be read before there is another use of it."""
+    found = _counter(device_number())
+    if zeroed:
+        found.copy_to_device(np.zeros(1, np.int64))
+    return found
+
+
+# --- bits and random bits ---------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def float_bits(x):  # type: ignore[no-untyped-def]
+    """The 32 bits of a float32 as uint32."""
+    return np.uint32(libdevice.float_as_int(x))
+
+
+@cuda.jit(device=True)
+def bits_float(bits):  # type: ignore[no-untyped-def]
+    """The float32 that has these 32 bits."""
+    return libdevice.int_as_float(np.int32(bits))
+
+
+@cuda.jit(device=True)
+def counter(index, low):  # type: ignore[no-untyped-def]
+    """As ``host.counter``."""
+    return np.uint32(np.uint32(index) * np.uint32(0x9E3779B9) + low)
+
+
+@cuda.jit(device=True)
+def uniform(at, high):  # type: ignore[no-untyped-def]
+    """As ``host.uniform``, to the bit."""
+    h = np.uint32((at ^ (at >> np.uint32(16)) ^ high) * np.uint32(0x7FEB352D))
+    h = np.uint32((h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
+    h = np.uint32(h ^ (h >> np.uint32(16)))
+    return np.float32(np.int32(h >> np.uint32(8))) * np.float32(5.9604645e-08)
+
+
+@cuda.jit(device=True)
+def tame(value):  # type: ignore[no-untyped-def]
+    """As ``host.tame``."""
+    small = np.float32(LIMIT) if value > np.float32(LIMIT) else value
+    small = np.float32(-LIMIT) if small < np.float32(-LIMIT) else small
+    return small if value == value else np.float32(0.0)
+
+
+# --- warps ------------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def ballot(condition):  # type: ignore[no-untyped-def]
+    """Bit l of the uint32 says whether the condition holds in lane l of this warp."""
+    return np.uint32(cuda.ballot_sync(FULL, condition))
+
+
+@cuda.jit(device=True)
+def lanes_below(lane):  # type: ignore[no-untyped-def]
+    """The mask of the lanes before this one."""
+    return np.uint32((np.uint32(1) << np.uint32(lane)) - np.uint32(1))
+
+
+@cuda.jit(device=True)
+def warp_max(value):  # type: ignore[no-untyped-def]
+    """The largest of the lanes' values, in every lane."""
+    value = max(value, cuda.shfl_xor_sync(FULL, value, 16))
+    value = max(value, cuda.shfl_xor_sync(FULL, value, 8))
+    value = max(value, cuda.shfl_xor_sync(FULL, value, 4))
+    value = max(value, cuda.shfl_xor_sync(FULL, value, 2))
+    return max(value, cuda.shfl_xor_sync(FULL, value, 1))
+
+
+@cuda.jit(device=True)
+def warp_sum(value):  # type: ignore[no-untyped-def]
+    """The sum of the lanes' values, in every lane: the upper half is folded onto the lower one five times."""
+    value += cuda.shfl_xor_sync(FULL, value, 16)
+    value += cuda.shfl_xor_sync(FULL, value, 8)
+    value += cuda.shfl_xor_sync(FULL, value, 4)
+    value += cuda.shfl_xor_sync(FULL, value, 2)
+    return value + cuda.shfl_xor_sync(FULL, value, 1)
+
+
+@cuda.jit(device=True)
+def warp_prefix_sum(value, lane):  # type: ignore[no-untyped-def]
+    """The sum of the values of this lane and those before it."""
+    for distance in (1, 2, 4, 8, 16):
+        below = cuda.shfl_up_sync(FULL, value, distance)
+        if lane >= distance:
+            value += below
+    return value
+
+
+# --- a kernel that several methods use --------------------------------------------------------------------------------
+
+
+@kernel("float32[::1]")
+def clear(out):  # type: ignore[no-untyped-def]
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        out[i] = np.float32(0)
+
+
+def zero(out: Any) -> None:
+    """Fill a float32 array with zeros."""
+    clear(blocks(out.size, TILE), THREADS, out)

@@ -1,0 +1,357 @@
+"""Which tensors travel how and with which others: from descriptions to buckets. Values only; nothing is sent here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from .. import compressors
+from ..cluster import environment
+from ..collectives import ranges
+from ..collectives.data.layout import Topology
+from ..collectives.messages.agreement import fingerprint
+from ..collectives.program import check_route
+from ..compressors import Compressor
+from ..errors import ConfigError, PlanError
+from ..feedback import NO_FEEDBACK, Feedback
+from ..options import Options
+from ..types import MadeFor, Plan, Strategy, TensorSpec, buffer_name
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor with all that is settled about it.
+
+    ``compressor`` is that of the strategy, made for the tensor's shape; its schedules are not settled yet. ``group``
+    names the tensors of the plan that travel in one buffer with it, itself among them.
+    """
+
+    index: int
+    spec: TensorSpec
+    strategy: Strategy
+    compressor: Compressor | None
+    feedback: Feedback
+    group: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the tensor."""
+        return str(self.spec.dtype)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is known about the tensors of one call: prepared once, used at every call that brings the same.
+
+    ``empty``: (name, group) of those of a plan's groups that are None or have no elements.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    items: tuple[Item, ...]
+    digest: bytes
+    empty: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @cached_property
+    def portions(self) -> tuple[ranges.Portion, ...]:
+        """In which the values are searched for those that cannot be summed."""
+        return ranges.portions((item.index, item.spec, item.compressor is not None) for item in self.items)
+
+
+class Batches:
+    """The batches that were prepared, for as many tensors as ``limit`` says in all.
+
+    The last of each call is compared first: the specs that it brings again are the same objects, so that this costs no
+    more than a look at each.
+    """
+
+    def __init__(self, limit: int = 1 << 17) -> None:
+        self._limit, self._room = limit, limit
+        self._known: dict[tuple[tuple[TensorSpec, ...], bool], Batch] = {}
+        self._latest: dict[tuple[str, str], Batch] = {}
+
+    def find(
+        self, call: tuple[str, str], specs: tuple[TensorSpec, ...], prepare: Callable[[tuple[TensorSpec, ...]], Batch]
+    ) -> Batch:
+        """The batch of a call that brings these tensors; ``prepare`` makes one that is not known."""
+        latest = self._latest.get(call)
+        if latest is not None and latest.specs == specs:
+            return latest
+        key = (specs, call[0] == "sync")
+        batch = self._known.get(key)
+        if batch is None:
+            batch = prepare(specs)
+            if self._room < 0:
+                self.clear()
+            self._known[key] = batch
+            self._room -= 1 + len(specs)
+        self._latest[call] = batch
+        return batch
+
+    def values(self) -> Iterable[Batch]:
+        """All that are known."""
+        return self._known.values()
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._known.clear()
+        self._latest.clear()
+        self._room = self._limit
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that travel together in one buffer, or one that travels by itself.
+
+    ``members``: (number of the call, item) of each, in the order in which they lie in the buffer. ``label``: what
+    dense ones together are called, since which they are may differ from step to step.
+    """
+
+    members: tuple[tuple[int, Item], ...]
+    strategy: Strategy
+    compressor: Compressor | None = None
+    feedback: Feedback = NO_FEEDBACK
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Under which statistics are shown and random numbers drawn."""
+        return self.label or buffer_name([item.spec.name for _, item in self.members])
+
+    @property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        """(name, elements) of the tensors."""
+        return tuple((item.spec.name, item.spec.size) for _, item in self.members)
+
+    @cached_property
+    def kept(self) -> str:
+        """The name under which the memory keeps what belongs to a compressed bucket.
+
+        Tensors that are compressed as one have another for other members or sizes: their residual means another thing.
+        """
+        if len(self.members) == 1:
+            return self.name
+        return f"{self.name} {zlib.crc32(repr(self.sizes).encode()):08x}"
+
+    @cached_property
+    def size(self) -> int:
+        """Elements of the buffer."""
+        return sum(item.spec.size for _, item in self.members)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the tensors."""
+        return str(self.members[0][1].spec.dtype)
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all tensors are of one type and in one place."""
+        return len({(item.spec.dtype, item.spec.device) for _, item in self.members}) == 1
+
+
+def strategy_of(spec: TensorSpec, options: Options, topology: Topology) -> Strategy:
+    """How a session with these options synchronises a tensor.
+
+    Raises:
+        PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on, or sums
+            payloads that cannot be summed.
+    """
+    chosen = options.plan.strategy(spec.name) if options.plan is not None else options.strategy(spec, topology)
+    compressor = None if chosen.compressor == "none" else compressors.get(chosen.compressor)
+    check_route(chosen.route, topology, compressor)
+    wants_gpu = any(getattr(step, "device", "cpu") == "gpu" for step in chosen.route.steps)
+    if wants_gpu and spec.device == "cpu":
+        raise ConfigError(
+            f"{spec.name}: route {str(chosen.route)!r} encodes on the GPU, but the tensor is in host memory"
+        )
+    return chosen
+
+
+def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology, alone: bool = True) -> Batch:
+    """Settle everything about the tensors of one call.
+
+    Args:
+        alone: the call is waited for before there is another, so groups of the plan must be complete in it.
+
+    Raises:
+        as ``strategy_of``; PlanError: tensors of a group of the plan differ in type or place, or are missing.
+    """
+    check_fit(specs, options, topology)
+    groups = options.plan.group_of if options.plan is not None else {}
+    items = [
+        _item(index, spec, groups.get(spec.name, ()), options, topology)
+        for index, spec in enumerate(specs)
+        if spec.size
+    ]
+    _check_groups(items)
+    empty = [(spec.name, groups[spec.name]) for spec in specs if not spec.size and spec.name in groups]
+    if alone:
+        missing = _missing(items, empty)
+        if options.tuning is not None:
+            items = _without_incomplete(items, missing)
+        else:
+            _check_complete(items, missing)
+        empty = [(name, group) for name, group in empty if missing.get(group[:1]) == []]  # the others come, and all
+    how = [options.plan.digest] if options.plan is not None else [options.compressor, str(options.route)]
+    digest = fingerprint([how, *((s.name, s.shape, s.dtype, s.device) for s in specs)])
+    return Batch(specs, tuple(items), digest, tuple(empty))
+
+
+def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology) -> None:
+    """Refuse tensors, or ranks, that a plan was not made for. A call need not bring all of the plan's tensors."""
+    plan = options.plan
+    if plan is None or plan.made_for is None:
+        return
+    from ..planner.planfile import misfits  # sessions without such a plan need nothing of the planner
+
+    found = misfits(plan, specs, len(topology.machines), topology.lanes, complete=False)
+    if found:
+        raise PlanError(f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan")
+
+
+def other_versions(plan: Plan | None) -> str | None:
+    """What is wrong with a plan because it was made with other versions than this rank has; None: nothing."""
+    if plan is None or plan.made_for is None:
+        return None
+    from ..planner.planfile import misfits
+
+    made = plan.made_for
+    tensors = [TensorSpec(name, (), None) for name in made.tensors]
+    found = misfits(plan, tensors, made.machines, made.ranks_per_machine, _here(made))
+    return f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan" if found else None
+
+
+def _here(made: MadeFor) -> dict[str, Any]:
+    """A plan's fingerprint as it would be here, as far as another version makes another cluster of this one."""
+    mpi = environment.mpi()
+    known = {
+        "mpi": f"{mpi['library']} {mpi['version']}" if mpi else None,
+        "espresso_mpi": environment.version("espresso-mpi"),
+    }
+    return {key: known.get(key, value) for key, value in made.fingerprint.items()}
+
+
+def _item(index: int, spec: TensorSpec, group: tuple[str, ...], options: Options, topology: Topology) -> Item:
+    strategy = strategy_of(spec, options, topology)
+    if strategy.compressor == "none":
+        return Item(index, spec, strategy, None, NO_FEEDBACK, group)
+    shape = (spec.size,) if group else spec.shape
+    compressor = compressors.get(strategy.compressor).shaped(shape)
+    return Item(index, spec, strategy, compressor, options.feedback.resolved(compressor, spec.size), group)
+
+
+def _check_groups(items: Sequence[Item]) -> None:
+    first: dict[str, Item] = {}  # by the group's first tensor, for no tensor is in two groups
+    for item in items:
+        if item.group:
+            problem = _misfit(first.setdefault(item.group[0], item), item)
+            if problem is not None:
+                raise problem
+
+
+def _misfit(other: Item, item: Item) -> PlanError | None:
+    """Why two tensors cannot share a buffer."""
+    if (item.spec.dtype, item.spec.device) == (other.spec.dtype, other.spec.device):
+        return None
+    return PlanError(
+        f"plan: one group has {item.spec.name!r} ({item.spec} on {item.spec.device}) and "
+        f"{other.spec.name!r} ({other.spec} on {other.spec.device}); put different types and devices into "
+        f"groups of their own"
+    )
+
+
+def mixed(bucket: Bucket) -> PlanError | None:
+    """Why the tensors of a group, which came in several calls, cannot share a buffer; the same on every rank."""
+    first = bucket.members[0][1]
+    return next(filter(None, (_misfit(first, item) for _, item in bucket.members)), None)
+
+
+_Missing = Mapping[tuple[str, ...], Sequence[str]]
+"""The tensors that groups lack, by a tuple of the group's first tensor: no tensor is in two groups."""
+
+
+def _without_incomplete(items: Sequence[Item], missing: _Missing) -> list[Item]:
+    """Tensors of a group that the call does not bring whole travel alone: nobody asked for the group."""
+    return [dataclasses.replace(item, group=()) if missing.get(item.group[:1]) else item for item in items]
+
+
+def _check_complete(items: Sequence[Item], found: _Missing) -> None:
+    for item in items:
+        missing = found.get(item.group[:1])
+        if missing:
+            raise PlanError(
+                f"plan: {item.spec.name!r} travels in one buffer with {', '.join(map(repr, missing))}, which the call "
+                f"does not bring; pass the whole group, with None for what all ranks have no gradient of, or take them "
+                f"out of the plan's groups"
+            )
+
+
+def _missing(items: Sequence[Item], empty: Iterable[tuple[str, tuple[str, ...]]]) -> _Missing:
+    here = {item.spec.name for item in items} | {name for name, _ in empty}
+    groups = {item.group[:1]: item.group for item in items}
+    return {first: [name for name in group if name not in here] for first, group in groups.items()}
+
+
+def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bucket, ...]:
+    """The buckets of calls that are run together; tensors of a plan's groups are left out, see ``grouped``.
+
+    Every tensor by itself, but dense ones below ``fuse_bytes`` together, by type, place and route, in buffers of at
+    most ``room`` bytes: what a message costs whatever its size is paid once, and copying one hides behind the others.
+    """
+    found: list[list[tuple[int, Item]]] = []
+    open_: dict[tuple[object, ...], list[tuple[int, Item]]] = {}
+    left: dict[tuple[object, ...], int] = {}
+    way = _Numbers()
+    for call, item in members_of(batches):
+        if item.group:
+            continue
+        nbytes = item.spec.nbytes
+        if item.compressor is not None or nbytes >= fuse_bytes:
+            found.append([(call, item)])
+            continue
+        kind = (item.spec.dtype, item.spec.device, way(item.strategy))
+        if kind not in open_ or nbytes > left[kind]:
+            open_[kind], left[kind] = [], room
+            found.append(open_[kind])
+        open_[kind].append((call, item))
+        left[kind] -= nbytes
+    return tuple(_bucket(tuple(members), number) for number, members in enumerate(found))
+
+
+class _Numbers:
+    """Equal strategies have equal numbers. Each object is hashed once, which costs as much as all else of a tensor."""
+
+    def __init__(self) -> None:
+        self._of_object: dict[int, int] = {}
+        self._of_value: dict[Strategy, int] = {}
+
+    def __call__(self, strategy: Strategy) -> int:
+        number = self._of_object.get(id(strategy))
+        if number is None:
+            number = self._of_object[id(strategy)] = self._of_value.setdefault(strategy, len(self._of_value))
+        return number
+
+
+def _bucket(members: tuple[tuple[int, Item], ...], number: int) -> Bucket:
+    first = members[0][1]
+    label = f"{first.dtype} tensors {number}" if len(members) > 1 else ""
+    return Bucket(members, first.strategy, first.compressor, first.feedback, label)
+
+
+def members_of(batches: Sequence[Batch]) -> Iterable[tuple[int, Item]]:
+    """(number of the call, item) of all tensors of some calls."""
+    return itertools.chain.from_iterable(((call, item) for item in batch.items) for call, batch in enumerate(batches))
+
+
+def grouped(members: Sequence[tuple[int, Item]]) -> Bucket:
+    """The bucket of a plan's group that is complete."""
+    first = members[0][1]
+    size = sum(item.spec.size for _, item in members)
+    if first.compressor is None:
+        return Bucket(tuple(members), first.strategy)
+    compressor = compressors.get(first.strategy.compressor).shaped((size,))
+    return Bucket(tuple(members), first.strategy, compressor, first.feedback)

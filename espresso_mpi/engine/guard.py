@@ -1,0 +1,398 @@
+"""Finds tensors that are changed, or handed over again, while they are on their way.
+
+The mean of such a tensor is undefined, and differs between ranks: it is an error, not a race that is mostly won. Torch
+counts in-place changes, so they cost nothing to find (``Watch``). Memory that two calls bring at a time is found for
+all arrays (``Claims``). In debug mode checksums find whatever else changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+import zlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import device
+from ..arrays.buffers import Gradient, is_alone
+from ..errors import GradientError
+
+_ADVICE = (
+    "do not touch a tensor between the call and its wait; when gradients are accumulated, push them in the backward "
+    "pass of the last micro-batch only, or call wait_all() before the next one"
+)
+
+_FEW = 16
+"""Tensors of a call whose memory is looked up at once: that takes no longer than to find out whether it has to be."""
+
+_MANY = 64
+"""Spans that are sorted in, or taken out, all at once: one by one, each moves those behind it."""
+
+_FORGOTTEN = 4
+"""Pushes of one tensor that nobody waited for: two are usual where the next step begins before this one has ended."""
+
+_START = attrgetter("start")
+
+_WORK = 1 << 16
+"""Steps in which numpy has to find out whether two strided arrays share memory; else they count as if they did."""
+
+
+Check = Callable[[str], None]
+
+
+def changed_error(name: str, title: str, when: str) -> GradientError:
+    """A tensor was changed while it was on its way."""
+    return GradientError(
+        f"{name}: its memory was changed {when}, while it was on its way in {title}: the mean is undefined on all "
+        f"ranks; {_ADVICE}"
+    )
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """What the tensors of one call were like when it was made.
+
+    Args:
+        title: the call in messages; spans: its memory, which it claims.
+        debug: checksum all memory, which reads it five times and lets each tensor travel as a copy; else only torch's
+            counters are read.
+    """
+
+    def __init__(self, title: str, gradients: Sequence[Gradient], spans: Spans = (), debug: bool = False) -> None:
+        self._title, self.spans, self.debug = title, spans, debug
+        self._versions = [(g.spec.name, g.version, g.version()) for g in gradients if g.version is not None]
+        self._name, self._whole = (
+            gradients[0].spec.name if gradients else "",
+            len(gradients) == 1 and gradients[0].whole,
+        )
+        self.reader: Callable[[], Any] = lambda: None
+        self._watched = [g for g in gradients if g.rebuild is None and g.array.size] if debug else []
+        self._sums = {g.spec.name: _checksum(g) for g in self._watched}
+
+    def lost(self, call: Any) -> str | None:
+        """What is wrong if nobody can read the result of a push, ``call.result``; None: somebody can. The watch ends.
+
+        Torch tells how many refer to a tensor; of other arrays it is not known.
+        """
+        self._versions, self._watched = [], []
+        if not (self._whole and self.reader() is None and is_alone(call)):
+            return None
+        return (
+            f"{self._name}: its mean is lost, since nothing refers to the tensor any more when {self._title} is waited "
+            f"for; leave p.grad as it is until then (zero_grad() sets it to None), and of a copy use what "
+            f"handle.wait() returns; others may be lost as well (said once)"
+        )
+
+    def check_of(self, gradient: Gradient) -> Check | None:
+        """In debug mode: what makes sure that a tensor is as it was, and takes when that is."""
+        return partial(self.verify, gradient) if gradient.spec.name in self._sums else None
+
+    def verify(self, gradient: Gradient, when: str) -> None:
+        """The memory is as it was.
+
+        Raises:
+            GradientError: it is not.
+        """
+        if gradient.spec.name in self._sums and _checksum(gradient) != self._sums[gradient.spec.name]:
+            raise changed_error(gradient.spec.name, self._title, when)
+
+    def written(self) -> None:
+        """In debug mode: the memory holds the result now, and stays so until somebody waits for it."""
+        self._sums = {g.spec.name: _checksum(g) for g in self._watched}
+
+    def require_untouched(self) -> None:
+        """What has come back is what the call made of it.
+
+        Raises:
+            GradientError: the caller changed a tensor before it waited for it.
+        """
+        for name, read, before in self._versions:
+            if read() != before:
+                raise changed_error(name, self._title, "before it was waited for")
+        for gradient in self._watched:
+            self.verify(gradient, "before it was waited for")
+
+
+def _checksum(gradient: Gradient) -> int:
+    memory = gradient.array if gradient.source is None else gradient.source
+    if isinstance(memory, np.ndarray):
+        return zlib.crc32(np.ascontiguousarray(memory).view(np.uint8).data)
+    device.synchronize()  # whatever stream the caller's kernels are on
+    if gradient.source is not None:
+        return zlib.crc32(memory.cpu().contiguous().numpy().view(np.uint8).data)
+    here = np.empty(memory.size, memory.dtype)
+    device.copy(here, memory)
+    return zlib.crc32(here.view(np.uint8).data)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """The memory of a tensor, from its first to behind its last byte. ``strided``: some between may not be its own."""
+
+    start: int
+    stop: int
+    name: str
+    title: str = ""
+    strided: Any = None
+
+    def shares(self, other: Span) -> bool:
+        """Whether a byte belongs to both."""
+        if self.stop <= other.start or other.stop <= self.start:
+            return False
+        if self.strided is None and other.strided is None:
+            return True
+        try:
+            return bool(np.shares_memory(self._bytes(), other._bytes(), max_work=_WORK))  # type: ignore[arg-type]
+        except np.exceptions.TooHardError:
+            return True
+
+    def _bytes(self) -> np.ndarray:
+        """Stands for the memory, which may be a GPU's: its values cannot be read."""
+        if self.strided is None:
+            return np.asarray(_Place((self.stop - self.start,), (1,), self.start))
+        return np.asarray(self.strided)
+
+
+class _Place:
+    """An array of bytes at an address, for numpy."""
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int, itemsize: int = 1) -> None:
+        self.__array_interface__ = {
+            "shape": shape,
+            "strides": strides,
+            "typestr": f"|V{itemsize}",
+            "data": (start, True),
+            "version": 3,
+        }
+
+
+class Owned:
+    """The memory of a call whose arrays all own theirs, so that none shares any: worked out when it is asked for."""
+
+    def __init__(self, gradients: Sequence[Gradient], title: str) -> None:
+        self._gradients, self._title, self._made = gradients, title, list[Span]()
+
+    def spans(self) -> list[Span]:
+        """It, by where it begins; always the same objects. For one thread at a time."""
+        if not self._made:
+            self._made = _spans(self._gradients, self._title)
+        return self._made
+
+
+Spans = Sequence[Span] | Owned
+"""The memory of a call."""
+
+
+def spans(gradients: Sequence[Gradient], title: str) -> Spans:
+    """The memory that gets the results of a call, by where it begins.
+
+    Raises:
+        GradientError: two tensors share memory: it would be averaged, and its residual added, twice.
+    """
+    if len(gradients) > _FEW:
+        owners = {id(g.owner) for g in gradients}
+        if len(owners) == len(gradients) and id(None) not in owners:
+            return Owned(gradients, title)
+    return _spans(gradients, title)
+
+
+def _spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
+    found = [_span(g, title) for g in gradients if g.array.size and g.rebuild is None]
+    if len(found) < 2:
+        return found
+    found.sort(key=_START)
+    if all(one.stop <= following.start for one, following in itertools.pairwise(found)):
+        return found
+    under_way: list[Span] = []
+    for span in found:
+        under_way = [other for other in under_way if other.stop > span.start]
+        for other in under_way:
+            if other.shares(span):
+                raise GradientError(f"{other.name} and {span.name} share memory; pass it once, or pass copies")
+        under_way.append(span)
+    return found
+
+
+def _span(gradient: Gradient, title: str) -> Span:
+    spec, source = gradient.spec, gradient.source
+    if source is None:
+        start = device.begin_of(gradient.array)
+        return Span(start, start + spec.nbytes, spec.name, title)
+    if isinstance(source, np.ndarray):
+        start, strides = device.address(source), source.strides
+    else:
+        start, strides = source.data_ptr(), tuple(stride * source.element_size() for stride in source.stride())
+    reach = [stride * (length - 1) for stride, length in zip(strides, spec.shape)]
+    place = _Place(spec.shape, strides, start, spec.nbytes // spec.size)
+    first, last = start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0)
+    return Span(first, last + spec.nbytes // spec.size, spec.name, title, place)
+
+
+class _Extents:
+    """Strided spans. Where one ends says nothing of the next, so they are kept by the power of two above their lengths:
+    of each length, only those that begin so close before a place can reach it.
+    """
+
+    def __init__(self) -> None:
+        self._by_power: dict[int, tuple[list[int], list[Span]]] = {}  # where they begin, and they, in that order
+
+    def __bool__(self) -> bool:
+        return bool(self._by_power)
+
+    def near(self, span: Span) -> Iterator[Span]:
+        """All that may share memory with another span."""
+        for power, (starts, found) in self._by_power.items():
+            yield from found[bisect_left(starts, span.start - (1 << power)) : bisect_left(starts, span.stop)]
+
+    def add(self, span: Span) -> None:
+        """Take in one that shares no memory with those that are here, so none begins at the same place."""
+        starts, spans = self._by_power.setdefault((span.stop - span.start).bit_length(), ([], []))
+        at = bisect_left(starts, span.start)
+        starts.insert(at, span.start)
+        spans.insert(at, span)
+
+    def remove(self, span: Span) -> None:
+        """Take one out, if it is here."""
+        power = (span.stop - span.start).bit_length()
+        starts, spans = self._by_power.get(power, ([], []))
+        at = bisect_left(starts, span.start)
+        if at < len(spans) and spans[at] is span:
+            del starts[at], spans[at]
+            if not spans:
+                del self._by_power[power]
+
+
+class Pending:
+    """Calls of push that nobody has waited for, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._units: dict[int, Any] = {}
+        self._pushes: Counter[str] = Counter()
+        self._told = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._units.values()))
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def add(self, unit: Any) -> bool:
+        """Take a call in; True, once, where there are so many of one tensor that waiting must have been forgotten."""
+        name = unit.call[1]
+        self._units[id(unit)] = unit
+        self._pushes[name] += 1
+        first = self._pushes[name] == _FORGOTTEN and not self._told
+        self._told = self._told or first
+        return first
+
+    def remove(self, unit: Any) -> None:
+        """It was waited for; calls that are none of these are passed over."""
+        if self._units.pop(id(unit), None) is not None:
+            self._pushes[unit.call[1]] -= 1
+
+
+_all: weakref.WeakSet[Claims] = weakref.WeakSet()
+
+
+class Claims:
+    """The memory of calls that were made and not waited for. Threads may share it, one at a time by ``lock``."""
+
+    def __init__(self) -> None:
+        self._owned: Owned | None = None  # as long as it is all that is claimed
+        self._packed: list[Span] = []
+        self._starts: list[int] = []  # of these, in the same order: whole numbers are quick to search
+        self._strided = _Extents()
+        self.lock = threading.RLock()
+        _all.add(self)
+
+    def claim(self, wanted: Spans) -> None:
+        """Claim the memory of a call.
+
+        Raises:
+            GradientError: a call that was not waited for is to write to it; nothing was claimed.
+        """
+        with self.lock:
+            if isinstance(wanted, Owned):
+                if self._owned is None and not self._packed and not self._strided:
+                    self._owned = wanted
+                    return
+                wanted = wanted.spans()
+            if self._owned is not None:
+                owned, self._owned = self._owned.spans(), None
+                self._add(owned)
+            if self._packed or self._strided:
+                self._refuse(wanted)
+            self._add(wanted)
+
+    def _add(self, wanted: Sequence[Span]) -> None:
+        packed = [span for span in wanted if span.strided is None]
+        if len(packed) < len(wanted):
+            for span in wanted:
+                if span.strided is not None:
+                    self._strided.add(span)
+        if len(packed) > _MANY:
+            self._packed = sorted([*self._packed, *packed], key=_START)
+            self._starts = [span.start for span in self._packed]
+            return
+        for span in packed:
+            at = bisect_left(self._starts, span.start)
+            self._starts.insert(at, span.start)
+            self._packed.insert(at, span)
+
+    def _refuse(self, wanted: Sequence[Span]) -> None:
+        for span in wanted:
+            for other in itertools.chain(self._near(span), self._strided.near(span)):
+                if other.shares(span):
+                    raise GradientError(
+                        f"{span.name}: its memory is that of {other.name}, which is on its way in {other.title} and "
+                        f"was not waited for: it may have been changed since; {_ADVICE}"
+                    )
+
+    def _near(self, span: Span) -> Iterable[Span]:
+        """Packed memory does not overlap, so it lies in the order of its ends as well."""
+        first = bisect_left(self._starts, span.start)
+        return self._packed[max(first - 1, 0) : bisect_left(self._starts, span.stop, first)]
+
+    def drop(self, held: Spans) -> None:
+        """The memory is the caller's again."""
+        with self.lock:
+            if isinstance(held, Owned):
+                if self._owned is held:
+                    self._owned = None
+                    return
+                held = held.spans()
+            packed = [span for span in held if span.strided is None]
+            if len(packed) < len(held):
+                for span in held:
+                    if span.strided is not None:
+                        self._strided.remove(span)
+            if len(packed) > _MANY:
+                gone = set(map(id, packed))
+                self._packed = [span for span in self._packed if id(span) not in gone]
+                self._starts = [span.start for span in self._packed]
+                return
+            for span in packed:
+                at = bisect_left(self._starts, span.start)
+                if at < len(self._packed) and self._packed[at] is span:
+                    del self._packed[at], self._starts[at]
+
+
+def _after_fork() -> None:
+    """In the child: another thread may have held a lock, and is not there to release it."""
+    for claims in list(_all):
+        claims.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

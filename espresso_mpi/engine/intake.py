@@ -1,0 +1,152 @@
+"""Makes calls of what callers pass: adopts their arrays, claims their memory, and finds out how tensors travel."""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..arrays import buffers, device
+from ..arrays.buffers import Gradient
+from ..collectives.data.layout import Topology
+from ..errors import ConfigError, EspressoError, GradientError
+from ..options import Options
+from ..types import TensorSpec
+from . import guard
+from .batches import Batch, Batches, batch_of
+from .calls import Unit
+from .diagnostics import Call
+
+_LOG = logging.getLogger("espresso_mpi")
+
+Flat = Callable[[], Iterable[tuple[str, Any]]]
+"""Names and arrays of a call; may raise."""
+
+Noted = Callable[[Call, "tuple[TensorSpec, ...] | None"], None]
+"""Is told each call and its tensors; None: it failed on this rank."""
+
+
+class Intake:
+    """The memory that callers have handed over, and what is known about their tensors.
+
+    Attributes:
+        batches: how the tensors of a call travel, once that is known.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self.batches = Batches()
+        self._claims, self._copies, self._lost = guard.Claims(), False, False
+        self._gpu: int | None = None
+
+    def unit(
+        self, call: Call, given: Any, flat: Flat, title: str, priority: float | None, options: Options, noted: Noted
+    ) -> Unit:
+        """A call with flat arrays over the caller's memory; an error is kept until all ranks know of it."""
+        gradients = list[Gradient]()
+        claimed: guard.Spans = ()
+        batch, problem, order, gpu = None, None, 0.0, None
+        try:
+            order = _checked_priority(priority)
+            gradients += [buffers.adopt(name, value) for name, value in flat()]
+            spans = guard.spans(gradients, title)
+            if any(g.owner is None and device.device_of(g.array) == "gpu" for g in gradients):
+                gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
+            self._claims.claim(spans)
+            claimed = spans
+        except EspressoError as error:
+            problem = error
+        except Exception as error:  # a foreign array may raise anything
+            problem = GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
+        specs = tuple(gradient.spec for gradient in gradients)
+        try:
+            noted(call, specs if problem is None else None)
+        except BaseException:  # there will be no call to wait for
+            self._claims.drop(claimed)
+            raise
+        if problem is None:
+            batch, problem = self._settled(call, specs, options)
+        if problem is not None:
+            self._claims.drop(claimed)
+            return Unit(call, given, gradients, batch, problem, order, title=title, gpu=gpu)
+        self._tell_of_copies(gradients)
+        watch = guard.Watch(title, gradients, claimed, options.debug)
+        return Unit(call, given, gradients, batch, None, order, title=title, gpu=gpu, watch=watch)
+
+    def release(self, unit: Unit, read: bool = True) -> EspressoError | None:
+        """The tensors of a call that has ended are the caller's again; changed before that, ranks differ in them.
+
+        Args:
+            read: somebody is given the result; else it must be known to the caller otherwise.
+
+        Returns:
+            what is wrong if they were changed, which is the error of the call from then on.
+        """
+        if unit.watch is None:
+            return None
+        changed = None
+        with self._claims.lock:  # several threads may wait for one call
+            watch = unit.watch
+            if watch is None:
+                return None
+            self._claims.drop(watch.spans)
+            if unit.error is None:
+                try:
+                    watch.require_untouched()
+                except GradientError as error:
+                    unit.error = changed = error
+            lost = None if read or unit.error is not None else watch.lost(unit)
+            unit.watch = None
+        if lost is not None and not self._lost:
+            self._lost = True
+            _LOG.warning("%s", lost)
+        return changed
+
+    def _tell_of_copies(self, gradients: Sequence[Gradient]) -> None:
+        if self._copies:
+            return
+        copied = next((g.spec for g in gradients if g.source is not None), None)
+        if copied is not None:
+            self._copies = True
+            _LOG.info("%s: its memory is strided, so it travels as a copy, as others may (said once)", copied.name)
+
+    def _settled(
+        self, call: Call, specs: tuple[TensorSpec, ...], options: Options
+    ) -> tuple[Batch | None, EspressoError | None]:
+        """How the tensors of a call travel, or why they cannot."""
+        topology, alone = self._topology, call[0] == "sync"
+        try:
+            return self.batches.find(call, specs, lambda new: batch_of(new, options, topology, alone)), None
+        except EspressoError as error:
+            return None, error
+        except Exception as error:  # a compressor of the user's own may raise anything
+            return None, GradientError(f"grads: cannot be synchronised: {type(error).__name__}: {error}")
+
+
+def checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise GradientError(f"push: the name is {name!r}; expected text, such as 'layer1.weight'")
+    return name
+
+
+def _checked_gpu(number: int, before: int | None) -> int:
+    if before not in (None, number):
+        raise GradientError(
+            f"grads: this process now works on GPU {number}, but on GPU {before} in former calls of this session; open "
+            f"a session for each GPU, or go back with numba.cuda.select_device({before})"
+        )
+    return number
+
+
+def _checked_priority(priority: Any) -> float:
+    if priority is None:
+        return 0.0
+    try:
+        good = isinstance(priority, numbers.Real) and not isinstance(priority, bool) and math.isfinite(priority)
+    except OverflowError:  # a whole number beyond all floats
+        good = False
+    if not good:
+        raise ConfigError(f"push: priority={priority!r}; expected a finite number")
+    return float(priority)

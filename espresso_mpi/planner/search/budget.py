@@ -1,0 +1,58 @@
+"""How much a plan loses by compression, in one number, and the limit that a search can keep.
+
+The error of a tensor is E‖x - C(x)‖² / ‖x‖² of its compressor for normal values (``Compressor.gaussian_error``), once
+for each encode on its route; that of a plan is the mean over its tensors, each weighted by its share of all elements.
+So 0 is dense, and a payload that says nothing is 1 for each encode. It is a measure of one step: error feedback sends
+later what was lost, so it is for comparing plans, not for predicting accuracy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from espresso_mpi import compressors
+from espresso_mpi.errors import ConfigError
+from espresso_mpi.types import Encode
+
+from ..model.problem import Problem
+from .search import ErrorBudget
+
+
+def errors(problem: Problem) -> np.ndarray:
+    """What each option adds to the error of a plan, float64 (rows,); nan where a compressor's is not known."""
+    total = sum(tensor.size for tensor in problem.trace.tensors)
+    size = {int(menu): tensor.size for menu, tensor in zip(problem.menu, problem.trace.tensors)}
+    passes = np.array([sum(isinstance(step, Encode) for step in route.steps) for route in problem.routes], np.float64)
+    found = np.empty(problem.method.size)
+    for menu, n in size.items():
+        rows = slice(int(problem.first[menu]), int(problem.first[menu + 1]))
+        once = np.array([*(_once(text, n) for text in problem.compressors), 0.0])  # -1, dense, is the last
+        found[rows] = once[problem.method[rows]] * passes[problem.route[rows]] * (n / total)
+    return found
+
+
+def _once(spelling: str, n: int) -> float:
+    error = compressors.get(spelling).at(None).gaussian_error(n)
+    return np.nan if error is None else error
+
+
+def total_error(problem: Problem, choice: np.ndarray) -> float | None:
+    """The error of a plan; None where a compressor's is not known."""
+    total = float(errors(problem)[choice].sum())
+    return None if np.isnan(total) else total
+
+
+def limited(problem: Problem, limit: float) -> ErrorBudget:
+    """What a search must keep for the plan's error to be at most ``limit``.
+
+    Raises:
+        ConfigError: the error of a compressor is not known.
+    """
+    cost = errors(problem)
+    unknown = sorted({problem.compressors[m] for m in problem.method[np.isnan(cost)]})
+    if unknown:
+        raise ConfigError(
+            f"error_budget: the error of {', '.join(unknown)} is not known; expected compressors with gaussian_error: "
+            f"leave these out, or the budget"
+        )
+    return ErrorBudget(limit, cost)

@@ -1,0 +1,197 @@
+"""The compiled loops that improve a choice together with its schedule; see ``scheduling``.
+
+An exchange of one option is looked at in three steps, ever dearer: what the loads of all lanes say of it, in constant
+time; a schedule in which everything else keeps its key, given up as soon as it must end too late; justification.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ..model.dispatch import RULES, by_rule, exchanged, forward, justified, laid_out, quicker
+
+
+@njit(cache=True)
+def _heights(choice, needs, ready, home, heights):  # type: ignore[no-untyped-def]
+    """When all is done at least, by the loads of each lane from tensors up to each on: (tensors, lanes).
+
+    Args:
+        needs: float64 (rows, lanes + 1), see ``needs``; ready: float64 (tensors,), when gradients are ready at least.
+    """
+    tensors, total = heights.shape
+    for lane in range(total):
+        after = 0.0
+        for tensor in range(tensors - 1, -1, -1):
+            after += needs[choice[tensor], lane]
+            heights[tensor, lane] = ready[tensor] + after
+        if lane == home:
+            heights[:, lane] = ready[tensors - 1] + after
+        for tensor in range(1, tensors):
+            heights[tensor, lane] = max(heights[tensor, lane], heights[tensor - 1, lane])
+
+
+@njit(cache=True)
+def _hopeless(tensor, row, old, needs, ready, heights, limit):  # type: ignore[no-untyped-def]
+    """Whether the loads alone say that an exchange ends beyond a limit."""
+    total = heights.shape[1]
+    time = ready[tensor] + needs[row, total]
+    for lane in range(total):
+        time = max(time, heights[tensor, lane] + needs[row, lane] - needs[old, lane])
+    return time >= limit
+
+
+@njit(cache=True)
+def climbed(  # type: ignore[no-untyped-def]
+    choice, best, key, tried, begin, turns, errors, limit, near, tries, rounds, enough, needs, ready,
+    backward, home, total, lane, seconds, count, repeats
+):  # fmt: skip
+    """Exchange one option after the other, while that helps or until ``tries`` are used up.
+
+    Returns:
+        at least F; the tries that are left, below 0 if the last exchange took more than there were.
+
+    An exchange is looked at with all keys as they are; where it comes near to the best it is justified and compared.
+
+    Args:
+        choice: changed in place; best, key: its F, and the keys of its schedule.
+        tried, begin: the rows to try: those of a tensor are ``tried[begin[tensor] : begin[tensor + 1]]``.
+        turns: the tensors in the order in which they are looked at.
+        errors, limit: the sum of a choice's errors, float64 (rows,), stays at most the limit or does not grow.
+        near: relative distance from the best within which an exchange is justified.
+        tries: schedules to work out; enough: it also ends where F is no more than this.
+        needs, ready: as in ``_heights``.
+    """
+    first, _, _, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+    heights = np.empty((choice.size, total))
+    _heights(choice, needs, ready, home, heights)
+    spent, stale, goal = 0.0, 0, best * (1 - 1e-9)
+    for tensor in range(choice.size):
+        spent += errors[choice[tensor]]
+    while stale < turns.size and best > enough:  # all tensors since the last improvement
+        for tensor in turns:
+            stale += 1
+            for place in range(begin[tensor], begin[tensor + 1]):
+                row, old = tried[place], choice[tensor]
+                more = errors[row] - errors[old]
+                if row == old or (more > 0 and spent + more > limit):
+                    continue
+                if _hopeless(tensor, row, old, needs, ready, heights, goal):
+                    continue
+                if tries <= 0:
+                    return best, tries
+                time, new_key = exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds,
+                                          count, repeats, best * (1 + near))  # fmt: skip
+                tries -= 1
+                if time == np.inf:
+                    continue
+                choice[tensor] = row
+                parts = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+                time = justified(choice, parts[0], parts[1], parts[2], parts[3], count, repeats, total, new_key,
+                                 np.empty(new_key.size), 4, goal)  # fmt: skip
+                tries -= 8
+                if time < goal:  # is it also what the rules find?
+                    time, new_key, _ = quicker(
+                        choice, backward, home, total, lane, seconds, count, repeats, rounds, goal
+                    )
+                    tries -= 16
+                if time < goal:
+                    best, stale, goal = time, 0, time * (1 - 1e-9)
+                    spent += more
+                    key, first, took = new_key, parts[0], parts[3]
+                    _heights(choice, needs, ready, home, heights)
+                else:
+                    choice[tensor] = old
+            if stale >= turns.size or best <= enough:
+                break
+    return best, tries
+
+
+@njit(cache=True)
+def annealed(  # type: ignore[no-untyped-def]
+    choice, tried, begin, errors, limit, heats, draws, near, rounds, needs, ready,
+    backward, home, total, lane, seconds, count, repeats
+):  # fmt: skip
+    """Exchange options at random, also for what is a little slower, ever less so; the best by any rule, in place.
+
+    Args:
+        near, rounds: schedules are justified in so many rounds, if they end within that relative distance of what is
+            accepted; no rounds: they are compared as rules make them.
+        tried, begin, errors, limit, needs, ready: as in ``climbed``.
+        heats: float64 (steps,), seconds; draws: float64 (steps, 3), from 0 to 1.
+    """
+    spent, now, best, last = 0.0, np.inf, np.inf, 0
+    heights = np.empty((choice.size, total))
+    _heights(choice, needs, ready, home, heights)
+    for tensor in range(choice.size):
+        spent += errors[choice[tensor]]
+    found = choice.copy()
+    for step in range(draws.shape[0]):
+        tensor = min(choice.size - 1, int(draws[step, 0] * choice.size))
+        size = begin[tensor + 1] - begin[tensor]
+        row, old = tried[begin[tensor] + min(size - 1, int(draws[step, 1] * size))], choice[tensor]
+        if step == 0:
+            row = old
+        more = errors[row] - errors[old]
+        goal = now - heats[step] * np.log(max(draws[step, 2], 1e-300))  # what is above it is not accepted
+        if (row == old and step) or (more > 0 and spent + more > limit):
+            continue
+        if step and _hopeless(tensor, row, old, needs, ready, heights, goal):
+            continue
+        choice[tensor] = row
+        first, owner, where, took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+        key, start, time = np.empty(took.size), np.empty(took.size), np.inf
+        for turn in range(RULES):
+            rule = (last + turn) % RULES  # what was best for the choice before comes first
+            by_rule(rule, first, owner, tail, key)
+            time = forward(choice, first, owner, where, took, count, key, False, total, goal * (1 + near), start)
+            if time < np.inf:
+                last = rule
+                break
+        if rounds and time < np.inf:
+            time = justified(choice, first, owner, where, took, count, repeats, total, key, start, rounds, -np.inf)
+        if time > goal or time == np.inf:
+            choice[tensor] = old
+            continue
+        now = time
+        spent += more
+        _heights(choice, needs, ready, home, heights)
+        if time < best:
+            best = time
+            found[:] = choice
+    choice[:] = found
+
+
+@njit(cache=True)
+def replaced(  # type: ignore[no-untyped-def]
+    choice, key, first, took, begin, end, rows, parts, limit, rounds,
+    backward, home, total, lane, seconds, count, repeats
+):  # fmt: skip
+    """A schedule in which other tensors stand in the place of some neighbours, and everything else keeps its key.
+
+    Args:
+        key, first, took: of the choice and its schedule.
+        begin, end: the neighbours, of which the last is left out; rows, parts: int64 and float64 (others,), the options
+            of the others and their parts of the backward pass.
+
+    Returns:
+        when all is done, inf: at first beyond the limit; the choice with the others; its keys.
+    """
+    others = choice.size - end + begin + rows.size
+    tensors, waits = np.empty(others, np.int64), np.empty(others)
+    tensors[:begin], waits[:begin] = choice[:begin], backward[:begin]
+    tensors[begin : begin + rows.size], waits[begin : begin + rows.size] = rows, parts
+    tensors[begin + rows.size :], waits[begin + rows.size :] = choice[end:], backward[end:]
+    due = -np.inf
+    for place in range(first[begin], first[end]):
+        due = max(due, key[place] + took[place])
+    places, owner, where, lasts, tail = laid_out(tensors, waits, home, total, lane, seconds, count, repeats)
+    keys, start = np.empty(lasts.size), np.empty(lasts.size)
+    keys[: places[begin]] = key[: first[begin]]
+    keys[places[begin + rows.size] :] = key[first[end] :]
+    for place in range(places[begin], places[begin + rows.size]):
+        keys[place] = key[first[begin]] if place == places[owner[place]] else due - tail[place]
+    time = forward(tensors, places, owner, where, lasts, count, keys, False, total, limit, start)
+    if time < np.inf:
+        time = justified(tensors, places, owner, where, lasts, count, repeats, total, keys, start, rounds, -np.inf)
+    return time, tensors, keys

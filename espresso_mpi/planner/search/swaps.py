@@ -1,0 +1,313 @@
+"""What a step would take if one tensor travelled otherwise: all such questions about a choice at once.
+
+In the order ``backprop`` the lanes are a max-plus system. What comes before a tensor is kept as the state in which it
+finds the lanes, what comes after it as a vector: how long the step still takes when a lane is free at 0. One swap then
+costs one tensor's operations, however many tensors there are. In the other orders every swap is a timeline of its own;
+in the order ``schedule`` one in which all operations keep the keys that they have in the choice's schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numba import njit
+
+from espresso_mpi.types import Route
+
+from ..model.dispatch import exchanged, laid_out, scheduled, served
+from ..model.problem import Menu, Problem
+from ..model.timeline import ROUNDS, TIE, Options, Timeline, follow
+from .confirmed import Confirmed
+
+
+def swapped(timeline: Timeline, choice: np.ndarray, tensors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """F of a choice with one tensor on another option: float64 (swaps,).
+
+    Args:
+        choice: int64 (tensors,), an option of each; tensors, rows: int64 (swaps,), which tensor takes which option.
+    """
+    arrays = timeline.tables
+    choice, tensors, rows = (np.ascontiguousarray(values, np.int64) for values in (choice, tensors, rows))
+    if timeline.order == "backprop":
+        return np.asarray(_backprop_swaps(choice, tensors, rows, *arrays))
+    found = np.full(tensors.size, timeline.seconds(choice))
+    real = rows != choice[tensors]
+    if timeline.order == "schedule":
+        found[real] = _scheduled_swaps(choice, tensors[real], rows[real], ROUNDS, *arrays)
+    else:
+        found[real] = _event_swaps(choice, tensors[real], rows[real], timeline.order == "priority", *arrays)
+    return found
+
+
+@njit(cache=True)
+def _backprop_swaps(choice, tensors, rows, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+    size, nothing = choice.size, np.empty((0, 0))
+    before, done = np.zeros((size + 1, 2 * total)), np.zeros(size + 1)
+    for tensor in range(size):
+        state, option = before[tensor + 1], choice[tensor]
+        state[:] = before[tensor]
+        state[home] += backward[tensor]
+        there = follow(state, state[home], lane[option], seconds[option], count[option], repeats[option], nothing)
+        done[tensor + 1] = max(done[tensor], there)
+    after = np.full((size + 1, 2 * total), -np.inf)
+    after[size, home] = 0.0
+    state = np.empty(2 * total)
+    for tensor in range(size - 1, -1, -1):
+        option = choice[tensor]
+        for free in range(2 * total):
+            state[:] = -np.inf
+            state[free] = 0.0
+            state[home] += backward[tensor]
+            end = follow(state, state[home], lane[option], seconds[option], count[option], repeats[option], nothing)
+            for place in range(2 * total):
+                end = max(end, state[place] + after[tensor + 1, place])
+            after[tensor, free] = end
+    found = np.empty(tensors.size)
+    for swap in range(tensors.size):
+        tensor, option = tensors[swap], rows[swap]
+        state[:] = before[tensor]
+        state[home] += backward[tensor]
+        end = follow(state, state[home], lane[option], seconds[option], count[option], repeats[option], nothing)
+        end = max(end, done[tensor])
+        for place in range(2 * total):
+            end = max(end, state[place] + after[tensor + 1, place])
+        found[swap] = end
+    return found
+
+
+@njit(cache=True)
+def _event_swaps(choice, tensors, rows, by_tensor, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+    trial, found = choice.copy(), np.empty(tensors.size)
+    for swap in range(tensors.size):
+        tensor = tensors[swap]
+        trial[tensor] = rows[swap]
+        found[swap] = served(trial, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
+        trial[tensor] = choice[tensor]
+    return found
+
+
+@njit(cache=True)
+def _scheduled_swaps(choice, tensors, rows, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+    trial, found = choice.copy(), np.empty(tensors.size)
+    _, key, _ = scheduled(trial, backward, home, total, lane, seconds, count, repeats, rounds)
+    first, _, _, took, _ = laid_out(trial, backward, home, total, lane, seconds, count, repeats)
+    for swap in range(tensors.size):
+        found[swap] = exchanged(trial, tensors[swap], rows[swap], first, key, took, backward, home, total, lane,
+                                seconds, count, repeats, np.inf)[0]  # fmt: skip
+    return found
+
+
+# --- options to swap to -----------------------------------------------------------------------------------------------
+
+
+def with_free(timeline: Timeline) -> tuple[Timeline, int]:
+    """The timeline with one option more, which takes no time, and its row."""
+    o = timeline.options
+    return with_rows(timeline, np.zeros(1, np.int64), np.zeros((1, o.seconds.shape[1])), np.zeros(1, np.int32)), len(
+        o.count
+    )
+
+
+def with_rows(timeline: Timeline, like: np.ndarray, seconds: np.ndarray, count: np.ndarray | None = None) -> Timeline:
+    """The timeline with more options after its own: those of rows ``like``, with other seconds (and counts)."""
+    o = timeline.options
+    more = o.count[like] if count is None else count
+    options = Options(
+        np.concatenate([o.lane, o.lane[like]]), np.concatenate([o.seconds, seconds]), np.concatenate([o.count, more]),
+        np.concatenate([o.repeats, o.repeats[like]]),
+    )  # fmt: skip
+    return replace(timeline, options=options)
+
+
+def swaps_of(problem: Problem, wanted: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Every tensor with every option of its menu: int64 (swaps,), int64 (swaps,).
+
+    Args:
+        wanted: bool (rows,), the options to keep.
+    """
+    rows = [np.arange(r.start, r.stop) for r in map(problem.rows, range(problem.tensors))]
+    tensors = np.repeat(np.arange(problem.tensors), [r.size for r in rows])
+    flat = np.concatenate(rows)
+    kept = slice(None) if wanted is None else wanted[flat]
+    return tensors[kept], flat[kept]
+
+
+def quickest_alone(problem: Problem, most: int) -> np.ndarray:
+    """The options of each menu that take least by themselves, at most so many of one: bool (rows,)."""
+    found = np.zeros(problem.alone.size, bool)
+    for a, b in zip(problem.first, problem.first[1:]):
+        found[a + np.argsort(problem.alone[a:b], kind="stable")[:most]] = True
+    return found
+
+
+def best_of_each(tensors: np.ndarray, times: np.ndarray, alone: np.ndarray, size: int) -> np.ndarray:
+    """Of each tensor's swaps the place of the quickest, of equal ones of what takes least by itself; -1: it has none.
+
+    Args:
+        times: float64 (swaps,), F; alone: float64 (swaps,), seconds of the option by itself; size: number of tensors.
+    """
+    found = np.full(size, -1, np.int64)
+    order = np.lexsort((alone, times))[::-1]  # the best last, so that it is what stays
+    found[tensors[order]] = order
+    return found
+
+
+def improved(problem: Problem, choice: np.ndarray, rounds: int = 20) -> np.ndarray:
+    """The choice after swaps of single tensors, each the best that there is, until none shortens the step.
+
+    Args:
+        rounds: how often all swaps are tried, at most; in each, those that still help after the ones before are kept.
+    """
+    if problem.timeline.order == "schedule":
+        return _improved_by_schedule(problem, choice, rounds)
+    tensors, rows = swaps_of(problem)
+    best, current = choice.copy(), problem.timeline.seconds(choice)
+    for _ in range(rounds):
+        times = swapped(problem.timeline, best, tensors, rows)
+        places = best_of_each(tensors, times, problem.alone[rows], problem.tensors)
+        began = current
+        for place in places[np.argsort(times[places], kind="stable")]:
+            if times[place] >= current and current == began:
+                break
+            trial = best.copy()
+            trial[tensors[place]] = rows[place]
+            if (seconds := problem.timeline.seconds(trial)) < current:
+                best, current = trial, seconds
+        if current >= began:
+            break
+    return best
+
+
+_WORTH = 1e-4
+"""What a round of swaps must gain, relative, for another one to follow: a round takes as long as the runners-up."""
+
+
+def refined(
+    problem: Problem, choice: np.ndarray, wanted: np.ndarray, errors: np.ndarray, rounds: int = 3
+) -> np.ndarray:
+    """The choice after swaps of single tensors to other routes, or to dense ones, while they shorten the step.
+
+    No tensor is compressed that was not, nor by another method: where compression was taken back, because its gain
+    could be noise, it stays so.
+
+    Args:
+        wanted: bool (rows,), the options that are looked at; errors: float64 (rows,), no tensor's becomes larger.
+    """
+    current = problem.seconds(choice)
+    for _ in range(rounds):
+        tensors, rows = swaps_of(problem, wanted)
+        now = choice[tensors]
+        allowed = (problem.method[rows] == problem.method[now]) | (problem.method[rows] < 0)
+        allowed &= (errors[rows] <= errors[now]) & (rows != now)
+        tensors, rows = tensors[allowed], rows[allowed]
+        times = swapped(problem.timeline, choice, tensors, rows)
+        places = best_of_each(tensors, times, problem.alone[rows], problem.tensors)
+        places = places[places >= 0]
+        began = current
+        for place in places[np.argsort(times[places], kind="stable")]:
+            if times[place] >= began * (1 - TIE):
+                break
+            trial = choice.copy()
+            trial[tensors[place]] = rows[place]
+            if (seconds := problem.seconds(trial)) < current * (1 - TIE):
+                choice, current = trial, seconds
+        if current >= began * (1 - _WORTH):
+            break
+    return choice
+
+
+def _improved_by_schedule(problem: Problem, choice: np.ndarray, rounds: int) -> np.ndarray:
+    """The same in the order ``schedule``, where most swaps are ruled out by rougher figures; see ``confirmed``."""
+    step = Confirmed(problem.timeline, choice, problem.alone)
+    rows = [np.arange(a, b) for a, b in zip(problem.first, problem.first[1:])]
+    for _ in range(rounds):
+        began = step.seconds()
+        for tensor in range(problem.tensors):
+            own = rows[problem.menu[tensor]]
+            times = step.candidates(tensor, own)
+            best = int(np.argmin(times))
+            if times[best] < step.seconds():
+                step.take(tensor, int(own[best]))
+        if step.seconds() >= began * (1 - TIE):
+            break
+    return step.choice
+
+
+# --- complete menus ---------------------------------------------------------------------------------------------------
+
+
+def completed(problem: Problem, compressors: Sequence[str] = ()) -> Problem:
+    """The problem with more on its menus: after its own options, the dense ones, and those of each given compressor.
+
+    Of these what no other option of the same compressor dominates. A search may do without them; comparing may not.
+    Choices of the problem are translated by ``moved``.
+    """
+    timeline = problem.timeline
+    pieces = [problem] + [
+        Problem.of(problem.trace, problem.profile, spellings, routes=problem.routes, lanes=timeline.lanes)
+        for spellings in ([], *([text] for text in compressors))
+    ]
+    only = [np.ones(piece.method.size, bool) for piece in pieces]
+    for kept, piece in zip(only[2:], pieces[2:]):
+        kept[:] = piece.method >= 0
+    return joined(pieces, only)
+
+
+def moved(choice: np.ndarray, before: Problem, after: Problem) -> np.ndarray:
+    """A choice of ``before`` in a problem whose menus begin with those of ``before``."""
+    return choice - before.first[before.menu] + after.first[after.menu]
+
+
+def joined(pieces: Sequence[Problem], only: Sequence[np.ndarray] | None = None) -> Problem:
+    """The first problem, with the options of others of the same tensors, lanes and prices after those of its own.
+
+    Args:
+        only: bool (rows,) of each piece, which of its options to take; None: all.
+    """
+    first = pieces[0]
+    if only is None:
+        only = [np.ones(piece.method.size, bool) for piece in pieces]
+    spellings = tuple(dict.fromkeys(text for piece in pieces for text in piece.compressors))
+    routes = first.routes
+    if any(piece.routes is not routes for piece in pieces):  # to look at all of them takes a while
+        routes = tuple(dict.fromkeys(route for piece in pieces for route in piece.routes))
+    parts = [_renumbered(piece, spellings, routes) for piece in pieces]
+    menus = []
+    for menu in range(first.first.size - 1):
+        tensor = int(np.flatnonzero(first.menu == menu)[0])  # menus may be numbered otherwise in other pieces
+        slices = [
+            part.only(np.array([row for row in piece.rows(tensor) if kept[row]], np.int64))
+            for part, piece, kept in zip(parts, pieces, only)
+        ]
+        menus.append(_once(slices, len(routes)))
+    return Problem._joined(first.trace, first.profile, spellings, routes, menus, first.menu.tolist(),
+                           first.timeline.lanes, first.timeline.order)  # fmt: skip
+
+
+def _renumbered(piece: Problem, spellings: Sequence[str], routes: Sequence[Route]) -> Menu:
+    """All options of a problem, with methods and routes numbered as in these lists."""
+    methods = {text: number for number, text in enumerate(spellings)}
+    method = np.array([*(methods[text] for text in piece.compressors), -1], np.int32)  # -1: the last, dense
+    if piece.routes is routes:
+        return Menu(piece.timeline.options, method[piece.method], piece.route)
+    places = {route: number for number, route in enumerate(routes)}
+    route = np.array([places[route] for route in piece.routes], np.int32)
+    return Menu(piece.timeline.options, method[piece.method], route[piece.route])
+
+
+def _once(slices: Sequence[Menu], routes: int) -> Menu:
+    """Menus in one, each option once."""
+    method, route = (np.concatenate([getattr(menu, name) for menu in slices]) for name in ("method", "route"))
+    _, kept = np.unique((method.astype(np.int64) + 1) * routes + route, return_index=True)
+    width = max(menu.options.lane.shape[1] for menu in slices)
+    lane, seconds = (
+        np.concatenate([_padded(getattr(menu.options, name), width) for menu in slices]) for name in ("lane", "seconds")
+    )
+    count, repeats = (np.concatenate([getattr(menu.options, name) for menu in slices]) for name in ("count", "repeats"))
+    return Menu(Options(lane, seconds, count, repeats), method, route).only(np.sort(kept))
+
+
+def _padded(values: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(values, ((0, 0), (0, width - values.shape[1])))

@@ -1,0 +1,204 @@
+"""What the parts of a session stand on: its engine, waiting for calls, and what all ranks do between them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ..autotune.clock import StepClock
+from ..autotune.holding import Held
+from ..cluster.launch import threads_per_rank
+from ..collectives.data.layout import Topology
+from ..collectives.messages import lifetime
+from ..collectives.messages.transport import Transport
+from ..engine import guard
+from ..engine.batches import check_fit
+from ..engine.calls import Unit
+from ..engine.diagnostics import agree_on_options
+from ..engine.engine import Engine
+from ..engine.intake import Intake
+from ..errors import ConfigError, EspressoError, PlanError
+from ..options import Options
+from ..state import checkpoints
+from ..state.memory import Keeping
+from ..tracing.recording import Recorder
+
+_LOG = logging.getLogger("espresso_mpi")
+
+S = TypeVar("S", bound="SessionBase")
+
+
+class SessionBase:
+    """A session that is open: it can wait, do something on all ranks, and be closed.
+
+    Args:
+        comm: as ``Session``; options: as all ranks chose them; note: makes what ranks tell each other of them.
+
+    Raises:
+        ConfigError, MismatchError, PlanError: on every rank.
+    """
+
+    def __init__(self, comm: Any, options: Options, note: Callable[[], Mapping[str, Any]]) -> None:
+        self._options, self._recording = options, False
+        self._transport = Transport.open(comm, options.transport(), agree_on_options, note)
+        self._require_fit()
+        self._step, self._seconds, self._warned = 0, 0.0, False
+        self._clock: StepClock | None = None
+        self._pending = guard.Pending()
+        self._intake = Intake(self._transport.topology)
+        self._recorder = Recorder()
+        self._engine = Engine(self._transport, options, Keeping(), self._recorder)
+        self._held = Held(self._engine, self._watching)
+        _limit_threads(len(self._transport.machine))
+        lifetime.watch(self._engine)
+
+    def _require_fit(self) -> None:
+        """Refuse a plan for other ranks or versions."""
+        try:
+            check_fit((), self._options, self._transport.topology)
+        except PlanError:
+            self._transport.close()
+            raise
+
+    def _watching(self) -> bool:
+        """Whether steps are recorded: pushes are held back then."""
+        return self._clock is not None
+
+    @property
+    def topology(self) -> Topology:
+        """Which ranks share a machine."""
+        return self._transport.topology
+
+    def __repr__(self) -> str:
+        o = self._options
+        how = "a plan" if o.plan else f"compressor {o.compressor!r}, route {str(o.route) if o.route else 'by topology'}"
+        return f"<Session of {self.topology}: {how}; step {self._step}{'' if self.usable else '; not usable'}>"
+
+    @property
+    def usable(self) -> bool:
+        """Whether ``sync`` may be called: not closed, and no failure that leaves ranks out of step."""
+        return self._engine.broken is None
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def wait_all(self) -> None:
+        """Wait for everything that was pushed and not waited for.
+
+        Raises:
+            EspressoError: as ``Handle.wait``, for the first tensor with an error; all have ended then.
+        """
+        errors = []
+        for unit in self._pending:
+            try:
+                self._wait(unit, read=False)
+            except EspressoError as error:
+                errors.append(error)
+        self._warn_of_saturation()
+        if errors:
+            raise errors[0]
+
+    def _wait(self, unit: Unit, read: bool = True) -> Any:
+        self._held.release()
+        start = time.perf_counter()
+        try:
+            self._engine.wait_for(lambda: unit.finished)
+        finally:
+            if unit.finished:
+                self._pending.remove(unit)
+            if self._clock is not None and unit.call[0] in ("sync", "push"):
+                self._clock.waited(start, unit.call if unit.error is not None else None)
+            self._seconds += time.perf_counter() - start
+        self._release(unit, read)
+        if unit.error is not None:
+            raise unit.error
+        return unit.result
+
+    def _ended(self, unit: Unit) -> bool:
+        """Whether a call has ended; there is nothing to wait for then but an error."""
+        self._held.release()
+        if unit.finished:
+            self._release(unit)
+            if unit.error is None:
+                self._pending.remove(unit)
+        return unit.finished
+
+    def _release(self, unit: Unit, read: bool = True) -> None:
+        changed = self._intake.release(unit, read)
+        if changed is not None:
+            self._engine.leave(str(changed))
+
+    def _warn_of_saturation(self) -> None:
+        if self._engine.tally["saturated"] and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "step %d: values or sums left their range and were cut (stats().saturated counts them): scale the loss "
+                "down; if the compressor sums integers, use fewer levels",
+                self._step,
+            )
+
+    # --- together -----------------------------------------------------------------------------------------------------
+
+    def _between_steps(self, name: str, action: Callable[[], Any]) -> Any:
+        """``_together``, refused on all ranks if tensors are under way on one: what they keep would change."""
+        self._held.release()
+        busy = f"{name}: tensors are still under way; call wait_all() before it" if self._engine.busy else None
+
+        def alone() -> Any:
+            checkpoints.exchange(self._transport, {"problem": busy}, ConfigError)
+            return action()
+
+        return self._together(name, alone)
+
+    def _together(self, name: str, action: Callable[[], Any]) -> Any:
+        """Do something on all ranks when nothing else is under way."""
+        self._engine.require_usable()
+        self._held.release()
+        return self._wait(self._engine.submit(Unit((name, ""), action=action)))
+
+    def _refuse_while_recording(self, name: str) -> None:
+        """The options of now, and what tensors are owed on the way, are those of the record, not of the session."""
+        if self._recording:
+            raise ConfigError(f"{name}: steps are being recorded; call it before or after record_trace()")
+
+    def _follow(self, options: Options, keeping: Keeping | None = None) -> None:
+        """Let tensors travel by other options from now on."""
+        self._options = options
+        self._intake.batches.clear()
+        self._engine.follow(options, keeping or self._engine.keeping)
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what was pushed, and free communicator and shared memory; every rank must call it.
+
+        A session that failed is only dropped.
+
+        Raises:
+            EspressoError: as ``wait_all``. RankTimeoutError: a rank did not come.
+        """
+        if not self.usable:
+            return
+        try:
+            self.wait_all()
+        finally:
+            if self.usable:
+                self._together("close", self._transport.close)
+                self._engine.leave("it was closed", tell=False)
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.close()
+        else:  # the other ranks may never come to a collective close, but may wait for this one
+            self._engine.leave(f"it was left by an exception: {kind.__name__}: {error}")
+
+
+def _limit_threads(local_ranks: int) -> None:
+    """Share the machine's cores among its ranks."""
+    from ..compressors.kernels.cpu import host
+
+    host.limit_threads(threads_per_rank(local_ranks))

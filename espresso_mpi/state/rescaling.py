@@ -1,0 +1,114 @@
+"""Changes the unit that gradients are measured in, as a loss scaler does, in what a session keeps of them."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from ..arrays import device
+from ..collectives.data import reduction
+from ..collectives.executor import OWN
+from ..collectives.messages.agreement import floats
+from ..collectives.messages.transport import Transport
+from ..compressors import LIMIT
+from ..errors import ConfigError, StateError
+from ..options import Options
+from . import checkpoints
+from .memory import Key, Memory
+
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+"""Factors that a float32 holds with all its digits: what is kept is multiplied in float32."""
+
+
+def checked_factor(factor: Any) -> float:
+    """A factor as a float.
+
+    Raises:
+        ConfigError: not a number above 0 in the range of float32.
+    """
+    good = isinstance(factor, numbers.Real) and not isinstance(factor, bool)
+    try:
+        good = good and _LEAST <= float(factor) <= _MOST
+    except OverflowError:  # a whole number beyond all floats
+        good = False
+    if not good:
+        raise ConfigError(
+            f"rescale: factor={factor!r}; expected a number from {_LEAST:.3g} to {_MOST:.3g}, the range of float32: "
+            f"the new loss scale divided by the old"
+        )
+    return float(factor)
+
+
+def is_one(factor: Any) -> bool:
+    """Whether a factor, which may be a wrong one, changes nothing."""
+    try:
+        return checked_factor(factor) == 1
+    except ConfigError:
+        return False
+
+
+def _largest(memory: Memory) -> float:
+    """The largest magnitude that is kept on this rank."""
+    largest = 0.0
+    for value in memory.values():
+        here = np.empty(value.size, np.float32)
+        device.copy(here, value)
+        largest = max(largest, float(np.abs(here).max(initial=0.0)))
+    return largest
+
+
+def rescale(transport: Transport, options: Options, memory: Memory, given: Any) -> None:
+    """Multiply residuals, and all that stands for gradients, by a factor. Collective.
+
+    What methods keep is multiplied where it is a mean of gradients (``Compressor.keeps``); factors of low rank and
+    counters have no unit.
+
+    Raises:
+        ConfigError: on every rank: a factor is none, the ranks have different ones, or values would leave their range;
+            StateError: a compressor does not say what its memory is. Nothing was changed.
+    """
+    factor, problem = 1.0, None
+    try:
+        factor = checked_factor(given)
+    except ConfigError as error:
+        problem = str(error)
+    checkpoints.exchange(transport, {"problem": problem}, ConfigError)
+    _require_alike(transport, factor, _largest(memory))
+    found: list[str] = []
+    try:
+        found = _with_unit(options, memory)
+    except StateError as error:
+        problem = str(error)
+    checkpoints.exchange(transport, {"problem": problem})  # what is kept differs between ranks
+    for text in found:
+        reduction.blend(memory[text], factor, 0.0, memory[text])
+
+
+def _require_alike(transport: Transport, factor: float, largest: float) -> None:
+    """The ranks have one factor, and the largest value that any keeps stays in its range. Collective."""
+    said = floats(transport, factor, largest)
+    if said[:, 0].min() != said[:, 0].max():
+        given = ", ".join(f"{transport.describe(rank)} has {value:g}" for rank, value in enumerate(said[:, 0]))
+        raise ConfigError(f"rescale: the ranks have different factors: {given}; pass the same")
+    if said[:, 1].max() * factor > LIMIT:
+        raise ConfigError(
+            f"rescale: factor={factor:g} would take what is kept, up to {said[:, 1].max():g}, beyond {LIMIT:g}, the "
+            f"most that a residual may be; the loss scale is too large"
+        )
+
+
+def _with_unit(options: Options, memory: Memory) -> list[str]:
+    """The keys of what is measured in the unit of gradients.
+
+    Raises:
+        StateError: a compressor does not say what it keeps.
+    """
+    rules = checkpoints.rules(options)
+    keys = {text: Key.parse(text).what for text in memory}
+    own = {text: rules.get(what.removeprefix(OWN)) for text, what in keys.items() if what.startswith(OWN)}
+    unknown = [text for text, rule in own.items() if rule is None]
+    if unknown:
+        raise StateError(f"rescale: {unknown[0]!r}: its compressor does not say what it is; name it in ``keeps``")
+    return [text for text in keys if own.get(text, "average") == "average"]

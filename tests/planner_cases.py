@@ -1,0 +1,54 @@
+"""Small random clusters and training steps, for the tests of the planner."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+
+from espresso_mpi.planner.model.problem import Problem
+from espresso_mpi.planner.model.profile import Curve, Profile
+from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.search.algorithms import reachable
+from espresso_mpi.types import Op
+
+COMPRESSOR = "topk:ratio=0.01"
+
+
+def random_line(rng, start, rate):
+    """A start-up and a rate, each within a factor of three."""
+    return Curve.line(start * 3 ** rng.uniform(-1, 1), 3 ** rng.uniform(-1, 1) / rate)
+
+
+def random_profile(rng, machines=4, ranks=4, compressors=(COMPRESSOR,), **more):
+    """A cluster in which every operation has a speed of its own: no two options take exactly the same."""
+    keys = [
+        (op, level, alone) for op in get_args(Op) for level in ("flat", "intra", "inter") for alone in (False, True)
+    ]
+    rates = {"flat": 4e8, "intra": 8e9, "inter": 8e8}
+    moves = {key: random_line(rng, 2e-5, rates[key[1]]) for key in keys if not key[2] or key[1] == "inter"}
+    speeds = {"gpu": (3e-5, 3e9), "cpu": (1e-5, 4e8)}
+    codecs = {
+        (spelling, device, way): random_line(rng, *speeds[device])
+        for spelling in compressors
+        for device in speeds
+        for way in ("encode", "decode")
+    }
+    copies = {way: random_line(rng, 1e-5, 1e10) for way in ("to_host", "to_gpu")}
+    return Profile(machines, ranks, codecs, moves, copies, Curve.line(0, 0), **more)
+
+
+def random_trace(rng, tensors, device="gpu", sizes=3):
+    """Tensors of a few different sizes, a few milliseconds apart."""
+    known = [int(10 ** rng.uniform(4.5, 6.8)) for _ in range(sizes)]
+    ready = np.cumsum(rng.exponential(2e-3, tensors))
+    return Trace(
+        tuple(TracedTensor(f"t{i}", known[rng.integers(sizes)], float(at)) for i, at in enumerate(ready)), device
+    )
+
+
+def random_problem(seed, tensors=5, routes=None, **more):
+    """Of all routes that the published algorithms reach, unpruned."""
+    rng = np.random.default_rng(seed)
+    profile, trace = random_profile(rng), random_trace(rng, tensors)
+    return Problem.of(trace, profile, [COMPRESSOR], routes=routes or reachable(), prune=False, **more)

@@ -1,0 +1,86 @@
+"""Which route is taken where none was named: by a session's rule, and by a profile where there is one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from planner_cases import random_profile, random_trace
+
+from espresso_mpi import Plan, compressors
+from espresso_mpi.autotune import autoplan
+from espresso_mpi.collectives.data.layout import Topology
+from espresso_mpi.options import Options, Tuning
+from espresso_mpi.planner.model.problem import evaluated
+from espresso_mpi.planner.model.tree import named_routes
+from espresso_mpi.types import ROUTES, Route, Strategy, TensorSpec
+
+SPEC = TensorSpec("x", (1 << 18,), "float32")
+
+
+def cluster(hosts, ranks):
+    return Topology(tuple(tuple(range(ranks * h, ranks * (h + 1))) for h in range(hosts)))
+
+
+FOUR_BY_FOUR = cluster(4, 4)
+
+
+@pytest.mark.parametrize(
+    "topology, level, scheme",
+    [
+        (cluster(1, 2), "flat", "allgather"),
+        (cluster(2, 1), "flat", "allgather"),
+        (cluster(1, 3), "flat", "alltoall"),
+        (cluster(3, 1), "flat", "alltoall"),
+        (cluster(2, 2), "hierarchical", "allgather"),
+        (Topology(((0, 1), (2,))), "hierarchical", "allgather"),
+        (cluster(3, 2), "hierarchical", "alltoall-packed"),
+    ],
+)
+def test_the_rule_of_sessions(topology, level, scheme):
+    """Only payloads with something in common are summed: the sums of 16-bit floats lose what no residual holds."""
+    for spelling in ("int8", "topk:ratio=0.01", "fp16", "bf16", "signsgd"):
+        assert Options(compressor=spelling).strategy(SPEC, topology) == Strategy(spelling, f"{level}-{scheme}")
+    for spelling in ("powersgd", "randomk:ratio=0.01", "thc"):
+        assert Options(compressor=spelling).strategy(SPEC, topology) == Strategy(spelling, f"{level}-linear")
+    assert Options().strategy(SPEC, topology) == Strategy("none", level)
+
+
+@pytest.mark.parametrize("hierarchical", [False, True])
+@pytest.mark.parametrize("spelling", ["none", "int8", "fp16", "powersgd"])
+def test_named_routes_are_those_that_payloads_can_take(spelling, hierarchical):
+    method = None if spelling == "none" else compressors.get(spelling)
+    endings = {"": spelling == "none", "allgather": True, "alltoall": True, "alltoall-packed": True}
+    endings["linear"] = spelling in ("fp16", "powersgd")
+    wanted = [
+        name
+        for name in ROUTES
+        if (hierarchical or name.startswith("flat"))
+        and endings[name.partition("-")[2]]
+        and ("-" in name) == (spelling != "none")
+    ]
+    assert named_routes(method, hierarchical) == tuple(map(Route.parse, wanted))
+
+
+def test_a_session_that_has_a_profile_tries_compressors_along_the_named_route_that_is_quickest_by_it():
+    """The route of its rule is for sessions that have measured nothing."""
+    different = 0
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        trace, profile = random_trace(rng, 4, "cpu"), random_profile(rng, compressors=("fp16",))
+        options = Options(tuning=Tuning())
+        tried = list(
+            autoplan._candidates(SimpleNamespace(topology=FOUR_BY_FOUR), options, trace, profile, Tuning(("fp16",)))
+        )
+        like = tried[0].forecast
+        seconds = {}
+        for route in named_routes(compressors.get("fp16"), True):
+            problem, choice = evaluated(
+                Plan(default=Strategy("fp16", route)), trace, profile, lanes=like.lanes, order=like.order
+            )
+            seconds[route] = problem.seconds(choice)
+        best = Strategy("fp16", min(seconds, key=seconds.get))
+        assert dict.fromkeys((t.name for t in trace.tensors), best) in [dict(one.strategies) for one in tried]
+        different += Options(compressor="fp16").strategy(SPEC, FOUR_BY_FOUR) != best
+    assert different

@@ -1,0 +1,145 @@
+"""Telling the steps of a training loop apart, with a clock of our own; the settings of plan='auto'."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from espresso_mpi.autotune.clock import StepClock
+from espresso_mpi.errors import ConfigError
+from espresso_mpi.options import Tuning
+from espresso_mpi.types import TensorSpec
+
+A, B = TensorSpec("a", (4,), "float32"), TensorSpec("b", (8,), "float32")
+
+
+class Time:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def called(clock, specs, kind="sync"):
+    if clock.begins(specs):
+        clock.end_step()
+    clock.called((kind, specs[0].name), specs)
+
+
+def test_steps_of_sync_begin_where_the_last_wait_ended():
+    time = Time()
+    clock = StepClock(clock=time)
+    for _ in range(3):
+        time.now += 2.0  # computing
+        called(clock, (A, B))
+        time.now += 0.5  # synchronising
+        clock.waited(time.now - 0.5)
+    clock.end_step()
+    assert clock.count == 3
+    assert [(step.specs, step.seconds) for step in clock.steps] == [((A, B), 2.5)] * 2  # the first has no begin
+    assert all(np.array_equal(step.ready, [2.0, 2.0]) for step in clock.steps)
+
+
+def test_pushed_tensors_are_ready_one_after_the_other():
+    time = Time()
+    clock = StepClock(clock=time)
+    for _ in range(2):
+        for spec in (B, A):
+            time.now += 1.0
+            called(clock, (spec,), "push")
+        time.now += 3.0
+        clock.waited(time.now - 3.0)
+    clock.end_step()
+    (step,) = clock.steps
+    assert step.specs == (B, A)
+    assert np.array_equal(step.ready, [1.0, 2.0])
+    assert step.seconds == 5.0
+    assert step.pushed
+
+
+def test_waiting_within_a_step_is_no_computing():
+    time = Time()
+    clock = StepClock(clock=time)
+    for _ in range(2):
+        for spec in (A, B):
+            time.now += 1.0
+            called(clock, (spec,))
+            time.now += 5.0
+            clock.waited(time.now - 5.0)
+    clock.end_step()
+    (step,) = clock.steps
+    assert np.array_equal(step.ready, [1.0, 2.0])
+    assert (step.seconds, step.pushed) == (12.0, False)
+
+
+def test_a_call_that_failed_is_no_part_of_a_step():
+    """One rank could not make the call: both count the same steps."""
+    clocks = [StepClock(), StepClock()]
+    for step in range(4):
+        for rank, clock in enumerate(clocks):
+            bad = step == 2
+            if clock.repeats(("sync", "a")) if bad and rank else clock.begins((A,)):
+                clock.end_step()
+            if not (bad and rank):
+                clock.called(("sync", "a"), (A,))
+            clock.waited(0.0, ("sync", "a") if bad else None)
+    assert clocks[0].count == clocks[1].count == 2
+    assert clocks[0].begins((A,))
+    assert clocks[1].begins((A,))
+
+
+def test_what_is_done_aside_is_no_part_of_a_step():
+    time = Time()
+    clock = StepClock(clock=time)
+    called(clock, (A,))
+    clock.waited(time.now)
+    time.now += 1.0  # computed before the pause
+    clock.end_step()
+    with clock.aside():
+        time.now += 60.0
+    called(clock, (A,))
+    time.now += 0.25
+    clock.waited(time.now - 0.25)
+    clock.end_step()
+    assert clock.steps[-1].seconds == 1.25
+    assert clock.steps[-1].ready[0] == 1.0
+
+
+def test_only_the_last_steps_are_kept():
+    clock = StepClock(keep=4)
+    for _ in range(10):
+        called(clock, (A,))
+        clock.waited(0.0)
+    assert (len(clock.steps), clock.count) == (4, 9)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"compressors": "onebit"},
+        {"compressors": ("onebite",)},
+        {"compressors": ("fp16", "signsgd")},
+        {"steps": 2},
+        {"steps": 3.5},
+        {"skip": -1},
+        {"check": 0},
+        {"every": True},
+        {"seconds": 0},
+        {"factor": 1.0},
+        {"factor": float("nan")},
+    ],
+)
+def test_settings_out_of_their_range_are_refused(wrong):
+    with pytest.raises(ConfigError, match=r"expected|not known|no mean"):
+        Tuning(**wrong)
+
+
+def test_only_methods_that_train_like_fp32_are_chosen_unasked():
+    assert Tuning().compressors == ("fp16", "bf16", "int8", "int4") and not Tuning().doubtful
+    assert Tuning(("int8:block=64", "onebit", "topk:ratio=0.1")).doubtful == ("onebit", "topk:ratio=0.1")
+
+
+def test_settings_are_spelled_out_for_the_comparison_among_ranks():
+    assert str(Tuning(("topk",), steps=5)) != str(Tuning(("topk",), steps=6))
+    assert "none" not in Tuning(("none", "fp16")).compressors

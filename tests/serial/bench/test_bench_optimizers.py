@@ -1,0 +1,87 @@
+"""``bench optimizers`` without ranks: its model, its arguments, and what its tables say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from espresso_mpi.bench import optimizer_runs, optimizer_tables, optimizers, report
+from espresso_mpi.bench.training import Method
+from espresso_mpi.errors import ConfigError
+from espresso_mpi.files.output import write_rows
+
+
+def row(method="fp32", seed=0, loss=2.0, optimizer="adamw", **others):
+    values = {
+        "optimizer": optimizer, "lr": 0.1, "momentum": 0.9, "method": method, "compressor": method, "feedback": True,
+        "seed": seed, "loss": loss, "diverged_at": None, "replicas_identical": True, "bytes_per_step": 2048.0,
+        "seconds": 1.0, "curve": ((0, 6.0), (10, loss)), **others,
+    }  # fmt: skip
+    return optimizer_runs.Row(**values)
+
+
+ROWS = [
+    *(row(seed=seed, loss=loss) for seed, loss in ((0, 2.0), (1, 2.5))),
+    *(row("onebit", seed=seed, loss=loss) for seed, loss in ((0, 2.2), (1, 3.0), (2, 9.0))),
+    row("topk", loss=None, diverged_at=4),
+    row("onebit", optimizer="sgd", loss=2.1, replicas_identical=False),
+]
+
+
+def test_the_table_compares_runs_of_one_seed():
+    """Seed 2 has no fp32 run to compare with; nor has sgd one."""
+    _, lines = optimizer_tables.table(ROWS)
+    assert lines == [
+        ["adamw", "0.1", "fp32", "2", "2.2500", "0.5000", "", "", "2.0", "identical"],
+        ["adamw", "0.1", "onebit", "3", "4.7333", "6.8000", "+15.00", "+10.00 to +20.00", "2.0", "identical"],
+        ["adamw", "0.1", "topk", "1", "diverged", "", "", "", "2.0", "identical"],
+        ["sgd", "0.1", "onebit", "1", "2.1000", "", "", "", "2.0", "DIFFER"],
+    ]
+
+
+def test_the_report_has_the_table_and_its_conditions(tmp_path):
+    settings = {"shape": vars(optimizer_runs.Shape()), "parameters": 3208704, "ranks": 2, "batch": 4, "steps": 200,
+                "text_characters": 465048, "text_sha256": "2a95"}  # fmt: skip
+    write_rows(tmp_path / "o.json", ROWS, kind="optimizers", settings=settings)
+    report.main(results=[tmp_path / "o.json"], output=tmp_path / "B.md")
+    said = (tmp_path / "B.md").read_text()
+    assert "| adamw | 0.1 | onebit | 3 | 4.7333 | 6.8000 | +15.00 | +10.00 to +20.00 | 2.0 | identical |" in said
+    assert "3,208,704 parameters: 4 layers of width 256" in said
+    assert optimizer_tables.rows_of(json.loads((tmp_path / "o.json").read_text())["rows"]) == ROWS
+
+
+def test_a_method_with_a_momentum_of_its_own_gets_an_optimizer_without():
+    cells = optimizers.cells_of("sgd,adamw", None, [Method("none"), Method("topk"), Method("dgc:mu=0.5")], "0")
+    assert [cell.momentum for cell in cells] == [0.9, 0.9, 0.0, 0.0, 0.0, 0.0]
+    assert [cell.lr for cell in cells] == [optimizer_runs.RATES["sgd"]] * 3 + [1e-3] * 3
+
+
+@pytest.mark.parametrize(
+    "arguments", [("adam", None, "0"), ("sgd", "fast", "0"), ("sgd", "-1", "0"), ("sgd", None, "1.5")]
+)
+def test_arguments_that_cannot_be_read_are_refused(arguments):
+    optimizer, lr, seeds = arguments
+    with pytest.raises(ConfigError, match="expected"):
+        optimizers.cells_of(optimizer, lr, [Method("none")], seeds)
+
+
+def test_without_torch_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install torch"):
+        optimizers.main()
+
+
+def test_the_model_has_three_million_weights_and_looks_at_nothing_to_come():
+    torch = pytest.importorskip("torch")
+    from espresso_mpi.bench.gpt import GPT
+
+    shape = optimizer_runs.Shape()
+    model = GPT(shape, seed=0)
+    assert sum(weights.numel() for weights in model.parameters()) == shape.parameters > 3_000_000
+    symbols = torch.arange(shape.context)[None] % shape.alphabet
+    other = symbols.clone()
+    other[0, 40] = 1
+    with torch.no_grad():
+        differ = (model.logits(symbols) != model.logits(other)).any(dim=2)[0]
+    assert differ.nonzero().flatten().tolist() == list(range(40, shape.context))

@@ -1,0 +1,212 @@
+"""The probe for device pointers: fake programs in the place of mpirun, and what a job inside a job may know."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from espresso_mpi.cluster import launch
+from espresso_mpi.collectives.messages import probe, transport
+from espresso_mpi.errors import ConfigError
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def verdict_on(program: str, limit: float = 20.0) -> probe.Verdict:
+    return probe.run([sys.executable, "-c", program], dict(os.environ), limit)
+
+
+def test_two_processes_that_report_success_pass():
+    verdict = verdict_on(f"print({probe.PASSED!r}); print('a library talks'); print({probe.PASSED!r})")
+    assert verdict.works
+    assert "two processes" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (f"print({probe.PASSED!r})", "exit status 0"),  # two jobs of one process, or one that fell silent
+        ("pass", "exit status 0"),
+        (f"print({probe.PASSED!r}); print({probe.PASSED!r}); raise SystemExit(3)", "exit status 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
+        ("import sys; sys.exit('mpirun: no such network')", "no such network"),
+        ("import sys; print('cuMemcpy failed', file=sys.stderr); print('-' * 70, file=sys.stderr)", "cuMemcpy failed"),
+        (
+            f"import sys; print({probe.PROBLEM!r}, 'messages of 1024 bytes arrived with wrong content', "
+            "file=sys.stderr); sys.exit('mpirun: a process ended')",
+            "messages of 1024 bytes arrived with wrong content",
+        ),
+    ],
+)
+def test_everything_else_fails_and_says_why(program, why):
+    verdict = verdict_on(program)
+    assert not verdict.works
+    assert why in verdict.why
+
+
+def test_a_program_that_hangs_is_stopped():
+    start = time.monotonic()
+    verdict = verdict_on("import time; time.sleep(60)", limit=0.5)
+    assert verdict == probe.Verdict(False, "no answer within 0.5 s")
+    assert time.monotonic() - start < 20
+
+
+def test_a_program_that_will_not_stop_is_killed_with_its_children(monkeypatch, tmp_path):
+    monkeypatch.setattr(probe, "_GRACE_S", 0.5)
+    mark = tmp_path / "pid"
+    child = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    stubborn = (
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    )
+    start = time.monotonic()
+    assert not verdict_on(stubborn, limit=3.0).works
+    assert time.monotonic() - start < 20
+    deadline = time.monotonic() + 10
+    while alive(int(mark.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(int(mark.read_text()))
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as status:
+            return status.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_program_that_does_not_exist():
+    verdict = probe.run(["/nowhere/mpirun"], {}, 1.0)
+    assert not verdict.works
+    assert "could not be started" in verdict.why
+
+
+def test_no_mpirun(monkeypatch):
+    def missing():
+        raise ConfigError("no mpirun found")
+
+    monkeypatch.setattr(probe, "find_mpirun", missing)
+    probe._VERDICTS.clear()
+    assert probe.verdict(gpu=0) == probe.Verdict(False, "it could not be started: no mpirun found")
+    probe._VERDICTS.clear()
+
+
+def test_a_process_probes_once(monkeypatch):
+    runs = []
+    monkeypatch.setattr(probe, "find_mpirun", lambda: launch.Mpirun("/x/mpirun", "Open MPI", "5.0.11"))
+    monkeypatch.setattr(probe, "run", lambda *given: runs.append(given) or probe.Verdict(True, "fake"))
+    probe._VERDICTS.clear()
+    assert probe.verdict(3.2, gpu=1) == probe.verdict(3.2, gpu=1)
+    probe._VERDICTS.clear()
+    ((command, environment, limit),) = runs
+    assert command[:3] == ["/x/mpirun", "-n", "2"]
+    assert command[-1] == "4"  # whole seconds, no fewer than the limit
+    assert environment[probe.DEVICE] == "1"
+    assert limit == 3.2
+
+
+RANK = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_UNIVERSE_SIZE": "8",
+    "OMPI_MCA_num_procs": "8",
+    "OMPI_MCA_initial_wdir": "/home",
+    "OMPI_MCA_ess_base_jobid": "7",
+    "PMIX_RANK": "3",
+    "PMIX_SERVER_URI41": "prterun-vm@0.0;tcp4://127.0.0.1:1",
+    "PRTE_LAUNCHED": "1",
+    "PRTE_MCA_plm_ssh_agent": "/x/agent",
+    "PMI_FD": "9",
+    "PMI_RANK": "3",
+    "MPI_LOCALRANKID": "1",
+    "HYDRA_LAUNCHER": "slurm",
+    "SLURM_JOB_ID": "77",
+    "SLURM_NODELIST": "n[1-4]",
+    "PBS_NODEFILE": "/x/nodes",
+    "LSB_HOSTS": "a b",
+    "MV2_COMM_WORLD_RANK": "3",
+    "PALS_RANKID": "3",
+}
+SETTINGS = {
+    "OMPI_MCA_pml": "ucx",
+    "OMPI_MCA_opal_cuda_support": "true",
+    "UCX_TLS": "rc,cuda_copy",
+    "CUDA_VISIBLE_DEVICES": "2",
+    "MV2_USE_CUDA": "1",
+    "MPIR_CVAR_ENABLE_GPU": "1",
+    "HOME": "/home/x",
+}
+
+
+def test_a_job_of_its_own_knows_the_settings_but_not_the_job_around_it():
+    seen = probe.surroundings(RANK | SETTINGS)
+    assert {name: seen[name] for name in SETTINGS} == SETTINGS
+    assert not set(RANK) & set(seen)
+    assert seen["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+
+
+NESTED = """
+import os, sys
+from mpi4py import MPI
+from espresso_mpi.cluster import launch
+from espresso_mpi.collectives.messages import probe
+answer = None
+if MPI.COMM_WORLD.rank == 0:
+    inner = "from mpi4py import MPI; c = MPI.COMM_WORLD; c.allgather(c.rank); print(%r * (c.size == 2))" % probe.PASSED
+    command = [launch.find_mpirun().path, "-n", "2", sys.executable, "-c", inner]
+    answer = probe.run(command, probe.surroundings(os.environ), 40.0)
+answer = MPI.COMM_WORLD.bcast(answer)  # the job around it still works
+if MPI.COMM_WORLD.rank == 1:
+    print("verdict", answer.works, answer.why)
+"""
+
+
+def test_a_real_job_runs_inside_a_rank_of_another():
+    done = subprocess.run(
+        [sys.executable, "-m", "espresso_mpi", "run", "-n", "2", "--timeout", "60", "--", "python", "-c", NESTED],
+        capture_output=True,
+        text=True,
+        timeout=80,
+    )
+    assert "verdict True" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_real_program_fails_with_a_reason_where_there_is_no_gpu():
+    program = [sys.executable, "-m", "espresso_mpi.collectives.messages.probe_program", "40"]
+    # A GPU that no machine has: also a machine with one must answer, not crash.
+    verdict = probe.run(program, {**probe.surroundings(os.environ), probe.DEVICE: "4096"}, 60.0)
+    assert not verdict.works
+    assert "Error" in verdict.why
+
+
+def test_a_launcher_that_does_not_know_the_library_is_noticed():
+    from espresso_mpi.collectives.messages import probe_program
+
+    class Alone:
+        size = 1
+
+    class Mpi:
+        @staticmethod
+        def get_vendor():
+            return ("Open MPI", (5, 0, 11))
+
+    assert "another MPI library" in probe_program.examine(Mpi, Alone)
+
+
+@pytest.mark.parametrize(("setting", "way"), [(None, None), ("auto", None), ("1", True), ("0", False)])
+def test_the_switch(monkeypatch, setting, way):
+    monkeypatch.delenv(transport.SWITCH, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(transport.SWITCH, setting)
+    assert transport.device_aware() is way
+
+
+@pytest.mark.parametrize("setting", ["", "yes", "2", "AUTO"])
+def test_other_values_of_the_switch_are_refused(monkeypatch, setting):
+    monkeypatch.setenv(transport.SWITCH, setting)
+    with pytest.raises(ConfigError, match=r"ESPRESSO_CUDA_AWARE=.*expected 1 .* 0 .* or auto"):
+        transport.device_aware()

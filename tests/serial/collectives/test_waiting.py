@@ -1,0 +1,28 @@
+"""How a rank waits: what it says meanwhile, and when it gives up."""
+
+import logging
+import time
+
+import pytest
+
+from espresso_mpi.collectives.messages.waiting import Waiter
+from espresso_mpi.errors import RankTimeoutError
+
+
+def test_a_long_wait_is_told_once(caplog):
+    waiter = Waiter(timeout=60, crowded=True)
+    waiter.what, waiter.notice = "sync number 7", 0.1
+    end = time.monotonic() + 0.5
+    with caplog.at_level(logging.INFO, "espresso_mpi"):
+        waiter.until(lambda: time.monotonic() > end, lambda: [3, 1])
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "for rank 1, rank 3 in sync number 7; the limit is 60 s" in record.getMessage()
+
+
+def test_a_wait_through_others_is_told_later(caplog):
+    waiter = Waiter(timeout=0.3, crowded=True)
+    waiter.notice = 0.25
+    with pytest.raises(RankTimeoutError, match="rank 1"), waiter.patience(0.5):
+        waiter.until(lambda: False, lambda: [1])
+    assert "waited 0 s for rank 1" in caplog.text and waiter.notice == 0.25

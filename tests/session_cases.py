@@ -1,0 +1,52 @@
+"""Arrays, layouts of machines and means that tests of sessions share."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from espresso_mpi.types import ROUTES
+
+DENSE = ("flat", "hierarchical")
+LINEAR = ("flat-linear", "hierarchical-linear")
+COMPRESSED = tuple(name for name in ROUTES if name not in DENSE + LINEAR)
+
+
+def machine_layouts(size):
+    """One machine; pairs; every rank a machine of its own; a big machine and a small one."""
+    pairs = [list(range(i, min(i + 2, size))) for i in range(0, size, 2)]
+    lopsided = [list(range(size - 1)), [size - 1]]
+    layouts = [[list(range(size))], pairs, [[r] for r in range(size)]] + ([lopsided] if size > 2 else [])
+    return [layout for layout, _ in itertools.groupby(layouts)]
+
+
+def values(rank, step, n, dtype=np.float32):
+    return np.random.default_rng([rank, step]).standard_normal(n).astype(dtype)
+
+
+def exact_mean(size, step, n, dtype=np.float32):
+    return np.mean([values(r, step, n, dtype).astype(np.float64) for r in range(size)], axis=0)
+
+
+def identical(world, array):
+    return len(set(world.allgather(array.tobytes()))) == 1
+
+
+def held(world, session, n, machines):
+    """The mean that all residuals hold: first-pass ones averaged like gradients, second-pass ones as they are."""
+    total = np.zeros(n)
+    route_is_flat = world.size == 1 or not any("intra" in str(r) for r in session_routes(session))
+    count = world.size if route_is_flat else len(machines)
+    for memory in world.allgather(session.state_dict()["memory"]):
+        for key, value in memory.items():
+            point, region, what = key.rsplit("|", 3)[1:]
+            if what != "residual":
+                continue
+            start, stop = map(int, region.split(":"))
+            total[start:stop] += value.astype(np.float64) / (count if point == "0" else 1)
+    return total
+
+
+def session_routes(session):
+    return [item.strategy.route for batch in session._intake.batches.values() for item in batch.items]
