@@ -51,8 +51,10 @@ from ..compressors import Compressor
 from ..errors import ConfigError
 from ..feedback import AUTO, NO_FEEDBACK
 from ..options import DEFAULT_SEGMENT, default_route
+from ..planner.model.curve import Curve, Sample
 from ..planner.model.problem import evaluated
-from ..planner.model.profile import Curve, Direction, Profile, Sample
+from ..planner.model.profile import Profile
+from ..planner.model.profile_keys import Direction
 from ..planner.model.trace import Trace, TracedTensor
 from ..tracing.recording import Recorder
 from ..types import CLOSING, Collective, DeviceKind, Level, Op, Plan, Route, Strategy

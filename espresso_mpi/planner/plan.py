@@ -21,9 +21,9 @@ from ..files import schema
 from ..files.schema import Relative
 from ..timetable import Schedule
 from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy, buffer_name
-from .model.problem import Problem, evaluated, lanes_of
+from .model.problem import Problem, evaluated
 from .model.profile import Profile
-from .model.timeline import LANES, ORDERS, TIE, Lanes, Order
+from .model.timeline import LANES, ORDERS, TIE, Lanes, Order, lanes_of
 from .model.timetables import schedule_of
 from .model.trace import Trace
 from .model.tree import routes as all_routes

@@ -25,8 +25,9 @@ from numba import njit
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.types import Decode, DeviceKind, Encode, Route, Strategy
 
+from ..model.compiled_routes import Same
 from ..model.dispatch import laid_out
-from ..model.problem import Problem, Same
+from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import TIE, Lanes, Order, Timeline, follow
 from ..model.trace import Trace

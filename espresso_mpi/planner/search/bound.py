@@ -41,7 +41,8 @@ from numba import njit
 
 from espresso_mpi.types import ITEMSIZE
 
-from ..model.problem import Problem, front, matrices
+from ..model.dominance import front, matrices
+from ..model.problem import Problem
 from ..model.timeline import Options
 from ..model.trace import Trace, TracedTensor
 

@@ -25,7 +25,10 @@ import numpy as np
 from espresso_mpi.errors import ConfigError, PlanError
 from espresso_mpi.types import ITEMSIZE, Route, buffer_name
 
-from ..model.problem import Menu, Problem, fused, matrices
+from ..model.dominance import matrices
+from ..model.fusion import fused
+from ..model.menus import Menu
+from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import Lanes, Order
 from ..model.trace import Trace, TracedTensor

@@ -17,7 +17,8 @@ from numba import njit
 from espresso_mpi.types import Route
 
 from ..model.dispatch import exchanged, laid_out, scheduled, served
-from ..model.problem import Menu, Problem
+from ..model.menus import Menu
+from ..model.problem import Problem
 from ..model.timeline import ROUNDS, TIE, Options, Timeline, follow
 from .confirmed import Confirmed
 

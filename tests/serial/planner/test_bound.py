@@ -11,7 +11,9 @@ import pytest
 from problem_cases import contiguous, small_profile, small_trace
 
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
-from espresso_mpi.planner.model.problem import Problem, fused, matrices
+from espresso_mpi.planner.model.dominance import matrices
+from espresso_mpi.planner.model.fusion import fused
+from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import HOST, ORDERS, Lanes, Order, follow
 from espresso_mpi.planner.search import relaxation
 from espresso_mpi.planner.search.bound import (
