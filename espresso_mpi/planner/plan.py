@@ -30,9 +30,10 @@ from .model.tree import routes as all_routes
 from .search.algorithms import published
 from .search.baselines import baseline, usable
 from .search.budget import errors, limited, total_error
+from .search.found import Effort
+from .search.fused_search import search_fused
 from .search.many import MANY, UNITS, Units, refuse, rough, searched
 from .search.noise import Doubts, Gain, best_dense, gain_over, without_noise
-from .search.search import Effort, search_fused
 from .search.swaps import (
     best_of_each,
     completed,

@@ -96,13 +96,14 @@ class Problem:
                 menus += needed_menus(tables, blocks, where.count)
             else:
                 menus += pruned(tables, full_menus(tables, blocks), where) if prune else full_menus(tables, blocks)
-        return cls._joined(trace, profile, spellings, given, menus, menu, where, order)
+        return cls.of_menus(trace, profile, spellings, given, menus, menu, where, order)
 
     @classmethod
-    def _joined(
+    def of_menus(
         cls, trace: Trace, profile: Profile, spellings: tuple[str, ...], routes: tuple[Route, ...],
         menus: Sequence[Menu], menu: Sequence[int], lanes: Lanes, order: Order,
     ) -> Problem:  # fmt: skip
+        """Of menus that were priced already; ``menu``: which of them each tensor has."""
         first = np.cumsum([0] + [m.method.size for m in menus])
         options = Options(
             *(
@@ -124,8 +125,8 @@ class Problem:
     def with_menus(self, trace: Trace, menus: Mapping[Any, Menu], keys: Sequence[Any]) -> Problem:
         """Another trace, for each of whose tensors a key names the menu; menus are of this problem's methods."""
         places = {key: number for number, key in enumerate(menus)}
-        return Problem._joined(trace, self.profile, self.compressors, self.routes, list(menus.values()),
-                               [places[key] for key in keys], self.timeline.lanes, self.timeline.order)  # fmt: skip
+        return Problem.of_menus(trace, self.profile, self.compressors, self.routes, list(menus.values()),
+                                [places[key] for key in keys], self.timeline.lanes, self.timeline.order)  # fmt: skip
 
     @property
     def tensors(self) -> int:

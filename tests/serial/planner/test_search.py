@@ -17,7 +17,10 @@ from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import HOST, ORDERS, Order
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.search import climb
-from espresso_mpi.planner.search.search import ErrorBudget, joined, search, search_fused
+from espresso_mpi.planner.search.budget import ErrorBudget
+from espresso_mpi.planner.search.buffers import joined
+from espresso_mpi.planner.search.fused_search import search_fused
+from espresso_mpi.planner.search.search import search
 from espresso_mpi.types import Plan
 
 
