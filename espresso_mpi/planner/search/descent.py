@@ -35,10 +35,7 @@ def descend(  # type: ignore[no-untyped-def]
     ``errors`` (rows,), among those that leave the sum of errors at most ``limit`` or do not add to it. Of equal ones
     that which leaves the lanes free earlier, weighed by ``mass`` (tensors + 1, nodes).
     """
-    spent = 0.0
-    for tensor in range(choice.size):
-        spent += errors[choice[tensor]]
-    virtual = full.shape[1]
+    spent, virtual = summed(choice, errors), full.shape[1]
     ahead = np.empty((choice.size + 1, virtual))
     nothing = np.empty((0, 0))
     state, after, best_state = np.empty(virtual), np.empty(virtual), np.empty(virtual)
@@ -46,40 +43,61 @@ def descend(  # type: ignore[no-untyped-def]
     for _ in range(passes):
         to_go(choice, full, backward, home, ahead)
         state[:] = 0.0
-        end, changed = 0.0, False
+        end, changed, slack = 0.0, False, 1e-9 * ahead[0].max()
         for tensor in range(choice.size):
             state[home] += backward[tensor]
-            best, least, weighed, best_end = -1, np.inf, np.inf, 0.0
-            slack = 1e-9 * ahead[0].max()
-            for place in range(begin[tensor] - 1, begin[tensor + 1]):
-                row = choice[tensor] if place < begin[tensor] else tried[place]  # what it has comes first
-                if errors[row] > errors[choice[tensor]] and spent - errors[choice[tensor]] + errors[row] > limit:
-                    continue
-                after[:] = state
-                there = max(end, follow(after, state[home], lane[row], seconds[row], count[row], repeats[row], nothing))
-                time = there
-                for node in range(virtual):
-                    time = max(time, after[node] + ahead[tensor + 1, node])
-                time += price * errors[row]
-                if time > least + slack:
-                    continue
-                weight = there * mass[tensor + 1, virtual]
-                for node in range(virtual):
-                    weight += mass[tensor + 1, node] * max(after[node], after[home])
-                if time < least - slack or weight < weighed - slack:
-                    best, weighed, best_end = row, weight, there
-                    least = min(least, time)
-                    best_state[:] = after
-            changed |= choice[tensor] != best
-            spent += errors[best] - errors[choice[tensor]]
+            old = choice[tensor]
+            best, end = _best(
+                old, tried[begin[tensor] : begin[tensor + 1]], errors, spent, limit, price, slack, end, state,
+                ahead[tensor + 1], mass[tensor + 1], lane, seconds, count, repeats, home, after, best_state, nothing,
+            )  # fmt: skip
+            changed |= old != best
+            spent += errors[best] - errors[old]
             choice[tensor] = best
             state[:] = best_state
-            end = best_end
         time = max(end, state[home]) + price * spent
         stale = 0 if time < best_all * (1 - 1e-9) else stale + 1
         best_all = min(best_all, time)
         if not changed or stale > 2:  # what only leaves lanes free earlier may help others in the next pass
             return
+
+
+@njit(cache=True)
+def summed(choice, errors):  # type: ignore[no-untyped-def]
+    """The sum of a choice's errors."""
+    spent = 0.0
+    for row in choice:
+        spent += errors[row]
+    return spent
+
+
+@njit(cache=True)
+def _best(  # type: ignore[no-untyped-def]
+    old, tried, errors, spent, limit, price, slack, end, state, ahead, mass,
+    lane, seconds, count, repeats, home, after, best_state, nothing
+):  # fmt: skip
+    """The best option of a tensor, as in ``descend``, and when all so far are there; its state into ``best_state``."""
+    best, least, weighed, best_end, virtual = -1, np.inf, np.inf, 0.0, state.size
+    for place in range(-1, tried.size):
+        row = old if place < 0 else tried[place]  # what it has comes first
+        if errors[row] > errors[old] and spent - errors[old] + errors[row] > limit:
+            continue
+        after[:] = state
+        there = max(end, follow(after, state[home], lane[row], seconds[row], count[row], repeats[row], nothing))
+        time = there
+        for node in range(virtual):
+            time = max(time, after[node] + ahead[node])
+        time += price * errors[row]
+        if time > least + slack:
+            continue
+        weight = there * mass[virtual]
+        for node in range(virtual):
+            weight += mass[node] * max(after[node], after[home])
+        if time < least - slack or weight < weighed - slack:
+            best, weighed, best_end = row, weight, there
+            least = min(least, time)
+            best_state[:] = after
+    return best, best_end
 
 
 @njit(cache=True)

@@ -129,69 +129,92 @@ def _sweep(mean, rows, parts, heads, tails, weight, opened, start, adds, menu, b
 
     Every move lowers the softly longest path, a convex function of all mixtures; ``ahead`` is that of those before.
     """
-    nodes, most_edges = start.size, heads.size
-    behind, after = start.copy(), np.empty(nodes)
+    most_edges = heads.size
+    behind, after = start.copy(), np.empty(start.size)
     way, change, use = np.empty(most_edges), np.empty(most_edges), np.empty(most_edges)
     edges_of = np.empty(most_edges, np.int64)
     for tensor in range(menu.size):
+        open_ = opened[menu[tensor]]
         count = 0
         for edge in range(most_edges):
             here, then = behind[heads[edge]], ahead[tensor + 1, tails[edge]]
-            if opened[menu[tensor], edge] and here > -np.inf and then > -np.inf:
+            if open_[edge] and here > -np.inf and then > -np.inf:
                 edges_of[count] = edge
                 way[count] = here + adds[heads[edge]] * backward[tensor] + mean[tensor, edge] + then
                 count += 1
         for _ in range(2):
-            top = way[:count].max()
-            for place in range(count):
-                use[place] = np.exp((way[place] - top) / heat)
-            cheap, dear, least, largest = -1, -1, np.inf, -np.inf
-            for place in range(rows.shape[1]):
-                row = rows[tensor, place]
-                if row < 0:
-                    continue
-                cost = 0.0
-                for entry in range(count):
-                    cost += use[entry] * weight[edges_of[entry], row]
-                if cost < least:
-                    cheap, least = place, cost
-                if parts[tensor, place] > 0.0 and cost > largest:
-                    dear, largest = place, cost
-            if cheap == dear or least >= largest:
+            cheap, dear = _extremes(rows[tensor], parts[tensor], weight, edges_of, way, use, count, heat)
+            if cheap < 0:
                 break
             for entry in range(count):
                 edge = edges_of[entry]
                 change[entry] = weight[edge, rows[tensor, cheap]] - weight[edge, rows[tensor, dear]]
             limit = parts[tensor, dear]
-            low, high = 0.0, limit
-            if _slope(count, way, change, limit, heat) > 0.0:
-                for _ in range(10):
-                    middle = 0.5 * (low + high)
-                    if _slope(count, way, change, middle, heat) > 0.0:
-                        high = middle
-                    else:
-                        low = middle
-                high = low
-            parts[tensor, cheap] += high
-            parts[tensor, dear] = 0.0 if high == limit else parts[tensor, dear] - high
+            step = _step(count, way, change, limit, heat)
+            parts[tensor, cheap] += step
+            parts[tensor, dear] = 0.0 if step == limit else parts[tensor, dear] - step
             for entry in range(count):
-                way[entry] += high * change[entry]
-        for edge in range(most_edges):
-            if opened[menu[tensor], edge]:
-                value = 0.0
-                for place in range(rows.shape[1]):
-                    if parts[tensor, place] > 0.0:
-                        value += parts[tensor, place] * weight[edge, rows[tensor, place]]
-                mean[tensor, edge] = value
+                way[entry] += step * change[entry]
+        _mix(rows[tensor], parts[tensor], weight, open_, mean[tensor])
         after[:] = -np.inf
         for edge in range(most_edges):
-            if opened[menu[tensor], edge] and behind[heads[edge]] > -np.inf:
+            if open_[edge] and behind[heads[edge]] > -np.inf:
                 here = behind[heads[edge]] + adds[heads[edge]] * backward[tensor] + mean[tensor, edge]
                 tail = tails[edge]
                 top = max(after[tail], here)
                 low = min(after[tail], here)
                 after[tail] = top + heat * np.log1p(np.exp((low - top) / heat)) if low > -np.inf else top
         behind[:] = after
+
+
+@njit(cache=True)
+def _extremes(rows, parts, weight, edges_of, way, use, count, heat):  # type: ignore[no-untyped-def]
+    """Places of a mixture's cheapest row, and of the dearest that has a part; -1 where none is cheaper."""
+    top = way[:count].max()
+    for place in range(count):
+        use[place] = np.exp((way[place] - top) / heat)
+    cheap, dear, least, largest = -1, -1, np.inf, -np.inf
+    for place in range(rows.size):
+        row = rows[place]
+        if row < 0:
+            continue
+        cost = 0.0
+        for entry in range(count):
+            cost += use[entry] * weight[edges_of[entry], row]
+        if cost < least:
+            cheap, least = place, cost
+        if parts[place] > 0.0 and cost > largest:
+            dear, largest = place, cost
+    if cheap == dear or least >= largest:
+        return -1, -1
+    return cheap, dear
+
+
+@njit(cache=True)
+def _step(count, way, change, limit, heat):  # type: ignore[no-untyped-def]
+    """How far ways go along a change, at most to the limit, until their soft maximum rises."""
+    if not _slope(count, way, change, limit, heat) > 0.0:
+        return limit
+    low, high = 0.0, limit
+    for _ in range(10):
+        middle = 0.5 * (low + high)
+        if _slope(count, way, change, middle, heat) > 0.0:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+@njit(cache=True)
+def _mix(rows, parts, weight, opened, mean):  # type: ignore[no-untyped-def]
+    """The weights of a mixture into ``mean``."""
+    for edge in range(opened.size):
+        if opened[edge]:
+            value = 0.0
+            for place in range(rows.size):
+                if parts[place] > 0.0:
+                    value += parts[place] * weight[edge, rows[place]]
+            mean[edge] = value
 
 
 @njit(cache=True)
