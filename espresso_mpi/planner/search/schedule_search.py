@@ -21,7 +21,7 @@ PATIENCES: dict[str, Patience] = {
 """How long choices are improved in the order ``schedule``."""
 
 
-def searchimprove_schedules(
+def search_schedules(
     problem: Problem, budget: Budget, given: list[np.ndarray], effort: Effort, mixtures: Relaxed
 ) -> Found:
     """A search in the order ``schedule``, from what the relaxation and a quick search in ``backprop`` suggest."""
