@@ -24,7 +24,7 @@ class Fit:
     def best(self, noise: float) -> tuple[np.ndarray, np.ndarray]:
         """Knots and values of the fit with the least score; ``noise``: what the times leave uncertain, relative."""
         least = max(_LEAST_NOISE, noise)
-        return min(self.thinned(), key=lambda found: self.score(*found, least))
+        return min(self.thinned(), key=lambda found: self.score(found[0], found[1], least))
 
     def thinned(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Knots and values of the fits with all sizes as knots, then ever fewer, down to a line."""
