@@ -6,8 +6,9 @@ from typing import get_args
 
 import numpy as np
 
+from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.problem import Problem
-from espresso_mpi.planner.model.profile import Curve, Profile
+from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.search.algorithms import reachable
 from espresso_mpi.types import Op

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from espresso_mpi.planner.model.profile import Curve, Profile
+from espresso_mpi.planner.model.curve import Curve
+from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 
 

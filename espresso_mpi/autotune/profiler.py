@@ -40,7 +40,6 @@ from ..arrays import device
 from ..cluster import environment
 from ..collectives.data import reduction
 from ..collectives.data.layout import Dense, Packed, State, Topology
-from ..collectives.data.reduction import Rule
 from ..collectives.executor import Job, Program, Stage
 from ..collectives.messages import clocks
 from ..collectives.messages.agreement import documents, gather_small
@@ -51,11 +50,13 @@ from ..compressors import Compressor
 from ..errors import ConfigError
 from ..feedback import AUTO, NO_FEEDBACK
 from ..options import DEFAULT_SEGMENT, default_route
+from ..planner.model.curve import Curve, Sample
 from ..planner.model.problem import evaluated
-from ..planner.model.profile import Curve, Direction, Profile, Sample
+from ..planner.model.profile import Profile
+from ..planner.model.profile_keys import Codec, Move
 from ..planner.model.trace import Trace, TracedTensor
 from ..tracing.recording import Recorder
-from ..types import CLOSING, Collective, DeviceKind, Level, Op, Plan, Route, Strategy
+from ..types import CLOSING, Collective, DeviceKind, Level, Plan, Route, Strategy
 from . import overlapping
 from .synthetic_load import Work
 
@@ -123,7 +124,6 @@ _CARRIER = "fp16"
 _RESOLUTION = 1e-7
 """Seconds that a sample has at least."""
 
-MoveKey = tuple[Op, Level, bool]
 SessionOpener = Callable[..., AbstractContextManager[Any]]
 
 
@@ -363,7 +363,7 @@ class _Run:
 
     # --- kinds of measurements ---
 
-    def moves(self) -> dict[MoveKey, Curve]:
+    def moves(self) -> dict[Move, Curve]:
         """A curve for every operation at every level."""
         self._allow("moves")
         tours = self._tours()
@@ -382,7 +382,7 @@ class _Run:
                     times.note(key, size, seconds)
         return times.curves()
 
-    def codecs(self) -> dict[tuple[str, DeviceKind, Direction], Curve]:
+    def codecs(self) -> dict[Codec, Curve]:
         """A curve for encode and decode of every method on every device."""
         self._allow("codecs")
         points = [
@@ -725,7 +725,7 @@ class _Tour:
     """A route, and for each step of its schedule the move that it tells about."""
 
     route: Route
-    keys: tuple[MoveKey | None, ...]
+    keys: tuple[Move | None, ...]
 
     @property
     def method(self) -> Compressor | None:
@@ -741,9 +741,9 @@ class _Tour:
         return Program(transport, self.route, self.method, self.elements(nbytes), "float32")
 
 
-def _keys(route: Route, topology: Topology) -> tuple[MoveKey | None, ...]:
+def _keys(route: Route, topology: Topology) -> tuple[Move | None, ...]:
     """The moves along a route, as the profile names them; None for encodes and decodes."""
-    found: list[MoveKey | None] = []
+    found: list[Move | None] = []
     one_goes_on = False
     for step in route.steps:
         if not isinstance(step, Collective):
@@ -782,7 +782,7 @@ def _meeting(transport: Transport) -> Callable[[], None]:
     """What lets the ranks of each machine wait for each other: the least that a collective among them does."""
     group, scene = transport.machine, collective.Scene(transport.topology, "intra", False)
     region = (Dense(0, 1),) * len(group)
-    move = collective.Move(scene, group, group.index(transport.rank), region, "float32", Rule("sum"))
+    move = collective.Move(scene, group, group.index(transport.rank), region, "float32", reduction.Rule("sum"))
     action = collective.operations()["allreduce"].bind(transport, move)
     data = collective.Data(np.zeros(1, np.float32), "float32", transport.workspace)
 

@@ -16,7 +16,8 @@ import numpy as np
 from ..bench.sync_tables import size_text
 from ..errors import ConfigError
 from ..files.output import WIDTH, check_plot, check_writable, number, show
-from ..planner.model.profile import Curve, Profile
+from ..planner.model.curve import Curve
+from ..planner.model.profile import Profile
 from ..planner.workloads.clusters import TESTBEDS, Cluster
 from ..tracing.pictures import SUFFIXES
 

@@ -21,18 +21,19 @@ from ..files import schema
 from ..files.schema import Relative
 from ..timetable import Schedule
 from ..types import DeviceKind, Forecast, MadeFor, Outlook, Plan, Route, Strategy, buffer_name
-from .model.problem import Problem, evaluated, lanes_of
+from .model.problem import Problem, evaluated
 from .model.profile import Profile
-from .model.timeline import LANES, ORDERS, TIE, Lanes, Order
+from .model.timeline import LANES, ORDERS, TIE, Lanes, Order, lanes_of
 from .model.timetables import schedule_of
 from .model.trace import Trace
 from .model.tree import routes as all_routes
 from .search.algorithms import published
 from .search.baselines import baseline, usable
 from .search.budget import errors, limited, total_error
+from .search.found import Effort
+from .search.fused_search import search_fused
 from .search.many import MANY, UNITS, Units, refuse, rough, searched
 from .search.noise import Doubts, Gain, best_dense, gain_over, without_noise
-from .search.search import Effort, search_fused
 from .search.swaps import (
     best_of_each,
     completed,

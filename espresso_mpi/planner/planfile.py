@@ -14,7 +14,7 @@ from ..files import schema
 from ..files.schema import Count
 from ..timetable import Schedule
 from ..types import Forecast, MadeFor, Outlook, Plan, Route, Strategy, TensorSpec
-from .model.profile import difference
+from .model.fingerprints import difference
 
 KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan --profile FILE --trace FILE -o FILE")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.dispatch import scheduled, served
 from espresso_mpi.planner.model.problem import Problem
-from espresso_mpi.planner.model.profile import Curve, Profile
+from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.timeline import ORDERS, ROUNDS, Lanes, Options, Order, Timeline, backprop_time, virtual
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.types import Route

@@ -17,7 +17,9 @@ from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.trace import Trace
 from espresso_mpi.planner.search.algorithms import Chosen, algorithm1, algorithm2, reachable
 from espresso_mpi.planner.search.baselines import baseline, upper_bound
-from espresso_mpi.planner.search.search import Found, search, search_fused
+from espresso_mpi.planner.search.found import Found
+from espresso_mpi.planner.search.fused_search import search_fused
+from espresso_mpi.planner.search.search import search
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
 from espresso_mpi.planner.workloads.models import model_trace
 from espresso_mpi.types import Plan

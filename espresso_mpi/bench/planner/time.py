@@ -16,7 +16,8 @@ from espresso_mpi.planner.model.timeline import Order
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes
 from espresso_mpi.planner.search.algorithms import algorithm1, algorithm2
-from espresso_mpi.planner.search.search import search, search_fused
+from espresso_mpi.planner.search.fused_search import search_fused
+from espresso_mpi.planner.search.search import search
 from espresso_mpi.types import Route
 
 from .published import SELECTION

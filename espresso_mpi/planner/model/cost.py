@@ -34,7 +34,8 @@ from espresso_mpi.types import (
     Strategy,
 )
 
-from .profile import ZERO, Curve, Profile
+from .curve import ZERO, Curve
+from .profile import Profile
 
 _INT64 = 2.0**63
 

@@ -56,6 +56,19 @@ SERIAL = Lanes(gpu=0, cpu=1, intra=1, inter=1, compute=None)
 LANES: dict[str, Lanes] = {"separate": SEPARATE, "one-network": ONE_NETWORK, "host": HOST, "serial": SERIAL}
 
 
+def lanes_of(lanes: Lanes | str) -> Lanes:
+    """The lanes of a name.
+
+    Raises:
+        ConfigError: a name that there is not.
+    """
+    if isinstance(lanes, Lanes):
+        return lanes
+    if lanes not in LANES:
+        raise ConfigError(f"lanes={lanes!r}; expected one of {', '.join(LANES)}, or a Lanes")
+    return LANES[lanes]
+
+
 @dataclass(frozen=True)
 class Options:
     """Ways in which tensors can travel, as numbers: a row an option.

@@ -25,8 +25,9 @@ from numba import njit
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.types import Decode, DeviceKind, Encode, Route, Strategy
 
+from ..model.compiled_routes import Same
 from ..model.dispatch import laid_out
-from ..model.problem import Problem, Same
+from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import TIE, Lanes, Order, Timeline, follow
 from ..model.trace import Trace
@@ -383,12 +384,18 @@ def _branch(start, moved, group_of, groups, choice, limit, best, backward, home,
         state[home] += backward[tensor]
         end = follow(state, state[home], lane[option], seconds[option], count[option], repeats[option], nothing)
         there[tensor + 1] = max(there[tensor], end)
-        least = there[tensor + 1]
-        for which in range(2 * total):
-            least = max(least, state[which] + behind[tensor + 1, which])
-        if least < best:
+        if _at_least(there[tensor + 1], state, behind[tensor + 1]) < best:
             tensor += 1
     return priced, True
+
+
+@njit(cache=True)
+def _at_least(there, state, behind):  # type: ignore[no-untyped-def]
+    """How long a step takes at least whose lanes are in a state."""
+    least = there
+    for which in range(state.size):
+        least = max(least, state[which] + behind[which])
+    return least
 
 
 # --- what Algorithm 2 leaves on the table -----------------------------------------------------------------------------

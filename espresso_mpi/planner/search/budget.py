@@ -8,14 +8,59 @@ later what was lost, so it is for comparing plans, not for predicting accuracy.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from espresso_mpi import compressors
-from espresso_mpi.errors import ConfigError
+from espresso_mpi.errors import ConfigError, PlanError
 from espresso_mpi.types import Encode
 
 from ..model.problem import Problem
-from .search import ErrorBudget
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """A limit on what compression may spoil.
+
+    Attributes:
+        limit: of the sum over tensors of the errors of their options.
+        errors: float64 (rows,), of every option of the problem; at least 0.
+    """
+
+    limit: float
+    errors: np.ndarray
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An ``ErrorBudget`` that fits its problem; without one every error is 0."""
+
+    limit: float
+    errors: np.ndarray
+
+    def sum(self, choice: np.ndarray) -> float:
+        return float(self.errors[choice].sum())
+
+
+def checked(problem: Problem, error: ErrorBudget | None) -> Budget:
+    """The budget as arrays; without one all is within it.
+
+    Raises:
+        ConfigError: it is of another problem; PlanError: no choice is within it.
+    """
+    rows = problem.method.size
+    if error is None:
+        return Budget(np.inf, np.zeros(rows))
+    errors = np.asarray(error.errors, np.float64)
+    if errors.shape != (rows,) or not (errors >= 0).all():
+        raise ConfigError(
+            f"error budget: errors of shape {errors.shape}; expected {rows} numbers of at least 0, one for each option"
+        )
+    least = np.minimum.reduceat(errors, problem.first[:-1])[problem.menu].sum()
+    if not least <= error.limit:
+        raise PlanError(f"error budget: the limit is {error.limit:g}, but every choice sums up to at least {least:g}")
+    return Budget(float(error.limit), errors)
 
 
 def errors(problem: Problem) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from ..model.dispatch import RULES, by_rule, exchanged, forward, justified, laid_out, quicker
+from .descent import summed
 
 
 @njit(cache=True)
@@ -65,9 +66,7 @@ def climbed(  # type: ignore[no-untyped-def]
     first, _, _, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
     heights = np.empty((choice.size, total))
     _heights(choice, needs, ready, home, heights)
-    spent, stale, goal = 0.0, 0, best * (1 - 1e-9)
-    for tensor in range(choice.size):
-        spent += errors[choice[tensor]]
+    spent, stale, goal = summed(choice, errors), 0, best * (1 - 1e-9)
     while stale < turns.size and best > enough:  # all tensors since the last improvement
         for tensor in turns:
             stale += 1
@@ -80,31 +79,47 @@ def climbed(  # type: ignore[no-untyped-def]
                     continue
                 if tries <= 0:
                     return best, tries
-                time, new_key = exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds,
-                                          count, repeats, best * (1 + near))  # fmt: skip
-                tries -= 1
-                if time == np.inf:
-                    continue
-                choice[tensor] = row
-                parts = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
-                time = justified(choice, parts[0], parts[1], parts[2], parts[3], count, repeats, total, new_key,
-                                 np.empty(new_key.size), 4, goal)  # fmt: skip
-                tries -= 8
-                if time < goal:  # is it also what the rules find?
-                    time, new_key, _ = quicker(
-                        choice, backward, home, total, lane, seconds, count, repeats, rounds, goal
-                    )
-                    tries -= 16
+                time, new_key, places, lasts, cost = _exchange(
+                    choice, tensor, row, first, key, took, best * (1 + near), goal, rounds,
+                    backward, home, total, lane, seconds, count, repeats,
+                )  # fmt: skip
+                tries -= cost
                 if time < goal:
                     best, stale, goal = time, 0, time * (1 - 1e-9)
                     spent += more
-                    key, first, took = new_key, parts[0], parts[3]
+                    key, first, took = new_key, places, lasts
                     _heights(choice, needs, ready, home, heights)
-                else:
-                    choice[tensor] = old
             if stale >= turns.size or best <= enough:
                 break
     return best, tries
+
+
+@njit(cache=True)
+def _exchange(  # type: ignore[no-untyped-def]
+    choice, tensor, row, first, key, took, near, goal, rounds,
+    backward, home, total, lane, seconds, count, repeats
+):  # fmt: skip
+    """Exchange the option of a tensor, in place, if that ends below the goal.
+
+    Returns:
+        F, inf: beyond ``near`` at first sight; keys, first places and durations of its schedule; what it cost in tries.
+    """
+    time, new_key = exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds, count,
+                              repeats, near)  # fmt: skip
+    if time == np.inf:
+        return time, key, first, took, 1
+    old = choice[tensor]
+    choice[tensor] = row
+    places, owner, where, lasts, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+    time = justified(choice, places, owner, where, lasts, count, repeats, total, new_key, np.empty(new_key.size), 4,
+                     goal)  # fmt: skip
+    cost = 9
+    if time < goal:  # is it also what the rules find?
+        time, new_key, _ = quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds, goal)
+        cost = 25
+    if time >= goal:
+        choice[tensor] = old
+    return time, new_key, places, lasts, cost
 
 
 @njit(cache=True)
@@ -120,11 +135,9 @@ def annealed(  # type: ignore[no-untyped-def]
         tried, begin, errors, limit, needs, ready: as in ``climbed``.
         heats: float64 (steps,), seconds; draws: float64 (steps, 3), from 0 to 1.
     """
-    spent, now, best, last = 0.0, np.inf, np.inf, 0
+    spent, now, best, last = summed(choice, errors), np.inf, np.inf, 0
     heights = np.empty((choice.size, total))
     _heights(choice, needs, ready, home, heights)
-    for tensor in range(choice.size):
-        spent += errors[choice[tensor]]
     found = choice.copy()
     for step in range(draws.shape[0]):
         tensor = min(choice.size - 1, int(draws[step, 0] * choice.size))

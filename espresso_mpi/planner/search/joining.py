@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..model.dispatch import laid_out, scheduled
+from ..model.menus import Menu
 from ..model.needs import needs_of
-from ..model.problem import Menu, Problem
+from ..model.problem import Problem
 from ..model.timeline import ROUNDS
 from .climb import replaced
 from .relaxation import Relaxed

@@ -20,7 +20,10 @@ from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.trace import Trace, TracedTensor
 from .bound import lower_bound
-from .search import Effort, ErrorBudget, Found, joined, search
+from .budget import ErrorBudget
+from .buffers import joined
+from .found import Effort, Found
+from .search import search
 
 MANY = 1000
 """Tensors up to which a plan is searched for all of them, each for itself at first."""

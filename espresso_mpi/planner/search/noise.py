@@ -22,8 +22,9 @@ import numpy as np
 
 from espresso_mpi.timetable import CHECK
 
+from ..model.curve import Curve
 from ..model.problem import Problem
-from ..model.profile import Curve, Profile
+from ..model.profile import Profile
 from ..model.timeline import TIE, Timeline
 from .swaps import best_of_each, swapped, swaps_of, with_rows
 

@@ -32,7 +32,8 @@ import numpy as np
 from ..model.needs import apportioned, least, needs_of
 from ..model.problem import Problem
 from ..model.trace import Trace
-from .bound import certified, fusion_table
+from .bound import certified
+from .fused_bound import fusion_table
 
 ROUNDS = 40
 """How often inequalities and columns are added, at most."""

@@ -17,7 +17,8 @@ from numba import njit
 from espresso_mpi.types import Route
 
 from ..model.dispatch import exchanged, laid_out, scheduled, served
-from ..model.problem import Menu, Problem
+from ..model.menus import Menu
+from ..model.problem import Problem
 from ..model.timeline import ROUNDS, TIE, Options, Timeline, follow
 from .confirmed import Confirmed
 
@@ -282,8 +283,8 @@ def joined(pieces: Sequence[Problem], only: Sequence[np.ndarray] | None = None) 
             for part, piece, kept in zip(parts, pieces, only)
         ]
         menus.append(_once(slices, len(routes)))
-    return Problem._joined(first.trace, first.profile, spellings, routes, menus, first.menu.tolist(),
-                           first.timeline.lanes, first.timeline.order)  # fmt: skip
+    return Problem.of_menus(first.trace, first.profile, spellings, routes, menus, first.menu.tolist(),
+                            first.timeline.lanes, first.timeline.order)  # fmt: skip
 
 
 def _renumbered(piece: Problem, spellings: Sequence[str], routes: Sequence[Route]) -> Menu:

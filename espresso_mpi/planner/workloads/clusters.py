@@ -53,7 +53,9 @@ from espresso_mpi.files import schema
 from espresso_mpi.files.schema import Ranks, Seconds
 from espresso_mpi.types import CLOSING, DeviceKind, Level, Op
 
-from ..model.profile import ZERO, Codec, Curve, Move, Profile, Way, check_ranks
+from ..model.curve import ZERO, Curve
+from ..model.profile import Profile, check_ranks
+from ..model.profile_keys import Codec, Move, Way
 
 KIND = schema.Kind("espresso_mpi cluster", 1, "a person or Cluster.save; docs/cluster.md shows one")
 

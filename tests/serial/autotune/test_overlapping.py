@@ -11,8 +11,9 @@ import pytest
 from espresso_mpi.autotune.overlapping import Effects, Step, costs, nonnegative, shared_out
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.beside import beside
+from espresso_mpi.planner.model.curve import ZERO
 from espresso_mpi.planner.model.problem import evaluated
-from espresso_mpi.planner.model.profile import ZERO, Profile
+from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
 from espresso_mpi.types import Plan, Route, Strategy

@@ -10,7 +10,8 @@ import pytest
 from espresso_mpi.autotune import profiler
 from espresso_mpi.cli import profile as bench
 from espresso_mpi.collectives.data.layout import Topology
-from espresso_mpi.planner.model.profile import Curve, Profile, Sample
+from espresso_mpi.planner.model.curve import Curve, Sample
+from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.tree import routes
 from espresso_mpi.types import Collective, Route
 

@@ -14,9 +14,10 @@ from espresso_mpi.errors import ConfigError, EspressoError
 from espresso_mpi.files.output import RESULT_BYTES
 from espresso_mpi.planner import planfile
 from espresso_mpi.planner.explain import explain
-from espresso_mpi.planner.model import profile as profile_module
+from espresso_mpi.planner.model import profile_json
 from espresso_mpi.planner.model import trace as trace_module
-from espresso_mpi.planner.model.profile import Curve, Profile, Sample
+from espresso_mpi.planner.model.curve import Curve, Sample
+from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.workloads import clusters as cluster_module
 from espresso_mpi.planner.workloads.clusters import Cluster, Link, Memory
@@ -156,7 +157,7 @@ def mutated(document, rng):
 
 
 LARGEST = {
-    "timeline": trace_file.MOST_BYTES, "profile": profile_module.MOST_BYTES, "trace": trace_module.MOST_BYTES,
+    "timeline": trace_file.MOST_BYTES, "profile": profile_json.MOST_BYTES, "trace": trace_module.MOST_BYTES,
     "plan": planfile.MOST_BYTES, "cluster": cluster_module.MOST_BYTES, "report": RESULT_BYTES,
 }  # fmt: skip
 

@@ -7,7 +7,8 @@ import pytest
 
 from espresso_mpi.cli import profile_show
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.planner.model.profile import ZERO, Curve, Profile, Sample
+from espresso_mpi.planner.model.curve import ZERO, Curve, Sample
+from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.workloads.clusters import TESTBEDS, Cluster, Link
 
 SIZES = [1 << 10, 64 << 10, 1 << 20, 16 << 20]

@@ -11,19 +11,15 @@ import pytest
 from problem_cases import contiguous, small_profile, small_trace
 
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
-from espresso_mpi.planner.model.problem import Problem, fused, matrices
+from espresso_mpi.planner.model.dominance import matrices
+from espresso_mpi.planner.model.fusion import fused
+from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import HOST, ORDERS, Lanes, Order, follow
 from espresso_mpi.planner.search import relaxation
-from espresso_mpi.planner.search.bound import (
-    branched,
-    certified,
-    exact_network,
-    fusion_bound,
-    load_network,
-    loads,
-    lower_bound,
-    relaxed,
-)
+from espresso_mpi.planner.search.bound import branched, certified, lower_bound
+from espresso_mpi.planner.search.fused_bound import fusion_bound
+from espresso_mpi.planner.search.game import relaxed
+from espresso_mpi.planner.search.networks import exact_network, load_network, loads
 
 CASES = 250
 

@@ -16,7 +16,8 @@ from espresso_mpi.collectives.program import DecodeStep, EncodeStep, IdleStep, M
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner import routes
 from espresso_mpi.planner.model.cost import Prices, Shape, operations, price_table, walk
-from espresso_mpi.planner.model.profile import Curve, Profile
+from espresso_mpi.planner.model.curve import Curve
+from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.types import ALIGN, CLOSING, SUMS, Collective, Op, Route, Strategy
 
 BYTES, CALLS = Curve.line(0, 1), Curve.line(1, 0)

@@ -11,8 +11,8 @@ from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.files.schema import MOST_ELEMENTS, MOST_RANKS
 from espresso_mpi.planner.model.cost import Prices, Shape, price_table, walk
+from espresso_mpi.planner.model.curve import Curve, Sample
 from espresso_mpi.planner.model.problem import Problem
-from espresso_mpi.planner.model.profile import Curve, Sample
 from espresso_mpi.planner.model.timeline import Lanes
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes

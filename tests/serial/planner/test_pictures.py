@@ -13,8 +13,8 @@ from planner_cases import COMPRESSOR, random_problem, random_profile, random_tra
 
 from espresso_mpi.cli.plan import plan_main
 from espresso_mpi.errors import ConfigError
+from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.problem import Problem
-from espresso_mpi.planner.model.profile import Curve
 from espresso_mpi.planner.model.timeline import ORDERS
 from espresso_mpi.planner.pictures import chrome, picture, shown
 from espresso_mpi.planner.search.algorithms import reachable

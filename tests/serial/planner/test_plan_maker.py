@@ -7,8 +7,9 @@ import pytest
 from planner_cases import COMPRESSOR, random_problem, random_profile, random_trace
 
 from espresso_mpi.errors import ConfigError
+from espresso_mpi.planner.model.curve import Curve, Sample
 from espresso_mpi.planner.model.problem import Problem, evaluated
-from espresso_mpi.planner.model.profile import Curve, Profile, Sample
+from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes
 from espresso_mpi.planner.plan import Draft, _Maker, defaults, outlooks, plan, profiled

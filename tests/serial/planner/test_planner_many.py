@@ -14,8 +14,7 @@ from espresso_mpi.planner.model import problem
 from espresso_mpi.planner.model.problem import Problem, evaluated
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.plan import defaults, plan
-from espresso_mpi.planner.search import algorithms, many
-from espresso_mpi.planner.search import search as searching
+from espresso_mpi.planner.search import algorithms, buffers, many
 
 
 @pytest.fixture
@@ -36,13 +35,13 @@ def mixed(rng, tensors):
 
 @pytest.mark.parametrize("order", ["schedule", "fifo"])
 def test_neighbours_are_joined_first_and_the_plan_is_one_for_all(few, monkeypatch, order):
-    searched, whole = [], searching._Buffers.__init__
+    searched, whole = [], buffers.Buffers.__init__
 
     def noted(self, trace, *more):
         searched.append(len(trace.tensors))
         whole(self, trace, *more)
 
-    monkeypatch.setattr(searching._Buffers, "__init__", noted)
+    monkeypatch.setattr(buffers.Buffers, "__init__", noted)
     rng = np.random.default_rng(1)
     trace, profile = mixed(rng, 60), random_profile(rng)
     made = plan(trace, profile, [COMPRESSOR], order=order)

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.planner.model.profile import ZERO, Curve, Profile, Sample, difference
+from espresso_mpi.planner.model.curve import ZERO, Curve, Sample
+from espresso_mpi.planner.model.fingerprints import difference
+from espresso_mpi.planner.model.profile import Profile
 
 SIZES = [4 << (2 * i) << 10 for i in range(9)]
 FEW = settings(max_examples=40, deadline=None)
@@ -186,10 +188,10 @@ def test_any_fit_never_falls_and_says_its_residual(rows):
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=6))
 def test_all_knots_give_the_least_squares_that_never_fall(times):
     """The active sets against the best of a dense search around them: no small step that keeps the order helps."""
-    from espresso_mpi.planner.model.profile import _Fit
+    from espresso_mpi.planner.model.fitting import Fit
 
     t = np.array(times)
-    fit = _Fit(np.arange(1.0, 1 + len(t)), t)
+    fit = Fit(np.arange(1.0, 1 + len(t)), t)
     values = fit.values(fit.x)
     best = np.sum((values / t - 1) ** 2)
     rng = np.random.default_rng(0)

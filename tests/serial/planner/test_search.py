@@ -11,12 +11,16 @@ from problem_cases import contiguous, small_profile, small_trace
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
 from espresso_mpi.errors import ConfigError, PlanError
 from espresso_mpi.planner.model.dispatch import forward, laid_out
+from espresso_mpi.planner.model.fusion import fused
 from espresso_mpi.planner.model.needs import needs_of
-from espresso_mpi.planner.model.problem import Problem, fused
+from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import HOST, ORDERS, Order
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.search import climb
-from espresso_mpi.planner.search.search import ErrorBudget, joined, search, search_fused
+from espresso_mpi.planner.search.budget import ErrorBudget
+from espresso_mpi.planner.search.buffers import joined
+from espresso_mpi.planner.search.fused_search import search_fused
+from espresso_mpi.planner.search.search import search
 from espresso_mpi.types import Plan
 
 

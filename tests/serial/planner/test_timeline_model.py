@@ -11,7 +11,8 @@ from planner_cases import random_problem
 from timeline_cases import random_case, random_options, simulated
 
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.planner.model.problem import Problem, matrices, undominated
+from espresso_mpi.planner.model.dominance import matrices, undominated
+from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import LANES, ORDERS, Interval, Lanes, Options, Timeline, follow
 from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.search.algorithms import reachable

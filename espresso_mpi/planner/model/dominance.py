@@ -1,0 +1,173 @@
+"""Options that are never better than another one: those a menu leaves out in the order ``backprop``.
+
+A menu holds what no other option of it dominates. The way of an option through the lanes is a max-plus matrix: when
+each lane is free afterwards, as the maximum over lanes of when it was free before plus a time. An option whose matrix
+is nowhere above another's is never worse than it, whatever comes before and after (in the order ``backprop``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+
+from .compiled_routes import Compiled
+from .menus import Menu
+from .timeline import Lanes, Options, follow
+
+
+def matrices(options: Options, lanes: Lanes) -> np.ndarray:
+    """The max-plus matrix of every option, float64 (options, 2 · lanes, 2 · lanes + 1).
+
+    Entry [a, b] is how much later virtual lane b is free than a was, at least; -inf where b does not depend on a. The
+    last column is when the tensor is there; the gradient is ready when the lane of the backward pass is free.
+    """
+    return _matrices(options.lane, options.seconds, options.count, options.repeats, lanes.count, lanes.backward)
+
+
+@njit(cache=True)
+def _matrices(lane, seconds, count, repeats, total, home):  # type: ignore[no-untyped-def]
+    found, nothing = np.empty((count.size, 2 * total, 2 * total + 1)), np.empty((0, 0))
+    for option in range(count.size):
+        for a in range(2 * total):
+            state = found[option, a, : 2 * total]
+            state[:] = -np.inf
+            state[a] = 0.0
+            ready = 0.0 if a == home else -np.inf
+            end = follow(state, ready, lane[option], seconds[option], count[option], repeats[option], nothing)
+            found[option, a, 2 * total] = end
+    return found
+
+
+def pruned(tables: Compiled, menus: Sequence[Menu], lanes: Lanes) -> list[Menu]:
+    """The menus without their dominated options; all menus have the same rows.
+
+    Routes that visit the same lanes in the same order need no matrices: what is quicker on every run, and has no more
+    segments, dominates. Operations of one run merge only where nothing has several segments.
+    """
+    if not menus:
+        return []
+    orders = {}
+    kept = []
+    for menu in menus:
+        o = menu.options
+        whole = bool((o.repeats == 1).all())
+        if whole not in orders:
+            kinds = (tables.pattern if whole else tables.steps)[menu.route]
+            orders[whole] = kinds, np.argsort(kinds, kind="stable")
+        run = tables.run if whole else np.broadcast_to(np.arange(o.lane.shape[1], dtype=np.int8), tables.run.shape)
+        kinds, order = orders[whole]
+        first = menu.only(_quicker(o.seconds, o.count, o.repeats, menu.route, np.ascontiguousarray(run), kinds, order))
+        kept.append(first.only(undominated(first.options, lanes)))
+    return kept
+
+
+@njit(cache=True)
+def _quicker(seconds, count, repeats, route, run, kinds, order):  # type: ignore[no-untyped-def]
+    """The rows that no other of their kind dominates, rising; ``order``: rows by kind."""
+    width = seconds.shape[1]
+    sums, total = np.zeros(seconds.shape), np.zeros(count.size)
+    for row in range(count.size):
+        for place in range(count[row]):
+            sums[row, run[route[row], place]] += seconds[row, place]
+            total[row] += seconds[row, place]
+    keep, kept = np.ones(count.size, np.bool_), np.empty(count.size, np.int64)
+    begin = 0
+    while begin < order.size:
+        end = begin
+        while end < order.size and kinds[order[end]] == kinds[order[begin]]:
+            end += 1
+        members = order[begin:end]
+        ranked, size = members[np.argsort(total[members], kind="mergesort")], 0
+        for row in ranked:
+            dominated = False
+            for place in range(size):
+                other = kept[place]
+                worse = repeats[other] > repeats[row]
+                for entry in range(width):
+                    if sums[other, entry] > sums[row, entry]:
+                        worse = True
+                        break
+                if not worse:
+                    dominated = True
+                    break
+            if dominated:
+                keep[row] = False
+            else:
+                kept[size] = row
+                size += 1
+        begin = end
+    return np.flatnonzero(keep)
+
+
+def undominated(options: Options, lanes: Lanes) -> np.ndarray:
+    """The options that no other one dominates, in rising order; of equal ones the first."""
+    o = options
+    flat, weight = _compared(o.lane, o.seconds, o.count, o.repeats, lanes.count, lanes.backward)
+    return np.sort(front(flat, np.argsort(weight, kind="stable")))
+
+
+@njit(cache=True)
+def _compared(lane, seconds, count, repeats, total, home):  # type: ignore[no-untyped-def]
+    """The entries of the options' matrices in which they differ, (options, entries), and the sum of finite ones."""
+    nothing, virtual = np.empty((0, 0)), 2 * total
+    flat, weight = np.empty((count.size, virtual * (virtual + 1))), np.zeros(count.size)
+    differ, visited = np.zeros(flat.shape[1], np.bool_), np.empty(virtual, np.bool_)
+    for option in range(count.size):
+        visited[:] = False
+        visited[home] = True
+        for place in range(count[option]):
+            visited[lane[option, place]] = True
+            visited[lane[option, place] % total] = True
+        for a in range(virtual):
+            begin = a * (virtual + 1)
+            state = flat[option, begin : begin + virtual]
+            state[:] = -np.inf
+            state[a] = 0.0
+            end = -np.inf
+            if visited[a]:
+                ready = 0.0 if a == home else -np.inf
+                end = follow(state, ready, lane[option], seconds[option], count[option], repeats[option], nothing)
+            flat[option, begin + virtual] = end
+        for entry in range(flat.shape[1]):
+            value = flat[option, entry]
+            differ[entry] |= value != flat[0, entry]
+            if value > -np.inf:
+                weight[option] += value
+    used = np.flatnonzero(differ)
+    slim = np.empty((count.size, used.size))
+    for option in range(count.size):
+        for place in range(used.size):
+            slim[option, place] = flat[option, used[place]]
+    return slim, weight
+
+
+@njit(cache=True)
+def front(flat, order):  # type: ignore[no-untyped-def]
+    kept, size = np.empty(order.size, np.int64), 0
+    finite = np.zeros(order.size, np.int64)  # a bit an entry: what depends on more lanes dominates nothing
+    for row in range(order.size):
+        for entry in range(min(63, flat.shape[1])):
+            if flat[row, entry] > -np.inf:
+                finite[row] |= 1 << entry
+    for row in order:
+        dominated, missing = False, ~finite[row]
+        for place in range(size):
+            other = kept[place]
+            if finite[other] & missing:
+                continue
+            worse = False
+            for entry in range(flat.shape[1]):
+                if flat[other, entry] > flat[row, entry]:
+                    worse = True
+                    break
+            if not worse:
+                dominated = True
+                if place:  # what dominates much is tried first
+                    kept[place], kept[place - 1] = kept[place - 1], kept[place]
+                break
+        if not dominated:
+            kept[size] = row
+            size += 1
+    return kept[:size]

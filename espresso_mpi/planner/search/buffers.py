@@ -1,0 +1,115 @@
+"""Buffers: neighbours in the backward pass that travel together, and the problem whose tensors they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from espresso_mpi.types import ITEMSIZE, Route, buffer_name
+
+from ..model.fusion import fused
+from ..model.menus import Menu
+from ..model.problem import Problem
+from ..model.profile import Profile
+from ..model.timeline import Lanes, Order
+from ..model.trace import Trace, TracedTensor
+
+Groups = tuple[tuple[str, ...], ...]
+
+Cut = tuple[int, ...]
+"""Where buffers begin among the tensors of a trace; the first is 0."""
+
+
+def joined(trace: Trace, limit: int) -> Cut:
+    """Neighbours of one element type joined until a buffer has ``limit`` bytes."""
+    begins, held, kind = [], limit, ""
+    for place, tensor in enumerate(trace.tensors):
+        if held >= limit or tensor.dtype != kind:
+            begins.append(place)
+            held, kind = 0, tensor.dtype
+        held += tensor.size * ITEMSIZE[tensor.dtype]
+    return tuple(begins)
+
+
+class Buffers:
+    """Cuts of a trace into buffers, each of them priced once."""
+
+    def __init__(
+        self, trace: Trace, profile: Profile, compressors: tuple[str, ...], routes: Sequence[Route] | None,
+        lanes: Lanes | str, order: Order,
+    ) -> None:  # fmt: skip
+        self.trace, self.profile, self.compressors = trace, profile, compressors
+        self.routes, self.lanes, self.order = routes, lanes, order
+        self.menus: dict[tuple[int, str], Menu] = {}
+        self.known: dict[tuple[int, int], TracedTensor] = {}
+        self.problems: dict[Cut, Problem] = {}
+        self.priced: Problem | None = None
+
+    def groups(self, cut: Cut) -> Groups:
+        """Names of the tensors that share a buffer."""
+        return tuple(tuple(t.name for t in members) for members in self.members(cut) if len(members) > 1)
+
+    def members(self, cut: Cut) -> list[tuple[TracedTensor, ...]]:
+        """Of each buffer its tensors."""
+        return [self.trace.tensors[a:b] for a, b in zip(cut, (*cut[1:], len(self.trace.tensors)))]
+
+    def traced(self, cut: Cut) -> tuple[TracedTensor, ...]:
+        """The buffers of a cut, named by the places of their first tensor and that after the last."""
+        return tuple(map(self._buffer, cut, (*cut[1:], len(self.trace.tensors))))
+
+    def _buffer(self, begin: int, end: int) -> TracedTensor:
+        if (begin, end) not in self.known:
+            members = self.trace.tensors[begin:end]
+            size = sum(tensor.size for tensor in members)
+            self.known[begin, end] = TracedTensor(f"{begin}:{end}", size, members[-1].ready, members[0].dtype)
+        return self.known[begin, end]
+
+    def named(self, cut: Cut, choice: np.ndarray) -> tuple[Problem, np.ndarray]:
+        """The problem whose tensors are the buffers of a cut by their own names, and the choice in it."""
+        trace, members = fused(self.trace, self.groups(cut)), self.members(cut)
+        names = [buffer_name([t.name for t in own]) if len(own) > 1 else own[0].name for own in members]
+        places = {name: number for number, name in enumerate(names)}
+        order = np.array([places[tensor.name] for tensor in trace.tensors])  # of equal ready times others come first
+        problem = self.problem(cut)
+        firsts = [problem.trace.tensors[number] for number in np.unique(problem.menu, return_index=True)[1]]
+        menus = {menu: self.menus[buffer.size, buffer.dtype] for menu, buffer in enumerate(firsts)}
+        return problem.with_menus(trace, menus, problem.menu[order].tolist()), choice[order]
+
+    def price(self, cuts: Iterable[Cut]) -> None:
+        """Menus for all buffers of some cuts."""
+        sizes = {(buffer.size, buffer.dtype) for cut in cuts for buffer in self.traced(cut)}
+        missing = sorted(sizes - self.menus.keys())
+        if not missing and self.priced is not None:
+            return
+        alike = tuple(TracedTensor(str(n), size, 0.0, kind) for n, (size, kind) in enumerate(missing))
+        self.priced = Problem.of(replace(self.trace, tensors=alike), self.profile, self.compressors, routes=self.routes,
+                                 lanes=self.lanes, order=self.order)  # fmt: skip
+        self.menus |= {size: self.priced.menu_of(number) for number, size in enumerate(missing)}
+
+    def problem(self, cut: Cut) -> Problem:
+        """The problem whose tensors are the buffers of a cut; see ``traced``."""
+        if cut not in self.problems:
+            self.price([cut])
+            assert self.priced is not None
+            tensors = self.traced(cut)
+            sizes = [(buffer.size, buffer.dtype) for buffer in tensors]
+            trace = replace(self.trace, tensors=tensors)
+            self.problems[cut] = self.priced.with_menus(trace, {size: self.menus[size] for size in sizes}, sizes)
+        return self.problems[cut]
+
+    def more(self, cut: Cut) -> list[Cut]:
+        """One buffer cut in the middle of its bytes, the largest first."""
+        found = []
+        for number, members in enumerate(self.members(cut)):
+            sizes = np.cumsum([tensor.size for tensor in members])
+            if len(members) > 1:
+                middle = cut[number] + min(len(members) - 1, 1 + int(np.searchsorted(sizes, sizes[-1] / 2)))
+                found.append((int(sizes[-1]), (*cut[: number + 1], middle, *cut[number + 1 :])))
+        return [other for _, other in sorted(found, key=lambda pair: -pair[0])]
+
+
+def alike(buffers: Sequence[tuple[TracedTensor, ...]]) -> bool:
+    """Whether all tensors of some buffers have one element type."""
+    return len({tensor.dtype for members in buffers for tensor in members}) == 1

@@ -1,0 +1,187 @@
+"""The compiled loops that improve a choice one tensor at a time; see ``search``."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ..model.timeline import follow
+
+
+@njit(cache=True)
+def to_go(choice, full, backward, home, ahead):  # type: ignore[no-untyped-def]
+    """Time from each lane before each tensor to the end, into ``ahead`` (tensors + 1, virtual lanes)."""
+    virtual = full.shape[1]
+    ahead[choice.size] = -np.inf
+    ahead[choice.size, home] = 0.0
+    for tensor in range(choice.size - 1, -1, -1):
+        row = choice[tensor]
+        for lane in range(virtual):
+            longest = full[row, lane, virtual]
+            for then in range(virtual):
+                longest = max(longest, full[row, lane, then] + ahead[tensor + 1, then])
+            ahead[tensor, lane] = longest
+        ahead[tensor, home] += backward[tensor]
+
+
+@njit(cache=True)
+def descend(  # type: ignore[no-untyped-def]
+    choice, tried, begin, errors, limit, price, passes, full, mass,
+    lane, seconds, count, repeats, backward, home, menu, first
+):  # fmt: skip
+    """Give every tensor its best option while the others keep theirs, until nothing changes.
+
+    Tried are the rows ``tried[begin[tensor] : begin[tensor + 1]]``. The best: least F plus ``price`` a unit of
+    ``errors`` (rows,), among those that leave the sum of errors at most ``limit`` or do not add to it. Of equal ones
+    that which leaves the lanes free earlier, weighed by ``mass`` (tensors + 1, nodes).
+    """
+    spent, virtual = summed(choice, errors), full.shape[1]
+    ahead = np.empty((choice.size + 1, virtual))
+    nothing = np.empty((0, 0))
+    state, after, best_state = np.empty(virtual), np.empty(virtual), np.empty(virtual)
+    best_all, stale = np.inf, 0
+    for _ in range(passes):
+        to_go(choice, full, backward, home, ahead)
+        state[:] = 0.0
+        end, changed, slack = 0.0, False, 1e-9 * ahead[0].max()
+        for tensor in range(choice.size):
+            state[home] += backward[tensor]
+            old = choice[tensor]
+            best, end = _best(
+                old, tried[begin[tensor] : begin[tensor + 1]], errors, spent, limit, price, slack, end, state,
+                ahead[tensor + 1], mass[tensor + 1], lane, seconds, count, repeats, home, after, best_state, nothing,
+            )  # fmt: skip
+            changed |= old != best
+            spent += errors[best] - errors[old]
+            choice[tensor] = best
+            state[:] = best_state
+        time = max(end, state[home]) + price * spent
+        stale = 0 if time < best_all * (1 - 1e-9) else stale + 1
+        best_all = min(best_all, time)
+        if not changed or stale > 2:  # what only leaves lanes free earlier may help others in the next pass
+            return
+
+
+@njit(cache=True)
+def summed(choice, errors):  # type: ignore[no-untyped-def]
+    """The sum of a choice's errors."""
+    spent = 0.0
+    for row in choice:
+        spent += errors[row]
+    return spent
+
+
+@njit(cache=True)
+def _best(  # type: ignore[no-untyped-def]
+    old, tried, errors, spent, limit, price, slack, end, state, ahead, mass,
+    lane, seconds, count, repeats, home, after, best_state, nothing
+):  # fmt: skip
+    """The best option of a tensor, as in ``descend``, and when all so far are there; its state into ``best_state``."""
+    best, least, weighed, best_end, virtual = -1, np.inf, np.inf, 0.0, state.size
+    for place in range(-1, tried.size):
+        row = old if place < 0 else tried[place]  # what it has comes first
+        if errors[row] > errors[old] and spent - errors[old] + errors[row] > limit:
+            continue
+        after[:] = state
+        there = max(end, follow(after, state[home], lane[row], seconds[row], count[row], repeats[row], nothing))
+        time = there
+        for node in range(virtual):
+            time = max(time, after[node] + ahead[node])
+        time += price * errors[row]
+        if time > least + slack:
+            continue
+        weight = there * mass[virtual]
+        for node in range(virtual):
+            weight += mass[node] * max(after[node], after[home])
+        if time < least - slack or weight < weighed - slack:
+            best, weighed, best_end = row, weight, there
+            least = min(least, time)
+            best_state[:] = after
+    return best, best_end
+
+
+@njit(cache=True)
+def soften(  # type: ignore[no-untyped-def]
+    choice, tried, begin, errors, limit, heat, full,
+    lane, seconds, count, repeats, backward, home, menu, first
+):  # fmt: skip
+    """A pass like those of ``descend``, but towards the least soft maximum of all that follows.
+
+    A maximum alone does not see what is nearly critical; ``heat``, in seconds, is how near that is.
+    """
+    virtual, tensors = full.shape[1], choice.size
+    ahead, ways = np.empty((tensors + 1, virtual)), np.empty(virtual + 1)
+    ahead[tensors] = -np.inf
+    ahead[tensors, home] = 0.0
+    spent = errors[choice[tensors - 1]]
+    for tensor in range(tensors - 1, -1, -1):
+        spent += errors[choice[tensor - 1]] if tensor else 0.0
+        row = choice[tensor]
+        for node in range(virtual):
+            for then in range(virtual):
+                ways[then] = full[row, node, then] + ahead[tensor + 1, then]
+            ways[virtual] = full[row, node, virtual]
+            ahead[tensor, node] = soft_most(ways, heat)
+        ahead[tensor, home] += backward[tensor]
+    nothing, end = np.empty((0, 0)), 0.0
+    state, after, best_state = np.zeros(virtual), np.empty(virtual), np.empty(virtual)
+    for tensor in range(tensors):
+        state[home] += backward[tensor]
+        best, least, best_end, old = -1, np.inf, 0.0, choice[tensor]
+        for place in range(begin[tensor] - 1, begin[tensor + 1]):
+            row = old if place < begin[tensor] else tried[place]
+            if errors[row] > errors[old] and spent - errors[old] + errors[row] > limit:
+                continue
+            after[:] = state
+            there = max(end, follow(after, state[home], lane[row], seconds[row], count[row], repeats[row], nothing))
+            hard = there
+            for node in range(virtual):
+                ways[node] = after[node] + ahead[tensor + 1, node]
+                hard = max(hard, ways[node])
+            if hard >= least:  # a soft maximum is above the hard one
+                continue
+            ways[virtual] = there
+            time = soft_most(ways, heat)
+            if time < least:
+                best, least, best_end = row, time, there
+                best_state[:] = after
+        spent += errors[best] - errors[old]
+        choice[tensor] = best
+        state[:] = best_state
+        end = best_end
+
+
+@njit(cache=True)
+def soft_most(ways, heat):  # type: ignore[no-untyped-def]
+    """The soft maximum: ``heat`` times the logarithm of the sum of exponentials."""
+    most, total = ways.max(), 0.0
+    if most == -np.inf:
+        return most
+    for way in ways:
+        total += np.exp((way - most) / heat)
+    return most + heat * np.log(total)
+
+
+@njit(cache=True)
+def candidates(flow, slack, weight, menu, first):  # type: ignore[no-untyped-def]
+    """Rows that a choice with a time below the bound of a flow plus ``slack`` can have: (rows, where tensors begin)."""
+    room = 0
+    for tensor in range(menu.size):
+        room += first[menu[tensor] + 1] - first[menu[tensor]]
+    tried, begin, size = np.empty(room, np.int64), np.zeros(menu.size + 1, np.int64), 0
+    cost = np.empty(room)
+    for tensor in range(menu.size):
+        a, b = first[menu[tensor]], first[menu[tensor] + 1]
+        cost[: b - a] = 0.0
+        for edge in range(weight.shape[0]):
+            part = flow[tensor, edge]
+            if part > 0.0:
+                for row in range(a, b):
+                    cost[row - a] += part * weight[edge, row]
+        limit = cost[: b - a].min() + slack
+        for row in range(a, b):
+            if cost[row - a] <= limit:
+                tried[size] = row
+                size += 1
+        begin[tensor + 1] = size
+    return tried[:size].copy(), begin

@@ -1,0 +1,59 @@
+"""The compiled loop that improves a choice by trying, in the orders ``fifo`` and ``priority``."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from ..model.dispatch import served
+
+
+@njit(cache=True)
+def try_all(choice, candidates, errors, limit, tries, backward, home, total, lane, seconds, count, repeats, by_tensor):  # type: ignore[no-untyped-def]
+    """Exchange one option, and where that no longer helps two, until nothing helps or ``tries`` are used up; returns F.
+
+    Args:
+        candidates: int64 (tensors, most), rows to try, -1 none.
+        errors, limit: the sum of a choice's errors stays at most the limit.
+    """
+    best = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
+    spent = 0.0
+    for tensor in range(choice.size):
+        spent += errors[choice[tensor]]
+    improved = True
+    while improved and tries > 0:
+        improved = False
+        for one in range(choice.size):
+            for a in range(candidates.shape[1]):
+                row, old = candidates[one, a], choice[one]
+                if row < 0 or row == old or tries <= 0 or spent + errors[row] - errors[old] > limit:
+                    continue
+                choice[one] = row
+                tries -= 1
+                time = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
+                if time < best:
+                    best, improved = time, True
+                    spent += errors[row] - errors[old]
+                else:
+                    choice[one] = old
+        if improved:
+            continue
+        for one in range(choice.size):
+            for other in range(one + 1, choice.size):
+                for a in range(candidates.shape[1]):
+                    for b in range(candidates.shape[1]):
+                        row, then = candidates[one, a], candidates[other, b]
+                        old, was = choice[one], choice[other]
+                        if row < 0 or then < 0 or row == old or then == was or tries <= 0:
+                            continue
+                        more = errors[row] + errors[then] - errors[old] - errors[was]
+                        if spent + more > limit:
+                            continue
+                        choice[one], choice[other] = row, then
+                        tries -= 1
+                        time = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
+                        if time < best:
+                            best, improved = time, True
+                            spent += more
+                        else:
+                            choice[one], choice[other] = old, was
+    return best
