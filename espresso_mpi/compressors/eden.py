@@ -1,6 +1,6 @@
 """``eden``: a random rotation, then 1 to 4 bits an element (EDEN, Vargaftik et al., 2022); bits + 32/block bits.
 
-Each block is turned by random signs and a Walsh-Hadamard transform (``cpu.hadamard``): y = R·x, scaled to mean square
+Each block is turned by random signs and a Walsh-Hadamard transform (``cpu.rotations``): y = R·x, scaled to mean square
 1. Whatever x was, y looks normal, so each element is replaced by the nearest of the 2ᵇ centroids of the best quantiser
 of a normal variable (Lloyd-Max; computed here). The receiver gets c and a scale S, and forms S·Rᵀc.
 

@@ -1,6 +1,6 @@
 """``thc``: rotated, then whole numbers that add up (THC, Li et al., NSDI 2024); 8 or 16 bits an element.
 
-All ranks turn their blocks by the same random rotation (``cpu.hadamard``) and agree on the largest root mean square
+All ranks turn their blocks by the same random rotation (``cpu.rotations``) and agree on the largest root mean square
 ``a`` of each block. Each turned element is clipped to ±M = ±t·a and rounded stochastically to one of -G..G times M/G.
 The payloads of all ranks then are summed as integers, without decoding on the way; ``sum · M/G``, turned back, is the
 sum. The rotation makes the elements nearly normal whatever they were, so few of them are clipped; with error feedback

@@ -23,7 +23,6 @@ from espresso_mpi.compressors.context import Context
 
 from . import host, samples
 from .magnitudes import BINS, kth
-from .samples import aim_above, sample_size, stratum, take_sample
 from .sweeps import CHUNK, copy, gather, recount, sums_before, sweep
 
 _LARGEST = np.float32(np.finfo(np.float32).max)
@@ -47,7 +46,7 @@ def gaussian_error(share: float) -> float:
 
 def sampled_error(n: int, k: int) -> float:
     """As ``gaussian_error`` where ``aim`` decides how many of at most k go: half the time, fewer than k."""
-    size = sample_size(n)
+    size = samples.sample_size(n)
     deviation = math.sqrt((1 - size / n) / max(1.0, k * size / n))
     return gaussian_error(k / n * (1 - deviation / math.sqrt(2 * math.pi)))
 
@@ -106,9 +105,11 @@ class _Search:
     def sampled(self, rank: int, advanced: bool = False) -> int:
         """The key of this rank in the sample; ``advanced``: after ``sweep``, when the values are there."""
         n = self.x.size
-        sample = self._context.scratch("sparse-sample", sample_size(n), np.float32, self.x)
+        sample = self._context.scratch("sparse-sample", samples.sample_size(n), np.float32, self.x)
         kept, momentum = (host.EMPTY, host.EMPTY) if advanced else (self.kept, self.momentum)
-        take_sample(sample, self.values if advanced else self.x, kept, momentum, stratum(n), self.decay, self.factor)
+        samples.take_sample(
+            sample, self.values if advanced else self.x, kept, momentum, samples.stratum(n), self.decay, self.factor
+        )
         return int(kth(sample, rank, self._bins)[0]) if rank <= sample.size else 0
 
     def sweep(self, threshold: int) -> None:
@@ -139,7 +140,7 @@ class _Search:
 
     def bracket(self, k: int) -> None:
         """Find a threshold that at least k elements reach, and not many more if they differ."""
-        rank = aim_above(self.x.size, k)
+        rank = samples.aim_above(self.x.size, k)
         found = self.reach >= k and (self.above < k or self.reach <= max(4 * k, samples.WHOLE))
         while not found:
             self.test(self.sampled(rank, advanced=True))

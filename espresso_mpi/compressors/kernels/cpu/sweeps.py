@@ -24,7 +24,7 @@ _BLOCK = 1024
 
 @host.inline
 def _advance(x, kept, momentum, decay, factor):  # type: ignore[no-untyped-def]
-    """``kept`` and ``momentum``, those that there are, after this step's gradient; as ``_make`` gives it."""
+    """``kept`` and ``momentum``, those that there are, after this step's gradient; as ``samples`` makes it."""
     if momentum.size and kept.size:
         for i in range(x.size):
             value = host.fma(decay, momentum[i], x[i] * factor)
