@@ -67,7 +67,7 @@ def _digest(array: np.ndarray) -> str:
 
 
 def registered() -> list[str]:
-    return [spelling for name in names() for spelling in law_tools.spellings_of(name)]
+    return [spelling for name in names(installed=False) for spelling in law_tools.spellings_of(name)]
 
 
 def stored() -> dict[str, dict[str, list[str]]]:

@@ -1,4 +1,5 @@
-"""Compression methods: one file each, one contract (``base``), found by name (``registry``).
+"""Compression methods: one file each, one contract (``base``), found by name (``registry``), in this package
+and in others (``plugins``).
 
 Methods stand in this folder; classes that several share in ``families``, kernels in ``kernels``. ``context`` has keys,
 scratch memory and what a method keeps; ``schedule`` parameters that change from step to step.

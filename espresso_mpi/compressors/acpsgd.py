@@ -22,7 +22,7 @@ from .base import Keeps
 from .context import Context
 from .families import low_rank
 from .families.low_rank import LowRank
-from .kernels.cpu import lowrank
+from .kernels.cpu import lowrank, matrices
 from .registry import register
 
 _START = 4
@@ -55,7 +55,7 @@ class ACPSGD(LowRank):
 
     def contraction(self, n: int) -> float:
         m = self.matrix(n)
-        return lowrank.share(m.rank, max(m.rows, m.cols))
+        return matrices.share(m.rank, max(m.rows, m.cols))
 
     def gaussian_error(self, n: int) -> float | None:
         m = self.matrix(n)

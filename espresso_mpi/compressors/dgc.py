@@ -27,7 +27,7 @@ import numpy as np
 from .base import LIMIT, Keeps, check_number
 from .context import Context
 from .families import counted
-from .kernels.cpu import sparse
+from .kernels.cpu import clipping, samples, sparse
 from .registry import register
 
 
@@ -72,15 +72,15 @@ class Dgc(counted.Counted):
         return replace(self, mu=0.0, clip=0.0)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        rule, rank = self._rule(x.size), sparse.aim(x.size, self.count(x.size))
-        factor = sparse.clip_factor(x, self._limit(context), context) if self.clip else 1.0
+        rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
+        factor = clipping.clip_factor(x, self._limit(context), context) if self.clip else 1.0
         momentum = sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
         sparse.encode_counted(x, residual, momentum, rule, None, rank, payload, context)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse
 
-        rule, rank = self._rule(x.size), sparse.aim(x.size, self.count(x.size))
+        rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
         factor = cuda_sparse.clip_factor(x, self._limit(context), context) if self.clip else None
         momentum = cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
         cuda_sparse.encode(x, residual, momentum, rule, None, rank, payload, context)

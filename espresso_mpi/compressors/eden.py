@@ -1,6 +1,6 @@
 """``eden``: a random rotation, then 1 to 4 bits an element (EDEN, Vargaftik et al., 2022); bits + 32/block bits.
 
-Each block is turned by random signs and a Walsh-Hadamard transform (``cpu.hadamard``): y = R·x, scaled to mean square
+Each block is turned by random signs and a Walsh-Hadamard transform (``cpu.rotations``): y = R·x, scaled to mean square
 1. Whatever x was, y looks normal, so each element is replaced by the nearest of the 2ᵇ centroids of the best quantiser
 of a normal variable (Lloyd-Max; computed here). The receiver gets c and a scale S, and forms S·Rᵀc.
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from .base import Compressor, check_choice, check_positive_int
 from .context import Context
-from .kernels.cpu import hadamard, host
+from .kernels.cpu import codebooks, host, rotations
 from .registry import register
 
 Self = TypeVar("Self", bound="Rotated")
@@ -50,11 +50,11 @@ class Rotated(Compressor):
     scale: str = "mse"
 
     def __post_init__(self) -> None:
-        hadamard.check_block(self.name, self.block)
+        rotations.check_block(self.name, self.block)
         check_choice(self.name, "scale", self.scale, ("mse", "unbiased"))
 
     def at(self: Self, step: int | None) -> Self:
-        return super(Rotated, replace(self, block=hadamard.settled_block(self.block, step))).at(step)
+        return super(Rotated, replace(self, block=rotations.settled_block(self.block, step))).at(step)
 
     @property
     def _bits(self) -> int:
@@ -62,8 +62,8 @@ class Rotated(Compressor):
         return 1
 
     def nbytes(self, n: int) -> int:
-        planes = hadamard.padded(n, self.block) // 64 * self._bits
-        return 8 + 8 * planes + 4 * hadamard.count(n, self.block) if n else 0
+        planes = rotations.padded(n, self.block) // 64 * self._bits
+        return 8 + 8 * planes + 4 * rotations.count(n, self.block) if n else 0
 
     def contraction(self, n: int) -> float:
         return _guaranteed(self._bits) if self.scale == "mse" else 0.0
@@ -78,29 +78,29 @@ class Rotated(Compressor):
         low, high = host.key_words(context.key)
         seed[0], seed[1] = low, high
         kept, unbiased = host.EMPTY if residual is None else residual, self.scale == "unbiased"
-        hadamard.encode(x, kept, planes, scales, self.block, self._bits, unbiased, table(self._bits), low, high)
+        codebooks.encode(x, kept, planes, scales, self.block, self._bits, unbiased, table(self._bits), low, high)
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         seed, planes, scales = self._split(payload, out.size)
-        hadamard.decode(out, planes, scales, self.block, self._bits, table(self._bits), add, seed[0], seed[1])
+        codebooks.decode(out, planes, scales, self.block, self._bits, table(self._bits), add, seed[0], seed[1])
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from .kernels.cuda import hadamard as cuda_hadamard
+        from .kernels.cuda import codebooks as cuda_codebooks
 
         seed, planes, scales = self._split(payload, x.size)
         unbiased = self.scale == "unbiased"
         parts = (seed, planes.view(np.uint32), scales)
-        cuda_hadamard.encode(x, residual, *parts, self.block, self._bits, unbiased, table(self._bits), context.key)
+        cuda_codebooks.encode(x, residual, *parts, self.block, self._bits, unbiased, table(self._bits), context.key)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from .kernels.cuda import hadamard as cuda_hadamard
+        from .kernels.cuda import codebooks as cuda_codebooks
 
         seed, planes, scales = self._split(payload, out.size)
-        cuda_hadamard.decode(seed, planes.view(np.uint32), scales, out, self.block, self._bits, table(self._bits), add)
+        cuda_codebooks.decode(seed, planes.view(np.uint32), scales, out, self.block, self._bits, table(self._bits), add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
         """The payload's parts as (two uint32 of the seed, uint64 bits, float32 scales) views."""
-        tail = payload.size - 4 * hadamard.count(n, self.block)
+        tail = payload.size - 4 * rotations.count(n, self.block)
         return payload[:8].view(np.uint32), payload[8:tail].view(np.uint64), payload[tail:].view(np.float32)
 
 

@@ -20,7 +20,7 @@ from numba import prange
 from .base import Compressor, check_positive_int
 from .context import Context
 from .kernels.cpu import host
-from .kernels.cpu.dithering import LIMIT_BITS, rounding_variance, tame_copy
+from .kernels.cpu.quantiser import rounding_variance
 from .registry import register
 
 
@@ -141,8 +141,8 @@ def _encode(x, residual, codes, exponents, block, low, high):  # type: ignore[no
             _subtract(kept, out, _power(exponent))
         else:
             bits = host.max_bits(values)
-            if bits > np.uint32(LIMIT_BITS):
-                tamed = tame_copy(values)
+            if bits > np.uint32(host.LIMIT_BITS):
+                tamed = host.tame_copy(values)
                 exponent = _exponent(host.max_bits(tamed))
                 _round(tamed, out, _power(-exponent), at, high)
             else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .base import check_choice, check_positive_int
 from .families.dithered import Dithering
-from .kernels.cpu.dithering import L2, MAX, Quantiser
+from .kernels.cpu.quantiser import L2, MAX, Quantiser
 from .registry import register
 
 _NORMS = {"max": MAX, "l2": L2}

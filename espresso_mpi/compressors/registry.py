@@ -1,5 +1,7 @@
 """Finds compressors by name: every file of this folder may register one; its folders hold what methods share.
 
+Other packages offer theirs by entry points (``plugins``).
+
 A spelling is ``name`` or ``name:parameter=value,parameter=value``; ``str(compressor)`` gives it back. A number may be a
 schedule: ``topk:ratio=0.25~0.01@400`` begins at 25 % and arrives at 1 % after 400 steps.
 """
@@ -7,17 +9,22 @@ schedule: ``topk:ratio=0.25~0.01@400`` begins at 25 % and arrives at 1 % after 4
 from __future__ import annotations
 
 import difflib
+import logging
 import pkgutil
 import re
 from dataclasses import fields
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
+from . import plugins
 from .base import Compressor
 from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _CLASSES: dict[str, type[Compressor]] = {}
 
@@ -35,7 +42,7 @@ def register(cls: C) -> C:
     problem = _unfit(cls)
     if problem:
         raise ConfigError(f"compressor {getattr(cls, '__name__', cls)}: {problem}")
-    if not cls.__module__.startswith(f"{__package__}."):
+    if not _built_in(cls):
         _load_all()  # so that a name that is taken is refused here and not at the first use of any
     known = _CLASSES.setdefault(cls.name, cls)
     if known.__qualname__ != cls.__qualname__ or known.__module__ != cls.__module__:
@@ -72,10 +79,66 @@ def _load_all() -> None:
             import_module(f"{__package__}.{module.name}")
 
 
-def names() -> tuple[str, ...]:
-    """The names of all compressors, sorted."""
+def _built_in(cls: type[Compressor]) -> bool:
+    return cls.__module__.startswith(f"{__package__}.")
+
+
+def names(installed: bool = True) -> tuple[str, ...]:
+    """The names of all compressors, sorted.
+
+    Args:
+        installed: whether those of other packages and those that were registered on the fly are listed as well. A
+            package whose compressor cannot be loaded is left out, and the log says so; ``get`` raises what is wrong.
+
+    Raises:
+        ConfigError: a package offers a name that another one or a built-in compressor has.
+    """
     _load_all()
+    if not installed:
+        return tuple(sorted(name for name, cls in _CLASSES.items() if _built_in(cls)))
+    for name in _offered():
+        try:
+            _find(name)
+        except ConfigError as error:
+            _warn_left_out(str(error))
     return tuple(sorted(_CLASSES))
+
+
+@lru_cache
+def _warn_left_out(reason: str) -> None:
+    logging.getLogger("espresso_mpi").warning("left out of the list of compressors: %s", reason)
+
+
+def _offered() -> dict[str, EntryPoint]:
+    """The entry points of other packages by name, none of which is that of a built-in compressor."""
+    offered = plugins.installed()
+    for name in offered.keys() & set(names(installed=False)):
+        raise ConfigError(
+            f"compressor {name!r} is offered twice: by {_CLASSES[name].__module__}, which is built in, and by "
+            f"{plugins.origin(offered[name])}; uninstall that package, or give its compressor another name"
+        )
+    return offered
+
+
+def _find(name: str) -> type[Compressor] | None:
+    """The class of that name; packages are asked only if no built-in or registered one has it."""
+    _load_all()
+    if name not in _CLASSES:
+        entry = _offered().get(name)
+        if entry is not None:
+            _register_entry(entry)
+    return _CLASSES.get(name)
+
+
+def _register_entry(entry: EntryPoint) -> None:
+    cls, where = plugins.load(entry), f"compressor {entry.name!r}: {plugins.origin(entry)}"
+    got = getattr(cls, "name", None)
+    if got != entry.name:
+        raise ConfigError(f"{where}, has name={got!r}; expected the name of the entry point")
+    try:
+        register(cls)
+    except ConfigError as error:
+        raise ConfigError(f"{where}, is refused: {error}") from error
 
 
 def get(spec: str | Compressor) -> Compressor:
@@ -89,11 +152,11 @@ def get(spec: str | Compressor) -> Compressor:
     if not isinstance(spec, str):
         raise ConfigError(f"compressor: got {type(spec).__name__}; expected a spelling such as 'topk:ratio=0.01'")
     name, _, text = spec.strip().partition(":")
-    if name not in names():
+    cls = _find(name)
+    if cls is None:
         near = difflib.get_close_matches(name.lower(), names(), 1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"compressor {name!r} is not known; known are none, {', '.join(names())}{meant}")
-    cls = _CLASSES[name]
     return cls(**_parameters(cls, text))
 
 

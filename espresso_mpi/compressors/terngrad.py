@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from .base import check_number, check_positive_int
 from .families.dithered import Dithering
-from .kernels.cpu.dithering import CLIP, MAX, Quantiser
+from .kernels.cpu.quantiser import CLIP, MAX, Quantiser
 from .registry import register
 
 

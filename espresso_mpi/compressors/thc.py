@@ -1,6 +1,6 @@
 """``thc``: rotated, then whole numbers that add up (THC, Li et al., NSDI 2024); 8 or 16 bits an element.
 
-All ranks turn their blocks by the same random rotation (``cpu.hadamard``) and agree on the largest root mean square
+All ranks turn their blocks by the same random rotation (``cpu.rotations``) and agree on the largest root mean square
 ``a`` of each block. Each turned element is clipped to ±M = ±t·a and rounded stochastically to one of -G..G times M/G.
 The payloads of all ranks then are summed as integers, without decoding on the way; ``sum · M/G``, turned back, is the
 sum. The rotation makes the elements nearly normal whatever they were, so few of them are clipped; with error feedback
@@ -25,14 +25,16 @@ from numba import carray, prange
 
 from .base import Compressor, check_choice, check_number, check_positive_int
 from .context import Context, Summary
-from .kernels.cpu import hadamard, host
+from .kernels.cpu import host, rotations
+from .kernels.cpu.flips import square_sum
+from .kernels.cpu.hadamard import transform
 from .registry import register
 
 MAGIC = 12582912.0  # 1.5 * 2**23: adding it to a small float leaves the rounded integer in the low mantissa bits
 SMALLEST_NORM = 1e-33  # of a block that is not sent as zeros: TINY / √4096 is above it
 MOST = 1e30  # the largest factor by which values are multiplied; only a wrong agreement could ask for more
 
-_ROOM, _WORDS = 3 * hadamard.LARGEST, hadamard.LARGEST // 32
+_ROOM, _WORDS = 3 * rotations.LARGEST, rotations.LARGEST // 32
 
 
 @register
@@ -58,13 +60,13 @@ class Thc(Compressor):
     examples = ("thc:block=64,levels=31", "thc:element=int16,levels=100", "thc:levels=1,clip=2.0")
 
     def __post_init__(self) -> None:
-        hadamard.check_block("thc", self.block)
+        rotations.check_block("thc", self.block)
         check_choice("thc", "element", self.element, ("int8", "int16"))
         check_positive_int("thc", "levels", self.levels, 1, int(np.iinfo(self.element).max))
         check_number("thc", "clip", self.clip, 0, 64)
 
     def at(self, step: int | None) -> Thc:
-        block = hadamard.settled_block(self.block, step)
+        block = rotations.settled_block(self.block, step)
         return super(Thc, replace(self, block=block)).at(step)
 
     @property
@@ -73,10 +75,10 @@ class Thc(Compressor):
         return self.clip or best_clip(self.levels, self.block)
 
     def nbytes(self, n: int) -> int:
-        return self.header(n) + hadamard.padded(n, self.block) * np.dtype(self.element).itemsize
+        return self.header(n) + rotations.padded(n, self.block) * np.dtype(self.element).itemsize
 
     def header(self, n: int) -> int:
-        return 16 + -(-4 * hadamard.count(n, self.block) // 16) * 16 if n else 0
+        return 16 + -(-4 * rotations.count(n, self.block) // 16) * 16 if n else 0
 
     def contraction(self, n: int) -> float:
         t = self.clipped_at
@@ -92,7 +94,7 @@ class Thc(Compressor):
         return 20 * n + self.nbytes(n)
 
     def summary(self, n: int) -> Summary:
-        return Summary(hadamard.count(n, self.block), "max")
+        return Summary(rotations.count(n, self.block), "max")
 
     def _summarise_cpu(self, x: np.ndarray, summary: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         _summarise(x, host.EMPTY if residual is None else residual, summary, self.block)
@@ -111,22 +113,22 @@ class Thc(Compressor):
         _decode(out, norms, codes, self.block, self._unit, self._top, add, seed[0], seed[1])
 
     def _summarise_cuda(self, x: Any, summary: Any, residual: Any, context: Context) -> None:
-        from .kernels.cuda import hadamard as cuda_hadamard
+        from .kernels.cuda import thc as cuda_thc
 
-        cuda_hadamard.summarise(x, residual, summary, self.block)
+        cuda_thc.summarise(x, residual, summary, self.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from .kernels.cuda import hadamard as cuda_hadamard
+        from .kernels.cuda import thc as cuda_thc
 
         seed, norms, codes = self._split(payload, x.size)
         rules = (np.float32(self.levels), self._unit, self._top)
         arrays, keys = (x, residual, context.summary, seed, norms, codes), (context.shared, context.key)
-        cuda_hadamard.encode_integers(arrays, self.block, rules, keys)
+        cuda_thc.encode(arrays, self.block, rules, keys)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from .kernels.cuda import hadamard as cuda_hadamard
+        from .kernels.cuda import thc as cuda_thc
 
-        cuda_hadamard.decode_integers(*self._split(payload, out.size), out, self.block, self._unit, self._top, add)
+        cuda_thc.decode(*self._split(payload, out.size), out, self.block, self._unit, self._top, add)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
         """The payload's parts as (uint32 seed, float32 norms with padding, integer codes) views."""
@@ -150,29 +152,29 @@ class Thc(Compressor):
 @host.inline
 def _norm(values, top):  # type: ignore[no-untyped-def]
     """The root mean square of a block whose largest magnitude has these bits."""
-    if top < np.uint32(hadamard.TINY_BITS):
+    if top < np.uint32(rotations.TINY_BITS):
         return np.float32(0)
-    down, up = hadamard.powers(top)
-    return np.sqrt(hadamard.square_sum(values, values.size // 64, down) / np.float32(values.size)) * up
+    down, up = rotations.powers(top)
+    return np.sqrt(square_sum(values, values.size // 64, down) / np.float32(values.size)) * up
 
 
 @host.Kernel
 def _summarise(x, residual, norms, block):  # type: ignore[no-untyped-def]
-    keep, each = residual.size > 0, max(1, hadamard.CHUNK // block)
+    keep, each = residual.size > 0, max(1, rotations.CHUNK // block)
     for chunk in prange((norms.size + each - 1) // each):
-        room = carray(hadamard.float_room(), _ROOM)
+        room = carray(rotations.float_room(), _ROOM)
         for b in range(chunk * each, min(norms.size, (chunk + 1) * each)):
             start, stop = b * block, min(x.size, (b + 1) * block)
-            size = hadamard.block_size(stop - start, block)
+            size = rotations.block_size(stop - start, block)
             values, kept = x[start:stop], residual[start:stop]
             if size > stop - start:
-                values = hadamard.pad(room[block : block + size], values)
+                values = rotations.pad(room[block : block + size], values)
                 if keep:
-                    kept = hadamard.pad(room[2 * block : 2 * block + size], kept)
-            tame, top = hadamard.take(values, kept, room[:size], keep)
+                    kept = rotations.pad(room[2 * block : 2 * block + size], kept)
+            tame, top = rotations.take(values, kept, room[:size], keep)
             norms[b] = _norm(tame, top)
             if keep and size > stop - start:
-                hadamard.copy(residual[start:stop], kept)
+                rotations.copy(residual[start:stop], kept)
 
 
 @host.inline
@@ -201,53 +203,53 @@ def _round(w, codes, factor, levels, at, high):  # type: ignore[no-untyped-def]
 
 @host.Kernel
 def _encode(x, residual, summary, norms, codes, block, levels, unit, most, low, high, key_low, key_high):  # type: ignore[no-untyped-def]
-    keep, each = residual.size > 0, max(1, hadamard.CHUNK // block)
+    keep, each = residual.size > 0, max(1, rotations.CHUNK // block)
     for chunk in prange((summary.size + each - 1) // each):
-        room, words = carray(hadamard.float_room(), _ROOM), carray(hadamard.word_room(), _WORDS)
+        room, words = carray(rotations.float_room(), _ROOM), carray(rotations.word_room(), _WORDS)
         for b in range(chunk * each, min(summary.size, (chunk + 1) * each)):
             start, stop = b * block, min(x.size, (b + 1) * block)
-            size = hadamard.block_size(stop - start, block)
+            size = rotations.block_size(stop - start, block)
             buffer, spare, signs = room[:size], room[block : block + size], words[: size // 32]
-            hadamard.fill_signs(signs, start // 32, low, high)
+            rotations.fill_signs(signs, start // 32, low, high)
             values = x[start:stop]
             if keep:
                 values = residual[start:stop]  # ``summarise`` has left the sum there
             if size > stop - start:
-                values = hadamard.pad(room[2 * block : 2 * block + size], values)
-            tame, top = hadamard.take(values, values, spare, False)
+                values = rotations.pad(room[2 * block : 2 * block + size], values)
+            tame, top = rotations.take(values, values, spare, False)
             norms[b] = _agreed(summary[b])
             step, root = norms[b] * unit, np.sqrt(np.float32(size))
             packed = codes[start : start + size]
-            if top < np.uint32(hadamard.TINY_BITS) or step == np.float32(0):
-                hadamard.clear(packed)
+            if top < np.uint32(rotations.TINY_BITS) or step == np.float32(0):
+                rotations.clear(packed)
                 continue
-            down, up = hadamard.powers(top)
-            hadamard.rotate(buffer, tame, signs, down)
+            down, up = rotations.powers(top)
+            rotations.rotate(buffer, tame, signs, down)
             _round(buffer, packed, _factor(up, root, step), levels, host.counter(start, key_low), key_high)
             if keep:
-                hadamard.transform(buffer)
-                factor = hadamard.scaled_back(buffer, step / root, most * np.float32(size))
-                hadamard.put(residual[start:stop], buffer, spare, signs, factor, hadamard.SUBTRACT)
+                transform(buffer)
+                factor = rotations.scaled_back(buffer, step / root, most * np.float32(size))
+                rotations.put(residual[start:stop], buffer, spare, signs, factor, rotations.SUBTRACT)
 
 
 @host.Kernel
 def _decode(out, norms, codes, block, unit, most, add, low, high):  # type: ignore[no-untyped-def]
-    each, blocks = max(1, hadamard.CHUNK // block), (out.size + block - 1) // block
-    how = hadamard.ADD if add else hadamard.STORE
+    each, blocks = max(1, rotations.CHUNK // block), (out.size + block - 1) // block
+    how = rotations.ADD if add else rotations.STORE
     for chunk in prange((blocks + each - 1) // each):
-        room, words = carray(hadamard.float_room(), _ROOM), carray(hadamard.word_room(), _WORDS)
+        room, words = carray(rotations.float_room(), _ROOM), carray(rotations.word_room(), _WORDS)
         for b in range(chunk * each, min(blocks, (chunk + 1) * each)):
             start, stop = b * block, min(out.size, (b + 1) * block)
-            size = hadamard.block_size(stop - start, block)
+            size = rotations.block_size(stop - start, block)
             buffer, signs = room[:size], words[: size // 32]
-            hadamard.fill_signs(signs, start // 32, low, high)
+            rotations.fill_signs(signs, start // 32, low, high)
             packed = codes[start : start + size]
             for i in range(size):
                 buffer[i] = np.float32(packed[i])
-            hadamard.transform(buffer)
+            transform(buffer)
             scale = norms[b] * unit / np.sqrt(np.float32(size))
-            factor = hadamard.scaled_back(buffer, scale, most * np.float32(size))
-            hadamard.put(out[start:stop], buffer, room[block : block + size], signs, factor, how)
+            factor = rotations.scaled_back(buffer, scale, most * np.float32(size))
+            rotations.put(out[start:stop], buffer, room[block : block + size], signs, factor, how)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

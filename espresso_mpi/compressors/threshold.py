@@ -21,7 +21,7 @@ import numpy as np
 from .base import LIMIT, check_number
 from .context import Context
 from .families import counted
-from .kernels.cpu import sparse
+from .kernels.cpu import samples, sparse
 from .registry import register
 
 _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -59,7 +59,7 @@ class Threshold(counted.Counted):
         return sparse.gaussian_error(min(max(reach, 1 / n), self.count(n) / n))
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        rule, rank = self._rule(x.size), sparse.aim_above(x.size, self.count(x.size))
+        rule, rank = self._rule(x.size), samples.aim_above(x.size, self.count(x.size))
         sparse.encode_counted(x, residual, None, rule, self._key(), rank, payload, context)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from .base import Compressor, check_number
 from .context import Context
-from .kernels.cpu import sparse
+from .kernels.cpu import samples, sparse
 from .registry import register
 
 
@@ -59,7 +59,7 @@ class TopK(Compressor):
         indices, values = self._split(payload, x.size)
         k = indices.size
         rule = sparse.Rule(most=k, least=k, few=k, smallest=0)
-        sparse.encode(x, residual, None, rule, None, sparse.aim_above(x.size, k), indices, values, context)
+        sparse.encode(x, residual, None, rule, None, samples.aim_above(x.size, k), indices, values, context)
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         indices, values = self._split(payload, out.size)

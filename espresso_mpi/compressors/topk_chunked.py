@@ -26,6 +26,7 @@ from .base import Compressor, check_choice, check_number, check_positive_int
 from .context import Context, Summary
 from .kernels.cpu import host
 from .kernels.cpu import linear_sparse as sparse
+from .kernels.cpu.sparse import zero
 from .kernels.cpu.topk_chunked import (
     LANES,
     doublings_of,
@@ -133,7 +134,7 @@ class TopKChunked(Compressor):
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         head, indices, values = self._split(payload, out.size)
         if not add:
-            sparse.zero(out)
+            zero(out)
         put(values, indices, out, head[0], self.length(out.size), add)
 
     def _summarise_cuda(self, x: Any, summary: Any, residual: Any, context: Context) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from .base import check_number
 from .context import Context
 from .families import counted
-from .kernels.cpu import sparse
+from .kernels.cpu import samples, sparse
 from .registry import register
 
 
@@ -49,13 +49,13 @@ class TopKSampled(counted.Counted):
         return sparse.sampled_error(n, self.count(n)) if n else None
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        rule, rank = self._rule(x.size), sparse.aim(x.size, self.count(x.size))
+        rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
         sparse.encode_counted(x, residual, None, rule, None, rank, payload, context)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse
 
-        rule, rank = self._rule(x.size), sparse.aim(x.size, self.count(x.size))
+        rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
         cuda_sparse.encode(x, residual, None, rule, None, rank, payload, context)
 
     def _rule(self, n: int) -> sparse.Rule:

@@ -10,7 +10,8 @@ import numpy as np
 from ..base import Compressor
 from ..context import Context
 from ..kernels.cpu import host
-from ..kernels.cpu.dithering import Quantiser, decode, encode, kind, largest_step
+from ..kernels.cpu.dithering import decode, encode, kind, largest_step
+from ..kernels.cpu.quantiser import Quantiser
 
 
 class Dithering(Compressor):

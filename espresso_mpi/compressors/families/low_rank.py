@@ -14,22 +14,17 @@ from ..base import Compressor, check_positive_int
 from ..context import Context
 from ..kernels.cpu import host
 from ..kernels.cpu.lowrank import (
-    CHUNK,
-    LANES,
-    LARGEST_RANK,
-    Matrix,
     add_chunks,
-    copy,
     filled_rows,
-    orthonormalise,
     outer,
     project_all_rows,
     project_chunks,
     rows_at_once,
-    side,
     top_of,
     values,
 )
+from ..kernels.cpu.matrices import CHUNK, LANES, LARGEST_RANK, Matrix, side
+from ..kernels.cpu.orthonormal import orthonormalise
 
 Self = TypeVar("Self", bound="LowRank")
 
@@ -166,4 +161,4 @@ def keep(factor: Any, kept: Any) -> None:
 
         cuda_lowrank.keep(factor, kept)
     else:
-        copy(kept, factor)
+        host.tame_into(kept, factor)

@@ -13,6 +13,7 @@ from espresso_mpi.errors import ConfigError
 from ..base import LIMIT, Compressor, check_choice, check_positive_int
 from ..context import Context
 from ..kernels.cpu import host
+from ..kernels.cpu.block_errors import float8_error, integer_error, nearest_loss, stochastic_variance
 from ..kernels.cpu.blocks import (
     FLOAT8,
     NEAREST,
@@ -21,10 +22,6 @@ from ..kernels.cpu.blocks import (
     decode_packed,
     encode,
     encode_packed,
-    float8_error,
-    integer_error,
-    nearest_loss,
-    stochastic_variance,
     uint32,
 )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi.compressors import LIMIT, Context, get
-from espresso_mpi.compressors.kernels.cpu import sparse
+from espresso_mpi.compressors.kernels.cpu import clipping, samples
 from espresso_mpi.errors import ConfigError
 
 LARGE = 150_001
@@ -37,7 +37,7 @@ def burst(n):
 def hidden(n):
     """Large exactly where the sample does not look, so that too many reach what it says."""
     x = gaussian(n)
-    width = sparse.stratum(n)
+    width = samples.stratum(n)
     places = np.arange(n)
     spots = (places // width * 0x9E3779B9 % 2**32 >> 16) % (width // 16)
     x[places % width // 16 != spots] *= np.float32(4)
@@ -209,7 +209,7 @@ def test_threshold_error(value, ratio):
 
 @pytest.mark.parametrize("n", [1, 65_535, 65_536, 65_537, 100_000, 1 << 20, 1 << 22, 1 << 26, (1 << 30) + 5])
 def test_sample_is_large_enough_and_inside(n):
-    size, width = sparse.sample_size(n), sparse.stratum(n)
+    size, width = samples.sample_size(n), samples.stratum(n)
     assert size >= min(n, 1 << 16) * 0.99 and size >= n / 64 * 0.99 and size <= n
     assert width & (width - 1) == 0 and (n <= 1 << 16 or size // 16 * width <= n)
 
@@ -279,7 +279,7 @@ def test_dgc_clips_the_norm(scale, ranks):
 def test_dgc_clips_the_same_on_any_order():
     """The sum of squares is one of integers: without an order, so the same on a GPU."""
     g = gaussian(LARGE)
-    assert sparse.clip_factor(g, 1.0, Context()) == sparse.clip_factor(g[::-1].copy(), 1.0, Context())
+    assert clipping.clip_factor(g, 1.0, Context()) == clipping.clip_factor(g[::-1].copy(), 1.0, Context())
 
 
 @pytest.mark.parametrize(("step", "k"), [(0, 2500), (100, 629), (200, 158), (300, 40), (400, 10), (None, 10)])
@@ -300,8 +300,8 @@ cuda_simulator.install()
 import numpy as np
 from numba import cuda
 from espresso_mpi.compressors import Context, get
-from espresso_mpi.compressors.kernels.cpu import sparse
-sparse.WHOLE = 64  # so that a sample is one
+from espresso_mpi.compressors.kernels.cpu import samples
+samples.WHOLE = 64  # so that a sample is one
 compressor, n = get(sys.argv[1]), 700
 on_cpu, on_gpu = Context(), Context()
 residual = np.zeros(n, np.float32)

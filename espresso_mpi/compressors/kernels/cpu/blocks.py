@@ -11,94 +11,23 @@ complement (8-bit floats: as their bits); places without a code are 0.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import lru_cache
-
 import numpy as np
 from numba import prange
 
-from espresso_mpi.compressors.base import LIMIT
-
 from . import host
+from .packing import pack, unpack
 
 TINY = 1e-30
 MAGIC = 12582912.0  # 1.5 * 2**23: adding it to a small float leaves the rounded integer in the low mantissa bits
 HALF = 0.5 - 2.0**-25
 """What is taken off a ``uniform`` before rounding: the noise then is symmetric, and an exact code stays what it is."""
 NEAREST, STOCHASTIC, FLOAT8 = 0, 1, 2
-_LIMIT_BITS = np.uint32(np.float32(LIMIT).view(np.uint32))
+_LIMIT_BITS = np.uint32(host.LIMIT_BITS)
 _CHUNK = 8192  # elements that a thread takes at a time: their codes, before they are packed, stay in the L1 cache
-_ROUNDING = 2.0**-22
-"""What float32 arithmetic adds to the errors below, relative to ``‖x‖²``: a value a little below half a step may become
-a whole one."""
-
-
-# --- how large the error is -------------------------------------------------------------------------------------------
-
-
-def nearest_loss(size: int, step: float, relative: float = 0.0) -> float:
-    """The least upper bound of ``‖x - C(x)‖² / ‖x‖²`` for a block of ``size`` rounded to nearest.
-
-    The largest element is exact. Another one is off by its relative rounding error or, where codes are evenly spaced,
-    by half a step and by itself at most: the worst block has them all at half a step.
-
-    Args:
-        step: distance of the evenly spaced codes around 0, relative to the largest.
-        relative: largest squared relative error beyond those.
-    """
-    most = (size - 1) * step**2 / 4
-    return max(relative, most / (1 + most)) + _ROUNDING
-
-
-def stochastic_variance(size: int, top: float) -> float:
-    """The least ω for a block of ``size`` rounded stochastically: at most size/(4·top²).
-
-    The largest element is exact; the others, at t steps, have a variance of t(1 - t) steps², relative to
-    ``top² + (size - 1)t²``, which is largest at ``t = top / (top + sqrt(top² + size - 1))``, here inserted.
-    """
-    return (math.sqrt(1 + (size - 1) / top**2) - 1) / 2 + _ROUNDING
-
-
-def gaussian_loss(size: int, error: Callable[[np.ndarray], np.ndarray]) -> float:
-    """``E‖x - C(x)‖² / ‖x‖²`` of normal values in blocks of ``size``, by integration over the block's largest.
-
-    Given the largest, m, which is exact, the others are independent, with the normal density cut off at ±m.
-
-    Args:
-        error: mean squared error of values in [0, 1], for 1 as the largest.
-    """
-    edges = np.linspace(1e-3, 8, 401)
-    chance = np.diff([math.exp(size * math.log1p(-math.erfc(m / math.sqrt(2)))) for m in edges])
-    largest, t = (edges[1:] + edges[:-1]) / 2, (np.arange(8192) + 0.5) / 8192
-    density = np.exp(-((largest[:, None] * t) ** 2) / 2)
-    mean = density @ error(t) / density.sum(axis=1)
-    return float(chance @ (largest**2 * mean)) * (1 - 1 / size)
-
-
-# --- the methods ------------------------------------------------------------------------------------------------------
 
 
 def uint32(values: tuple[int, ...]) -> tuple[np.uint32, ...]:
     return tuple(np.uint32(value) for value in values)
-
-
-@lru_cache
-def integer_error(size: int, top: float, rounding: str) -> float:
-    def error(t: np.ndarray) -> np.ndarray:
-        part: np.ndarray = top * t - np.floor(top * t)
-        return (np.minimum(part, 1 - part) ** 2 if rounding == "nearest" else part * (1 - part)) / top**2
-
-    return gaussian_loss(size, error)
-
-
-@lru_cache
-def float8_error(size: int, top: float, mantissa: int, lowest: int) -> float:
-    def error(t: np.ndarray) -> np.ndarray:
-        step: np.ndarray = 2.0 ** (np.maximum(np.floor(np.log2(top * t)), lowest) - mantissa)
-        return (t - np.rint(top * t / step) * step / top) ** 2
-
-    return gaussian_loss(size, error)
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -187,8 +116,7 @@ def _add_max(kept, x):  # type: ignore[no-untyped-def]
 @host.inlined
 def _tame_max(out, x):  # type: ignore[no-untyped-def]
     """``out = tame(x)``, and the largest magnitude as float32 bits."""
-    for i in range(x.size):
-        out[i] = host.tame(x[i])
+    host.tame_into(out, x)
     return host.max_bits(out)
 
 
@@ -272,119 +200,6 @@ def _wild_block(values, codes, how, at, high):  # type: ignore[no-untyped-def]
     return _keep_block(tamed, codes, _tame_max(tamed, values), how, at, high)
 
 
-# --- several codes in a byte ------------------------------------------------------------------------------------------
-
-
-@host.inlined
-def _pack(codes, packed, block, per):  # type: ignore[no-untyped-def]
-    """Put the codes of consecutive blocks into bytes: four bytes at a time where the blocks allow it."""
-    whole = codes.size // block if block % (4 * per) == 0 else 0
-    words, parts = _words(packed, whole * block // per), _words(codes, whole * block)
-    if per == 2:
-        _pack_4(parts, words, block // 8, whole)
-    else:
-        _pack_2(parts, words, block // 16, whole)
-    at = whole * (block // per)
-    for start in range(whole * block, codes.size, block):
-        some = codes[start : min(codes.size, start + block)]
-        _pack_any(some, packed[at : at + -(-some.size // per)], 8 // per)
-        at += -(-block // per)
-
-
-@host.inlined
-def _unpack(packed, codes, block, per):  # type: ignore[no-untyped-def]
-    """Take the codes of consecutive blocks out of their bytes."""
-    whole = codes.size // block if block % (4 * per) == 0 else 0
-    words, parts = _words(packed, whole * block // per), _words(codes, whole * block)
-    if per == 2:
-        _unpack_4(words, parts, block // 8, whole)
-    else:
-        _unpack_2(words, parts, block // 16, whole)
-    at = whole * (block // per)
-    for start in range(whole * block, codes.size, block):
-        some = codes[start : min(codes.size, start + block)]
-        _unpack_any(packed[at : at + -(-some.size // per)], some, 8 // per)
-        at += -(-block // per)
-
-
-@host.inlined
-def _words(array, size):  # type: ignore[no-untyped-def]
-    """The first ``size`` bytes, a multiple of 4, as uint32."""
-    return array[:size].view(np.uint32)
-
-
-@host.inlined
-def _pack_4(parts, words, w, blocks):  # type: ignore[no-untyped-def]
-    mask = np.uint32(0x0F0F0F0F)
-    for b in range(blocks):
-        low, high, out = parts[2 * b * w :][:w], parts[(2 * b + 1) * w :][:w], words[b * w :][:w]
-        for i in range(out.size):
-            out[i] = np.uint32((low[i] & mask) | ((high[i] & mask) << np.uint32(4)))
-
-
-@host.inlined
-def _pack_2(parts, words, w, blocks):  # type: ignore[no-untyped-def]
-    mask = np.uint32(0x03030303)
-    for b in range(blocks):
-        codes, out = parts[4 * b * w :], words[b * w :][:w]
-        c0, c1, c2, c3 = codes[:w], codes[w:][:w], codes[2 * w :][:w], codes[3 * w :][:w]
-        for i in range(out.size):
-            first = np.uint32((c0[i] & mask) | ((c1[i] & mask) << np.uint32(2)))
-            second = np.uint32((c2[i] & mask) | ((c3[i] & mask) << np.uint32(2)))
-            out[i] = np.uint32(first | np.uint32(second << np.uint32(4)))
-
-
-@host.inlined
-def _unpack_4(words, parts, w, blocks):  # type: ignore[no-untyped-def]
-    for b in range(blocks):
-        low, high, word = parts[2 * b * w :][:w], parts[(2 * b + 1) * w :][:w], words[b * w :][:w]
-        for i in range(word.size):
-            low[i] = _signed_4(word[i])
-            high[i] = _signed_4(np.uint32(word[i] >> np.uint32(4)))
-
-
-@host.inlined
-def _unpack_2(words, parts, w, blocks):  # type: ignore[no-untyped-def]
-    for b in range(blocks):
-        codes, word = parts[4 * b * w :], words[b * w :][:w]
-        c0, c1, c2, c3 = codes[:w], codes[w:][:w], codes[2 * w :][:w], codes[3 * w :][:w]
-        for i in range(word.size):
-            c0[i] = _signed_2(word[i])
-            c1[i] = _signed_2(np.uint32(word[i] >> np.uint32(2)))
-            c2[i] = _signed_2(np.uint32(word[i] >> np.uint32(4)))
-            c3[i] = _signed_2(np.uint32(word[i] >> np.uint32(6)))
-
-
-@host.inlined
-def _signed_4(word):  # type: ignore[no-untyped-def]
-    """The lower halves of four bytes as signed bytes: with its sign bit flipped c is c + 8, and 8 + 120 = 128."""
-    flipped = np.uint32(np.uint32(word & np.uint32(0x0F0F0F0F)) ^ np.uint32(0x08080808))
-    return np.uint32(np.uint32(flipped + np.uint32(0x78787878)) ^ np.uint32(0x80808080))
-
-
-@host.inlined
-def _signed_2(word):  # type: ignore[no-untyped-def]
-    """The lowest two bits of four bytes as signed bytes: with its sign bit flipped c is c + 2, and 2 + 126 = 128."""
-    flipped = np.uint32(np.uint32(word & np.uint32(0x03030303)) ^ np.uint32(0x02020202))
-    return np.uint32(np.uint32(flipped + np.uint32(0x7E7E7E7E)) ^ np.uint32(0x80808080))
-
-
-@host.inlined
-def _pack_any(codes, packed, bits):  # type: ignore[no-untyped-def]
-    packed[:] = 0
-    mask = (1 << bits) - 1
-    for i in range(codes.size):
-        packed[i % packed.size] |= np.int8((codes[i] & mask) << (i // packed.size * bits))
-
-
-@host.inlined
-def _unpack_any(packed, codes, bits):  # type: ignore[no-untyped-def]
-    top = 32 - bits
-    for i in range(codes.size):
-        moved = np.int32(np.int32(packed[i % packed.size]) << (top - i // packed.size * bits))
-        codes[i] = np.int8(moved >> top)
-
-
 # --- the kernels ------------------------------------------------------------------------------------------------------
 
 
@@ -437,7 +252,7 @@ def encode_packed(x, residual, scales, codes, block, how, low, high, per):  # ty
             _keep_blocks(values, residual[start:stop], steps, unpacked, block, how, at, high)
         else:
             _blocks(values, steps, unpacked, block, how, at, high)
-        _pack(unpacked, codes[first * width : min(codes.size, last * width)], block, per)
+        pack(unpacked, codes[first * width : min(codes.size, last * width)], block, per)
 
 
 @host.inlined
@@ -493,5 +308,5 @@ def decode_packed(out, scales, codes, block, how, add, per):  # type: ignore[no-
         first, last = chunk * each, min(scales.size, (chunk + 1) * each)
         start, stop = first * block, min(out.size, last * block)
         unpacked = np.empty(stop - start, np.int8)
-        _unpack(codes[first * width : min(codes.size, last * width)], unpacked, block, per)
+        unpack(codes[first * width : min(codes.size, last * width)], unpacked, block, per)
         _decode_blocks(out[start:stop], scales[first:last], unpacked, block, how, add)

@@ -22,11 +22,16 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.base import LIMIT
 
+from . import vectors
+
 EMPTY = np.empty(0, np.float32)
 """Stands for "no residual" in a kernel's arguments: numba wants one type for both cases."""
 
 # Below this size waking the threads costs more than they save (about 10 us against 4 us of work at 10 GB/s).
 PARALLEL_MIN = 1 << 16
+
+LIMIT_BITS = int(np.float32(LIMIT).view(np.uint32))
+"""LIMIT as float32 bits: magnitudes with larger ones are not tame."""
 
 _threads = 0  # 0: as many as numba would use
 
@@ -152,19 +157,7 @@ def from_half(typingctx, bits):  # type: ignore[no-untyped-def]
 # --- groups of 64 floats: one vector instruction sequence each on any target ------------------------------------------
 
 _V = 64
-_VECTOR = ir.VectorType(ir.FloatType(), _V)
-_VECTOR_I = ir.VectorType(ir.IntType(32), _V)
-
-
-def _at(context: Any, builder: Any, array_type: Any, array: Any, index: Any, pointee: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), pointee.as_pointer())
-
-
-def _splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
-    one = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), _V), [0] * _V)
-    return builder.shuffle_vector(one, ir.Constant(vector_type, ir.Undefined), zeros)
+_VECTOR, _VECTOR_I = vectors.floats(_V), vectors.integers(_V)
 
 
 @intrinsic
@@ -172,7 +165,7 @@ def negative_mask(typingctx, x, index):  # type: ignore[no-untyped-def]
     """Bit i of the uint64 says whether ``x[index + i] < 0``, for 64 elements."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        values = builder.load(_at(context, builder, sig.args[0], args[0], args[1], _VECTOR), align=4)
+        values = builder.load(vectors.pointer(context, builder, sig.args[0], args[0], args[1], _VECTOR), align=4)
         negative = builder.fcmp_ordered("<", values, ir.Constant(_VECTOR, [0.0] * _V))
         return builder.bitcast(negative, ir.IntType(_V))
 
@@ -188,26 +181,12 @@ def _abs_sum_groups(typingctx, x, groups):  # type: ignore[no-untyped-def]
         no_sign = ir.Constant(_VECTOR_I, [0x7FFFFFFF] * _V)
         with cgutils.for_range(builder, args[1]) as loop:
             index = builder.mul(loop.index, ir.Constant(loop.index.type, _V))
-            bits = builder.load(_at(context, builder, sig.args[0], args[0], index, _VECTOR_I), align=4)
+            bits = builder.load(vectors.pointer(context, builder, sig.args[0], args[0], index, _VECTOR_I), align=4)
             magnitudes = builder.bitcast(builder.and_(bits, no_sign), _VECTOR)
             builder.store(builder.fadd(builder.load(total), magnitudes), total)
-        return tree_sum(builder, builder.load(total))
+        return vectors.tree_sum(builder, builder.load(total))
 
     return types.float32(x, types.intp), codegen
-
-
-def tree_sum(builder: Any, lanes: Any) -> Any:
-    """Fold the upper half of a vector's lanes onto the lower half until one is left."""
-    width = lanes.type.count
-    while width > 1:
-        width //= 2
-        undefined = ir.Constant(lanes.type, ir.Undefined)
-        low, high = (
-            builder.shuffle_vector(lanes, undefined, ir.Constant(ir.VectorType(ir.IntType(32), width), half))
-            for half in (list(range(width)), list(range(width, 2 * width)))
-        )
-        lanes = builder.fadd(low, high)
-    return builder.extract_element(lanes, ir.Constant(ir.IntType(32), 0))
 
 
 @inline
@@ -254,15 +233,20 @@ def counter(index, low):  # type: ignore[no-untyped-def]
 
 
 @inline
-def uniform(at, high):  # type: ignore[no-untyped-def]
-    """A uniform float32 in [0, 1) with 24 random bits, from an element's counter and the key's high half.
+def random_bits(at, high):  # type: ignore[no-untyped-def]
+    """32 random bits, from an element's counter and the key's high half.
 
     Two rounds of multiply and xor-shift (constants of C. Wellons' ``lowbias32``); 32-bit so that it vectorises.
     """
     h = np.uint32((at ^ (at >> np.uint32(16)) ^ high) * np.uint32(0x7FEB352D))
     h = np.uint32((h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
-    h = np.uint32(h ^ (h >> np.uint32(16)))
-    return np.float32(np.int32(h >> np.uint32(8))) * np.float32(5.9604645e-08)
+    return np.uint32(h ^ (h >> np.uint32(16)))
+
+
+@inline
+def uniform(at, high):  # type: ignore[no-untyped-def]
+    """A uniform float32 in [0, 1) with 24 of the ``random_bits``."""
+    return np.float32(np.int32(random_bits(at, high) >> np.uint32(8))) * np.float32(5.9604645e-08)
 
 
 @inline
@@ -271,6 +255,21 @@ def tame(value):  # type: ignore[no-untyped-def]
     small = np.float32(LIMIT) if value > np.float32(LIMIT) else value
     small = np.float32(-LIMIT) if small < np.float32(-LIMIT) else small
     return small if value == value else np.float32(0.0)
+
+
+@inline
+def tame_into(out, x):  # type: ignore[no-untyped-def]
+    """``out = tame(x)`` for as many values as x has; ``out`` may be x."""
+    for i in range(x.size):
+        out[i] = tame(x[i])
+
+
+@inline
+def tame_copy(values):  # type: ignore[no-untyped-def]
+    """The tame values of an array, for encoders without a residual to hold them: rare, for it is slow."""
+    tamed = np.empty_like(values)
+    tame_into(tamed, values)
+    return tamed
 
 
 @inline
@@ -308,7 +307,7 @@ def ones(typingctx, mask):  # type: ignore[no-untyped-def]
 def _chosen(builder: Any, mask: Any, plus: Any, minus: Any) -> Any:
     """64 times ``plus`` or ``minus``, the latter where the mask has a one."""
     bits = builder.bitcast(mask, ir.VectorType(ir.IntType(1), _V))
-    return builder.select(bits, _splat(builder, minus, _VECTOR), _splat(builder, plus, _VECTOR))
+    return builder.select(bits, vectors.splat(builder, minus, _V), vectors.splat(builder, plus, _V))
 
 
 @intrinsic
@@ -316,7 +315,7 @@ def store_chosen(typingctx, out, index, mask, plus, minus):  # type: ignore[no-u
     """``out[index + i] = minus if mask bit i else plus`` for 64 elements."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        pointer = _at(context, builder, sig.args[0], args[0], args[1], _VECTOR)
+        pointer = vectors.pointer(context, builder, sig.args[0], args[0], args[1], _VECTOR)
         builder.store(_chosen(builder, *args[2:]), pointer, align=4)
         return context.get_dummy_value()
 
@@ -328,7 +327,7 @@ def add_chosen(typingctx, out, index, mask, plus, minus):  # type: ignore[no-unt
     """``out[index + i] += minus if mask bit i else plus`` for 64 elements."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        pointer = _at(context, builder, sig.args[0], args[0], args[1], _VECTOR)
+        pointer = vectors.pointer(context, builder, sig.args[0], args[0], args[1], _VECTOR)
         total = builder.fadd(builder.load(pointer, align=4), _chosen(builder, *args[2:]))
         builder.store(total, pointer, align=4)
         return context.get_dummy_value()
@@ -345,7 +344,7 @@ def _split_sum_groups(typingctx, x, groups):  # type: ignore[no-untyped-def]
         sums = [cgutils.alloca_once_value(builder, zero) for _ in range(2)]
         with cgutils.for_range(builder, args[1]) as loop:
             index = builder.mul(loop.index, ir.Constant(loop.index.type, _V))
-            values = builder.load(_at(context, builder, sig.args[0], args[0], index, _VECTOR), align=4)
+            values = builder.load(vectors.pointer(context, builder, sig.args[0], args[0], index, _VECTOR), align=4)
             negative = builder.fcmp_ordered("<", values, zero)
             parts = (
                 builder.select(negative, zero, values),
@@ -353,7 +352,7 @@ def _split_sum_groups(typingctx, x, groups):  # type: ignore[no-untyped-def]
             )
             for total, part in zip(sums, parts):
                 builder.store(builder.fadd(builder.load(total), part), total)
-        return context.make_tuple(builder, sig.return_type, [tree_sum(builder, builder.load(t)) for t in sums])
+        return context.make_tuple(builder, sig.return_type, [vectors.tree_sum(builder, builder.load(t)) for t in sums])
 
     return types.UniTuple(types.float32, 2)(x, types.intp), codegen
 

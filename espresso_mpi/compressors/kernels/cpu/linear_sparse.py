@@ -15,7 +15,7 @@ from numba import prange
 
 from espresso_mpi.compressors.context import Context
 
-from . import host, sparse
+from . import host, samples, sparse
 
 CHUNK = 8192
 """Elements that a thread takes at a time."""
@@ -57,11 +57,8 @@ def plan(seed, n):  # type: ignore[no-untyped-def]
 
 @host.inline
 def _jitter(i, length, low, high):  # type: ignore[no-untyped-def]
-    """Which of ``length`` positions stretch i gives; the rounds are those of ``host.uniform``."""
-    h = host.counter(i, low)
-    h = np.uint32((h ^ (h >> np.uint32(16)) ^ high) * np.uint32(0x7FEB352D))
-    h = np.uint32((h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
-    h = np.uint32(h ^ (h >> np.uint32(16)))
+    """Which of ``length`` positions stretch i gives."""
+    h = host.random_bits(host.counter(i, low), high)
     return (np.int64(h) * np.int64(length)) >> np.int64(32)
 
 
@@ -117,7 +114,7 @@ def choose(scores: np.ndarray, indices: np.ndarray, values: np.ndarray, context:
     """Write the indices of the largest magnitudes, in rising order, and the scores there; ties by index."""
     k = indices.size
     rule = sparse.Rule(most=k, least=k, few=k, smallest=0)
-    sparse.encode(scores, None, None, rule, None, sparse.aim_above(scores.size, k), indices, values, context)
+    sparse.encode(scores, None, None, rule, None, samples.aim_above(scores.size, k), indices, values, context)
 
 
 @host.inline
@@ -137,12 +134,6 @@ def tame_sum(residual, x):  # type: ignore[no-untyped-def]
     for chunk in prange((x.size + CHUNK - 1) // CHUNK):
         a, b = chunk * CHUNK, min(x.size, (chunk + 1) * CHUNK)
         host.tame_sum(residual[a:b], x[a:b])
-
-
-@host.Kernel
-def zero(out):  # type: ignore[no-untyped-def]
-    for chunk in prange((out.size + CHUNK - 1) // CHUNK):
-        out[chunk * CHUNK : min(out.size, (chunk + 1) * CHUNK)] = np.float32(0)
 
 
 def seed_of(context: Context) -> Any:

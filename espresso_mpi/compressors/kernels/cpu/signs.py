@@ -72,8 +72,7 @@ def put(out, words, plus, minus):  # type: ignore[no-untyped-def]
 def tamed(values, inplace):  # type: ignore[no-untyped-def]
     """One block with every value tamed; a copy unless ``inplace``. Only for blocks that need it."""
     target = values if inplace else np.empty(values.size, np.float32)
-    for i in range(values.size):
-        target[i] = host.tame(values[i])
+    host.tame_into(target, values)
     return target
 
 

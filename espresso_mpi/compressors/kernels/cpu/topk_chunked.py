@@ -12,7 +12,7 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from . import host
+from . import host, vectors
 from . import linear_sparse as sparse
 
 LANES = 16
@@ -68,26 +68,21 @@ def error_of_halves() -> float:
 # --- energies ---------------------------------------------------------------------------------------------------------
 
 
-_VECTOR = ir.VectorType(ir.FloatType(), LANES)
-
-
 @intrinsic
 def _squares(typingctx, x):  # type: ignore[no-untyped-def]
     """The sum of the squares of x, whose size is a multiple of 16: by lanes, then folded pairwise. A fused sum."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        array = context.make_array(sig.args[0])(context, builder, args[0])
+        array, vector = context.make_array(sig.args[0])(context, builder, args[0]), vectors.floats(LANES)
         (size,) = cgutils.unpack_tuple(builder, array.shape, 1)
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-        total = cgutils.alloca_once_value(builder, ir.Constant(_VECTOR, [0.0] * LANES))
+        total = cgutils.alloca_once_value(builder, vectors.constant(vector, 0.0))
         groups = builder.udiv(size, ir.Constant(size.type, LANES))
         with cgutils.for_range(builder, groups) as loop:
             index = builder.mul(loop.index, ir.Constant(loop.index.type, LANES))
-            pointer = builder.bitcast(builder.gep(array.data, [index]), _VECTOR.as_pointer())
+            pointer = builder.bitcast(builder.gep(array.data, [index]), vector.as_pointer())
             values = builder.load(pointer, align=4)
-            builder.store(builder.call(fma, [values, values, builder.load(total)]), total)
-        return host.tree_sum(builder, builder.load(total))
+            builder.store(vectors.fma(builder, values, values, builder.load(total)), total)
+        return vectors.tree_sum(builder, builder.load(total))
 
     return types.float32(x), codegen
 

@@ -16,7 +16,8 @@ from numba import cuda
 from espresso_mpi.compressors.base import LIMIT
 
 from ..cpu import host
-from ..cpu.dithering import CLIP, L2, MAX, TINY, Quantiser, largest_step
+from ..cpu.dithering import TINY, largest_step
+from ..cpu.quantiser import CLIP, L2, MAX, Quantiser
 from . import gpu
 
 _WARPS = gpu.THREADS // gpu.LANES

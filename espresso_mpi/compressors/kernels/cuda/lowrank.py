@@ -1,4 +1,4 @@
-"""CUDA kernels of the low-rank methods; sums in the order that ``cpu.lowrank`` fixes.
+"""CUDA kernels of the low-rank methods; sums in the order that ``cpu.matrices`` fixes.
 
 A row times a vector is a warp's work, a lane for each of the LANES. For sums over columns a thread takes a column of a
 CHUNK of rows, and a second kernel adds the chunks. Factors are made orthonormal by one block: a warp for each product
@@ -15,7 +15,9 @@ from numba import cuda
 
 from espresso_mpi.compressors.context import Context
 
-from ..cpu.lowrank import ADD, CHUNK, GROUP, INDEPENDENT, LARGEST_RANK, Matrix
+from ..cpu.lowrank import ADD
+from ..cpu.matrices import CHUNK, GROUP, LARGEST_RANK, Matrix
+from ..cpu.orthonormal import INDEPENDENT
 from . import gpu
 
 _PRODUCTS = LARGEST_RANK + 1
@@ -28,12 +30,12 @@ _CHUNK_OF_P = GROUP * CHUNK
 def orthonormalise(
     source: Any, target: Any, ranks: int, length: int, fill: bool, low: np.uint32, high: np.uint32
 ) -> None:
-    """As ``cpu.lowrank.orthonormalise``."""
+    """As ``cpu.orthonormal.orthonormalise``."""
     _orthonormalise(1, gpu.THREADS, source, target, ranks, length, fill, low, high, INDEPENDENT)
 
 
 def project_rows(x: Any, residual: Any, q: Any, m: Matrix, out: Any, how: int, subtract: bool) -> None:
-    """As in ``cpu.lowrank``."""
+    """As in ``cpu.orthonormal``."""
     source = x if residual is None else residual
     for first in range(0, m.rank, GROUP):
         kernel = _PROJECT_ROWS[first == 0 and how == ADD and residual is not None]
@@ -46,7 +48,7 @@ def project_rows(x: Any, residual: Any, q: Any, m: Matrix, out: Any, how: int, s
 def project_columns(
     x: Any, residual: Any, p: Any, m: Matrix, out: Any, how: int, subtract: bool, context: Context
 ) -> None:
-    """As in ``cpu.lowrank``."""
+    """As in ``cpu.orthonormal``."""
     source = x if residual is None else residual
     if residual is not None and how == ADD:
         _settle(gpu.blocks(x.size, gpu.TILE), gpu.THREADS, residual, x)
@@ -61,7 +63,7 @@ def project_columns(
 
 
 def outer(p: Any, q: Any, m: Matrix, out: Any, add: bool, sign: float = 1.0) -> None:
-    """As in ``cpu.lowrank``."""
+    """As in ``cpu.orthonormal``."""
     _OUTER[add, False](_tiles(m), gpu.THREADS, out, p, q, p, m.cols, m.rows, m.rank, np.float32(sign))
 
 
@@ -71,13 +73,13 @@ def outer_by_turns(first: Any, given: Any, other: Any, m: Matrix, out: Any, add:
 
 
 def write_header(factor: Any, header: Any, start: int, first: float) -> None:
-    """As in ``cpu.lowrank``."""
+    """As in ``cpu.orthonormal``."""
     grid = gpu.blocks(header.size, gpu.THREADS)
     _write_header(grid, gpu.THREADS, header, factor, start, np.float32(first))
 
 
 def keep(factor: Any, kept: Any) -> None:
-    """As in ``cpu.lowrank``."""
+    """As in ``cpu.orthonormal``."""
     _keep(gpu.blocks(kept.size, gpu.THREADS), gpu.THREADS, kept, factor)
 
 

@@ -17,7 +17,7 @@ from numba import cuda
 
 from espresso_mpi.compressors.context import Context
 
-from ..cpu import sparse
+from ..cpu import clipping, samples, sparse
 from . import gpu, topk
 
 
@@ -63,9 +63,9 @@ def encode(
     decay = np.float32(0 if momentum is None else momentum.decay)
     arrays = (x, residual if keep else x, moved, factor, decay)
     if threshold is None:
-        sample = context.scratch("sparse-sample", sparse.sample_size(x.size), np.float32, x)
+        sample = context.scratch("sparse-sample", samples.sample_size(x.size), np.float32, x)
         grid = gpu.blocks(sample.size, gpu.THREADS)
-        _SAMPLE[keep, moving](grid, gpu.THREADS, *arrays, sample, sparse.stratum(x.size))
+        _SAMPLE[keep, moving](grid, gpu.THREADS, *arrays, sample, samples.stratum(x.size))
         topk.search(sample, sample, False, rank, scratch)
     _SWEEP[keep, moving](gpu.blocks(x.size, gpu.TILE), gpu.THREADS, *arrays, scratch.state, totals)
     _decide(1, 1, scratch.state, totals, head, rule.most, rule.least, rule.few)
@@ -184,8 +184,8 @@ def _norm(device: int) -> _Norm:
 
 
 def clip_factor(x: Any, limit: float, context: Context) -> Any:
-    """As ``cpu.sparse.clip_factor``; one float32 on the GPU."""
-    norm, shift = _norm(gpu.device_number()), sparse.norm_shift(x.size)
+    """As ``cpu.clipping.clip_factor``; one float32 on the GPU."""
+    norm, shift = _norm(gpu.device_number()), clipping.norm_shift(x.size)
     grid = gpu.blocks(x.size, gpu.TILE)
     _no_norm(1, 1, norm.parts)
     _largest(grid, gpu.THREADS, x, norm.parts)
@@ -245,7 +245,7 @@ def _square(key, exponent, shift):  # type: ignore[no-untyped-def]
     return (aligned * aligned) >> shift
 
 
-_RUN = sparse.RUN
+_RUN = samples.RUN
 _STEP = np.uint32(0x9E3779B9)
 magnitude = topk.magnitude
 
