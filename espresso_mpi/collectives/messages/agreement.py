@@ -87,7 +87,7 @@ def on_every_rank(
     first = next((failure for failure in failures if failure is not None), None)
     if first is not None:
         raise (kind or _kind(first.kind))(wording(failures)) from problem
-    return value, [said for _, said in heard]  # type: ignore[return-value]
+    return value, [said for _, said in heard]
 
 
 def on_rank_0(ranks: Any, act: Callable[[], Any], kind: type[EspressoError] | None = None, *, doing: str = "") -> Any:
@@ -150,7 +150,7 @@ def fingerprint(value: Any) -> bytes:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 
-def _attempted(act: Callable[[], T], say: Callable[[T], Any]) -> tuple[T | None, Any, Exception | None]:
+def _attempted(act: Callable[[], Any], say: Callable[[Any], Any]) -> tuple[Any, Any, Exception | None]:
     """What came out, what is to be said of it, and what went wrong: this rank has to meet the others in any case."""
     try:
         value = act()
@@ -161,8 +161,10 @@ def _attempted(act: Callable[[], T], say: Callable[[T], Any]) -> tuple[T | None,
 
 def _told(problem: Exception | None, doing: str) -> tuple[str, str] | None:
     """The name of a kind of error, and the text."""
-    if problem is None or isinstance(problem, EspressoError):
-        return problem and (type(problem).__name__, str(problem))
+    if problem is None:
+        return None
+    if isinstance(problem, EspressoError):
+        return type(problem).__name__, str(problem)
     return "", f"{doing}{': ' if doing else ''}{type(problem).__name__}: {problem}"
 
 
