@@ -10,7 +10,8 @@ import numpy as np
 from espresso_mpi import compressors
 from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.collectives.data.layout import Dense
-from espresso_mpi.collectives.executor import Job, Program
+from espresso_mpi.collectives.executor import Program
+from espresso_mpi.collectives.job import Job
 from espresso_mpi.collectives.messages.transport import Settings, Transport
 from espresso_mpi.collectives.program import EncodeStep, compile_route, segments
 from espresso_mpi.feedback import AUTO, NO_FEEDBACK, Feedback

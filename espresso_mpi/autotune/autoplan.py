@@ -6,7 +6,6 @@ rank counts, rank 0 plans, and every rank gets the same plan.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.messages.agreement import documents, floats
+from ..collectives.messages.agreement import Failure, floats, on_every_rank, on_rank_0, told_by_first
 from ..collectives.messages.transport import Transport
-from ..errors import ConfigError, EspressoError, PlanError
+from ..errors import ConfigError, PlanError
 from ..options import Options, Tuning, default_route
 from ..planner.explain import short
 from ..planner.model.beside import beside
@@ -115,23 +114,6 @@ def slowest(transport: Transport, seconds: float) -> float:
     return float(floats(transport, seconds).max())
 
 
-def on_rank_0(transport: Transport, act: Callable[[], None]) -> None:
-    """Do something on rank 0. Collective.
-
-    Raises:
-        ConfigError: on every rank, if it raises an EspressoError there.
-    """
-    problem = None
-    if transport.rank == 0:
-        try:
-            act()
-        except (EspressoError, OSError) as error:
-            problem = str(error)
-    said = documents(transport, json.dumps(problem).encode())
-    if said[0] is not None:
-        raise ConfigError(said[0])
-
-
 def write_trace(transport: Transport, steps: Sequence[Step], path: Path) -> None:
     """Write the trace of the steps that were watched, on rank 0. Collective.
 
@@ -139,7 +121,7 @@ def write_trace(transport: Transport, steps: Sequence[Step], path: Path) -> None
         PlanError: on every rank: too few steps, or steps that are not alike; ConfigError: the file cannot be written.
     """
     trace = recorded(transport, steps, f"recorded on {transport.topology}")
-    on_rank_0(transport, lambda: trace.save(path))
+    on_rank_0(transport, lambda: trace.save(path), ConfigError)
 
 
 # --- the trace --------------------------------------------------------------------------------------------------------
@@ -155,20 +137,12 @@ def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Trace:
     Raises:
         PlanError: on every rank: too few steps, or other tensors in one step than in the next.
     """
-    mine, problem, specs = None, None, list[TensorSpec]()
-    try:
-        alike = _alike(steps)
-        specs = sorted(alike[-1].specs, key=lambda spec: spec.name)
-        ready = [[_ready(step)[spec.name] for spec in specs] for step in alike]
-        names = list(dict.fromkeys(spec.name for spec in alike[-1].specs))
-        mine = {"ready": ready, "seconds": [step.seconds for step in alike], "names": names}
-    except EspressoError as error:
-        problem = str(error)
-    said = _exchanged(transport, {"problem": problem, "times": mine})
-    count = min(len(one["times"]["seconds"]) for one in said)
-    latest = np.max([np.array(one["times"]["ready"])[-count:] for one in said], axis=0)
-    seconds = np.max([one["times"]["seconds"][-count:] for one in said], axis=0)
-    first = {name: place for place, name in enumerate(said[0]["times"]["names"])}
+    alike, said = on_every_rank(transport, lambda: _alike(steps), PlanError, say=_times, wording=_no_plan)
+    specs = _by_name(alike[-1])
+    count = min(len(one["seconds"]) for one in said)
+    latest = np.max([np.array(one["ready"])[-count:] for one in said], axis=0)
+    seconds = np.max([one["seconds"][-count:] for one in said], axis=0)
+    first = {name: place for place, name in enumerate(said[0]["names"])}
     order = sorted(range(len(specs)), key=lambda column: first[specs[column].name])  # of equal times rank 0's
     where: DeviceKind = "gpu" if any(spec.device == "gpu" for spec in specs) else "cpu"
     text = f"{source}; {count} steps, the slowest of {len(said)} ranks in each"
@@ -194,6 +168,24 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
     return alike
 
 
+def _by_name(step: Step) -> list[TensorSpec]:
+    return sorted(step.specs, key=lambda spec: spec.name)
+
+
+def _times(alike: Sequence[Step]) -> dict[str, Any]:
+    """What all ranks are to know of the steps of one: when its tensors were ready, in the order of their names."""
+    specs = _by_name(alike[-1])
+    return {
+        "ready": [[_ready(step)[spec.name] for spec in specs] for step in alike],
+        "seconds": [step.seconds for step in alike],
+        "names": list(dict.fromkeys(spec.name for spec in alike[-1].specs)),
+    }
+
+
+def _no_plan(failures: Sequence[Failure | None]) -> str:
+    return f"no plan could be made: {told_by_first(failures)}"
+
+
 def _ready(step: Step) -> dict[str, float]:
     return {spec.name: float(at) for spec, at in zip(step.specs, step.ready)}
 
@@ -203,15 +195,17 @@ def _ready(step: Step) -> dict[str, float]:
 
 def _proposed(transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning) -> list[Plan]:
     """Plans that are worth a trial, of rank 0 for all."""
-    found, problem = list[Any](), None
-    if transport.rank == 0:
+
+    def make() -> list[Any]:
         try:
-            found = [to_json(one) for one in _candidates(transport, options, trace, profile, tuning)]
-        except Exception as error:  # whatever it is, the other ranks wait for an answer
-            problem = f"{type(error).__name__}: {error}"
+            return [to_json(one) for one in _candidates(transport, options, trace, profile, tuning)]
+        except Exception as error:  # the kind says what the planner was about
+            raise PlanError(
+                f"no plan could be made: {transport.describe(0)}: {type(error).__name__}: {error}"
+            ) from error
+
     with transport.waiter.patience(_PATIENCE):
-        said = _exchanged(transport, {"problem": problem, "plans": found})
-    return [from_json(text) for text in said[0]["plans"]]
+        return [from_json(text) for text in on_rank_0(transport, make, PlanError)]
 
 
 def _candidates(
@@ -306,16 +300,3 @@ def summary(plan: Plan) -> str:
         counts[how] = counts.get(how, 0) + 1
     several = [f"{count} x {how}" for how, count in sorted(counts.items(), key=lambda pair: -pair[1])]
     return "; ".join(several) + (f"; {len(plan.groups)} shared buffers" if plan.groups else "")
-
-
-def _exchanged(transport: Transport, document: dict[str, Any]) -> list[Any]:
-    """The documents of all ranks.
-
-    Raises:
-        PlanError: on every rank, if one of them tells of a problem.
-    """
-    said = documents(transport, json.dumps(document).encode())
-    problems = [f"{transport.describe(rank)}: {one['problem']}" for rank, one in enumerate(said) if one["problem"]]
-    if problems:
-        raise PlanError(f"no plan could be made: {problems[0]}")
-    return said

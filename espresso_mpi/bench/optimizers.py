@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from espresso_mpi.compressors import spellings
-from espresso_mpi.errors import ConfigError, EspressoError
+from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
+from ..collectives.messages.agreement import on_every_rank, on_rank_0, told_by_first
 from ..files import output
 from . import optimizer_tables as tables
 from . import text
@@ -81,9 +82,9 @@ def main(
         shape=shape or Shape(),
     )
     cells = cells_of(optimizer, lr, _methods(methods, without_feedback), seeds)
-    corpus = _agreed(comm, lambda: _corpus(settings))
-    before = _agreed(comm, lambda: _start(settings, corpus, comm.size, json, plot) if comm.rank == 0 else None)
-    report = _Report(comm.bcast(before), json if comm.rank == 0 else None)
+    corpus, _ = on_every_rank(comm, lambda: _corpus(settings), wording=told_by_first)
+    before = on_rank_0(comm, lambda: _start(settings, corpus, comm.size, json, plot))
+    report = _Report(before, json if comm.rank == 0 else None)
     todo = [cell for cell in cells if not any(same_run(cell, row) for row in report.rows)]
     if comm.rank == 0:
         print(_heading(corpus, settings, comm.size, len(todo), len(cells)), flush=True)
@@ -145,19 +146,6 @@ def _world() -> Any:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD
-
-
-def _agreed(comm: Any, check: Callable[[], Any]) -> Any:
-    """What a function returns on this rank; what it raises on any rank is raised on all."""
-    value, error = None, None
-    try:
-        value = check()
-    except EspressoError as raised:
-        error = raised
-    for other in comm.allgather(error):
-        if other is not None:
-            raise other
-    return value
 
 
 def _corpus(settings: Settings) -> text.Corpus:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..collectives.data.layout import Topology
-from ..collectives.executor import ALL_RANKS, encode_key
+from ..collectives.job import ALL_RANKS, encode_key
 from ..compressors import Compressor, Context
 from ..options import DEFAULT_SEGMENT
 from ..types import ALIGN, Collective, Encode, Level, Route, Step

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from espresso_mpi.compressors import get, spellings
-from espresso_mpi.errors import ConfigError, EspressoError
+from espresso_mpi.errors import ConfigError
 from espresso_mpi.feedback import Feedback
 
+from ..collectives.messages.agreement import on_rank_0
 from ..tracing import pictures
 from . import blas, summary, text
 from .model import ModelShape
@@ -91,7 +92,7 @@ def main(
         route=route,
         shape=ModelShape(hidden=hidden),
     )
-    _agree(comm, lambda: _require_outputs(json, plot, trace))
+    on_rank_0(comm, lambda: _require_outputs(json, plot, trace))
     _limit_threads(comm)
     corpus = text.load()
     if comm.rank == 0:
@@ -135,19 +136,6 @@ def _world() -> Any:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD
-
-
-def _agree(comm: Any, check: Callable[[], None]) -> None:
-    """Run a check on rank 0 and raise what it raises on every rank."""
-    error = None
-    if comm.rank == 0:
-        try:
-            check()
-        except EspressoError as raised:
-            error = raised
-    error = comm.bcast(error)
-    if error is not None:
-        raise error
 
 
 def _require_outputs(json: Path | None, plot: Path | None, trace: Path | None) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from ..autotune.autoplan import summary
+from ..collectives.messages.agreement import on_rank_0
 from ..compressors import spellings
-from ..errors import ConfigError, EspressoError
+from ..errors import ConfigError
 from ..files.output import check_writable, progress, show, write_rows
 from ..options import Tuning
 from ..planner.model.beside import beside
@@ -107,7 +108,9 @@ def main(
     trainees = {n: _Trainee(n, max(1, batch // world.size), world) for n in dict.fromkeys(c.tensors for c in cases)}
     with _folder(world, keep) as folder:
         known = _Known.gathered(world, folder, names, {case: trainees[case.tensors] for case in cases}, profile_seconds)
-    made = {case: _agreed(world, partial(plans, trace, known.profile, names)) for case, trace in known.traces.items()}
+    made = {
+        case: _of_rank_0(world, partial(plans, trace, known.profile, names)) for case, trace in known.traces.items()
+    }
     rows = []
     for case in cases:
         tuning = Tuning(tuple(names), seconds=profile_seconds / 5, every=10**9)
@@ -239,21 +242,9 @@ def _recorded(comm: Any, folder: Path, case: Case, trainee: _Trainee) -> Trace:
     return Trace.from_json(comm.bcast(Trace.load(path).to_json() if comm.rank == 0 else None))
 
 
-def _agreed(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
-    """Rank 0's plans, on every rank.
-
-    Raises:
-        EspressoError: on every rank, what it raised there.
-    """
-    found: list[Any] | EspressoError = []
-    if comm.rank == 0:
-        try:
-            found = [(name, to_json(plan)) for name, plan in make().items()]
-        except EspressoError as error:
-            found = error
-    found = comm.bcast(found)
-    if isinstance(found, EspressoError):
-        raise found
+def _of_rank_0(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
+    """Rank 0's plans, on every rank. Collective."""
+    found = on_rank_0(comm, lambda: [(name, to_json(plan)) for name, plan in make().items()])
     return {name: from_json(document) for name, document in found}
 
 

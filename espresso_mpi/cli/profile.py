@@ -44,13 +44,14 @@ def main(
     from mpi4py import MPI
 
     from ..autotune.profiler import measure
+    from ..collectives.messages.agreement import on_rank_0
     from ..collectives.messages.transport import Transport
     from ..files.output import parse_sizes
     from ..options import Options
     from ..session import Session
 
     world = MPI.COMM_WORLD
-    _check_output(world, output)
+    on_rank_0(world, lambda: check_writable(output, "--output"), ConfigError)  # before anything is measured
     elements = None if sizes is None else [nbytes // 4 for nbytes in parse_sizes(sizes)]
     transport = Transport.open(world, Options().transport(), lambda notes: None)
     with progress("profile", STEPS, world.rank == 0) as advance:
@@ -65,19 +66,6 @@ def main(
         _print(profile)
         print(f"wrote {output}")
     return profile
-
-
-def _check_output(comm: Any, output: Path) -> None:
-    """Refuse, on all ranks and before anything is measured, a file that rank 0 could not write."""
-    problem = None
-    if comm.rank == 0:
-        try:
-            check_writable(output, "--output")
-        except ConfigError as error:
-            problem = str(error)
-    problem = comm.bcast(problem)
-    if problem:
-        raise ConfigError(problem)
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

@@ -6,19 +6,19 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, EspressoError, MismatchError, StateError
+from ..errors import MismatchError, StateError
 from ..tracing import recording as records
 from ..tracing import trace_file
 from ..tracing.recording import Recorder, Span
 from ..tracing.trace_file import RankTrace
-from .messages.agreement import differences, fingerprint
+from .messages.agreement import on_every_rank, told_by_first
 from .messages.clocks import Clock, Correction, Reading, read
 from .messages.transport import Transport
 
@@ -145,25 +145,10 @@ def _gather(transport: Transport, mine: bytes) -> list[bytes] | None:
 
 def _together(transport: Transport, moment: str, act: Callable[[], None]) -> None:
     """Do something on every rank and raise what it raised, on any of them, on all of them."""
-    problem: EspressoError | None = None
-    try:
-        act()
-    except EspressoError as error:
-        problem = error
-    said = None if problem is None else [type(problem).__name__, str(problem)]
-    digest = fingerprint(f"a trace {moment}")
-    documents = differences(transport, digest, problem is not None, lambda: {"trace": moment, "problem": said})
-    if documents is not None:
-        _raise(transport, moment, documents)
-
-
-def _raise(transport: Transport, moment: str, documents: list[Mapping[str, Any]]) -> None:
-    for rank, document in enumerate(documents):
-        if document.get("trace") != moment:
+    _, said = on_every_rank(transport, act, say=lambda _: {"trace": moment}, wording=told_by_first)
+    for rank, one in enumerate(said):
+        if one != {"trace": moment}:
             raise MismatchError(
                 f"trace: {transport.describe(rank)} is in another call while a trace {moment} elsewhere; enter and "
                 f"leave session.trace on every rank at the same place"
             )
-    kinds: dict[str, type[EspressoError]] = {one.__name__: one for one in (ConfigError, StateError)}
-    rank, (kind, text) = next((r, d["problem"]) for r, d in enumerate(documents) if d["problem"])
-    raise kinds.get(kind, EspressoError)(f"{transport.describe(rank)}: {text}")

@@ -12,7 +12,8 @@ import numpy as np
 
 from ..arrays import device
 from ..collectives import ranges
-from ..collectives.executor import Job, Program
+from ..collectives.executor import Program
+from ..collectives.job import Job
 from ..collectives.lanes import OnLanes
 from ..collectives.messages.transport import Transport
 from ..collectives.turns import InTurns, Segment, Turns

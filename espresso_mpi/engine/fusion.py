@@ -13,7 +13,8 @@ import numpy as np
 from ..arrays import device
 from ..collectives import ranges
 from ..collectives.data import reduction
-from ..collectives.executor import Job, Program
+from ..collectives.executor import Program
+from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
 from ..collectives.turns import interleave

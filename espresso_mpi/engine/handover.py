@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..arrays import device
+from ..collectives.kept import CARRY, Key
+from ..collectives.messages.agreement import allgather_json, on_every_rank
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, MismatchError, PlanError
 from ..options import Options
-from ..state.checkpoints import Sums, exchange, reduced
-from ..state.memory import CARRY, Keeping, Key, Members, Memory, Weights
+from ..state.memory import Keeping, Members, Memory, Weights
+from ..state.resharding import Sums, reduced
 from ..types import Plan
 from .batches import check_fit, other_versions
 
@@ -40,14 +43,16 @@ def agree_on_plan(transport: Transport, options: Options, plan: Plan, problem: s
     Raises:
         PlanError: on every rank, if the plan does not fit on one; MismatchError: the ranks have different plans.
     """
-    found = options
-    try:
+
+    def check() -> Options:
+        if problem is not None:
+            raise PlanError(problem)
         found = options_with(options, plan)
         check_fit((), found, transport.topology)
-    except (ConfigError, PlanError) as error:
-        problem = problem or str(error)
-    said = exchange(transport, {"problem": problem, "digest": plan.digest}, PlanError)
-    other = next((rank for rank, one in enumerate(said) if one["digest"] != said[0]["digest"]), None)
+        return found
+
+    found, digests = on_every_rank(transport, check, PlanError, say=lambda _: plan.digest)
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
         raise MismatchError(
             f"follow: {transport.describe(0)} and {transport.describe(other)} have different plans; pass the same plan "
@@ -90,8 +95,8 @@ def _owed(transport: Transport, keeping: Keeping, moved: Mapping[tuple[str, int]
 
 def _means(transport: Transport, found: Sums) -> list[tuple[Key, Any]]:
     """Sums over the ranks, by key, whichever rank has a part. Collective."""
-    said = exchange(transport, {"problem": None, "keys": sorted(found.sums)})
-    keys = [Key.parse(text) for text in sorted({key for document in said for key in document["keys"]})]
+    said = allgather_json(transport, json.dumps(sorted(found.sums)).encode())
+    keys = [Key.parse(text) for text in sorted({key for keys in said for key in keys})]
     return [(key, reduced(transport, found.sums.get(str(key)), key.n)) for key in keys]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.messages.agreement import documents, gather_small
+from ..collectives.messages.agreement import allgather_json, gather_small
 from ..collectives.messages.transport import Transport
 from ..errors import EspressoError
 from . import fast_path
@@ -144,7 +144,7 @@ class Negotiation:
         notes: list[tuple[int, Any]] = []
         if any(flag & _NEWS for flag in flags):
             text = json.dumps([unit.note() for unit in news]).encode()
-            notes = [(rank, n) for rank, found in enumerate(documents(self._transport, text)) for n in found]
+            notes = [(rank, n) for rank, found in enumerate(allgather_json(self._transport, text)) for n in found]
             for unit in news:
                 unit.told = True
         return Heard(flags, masks, notes, messages)

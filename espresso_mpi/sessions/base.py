@@ -12,6 +12,7 @@ from ..autotune.holding import Held
 from ..cluster.launch import threads_per_rank
 from ..collectives.data.layout import Topology
 from ..collectives.messages import lifetime
+from ..collectives.messages.agreement import on_every_rank
 from ..collectives.messages.transport import Transport
 from ..engine import guard
 from ..engine.batches import check_fit
@@ -21,7 +22,6 @@ from ..engine.engine import Engine
 from ..engine.intake import Intake
 from ..errors import ConfigError, EspressoError, PlanError
 from ..options import Options
-from ..state import checkpoints
 from ..state.memory import Keeping
 from ..tracing.recording import Recorder
 
@@ -143,10 +143,14 @@ class SessionBase:
     def _between_steps(self, name: str, action: Callable[[], Any]) -> Any:
         """``_together``, refused on all ranks if tensors are under way on one: what they keep would change."""
         self._held.release()
-        busy = f"{name}: tensors are still under way; call wait_all() before it" if self._engine.busy else None
+        busy = self._engine.busy
+
+        def require_idle() -> None:
+            if busy:
+                raise ConfigError(f"{name}: tensors are still under way; call wait_all() before it")
 
         def alone() -> Any:
-            checkpoints.exchange(self._transport, {"problem": busy}, ConfigError)
+            on_every_rank(self._transport, require_idle, ConfigError)
             return action()
 
         return self._together(name, alone)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
-from ..state import checkpoints, rescaling
+from ..state import folder, loading, rescaling, snapshots
 from .base import SessionBase
 
 
@@ -33,7 +33,7 @@ class Checkpoints(SessionBase):
 
     def _snapshot(self) -> dict[str, Any]:
         keeping, options = self._engine.keeping, replace(self._options, seed=self._engine.seed)
-        return checkpoints.snapshot(self._transport, options, self._step, keeping)
+        return snapshots.snapshot(self._transport, options, self._step, keeping)
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``state_dict()`` of a job with the same compressors and feedback. Collective.
@@ -48,7 +48,7 @@ class Checkpoints(SessionBase):
             StateError: on every rank, if a state is of another version, does not fit or is damaged, or one is missing.
                 ConfigError: on every rank: tensors are still under way, or steps are recorded.
         """
-        self._go_on(lambda: checkpoints.load(self._transport, self._options, states), "load_state_dict")
+        self._go_on(lambda: loading.load(self._transport, self._options, states), "load_state_dict")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the states of all ranks into a folder, one file a rank. Collective.
@@ -58,11 +58,11 @@ class Checkpoints(SessionBase):
                 rank: steps are recorded.
         """
         self._refuse_while_recording("save")
-        self._together("save", lambda: checkpoints.save(self._transport, self._snapshot(), path))
+        self._together("save", lambda: folder.save(self._transport, self._snapshot(), path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a folder that ``save`` wrote, as ``load_state_dict``. Collective."""
-        self._go_on(lambda: checkpoints.load_files(self._transport, self._options, path), "load")
+        self._go_on(lambda: folder.load_files(self._transport, self._options, path), "load")
 
     def rescale(self, factor: float) -> None:
         """Multiply what is kept of gradients by a factor: their unit has changed, as by a loss scaler. Collective.
@@ -81,7 +81,7 @@ class Checkpoints(SessionBase):
         act = partial(rescaling.rescale, self._transport, options, given=factor)
         self._between_steps("rescale", lambda: act(memory=engine.keeping.memory))
 
-    def _go_on(self, read: Callable[[], checkpoints.Loaded], name: str) -> None:
+    def _go_on(self, read: Callable[[], loading.Loaded], name: str) -> None:
         def load() -> None:
             loaded = read()
             self._step = loaded.step

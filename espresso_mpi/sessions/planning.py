@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..autotune.clock import StepClock
 from ..autotune.tuner import Tuner
+from ..collectives.messages.agreement import on_rank_0
 from ..engine.batches import strategy_of
 from ..engine.diagnostics import Call
 from ..engine.handover import agree_on_plan, carried_along, evened
@@ -106,7 +107,7 @@ class Planning(SessionBase):
             raise ConfigError("record_trace: this session plans for itself; use one without plan='auto'")
 
         def begin() -> None:
-            autoplan.on_rank_0(transport, lambda: refuse_unwritable(target))
+            on_rank_0(transport, lambda: refuse_unwritable(target), ConfigError)
             self._follow(replace(before, compressor="none", route=None, plan=None))
             self._recording = True
 

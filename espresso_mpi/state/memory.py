@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -12,64 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..arrays import device
+from ..collectives.kept import CARRY, Key, tensor_of
 from ..errors import StateError
 from ..types import buffer_name
-
-CARRY = "carry"
-"""The encode point of what was carried over whole and is still to be cut up."""
 
 Members = tuple[tuple[str, int], ...]
 """(name, elements) of the tensors that are compressed as one."""
 
 _SIZES = 8
 """Sizes of one tensor whose residuals are kept: a tensor whose size changes for ever must not fill the memory."""
-
-
-@dataclass(frozen=True)
-class Key:
-    """The key of an array in a memory, ``name|n|point|start:stop|what``.
-
-    Attributes:
-        name: of the tensor, of ``n`` elements.
-        point: number of the encode, ``k-decoded`` after it, or ``carry`` for what is to be cut up.
-        start, stop: the elements that the array belongs to.
-        what: residual, sent, average, mean, or ``own.`` and the name that a method keeps it by.
-    """
-
-    name: str
-    n: int
-    point: str
-    start: int
-    stop: int
-    what: str
-
-    @classmethod
-    def parse(cls, text: Any) -> Key:
-        """The parts of a key.
-
-        Raises:
-            StateError: it is none.
-        """
-        found = _KEY.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
-            raise StateError(f"state: memory has the key {text!r}; expected name|n|point|start:stop|what")
-        name, n, point, start, stop, what = found.groups()
-        key = cls(name, int(n), point, int(start), int(stop), what)
-        if not key.start <= key.stop <= key.n:
-            raise StateError(f"state: memory has the key {text!r}, whose region is not within its {n} elements")
-        return key
-
-    @property
-    def size(self) -> int:
-        """Elements of the region."""
-        return self.stop - self.start
-
-    def __str__(self) -> str:
-        return f"{self.name}|{self.n}|{self.point}|{self.start}:{self.stop}|{self.what}"
-
-
-_KEY = re.compile(r"(.*)\|(\d+)\|(\d+|\d+-decoded|carry)\|(\d+):(\d+)\|([^|]+)", re.DOTALL)
-
 
 V = TypeVar("V")
 
@@ -88,12 +38,12 @@ class ByTensor(dict[str, V]):
 
     def __setitem__(self, key: str, value: V) -> None:
         if key not in self:
-            self._of.setdefault(_tensor(key), {})[key] = None
+            self._of.setdefault(tensor_of(key), {})[key] = None
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
         super().__delitem__(key)
-        tensor = _tensor(key)
+        tensor = tensor_of(key)
         del self._of[tensor][key]
         if not self._of[tensor]:
             del self._of[tensor]
@@ -110,12 +60,6 @@ class ByTensor(dict[str, V]):
     clear = MutableMapping.clear
     update = MutableMapping.update
     setdefault = MutableMapping.setdefault
-
-
-def _tensor(text: str) -> tuple[str, str]:
-    """Name and elements, as text, of a key; a name may have bars itself."""
-    name, n = text.rsplit("|", 4)[:2]
-    return name, n
 
 
 class Memory(ByTensor[Any]):

@@ -9,14 +9,14 @@ import numpy as np
 
 from ..arrays import device
 from ..collectives.data import reduction
-from ..collectives.executor import OWN
-from ..collectives.messages.agreement import floats
+from ..collectives.kept import OWN, Key
+from ..collectives.messages.agreement import floats, on_every_rank
 from ..collectives.messages.transport import Transport
 from ..compressors import LIMIT
 from ..errors import ConfigError, StateError
 from ..options import Options
-from . import checkpoints
-from .memory import Key, Memory
+from .memory import Memory
+from .resharding import rules
 
 _LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 """Factors that a float32 holds with all its digits: what is kept is multiplied in float32."""
@@ -69,19 +69,9 @@ def rescale(transport: Transport, options: Options, memory: Memory, given: Any) 
         ConfigError: on every rank: a factor is none, the ranks have different ones, or values would leave their range;
             StateError: a compressor does not say what its memory is. Nothing was changed.
     """
-    factor, problem = 1.0, None
-    try:
-        factor = checked_factor(given)
-    except ConfigError as error:
-        problem = str(error)
-    checkpoints.exchange(transport, {"problem": problem}, ConfigError)
+    factor, _ = on_every_rank(transport, lambda: checked_factor(given), ConfigError)
     _require_alike(transport, factor, _largest(memory))
-    found: list[str] = []
-    try:
-        found = _with_unit(options, memory)
-    except StateError as error:
-        problem = str(error)
-    checkpoints.exchange(transport, {"problem": problem})  # what is kept differs between ranks
+    found, _ = on_every_rank(transport, lambda: _with_unit(options, memory), StateError)  # ranks keep different things
     for text in found:
         reduction.blend(memory[text], factor, 0.0, memory[text])
 
@@ -105,9 +95,9 @@ def _with_unit(options: Options, memory: Memory) -> list[str]:
     Raises:
         StateError: a compressor does not say what it keeps.
     """
-    rules = checkpoints.rules(options)
+    known = rules(options)
     keys = {text: Key.parse(text).what for text in memory}
-    own = {text: rules.get(what.removeprefix(OWN)) for text, what in keys.items() if what.startswith(OWN)}
+    own = {text: known.get(what.removeprefix(OWN)) for text, what in keys.items() if what.startswith(OWN)}
     unknown = [text for text, rule in own.items() if rule is None]
     if unknown:
         raise StateError(f"rescale: {unknown[0]!r}: its compressor does not say what it is; name it in ``keeps``")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from route_tools import ALL, Case, Exact, chosen, exact_mean, layouts, open_transport, problems, values
 
-from espresso_mpi.collectives.executor import Job, Program
+from espresso_mpi.collectives.executor import Program
+from espresso_mpi.collectives.job import Job
 from espresso_mpi.collectives.messages import transport
 from espresso_mpi.collectives.ops import allreduce
 from espresso_mpi.compressors import register, unregister

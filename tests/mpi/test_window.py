@@ -14,7 +14,7 @@ from mpi4py import MPI
 from espresso_mpi.collectives.data.reduction import Rule
 from espresso_mpi.collectives.data.transfers import Transfer
 from espresso_mpi.collectives.messages import transport as transport_module
-from espresso_mpi.collectives.messages.agreement import documents, gather_small
+from espresso_mpi.collectives.messages.agreement import allgather_json, gather_small
 from espresso_mpi.collectives.messages.transport import Settings, Transport
 from espresso_mpi.errors import RankTimeoutError
 
@@ -208,7 +208,7 @@ def test_small_arrays_of_all_ranks(world, open_transport):
             found = gather_small(transport, notes[world.rank], room)
             assert [note.tobytes() for note in found] == [note.tobytes() for note in notes]
             assert all(note.ctypes.data % 16 == 0 for note in found)
-        texts = documents(transport, b'{"rank": %d, "text": "%s"}' % (world.rank, b"x" * 5000 * world.rank))
+        texts = allgather_json(transport, b'{"rank": %d, "text": "%s"}' % (world.rank, b"x" * 5000 * world.rank))
         assert [text["rank"] for text in texts] == list(range(world.size))
 
 

@@ -1,4 +1,6 @@
-"""Ranks compare notes before any data moves: few bytes from each, and the details only where notes differ.
+"""Ranks compare notes: few bytes from each, JSON values, and what went wrong on one of them.
+
+What is tried on one rank, or on each, and may fail, is done by ``on_rank_0`` or ``on_every_rank``: all raise one error.
 
 Inside a machine notes pass through slots of the shared window. Between machines one rank of each, the leader, exchanges
 what its machine has to say with the other leaders and hands on what it hears. Where a machine has no window all ranks
@@ -10,39 +12,105 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from espresso_mpi.errors import RankTimeoutError
+from espresso_mpi.errors import EspressoError, RankTimeoutError
 
 from .transport import Transport
 from .window import SLOT
 
-_HEADER = 48
-_ALIKE, _DIFFERENT = 0, 1
 _HEARD, _GAVE_UP = 0, 1
 _TEXT_BYTES = 2000
 _ALIGN = 64
 
+T = TypeVar("T")
 
-def differences(
-    transport: Transport, digest: bytes, exceptional: bool, document: Callable[[], Any]
-) -> list[Any] | None:
-    """Compare ``digest`` (at most 32 bytes) over the ranks.
+
+class Failure(NamedTuple):
+    """What went wrong on a rank. ``who``: the rank in words, empty where only a communicator is known."""
+
+    who: str
+    kind: str
+    text: str
+
+
+Wording = Callable[[Sequence[Failure | None]], str]
+"""Makes one text of the failures of all ranks, in rank order; None: nothing went wrong there."""
+
+
+def told_by_all(failures: Sequence[Failure | None]) -> str:
+    """Every text, after the ranks that it comes from."""
+    by_text: dict[str, list[str]] = {}
+    for failure in failures:
+        if failure is not None:
+            by_text.setdefault(failure.text, []).append(failure.who)
+    everyone = len(failures) > 1 and [len(who) for who in by_text.values()] == [len(failures)]
+    return "; ".join(f"{'all ranks' if everyone else ', '.join(who)}: {text}" for text, who in by_text.items())
+
+
+def told_by_first(failures: Sequence[Failure | None]) -> str:
+    """The text of the first rank that failed, after its name, where that is known."""
+    failure = next(failure for failure in failures if failure is not None)
+    return f"{failure.who}: {failure.text}" if failure.who else failure.text
+
+
+def on_every_rank(
+    ranks: Any,
+    act: Callable[[], T],
+    kind: type[EspressoError] | None = None,
+    *,
+    doing: str = "",
+    say: Callable[[T], Any] = lambda value: None,
+    wording: Wording = told_by_all,
+) -> tuple[T, list[Any]]:
+    """Do something on every rank; what goes wrong on any of them is an error on all. Collective.
+
+    Args:
+        ranks: a Transport, or a communicator of mpi4py.
+        act: does it, and waits for no other rank.
+        kind: of the error; None: as it was raised.
+        doing: what failed, for errors that are not this package's own.
+        say: what the other ranks are to know of the result, a JSON value.
+        wording: makes one text of the failures.
 
     Returns:
-        None if all digests are equal and nobody has anything exceptional to say, else the documents of all ranks in
-        rank order, the same on every rank (JSON values).
+        What ``act`` returned on this rank, and what all ranks had to say, in rank order.
 
     Raises:
-        RankTimeoutError: a rank did not come.
+        kind: the same on every rank, if ``act`` raised anything on one; RankTimeoutError: a rank did not come.
     """
-    text = json.dumps(document()).encode() if exceptional else b""
-    headers = gather_small(transport, _header(digest, exceptional), _HEADER)
-    if all(h[:33].tobytes() == headers[0][:33].tobytes() for h in headers) and not exceptional:
-        return None
-    return documents(transport, text or json.dumps(document()).encode())
+    value, said, problem = _attempted(act, say)
+    heard = _shared(ranks, [_told(problem, doing), said])
+    failures = [None if told is None else Failure(_name(ranks, rank), *told) for rank, (told, _) in enumerate(heard)]
+    first = next((failure for failure in failures if failure is not None), None)
+    if first is not None:
+        raise (kind or _kind(first.kind))(wording(failures)) from problem
+    return value, [said for _, said in heard]
+
+
+def on_rank_0(ranks: Any, act: Callable[[], Any], kind: type[EspressoError] | None = None, *, doing: str = "") -> Any:
+    """Do something on rank 0 alone; what goes wrong there is an error on every rank. Collective.
+
+    Args:
+        ranks, kind, doing: as of ``on_every_rank``.
+        act: returns a JSON value.
+
+    Returns:
+        What ``act`` returned, on every rank.
+
+    Raises:
+        kind: the same on every rank, if ``act`` raised anything; RankTimeoutError: a rank did not come.
+    """
+    said, problem = None, None
+    if ranks.rank == 0:
+        _, said, problem = _attempted(act, lambda value: value)
+    told, said = _shared(ranks, [_told(problem, doing), said])[0]
+    if told is not None:
+        name, text = told
+        raise (kind or _kind(name))(text) from problem
+    return said
 
 
 def floats(transport: Transport, *mine: float) -> np.ndarray:
@@ -51,7 +119,7 @@ def floats(transport: Transport, *mine: float) -> np.ndarray:
     return np.array([row.view(np.float64) for row in gather_small(transport, message, message.size)])
 
 
-def documents(transport: Transport, text: bytes) -> list[Any]:
+def allgather_json(transport: Transport, text: bytes) -> list[Any]:
     """The JSON documents of all ranks in rank order, given this rank's as text."""
     sizes = gather_small(transport, np.array([len(text)], np.int64).view(np.uint8), 8)
     longest = max(int(size.view(np.int64)[0]) for size in sizes)
@@ -82,11 +150,42 @@ def fingerprint(value: Any) -> bytes:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 
-def _header(digest: bytes, exceptional: bool) -> np.ndarray:
-    header = np.zeros(_HEADER, np.uint8)
-    header[: len(digest)] = np.frombuffer(digest, np.uint8)
-    header[32] = _DIFFERENT if exceptional else _ALIKE
-    return header
+def _attempted(act: Callable[[], Any], say: Callable[[Any], Any]) -> tuple[Any, Any, Exception | None]:
+    """What came out, what is to be said of it, and what went wrong: this rank has to meet the others in any case."""
+    try:
+        value = act()
+        return value, say(value), None
+    except Exception as error:  # the other ranks must hear of anything
+        return None, None, error
+
+
+def _told(problem: Exception | None, doing: str) -> tuple[str, str] | None:
+    """The name of a kind of error, and the text."""
+    if problem is None:
+        return None
+    if isinstance(problem, EspressoError):
+        return type(problem).__name__, str(problem)
+    return "", f"{doing}{': ' if doing else ''}{type(problem).__name__}: {problem}"
+
+
+def _shared(ranks: Any, value: Any) -> list[Any]:
+    """The values of all ranks, in rank order."""
+    if hasattr(ranks, "allgather"):
+        found: list[Any] = ranks.allgather(value)
+        return found
+    return allgather_json(ranks, json.dumps(value).encode())
+
+
+def _name(ranks: Any, rank: int) -> str:
+    return str(ranks.describe(rank)) if hasattr(ranks, "describe") else ""
+
+
+def _kind(name: str, base: type[EspressoError] = EspressoError) -> type[EspressoError]:
+    """The error of this package with a name; all ranks run the same program."""
+    for kind in base.__subclasses__():
+        if kind.__module__.startswith("espresso_mpi") and kind.__name__ == name:
+            return kind
+    return base
 
 
 def _inside(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from espresso_mpi.autotune import profiler
+from espresso_mpi.autotune.profiling import fits, moves, repeating, request
 from espresso_mpi.cli import profile as bench
 from espresso_mpi.collectives.data.layout import Topology
 from espresso_mpi.planner.model.curve import Curve, Sample
@@ -19,23 +19,23 @@ TWO_BY_TWO = Topology(((0, 1), (2, 3)))
 
 
 def test_the_tours_have_every_move_of_the_tree():
-    tours = [Route.parse(text) for text in (*profiler._DENSE, *profiler._PACKED)]
+    tours = [Route.parse(text) for text in (*moves.DENSE, *moves.PACKED)]
     assert all(tour in routes(("cpu",)) for tour in tours)
-    found = {key for tour in tours for key in profiler._keys(tour, TWO_BY_TWO) if key}
-    wanted = {key for route in routes(("cpu",), linear=True) for key in profiler._keys(route, TWO_BY_TWO) if key}
+    found = {key for tour in tours for key in moves.keys_along(tour, TWO_BY_TWO) if key}
+    wanted = {key for route in routes(("cpu",), linear=True) for key in moves.keys_along(route, TWO_BY_TWO) if key}
     assert found == wanted
 
 
 def test_a_single_rank_of_a_machine_is_not_alone():
     ones = Topology(((0,), (1,)))
-    keys = {key for route in routes(("cpu",)) for key in profiler._keys(route, ones) if key}
+    keys = {key for route in routes(("cpu",)) for key in moves.keys_along(route, ones) if key}
     assert not any(alone for _, _, alone in keys)
 
 
-@pytest.mark.parametrize("text", [*profiler._DENSE, *profiler._PACKED])
+@pytest.mark.parametrize("text", [*moves.DENSE, *moves.PACKED])
 def test_keys_stand_at_the_steps(text):
     route = Route.parse(text)
-    keys = profiler._keys(route, TWO_BY_TWO)
+    keys = moves.keys_along(route, TWO_BY_TWO)
     for step, key in zip(route.steps, keys, strict=True):
         assert (key[:2] if key else None) == ((step.op, step.level) if isinstance(step, Collective) else None)
 
@@ -43,21 +43,21 @@ def test_keys_stand_at_the_steps(text):
 def test_a_step_lasts_from_the_last_begin_to_the_last_end():
     rank0 = [[[0.0, 1.0], [1.0, 4.0]]]
     rank1 = [[[0.5, 2.0], [2.0, 3.0]]]
-    np.testing.assert_allclose(profiler._telescoped(np.array([rank0, rank1])), [[1.5, 2.0]])
+    np.testing.assert_allclose(repeating.telescoped(np.array([rank0, rank1])), [[1.5, 2.0]])
 
 
 def test_steps_that_follow_each_other_add_up():
     ends = np.cumsum(np.random.default_rng(0).random((4, 7, 6)), axis=2)
     marks = np.stack([ends[..., :-1], ends[..., 1:]], axis=3)
     whole = np.max(ends[..., -1], axis=0) - np.max(ends[..., 0], axis=0)
-    np.testing.assert_allclose(np.sum(profiler._telescoped(marks), axis=1), whole)
+    np.testing.assert_allclose(np.sum(repeating.telescoped(marks), axis=1), whole)
 
 
 def test_calls_are_shared_out():
     count, nbytes = np.array([1, 1, 1, 6, 6.0]), np.array([4e3, 6e4, 5e5, 2e4, 4e5])
     seconds = 3e-4 + 2e-5 * count + 1e-10 * nbytes
     rows = np.stack([count, nbytes, seconds, seconds + 1e-3 * count], axis=1)
-    found, left = profiler._shared_out(rows)
+    found, left = fits.call_costs(rows)
     np.testing.assert_allclose(found, (3e-4, 2e-5, 1e-10), rtol=1e-9)
     assert left < 1e-20
 
@@ -65,53 +65,53 @@ def test_calls_are_shared_out():
 def test_no_share_is_below_nothing():
     count, nbytes = np.array([1, 1, 1, 6, 6.0]), np.array([4e3, 6e4, 5e5, 2e4, 4e5])
     rows = np.stack([count, nbytes, 5e-4 - 1e-5 * count, np.full(5, 1e-3)], axis=1)
-    (call, tensor, byte), left = profiler._shared_out(rows)
+    (call, tensor, byte), left = fits.call_costs(rows)
     assert call > 0 and tensor == 0 and byte >= 0 and left > 0
-    assert profiler._shared_out(rows * [1, 1, -1, 1])[0] == (0, 0, 0)
+    assert fits.call_costs(rows * [1, 1, -1, 1])[0] == (0, 0, 0)
 
 
 def test_a_steeper_curve():
     curve = Curve((0.0, 100.0), (1.0, 2.0), 0.0, (Sample(100, 2.0, 0.1, 5),))
-    steeper = profiler._steeper(curve, 0.5)
+    steeper = fits.steeper(curve, 0.5)
     assert (steeper(0), steeper(100), steeper(200)) == (1.0, 52.0, 103.0)
     assert steeper.samples[0].seconds == 52.0
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_ends_come_first(count):
-    order = profiler._ends_first(range(10, 10 + count))
+    order = repeating.ends_first(range(10, 10 + count))
     assert sorted(order) == list(range(10, 10 + count))
     assert order[0] == 10
     assert count < 3 or set(order[:3]) == {10, 10 + (count - 1) // 2, 9 + count}
 
 
 def test_few_sizes_are_spread_out():
-    assert profiler._spread([7, 3, 3, 5]) == (3, 5, 7)
-    many = profiler._spread(range(1, 100_000))
-    assert len(many) == profiler._POINTS and (many[0], many[-1]) == (1, 99_999)
+    assert request.spread([7, 3, 3, 5]) == (3, 5, 7)
+    many = request.spread(range(1, 100_000))
+    assert len(many) == request.POINTS and (many[0], many[-1]) == (1, 99_999)
     ratios = [b / a for a, b in itertools.pairwise(many)]
     assert max(ratios) / min(ratios) < 1.2
 
 
 def test_regions_of_tensors():
-    assert profiler._regions([4000], TWO_BY_TWO) == {4000, 2000, 1000}
+    assert request.regions([4000], TWO_BY_TWO) == {4000, 2000, 1000}
 
 
 def test_guesses_go_along_the_line_through_smaller_sizes():
     known = {10: 5.0, 100: 2.0, 1000: 3.0, 9000: 99.0}
-    assert profiler._guess(known, 1900) == 4.0
-    assert profiler._guess(known, 500) == 2.0, "never less than the larger of them took"
-    assert profiler._guess(known, 100) == 0.0, "nothing is known of it"
+    assert repeating.guess(known, 1900) == 4.0
+    assert repeating.guess(known, 500) == 2.0, "never less than the larger of them took"
+    assert repeating.guess(known, 100) == 0.0, "nothing is known of it"
 
 
 def test_a_point_is_settled_when_its_median_is_known():
-    point = profiler._Point("", "", 1, lambda: np.empty(0))
+    point = repeating.Point("", "", 1, lambda: np.empty(0))
     rng = np.random.default_rng(1)
     point.found = rng.normal([1.0, 1e-3], [0.01, 1e-3], (5, 2))
     assert point.settled, "a step of a thousandth does not hold up all"
     point.found = rng.normal(1.0, 0.5, (5, 1))
     assert not point.settled
-    point.found = rng.normal(1.0, 0.5, (profiler._MOST, 1))
+    point.found = rng.normal(1.0, 0.5, (repeating.MOST, 1))
     assert point.settled
 
 

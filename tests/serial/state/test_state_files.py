@@ -18,11 +18,13 @@ import pytest
 from espresso_mpi import compressors
 from espresso_mpi.arrays import device
 from espresso_mpi.collectives.data.layout import Topology
+from espresso_mpi.collectives.kept import Key
+from espresso_mpi.collectives.messages import agreement
 from espresso_mpi.compressors import Context
 from espresso_mpi.errors import StateError
 from espresso_mpi.options import Options
-from espresso_mpi.state import checkpoints
-from espresso_mpi.state.memory import Keeping, Key, Memory, Weights
+from espresso_mpi.state import folder, loading, snapshots
+from espresso_mpi.state.memory import Keeping, Memory, Weights
 from espresso_mpi.types import Plan, Strategy
 
 N = 1000
@@ -60,7 +62,7 @@ def _documents_between_threads(monkeypatch):
             transport.mail[transport.rank, rank].put(text)
         return [json.loads(transport.mail[rank, transport.rank].get(timeout=20)) for rank in ranks]
 
-    monkeypatch.setattr(checkpoints, "documents", documents)
+    monkeypatch.setattr(agreement, "allgather_json", documents)
 
 
 def on_ranks(machines, act):
@@ -142,7 +144,7 @@ def states_of(memories, machines=TWO_BY_TWO, opts=None, step=5, counts=None):
     opts = opts or options()
     counts = {"w": 5} if counts is None else counts
     kept = [Keeping(Memory(memory), weights, Counter(counts)) for memory, weights in memories]
-    return loaded(on_ranks(machines, lambda t: checkpoints.snapshot(t, opts, step, kept[t.rank])))
+    return loaded(on_ranks(machines, lambda t: snapshots.snapshot(t, opts, step, kept[t.rank])))
 
 
 def dealt(states, ranks):
@@ -160,7 +162,7 @@ def memories():
 
 def test_the_same_session_goes_on_with_what_was_saved(memories):
     states = states_of(memories)
-    results = loaded(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load(t, options(), states[t.rank])))
+    results = loaded(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank])))
     for result, (memory, weights) in zip(results, memories):
         assert (result.step, result.keeping.counts, result.carried) == (5, {"w": 5}, False)
         assert result.keeping.weights == weights
@@ -170,7 +172,7 @@ def test_the_same_session_goes_on_with_what_was_saved(memories):
 
 def test_what_is_loaded_is_a_copy(memories):
     states = states_of(memories)
-    results = loaded(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load(t, options(), states[t.rank])))
+    results = loaded(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank])))
     key = next(iter(states[0]["memory"]))
     results[0].keeping.memory[key][:] = 7
     assert not np.any(states[0]["memory"][key] == 7)
@@ -191,7 +193,7 @@ def test_a_state_is_made_of_json_and_float32(memories):
 def test_the_mean_residual_is_conserved_on_any_ranks(memories, machines):
     ranks = sum(map(len, machines))
     states = dealt(states_of(memories), ranks)
-    results = loaded(on_ranks(machines, lambda t: checkpoints.load(t, options(), states[t.rank])))
+    results = loaded(on_ranks(machines, lambda t: loading.load(t, options(), states[t.rank])))
     oracle = mean_of(memories).astype(np.float32)
     for result in results:
         assert result.carried
@@ -203,17 +205,17 @@ def test_the_mean_residual_is_conserved_on_any_ranks(memories, machines):
 @pytest.mark.parametrize("given", [{"segment_bytes": 512}, {"min_bytes": 0}, {"route": "flat-allgather"}], ids=str)
 def test_other_segments_or_routes_carry_over_as_well(memories, given):
     states = states_of(memories)
-    results = loaded(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load(t, options(**given), states[t.rank])))
+    results = loaded(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(**given), states[t.rank])))
     oracle = mean_of(memories).astype(np.float32)
     assert all(np.array_equal(result.keeping.memory[f"w|{N}|carry|0:{N}|residual"], oracle) for result in results)
 
 
 def test_rank_0_says_what_is_not_exact(memories, caplog):
     states = states_of(memories)
-    loaded(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load(t, options(), states[t.rank])))
+    loaded(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank])))
     assert caplog.text == ""
-    loaded(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load(t, options(segment_bytes=512), states[t.rank])))
-    loaded(on_ranks(((0,),), lambda t: checkpoints.load(t, options(), states)))
+    loaded(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(segment_bytes=512), states[t.rank])))
+    loaded(on_ranks(((0,),), lambda t: loading.load(t, options(), states)))
     segments, ranks = caplog.messages
     assert "from segment_bytes 1048576 to 512" in segments
     assert "from ranks [[0, 1], [2, 3]] by machine to [[0]]" in ranks
@@ -223,7 +225,7 @@ def test_replicas_count_once():
     memory = {f"w|{N}|0|0:{N}|residual": values(3)}
     memories = [(memory, dict.fromkeys(memory, 1 / 4))] * 4  # four ranks that encode the same mean
     states = dealt(states_of(memories), 2)
-    results = loaded(on_ranks(((0, 1),), lambda t: checkpoints.load(t, options(), states[t.rank])))
+    results = loaded(on_ranks(((0, 1),), lambda t: loading.load(t, options(), states[t.rank])))
     assert np.array_equal(results[1].keeping.memory[f"w|{N}|carry|0:{N}|residual"], values(3))
 
 
@@ -232,7 +234,7 @@ def test_what_was_carried_and_not_yet_used_is_carried_again(memories):
     for machines in (FLAT_THREE, ((0,),), TWO_BY_TWO, ((0, 1),)):
         ranks = sum(map(len, machines))
         shares = dealt(states, ranks)
-        results = loaded(on_ranks(machines, lambda t, shares=shares: checkpoints.load(t, options(), shares[t.rank])))
+        results = loaded(on_ranks(machines, lambda t, shares=shares: loading.load(t, options(), shares[t.rank])))
         states = states_of([(r.keeping.memory, r.keeping.weights) for r in results], machines)
     expected = mean_of(memories)
     got = results[0].keeping.memory[f"w|{N}|carry|0:{N}|residual"]
@@ -242,7 +244,7 @@ def test_what_was_carried_and_not_yet_used_is_carried_again(memories):
 def test_a_rank_may_bring_everything_and_others_nothing(memories):
     states = states_of(memories)
     shares = [[], states, []]
-    results = loaded(on_ranks(FLAT_THREE, lambda t: checkpoints.load(t, options(), shares[t.rank])))
+    results = loaded(on_ranks(FLAT_THREE, lambda t: loading.load(t, options(), shares[t.rank])))
     assert np.array_equal(
         results[0].keeping.memory[f"w|{N}|carry|0:{N}|residual"], mean_of(memories).astype(np.float32)
     )
@@ -252,7 +254,7 @@ def test_ef21_begins_again_with_what_all_have_said():
     memories = [memory_of(rank, "sent") for rank in range(4)]
     opts = options(feedback="ef21")
     states = dealt(states_of(memories, opts=opts), 3)
-    results = loaded(on_ranks(FLAT_THREE, lambda t: checkpoints.load(t, opts, states[t.rank])))
+    results = loaded(on_ranks(FLAT_THREE, lambda t: loading.load(t, opts, states[t.rank])))
     first, second = (mean_of(memories, "sent", point).astype(np.float32) for point in "01")
     for result in results:
         memory = result.keeping.memory
@@ -274,7 +276,7 @@ def test_a_momentum_is_averaged_like_a_residual():
             memory[f"w|{N}|0|{start}:{start + N // 2}|own.momentum"] = values(5, rank, start, n=N // 2)
         memories.append((memory, {f"w|{N}|0|0:{N}|residual": 1 / 2}))
     states = dealt(states_of(memories, ((0, 1),), opts), 3)
-    results = loaded(on_ranks(FLAT_THREE, lambda t: checkpoints.load(t, opts, states[t.rank])))
+    results = loaded(on_ranks(FLAT_THREE, lambda t: loading.load(t, opts, states[t.rank])))
     memory = results[2].keeping.memory
     assert memory.begin("w", N, fed_back=True) is None
     parts = [sum(values(5, rank, start, n=N // 2).astype(np.float64) for rank in range(2)) / 2 for start in (0, N // 2)]
@@ -290,17 +292,15 @@ def test_warm_starts_begin_anew():
     opts = options(compressor="powersgd")
     memory = {f"w|{N}|0|0:{N}|residual": values(1), f"w|{N}|0|0:{N}|own.q": values(2, n=128)}
     states = states_of([(memory, {f"w|{N}|0|0:{N}|residual": 1.0})], ((0,),), opts)
-    results = loaded(on_ranks(((0, 1),), lambda t: checkpoints.load(t, opts, dealt(states, 2)[t.rank])))
+    results = loaded(on_ranks(((0, 1),), lambda t: loading.load(t, opts, dealt(states, 2)[t.rank])))
     assert all(list(result.keeping.memory) == [f"w|{N}|carry|0:{N}|residual"] for result in results)
 
 
 def test_what_a_method_does_not_name_is_refused(memories):
     memories[2][0][f"w|{N}|0|0:500|own.mystery"] = values(1, n=3)
     states = states_of(memories)
-    refused(
-        on_ranks(FLAT_THREE, lambda t: checkpoints.load(t, options(), dealt(states, 3)[t.rank])), "'own.mystery'"[1:-1]
-    )
-    results = on_ranks(TWO_BY_TWO, lambda t: checkpoints.load(t, options(), states[t.rank]))
+    refused(on_ranks(FLAT_THREE, lambda t: loading.load(t, options(), dealt(states, 3)[t.rank])), "'own.mystery'"[1:-1])
+    results = on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank]))
     assert np.array_equal(loaded(results)[2].keeping.memory[f"w|{N}|0|0:500|own.mystery"], values(1, n=3))
 
 
@@ -308,13 +308,13 @@ def test_a_momentum_of_another_size_is_refused():
     opts = options(compressor="signum")
     memory = {f"w|{N}|0|0:{N}|own.momentum": values(1, n=N - 1)}
     states = states_of([(memory, {f"w|{N}|0|0:{N}|residual": 1.0})], ((0,),), opts)
-    refused(on_ranks(((0, 1),), lambda t: checkpoints.load(t, opts, dealt(states, 2)[t.rank])), "999 elements")
+    refused(on_ranks(((0, 1),), lambda t: loading.load(t, opts, dealt(states, 2)[t.rank])), "999 elements")
 
 
 def test_a_residual_without_weight_is_refused(memories):
     memories[1][1].clear()
     states = states_of(memories)
-    refused(on_ranks(FLAT_THREE, lambda t: checkpoints.load(t, options(), dealt(states, 3)[t.rank])), "has no weight")
+    refused(on_ranks(FLAT_THREE, lambda t: loading.load(t, options(), dealt(states, 3)[t.rank])), "has no weight")
 
 
 @pytest.mark.parametrize("name", compressors.names())
@@ -388,7 +388,7 @@ def test_of_a_tensor_in_ever_new_sizes_the_last_few_are_kept():
 
 
 def changed(one, **changes):
-    return checkpoints.sealed({**one, **changes})
+    return snapshots.sealed({**one, **changes})
 
 
 KEY = "w|9|0|0:9|residual"
@@ -425,7 +425,7 @@ KEY = "w|9|0|0:9|residual"
 def test_a_damaged_state_is_refused(memories, change, words):
     states = states_of(memories)
     states[3] = changed(states[3], **change)
-    results = on_ranks(TWO_BY_TWO, lambda t: checkpoints.load(t, options(), states[t.rank]))
+    results = on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank]))
     refused(results, words)
     refused(results, "rank 3 (host)")
 
@@ -444,16 +444,16 @@ def test_a_damaged_state_is_refused(memories, change, words):
 def test_what_is_no_state_is_refused(memories, spoil, words):
     states = states_of(memories)
     states[0] = spoil(states[0])
-    refused(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load(t, options(), states[t.rank])), words)
+    refused(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank])), words)
 
 
 def test_missing_and_doubled_states_are_named(memories):
     states = states_of(memories)
     shares = [[states[0]], [states[1], states[3]], [states[3]]]
-    results = on_ranks(FLAT_THREE, lambda t: checkpoints.load(t, options(), shares[t.rank]))
+    results = on_ranks(FLAT_THREE, lambda t: loading.load(t, options(), shares[t.rank]))
     refused(results, "that of rank 2 is missing")
     refused(results, "that of rank 3 came from rank 1 (host) and rank 2 (host)")
-    refused(on_ranks(FLAT_THREE, lambda t: checkpoints.load(t, options(), [])), "no rank brought a state")
+    refused(on_ranks(FLAT_THREE, lambda t: loading.load(t, options(), [])), "no rank brought a state")
 
 
 @pytest.mark.parametrize(
@@ -470,7 +470,7 @@ def test_missing_and_doubled_states_are_named(memories):
 def test_states_of_different_checkpoints_are_refused(memories, change, words):
     states = states_of(memories)
     states[3] = changed(states[3], **change)
-    refused(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load(t, options(), states[t.rank])), words)
+    refused(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank])), words)
 
 
 @pytest.mark.parametrize("machines", [TWO_BY_TWO, FLAT_THREE], ids=str)
@@ -485,7 +485,7 @@ def test_states_of_different_checkpoints_are_refused(memories, change, words):
 )
 def test_another_compressor_or_feedback_is_refused(memories, machines, given, words):
     shares = dealt(states_of(memories), sum(map(len, machines)))
-    refused(on_ranks(machines, lambda t: checkpoints.load(t, options(**given), shares[t.rank])), words)
+    refused(on_ranks(machines, lambda t: loading.load(t, options(**given), shares[t.rank])), words)
 
 
 def test_plans_may_differ_in_routes_but_not_in_compressors(memories):
@@ -493,8 +493,8 @@ def test_plans_may_differ_in_routes_but_not_in_compressors(memories):
         return options(compressor="none", plan=Plan({"w": Strategy(compressor, route)}))
 
     shares = dealt(states_of(memories, opts=plan("flat-allgather")), 3)
-    loaded(on_ranks(FLAT_THREE, lambda t: checkpoints.load(t, plan("flat-alltoall"), shares[t.rank])))
-    results = on_ranks(FLAT_THREE, lambda t: checkpoints.load(t, plan("flat-alltoall", "topk"), shares[t.rank]))
+    loaded(on_ranks(FLAT_THREE, lambda t: loading.load(t, plan("flat-alltoall"), shares[t.rank])))
+    results = on_ranks(FLAT_THREE, lambda t: loading.load(t, plan("flat-alltoall", "topk"), shares[t.rank]))
     refused(results, "compressor of 'w' 'onebit', this session has 'topk'")
 
 
@@ -503,14 +503,14 @@ def test_plans_may_differ_in_routes_but_not_in_compressors(memories):
 
 def saved(path, memories, machines=TWO_BY_TWO, **given):
     states = states_of(memories, machines, **given)
-    loaded(on_ranks(machines, lambda t: checkpoints.save(t, states[t.rank], path)))
+    loaded(on_ranks(machines, lambda t: folder.save(t, states[t.rank], path)))
     return sorted(file.name for file in path.iterdir())
 
 
 def test_files_are_read_back_by_the_same_ranks(tmp_path, memories):
     names = saved(tmp_path / "deep" / "down", memories)
     assert [name[:19] for name in names] == ["espresso-state.json", *(f"rank-{r:05}-of-00004" for r in range(4))]
-    results = loaded(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load_files(t, options(), tmp_path / "deep" / "down")))
+    results = loaded(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), tmp_path / "deep" / "down")))
     for result, (memory, weights) in zip(results, memories):
         assert not result.carried
         assert result.keeping.weights == weights
@@ -520,7 +520,7 @@ def test_files_are_read_back_by_the_same_ranks(tmp_path, memories):
 @pytest.mark.parametrize("machines", [FLAT_THREE, ((0,),), ((0, 1), (2, 3), (4, 5))], ids=str)
 def test_files_are_read_by_other_ranks(tmp_path, memories, machines):
     saved(tmp_path, memories)
-    results = loaded(on_ranks(machines, lambda t: checkpoints.load_files(t, options(), str(tmp_path))))
+    results = loaded(on_ranks(machines, lambda t: folder.load_files(t, options(), str(tmp_path))))
     oracle = mean_of(memories).astype(np.float32)
     assert all(np.array_equal(result.keeping.memory[f"w|{N}|carry|0:{N}|residual"], oracle) for result in results)
 
@@ -529,7 +529,7 @@ def test_names_of_tensors_may_be_anything(tmp_path):
     name = "layers/0|weight\n\N{SNOWMAN}:../x"
     memory = {f"{name}|{N}|0|0:{N}|residual": values(1)}
     saved(tmp_path, [(memory, dict.fromkeys(memory, 1.0))], ((0,),))
-    results = loaded(on_ranks(((0,),), lambda t: checkpoints.load_files(t, options(), tmp_path)))
+    results = loaded(on_ranks(((0,),), lambda t: folder.load_files(t, options(), tmp_path)))
     assert np.array_equal(results[0].keeping.memory[f"{name}|{N}|0|0:{N}|residual"], values(1))
 
 
@@ -541,7 +541,7 @@ def test_a_new_save_replaces_the_old_one_whatever_its_ranks(tmp_path, memories):
     assert not set(before[1:]) & set(names)
     assert names[:2] == ["espresso-state.json", "notes.txt"]
     assert len(names) == 3
-    results = loaded(on_ranks(((0,),), lambda t: checkpoints.load_files(t, options(), tmp_path)))
+    results = loaded(on_ranks(((0,),), lambda t: folder.load_files(t, options(), tmp_path)))
     assert results[0].step == 6
 
 
@@ -549,27 +549,23 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path, memories):
     saved(tmp_path, memories)
     states = states_of(memories, step=6)
     states[2]["memory"]["w|1|0|0:1|residual"] = object()  # as if its disk were full
-    refused(on_ranks(TWO_BY_TWO, lambda t: checkpoints.save(t, states[t.rank], tmp_path)), "rank 2 (host)")
+    refused(on_ranks(TWO_BY_TWO, lambda t: folder.save(t, states[t.rank], tmp_path)), "rank 2 (host)")
     assert not list(tmp_path.glob("*.tmp"))
-    results = loaded(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load_files(t, options(), tmp_path)))
+    results = loaded(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), tmp_path)))
     assert {result.step for result in results} == {5}
 
 
 def test_ranks_that_save_at_different_steps_are_refused(tmp_path, memories):
     early, late = states_of(memories), states_of(memories, step=6)
-    results = on_ranks(
-        TWO_BY_TWO, lambda t: checkpoints.save(t, late[t.rank] if t.rank == 1 else early[t.rank], tmp_path)
-    )
+    results = on_ranks(TWO_BY_TWO, lambda t: folder.save(t, late[t.rank] if t.rank == 1 else early[t.rank], tmp_path))
     refused(results, "step is 5 on rank 0 (host), 6 on rank 1 (host)")
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, memories):
     (tmp_path / "file").write_text("")
     states = states_of(memories)
-    refused(on_ranks(TWO_BY_TWO, lambda t: checkpoints.save(t, states[t.rank], tmp_path / "file")), "cannot be written")
-    refused(
-        on_ranks(TWO_BY_TWO, lambda t: checkpoints.save(t, states[t.rank], tmp_path if t.rank else None)), "TypeError"
-    )
+    refused(on_ranks(TWO_BY_TWO, lambda t: folder.save(t, states[t.rank], tmp_path / "file")), "cannot be written")
+    refused(on_ranks(TWO_BY_TWO, lambda t: folder.save(t, states[t.rank], tmp_path if t.rank else None)), "TypeError")
 
 
 def _truncate(file):
@@ -604,24 +600,22 @@ def _no_mapping(file):
 def test_a_damaged_file_is_refused(tmp_path, memories, spoil, machines):
     names = saved(tmp_path, memories)
     spoil(tmp_path / names[2])
-    results = on_ranks(machines, lambda t: checkpoints.load_files(t, options(), tmp_path))
+    results = on_ranks(machines, lambda t: folder.load_files(t, options(), tmp_path))
     refused(results, "damaged, or not written by Session.save")
     refused(results, names[2])
 
 
 def test_missing_files_are_refused(tmp_path, memories):
-    refused(
-        on_ranks(FLAT_THREE, lambda t: checkpoints.load_files(t, options(), tmp_path)), "espresso-state.json: not found"
-    )
+    refused(on_ranks(FLAT_THREE, lambda t: folder.load_files(t, options(), tmp_path)), "espresso-state.json: not found")
     names = saved(tmp_path, memories)
     (tmp_path / names[4]).unlink()
-    refused(on_ranks(FLAT_THREE, lambda t: checkpoints.load_files(t, options(), tmp_path)), f"{names[4]}: not found")
+    refused(on_ranks(FLAT_THREE, lambda t: folder.load_files(t, options(), tmp_path)), f"{names[4]}: not found")
 
 
 def test_a_renamed_file_is_refused(tmp_path, memories):
     names = saved(tmp_path, memories)
     shutil.copy(tmp_path / names[1], tmp_path / names[2])
-    refused(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load_files(t, options(), tmp_path)), "was it renamed?")
+    refused(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), tmp_path)), "was it renamed?")
 
 
 @pytest.mark.parametrize(
@@ -643,7 +637,7 @@ def test_a_renamed_file_is_refused(tmp_path, memories):
 def test_a_damaged_manifest_is_refused(tmp_path, memories, content, words):
     saved(tmp_path, memories)
     (tmp_path / "espresso-state.json").write_text(content)
-    refused(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load_files(t, options(), tmp_path)), words)
+    refused(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), tmp_path)), words)
 
 
 KILLED = """
@@ -664,7 +658,7 @@ def test_what_a_killed_save_left_is_cleared_away_by_the_next(tmp_path, memories)
 
 def test_ranks_of_one_machine_save_into_one_folder(tmp_path, memories):
     states, paths = states_of(memories), [tmp_path / str(rank) for rank in range(4)]
-    results = on_ranks(TWO_BY_TWO, lambda t: checkpoints.save(t, states[t.rank], paths[t.rank]))
+    results = on_ranks(TWO_BY_TWO, lambda t: folder.save(t, states[t.rank], paths[t.rank]))
     refused(results, f"the path is {paths[0]} on rank 0 (host), {paths[1]} on rank 1 (host)")
     assert not list(tmp_path.iterdir())
 
@@ -673,12 +667,12 @@ def test_folders_of_different_saves_are_refused(tmp_path, memories):
     saved(tmp_path / "a", memories)
     saved(tmp_path / "b", memories)
     paths = [tmp_path / "a", tmp_path / "a", tmp_path / "b", tmp_path / "b"]
-    refused(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load_files(t, options(), paths[t.rank])), "generation is")
+    refused(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), paths[t.rank])), "generation is")
 
 
 def test_folders_that_machines_do_not_share_do_for_the_same_ranks(tmp_path, memories):
     states, paths = states_of(memories), [tmp_path / "a", tmp_path / "a", tmp_path / "b", tmp_path / "b"]
-    loaded(on_ranks(TWO_BY_TWO, lambda t: checkpoints.save(t, states[t.rank], paths[t.rank])))
-    results = loaded(on_ranks(TWO_BY_TWO, lambda t: checkpoints.load_files(t, options(), paths[t.rank])))
+    loaded(on_ranks(TWO_BY_TWO, lambda t: folder.save(t, states[t.rank], paths[t.rank])))
+    results = loaded(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), paths[t.rank])))
     assert not any(result.carried for result in results)
     assert (tmp_path / "b" / "espresso-state.json").exists()

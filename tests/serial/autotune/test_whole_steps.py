@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from espresso_mpi.autotune.overlapping import Effects, Step, costs, nonnegative, shared_out
+from espresso_mpi.autotune.profiling.fits import Effects, effects_of, nonnegative, step_costs
+from espresso_mpi.autotune.profiling.whole_steps import Step
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.beside import beside
 from espresso_mpi.planner.model.curve import ZERO
@@ -31,23 +32,24 @@ def test_effects_explain_what_was_measured(effects):
     saved, count = np.array([0.01, 0.002, 0.03, 0.0]), np.array([5, 30, 10, 30])
     beside, scale = np.array([0.008, 0.01, 0.04, 0.005]), np.array([0.02, 0.01, 0.05, 0.01])
     rows = np.stack([saved, beside, count, pushed * count + slowed * beside - hidden * saved, scale], axis=1)
-    found = shared_out(rows)
+    found = effects_of(rows)
     assert (found.hidden, found.slowed, found.pushed) == pytest.approx(effects, abs=1e-9)
 
 
 def test_no_more_is_hidden_than_the_timeline_expects_and_no_push_pays():
     rows = np.array([[0.01, 0.02, 5, -0.02, 0.05], [0.02, 0.03, 10, -0.04, 0.05]])
-    assert shared_out(rows) == Effects(1.0, 0.0, 0.0)
+    assert effects_of(rows) == Effects(1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("call, tensor", [(2e-3, 3e-4), (0.0, 3e-4), (2e-3, 0.0)])
 def test_costs_explain_what_steps_take(call, tensor):
     count, late = np.array([5, 10, 30, 30]), np.array([0.01, 0.012, 0.03, 0.02])
-    assert costs(np.stack([count, call + tensor * count, late], axis=1)) == pytest.approx((call, tensor), abs=1e-12)
+    rows = np.stack([count, call + tensor * count, late], axis=1)
+    assert step_costs(rows) == pytest.approx((call, tensor), abs=1e-12)
 
 
 def test_costs_are_never_below_zero():
-    assert costs(np.array([[5, -0.002, 0.01], [10, 0.001, 0.01], [30, 0.005, 0.03]]))[0] == 0.0
+    assert step_costs(np.array([[5, -0.002, 0.01], [10, 0.001, 0.01], [30, 0.005, 0.03]]))[0] == 0.0
 
 
 def test_the_best_of_what_is_not_below_zero():

@@ -12,7 +12,6 @@ that cost are what explains the differences of all steps best.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -22,23 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.messages.agreement import floats
-from ..collectives.messages.transport import Transport
-from ..planner.model.problem import evaluated
-from ..planner.model.profile import Profile
-from ..planner.model.timetables import with_schedule
-from ..planner.model.trace import Trace, TracedTensor
-from ..planner.plan import defaults
-from ..types import Plan, Strategy
+from ...collectives.messages.agreement import floats
+from ...collectives.messages.transport import Transport
+from ...errors import ConfigError
+from ...planner.model.problem import evaluated
+from ...planner.model.profile import Profile
+from ...planner.model.timetables import with_schedule
+from ...planner.model.trace import Trace, TracedTensor
+from ...planner.plan import defaults
+from ...types import Plan, Strategy
+from .fits import Effects, effects_of, step_costs
+from .repeating import Repeating
 
 _PRODUCTS = 100
 """Matrix products by which their rate is measured."""
-
-SHARES = np.linspace(0, 1, 101)
-"""Hidden shares that are tried."""
-
-Pass = Callable[[], list[float]]
-"""Returns begin and end of computing, of the call after it, and of a step that pushes."""
 
 
 @dataclass(frozen=True)
@@ -60,39 +56,34 @@ class Step:
         return [f"{self.count} of {self.size}: {k}" for k in range(self.count)]
 
 
-@dataclass(frozen=True)
-class Effects:
-    """As ``Profile`` has them: a share from 0 to 1, a share of the backward pass, and seconds a push, not below 0."""
-
-    hidden: float
-    slowed: float
-    pushed: float
-
-
 STEPS = (Step(5, 1 << 15, 0.01), Step(10, 1 << 13, 0.02), Step(30, 1 << 11, 0.01), Step(30, 1 << 8, 0.005))
 
 
 def measured(
-    transport: Transport,
+    repeating: Repeating,
     usual: Sequence[Strategy],
     profile: Profile,
     open_session: Callable[..., AbstractContextManager[Any]],
-    timed: Callable[[Sequence[Pass]], Sequence[np.ndarray]],
     pushes: bool,
 ) -> Profile:
     """The profile with what whole steps take beyond what timelines expect. Collective.
 
     Args:
         usual: ways that tensors travel while this is measured; profile: what else is known of the cluster.
-        timed: repeats passes, on all ranks at once; returns seconds of shape (repetitions, 3) for each, see ``Pass``.
-        pushes: whether steps that push are measured as well.
+        pushes: whether steps that push are measured as well, where this MPI allows it.
     """
+    transport = repeating.transport
+    try:
+        transport.require_threads()
+    except ConfigError:
+        pushes = False
+    repeating.allow("steps")
     layers, late, early = _Layers(transport), [], []
     for strategy in usual:
         with ExitStack() as stack:
             plans = [[_planned(strategy, step.trace(pushed), profile) for pushed in (False, True)] for step in STEPS]
             sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in both] for both in plans]
-            found = timed([partial(_steps, end, beside, layers, transport.rank, step, pushes)
+            found = repeating.in_turns([partial(_steps, end, beside, layers, transport.rank, step, pushes)
                            for (end, beside), step in zip(sessions, STEPS)])  # fmt: skip
         for step, ((_, at_end), (_, beside)), seconds in zip(STEPS, plans, found):
             computing, after, pushed = np.median(seconds, axis=0)
@@ -100,8 +91,8 @@ def measured(
             late.append((step.count, after - known, after))
             whole, most = computing + after, step.seconds * (1 - 1 / step.count)
             early.append((at_end - beside, most, step.count, pushed - whole, whole))
-    call, tensor = costs(np.array(late))
-    effects = shared_out(np.array(early)) if pushes else Effects(profile.hidden, profile.slowed, profile.pushed)
+    call, tensor = step_costs(np.array(late))
+    effects = effects_of(np.array(early)) if pushes else Effects(profile.hidden, profile.slowed, profile.pushed)
     return replace(profile, call=call, tensor=tensor, **vars(effects))
 
 
@@ -133,6 +124,7 @@ class _Layers:
 
 
 def _steps(late: Any, early: Any, layers: _Layers, rank: int, step: Step, pushes: bool) -> list[float]:
+    """Begin and end of computing, of the call after it, and of a step that pushes."""
     grads = {
         name: np.random.default_rng([rank, k]).standard_normal(step.size, np.float32)
         for k, name in enumerate(step.names)
@@ -157,43 +149,3 @@ def _planned(strategy: Strategy, trace: Trace, profile: Profile) -> tuple[Plan, 
     plan = with_schedule(Plan(default=strategy, fuse_bytes=0), trace, profile, lanes, order)
     problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
     return plan, problem.seconds(choice)
-
-
-def costs(rows: np.ndarray) -> tuple[float, float]:
-    """What a call and what each of its tensors costs beyond its operations, none below 0.
-
-    Args:
-        rows: (tensors, seconds to be explained, what errors are relative to).
-    """
-    count, longer, scale = rows.T
-    found, _ = nonnegative(np.stack([np.ones(len(rows)), count], axis=1) / scale[:, None], longer / scale)
-    return float(found[0]), float(found[1])
-
-
-def shared_out(rows: np.ndarray) -> Effects:
-    """The effects that explain differences best.
-
-    Args:
-        rows: (what pushing saves by the timeline, seconds of computing after the first push, pushes, by how much
-            pushing was longer, what errors are relative to).
-    """
-    saved, beside, count, longer, scale = rows.T
-    a, best = np.stack([beside, count], axis=1) / scale[:, None], (np.inf, Effects(0.0, 0.0, 0.0))
-    for share in SHARES:
-        found, left = nonnegative(a, (longer + share * saved) / scale)
-        if left < best[0]:
-            best = left, Effects(float(share), float(found[0]), float(found[1]))
-    return best[1]
-
-
-def nonnegative(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
-    """The x, none below 0, with the least sum of squares of a @ x - b; and that sum."""
-    best, least = np.zeros(a.shape[1]), float(b @ b)
-    columns = range(a.shape[1])
-    for chosen in (list(c) for size in columns for c in itertools.combinations(columns, size + 1)):
-        found = np.zeros(a.shape[1])
-        found[chosen] = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
-        left = float(np.sum((a @ found - b) ** 2))
-        if np.all(found >= 0) and left < least:
-            best, least = found, left
-    return best, least

@@ -1,0 +1,195 @@
+"""Encodes and decodes, copies between host and GPU, and the check: the executor's own code, without the network.
+
+Every rank plays one of two, encodes, is given another payload like its own, and decodes the sum. All ranks do so at the
+same time, and those of a machine meet before each, so that ranks that share cores compete as they will in training.
+Such a step lasts from when the last rank of a machine begins it until the last one has ended it, on the slowest
+machine. Half of the decode of two payloads is what a decode costs a payload. (Where ranks share cores, those that
+compute hold up the others' way out of the collective before: that is a part of the collective's time, and of a call's.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...arrays import device
+from ...collectives.data import reduction
+from ...collectives.data.layout import Dense, Topology
+from ...collectives.data.reduction import Rule
+from ...collectives.executor import Program, Stage
+from ...collectives.messages.transport import Transport
+from ...collectives.ops import base as collective
+from ...collectives.program import MoveStep
+from ...compressors import Compressor
+from ...planner.model.curve import Curve
+from ...planner.model.profile_keys import Direction
+from ...tracing.recording import Recorder
+from ...types import DeviceKind, Route
+from .inputs import job_of, normal
+from .repeating import Point, Repeating, Times, ends_first, paired, telescoped
+from .request import Request
+
+
+class Codecs:
+    """Measures encodes, decodes, copies and the check. Collective, as are its methods."""
+
+    def __init__(self, repeating: Repeating, request: Request) -> None:
+        self._repeating, self._request, self._transport = repeating, request, repeating.transport
+        self._neighbours = _meeting(self._transport)
+
+    def warm_up(self) -> None:
+        """Load every kernel, or compile it, before time counts."""
+        for method in self._request.methods.values():
+            for where in self._request.devices:
+                self._codec(method, self._request.elements[0], where)
+        self._check(self._request.elements[0])
+
+    def codecs(self) -> dict[tuple[str, DeviceKind, Direction], Curve]:
+        """A curve for encode and decode of every method on every device."""
+        self._repeating.allow("codecs")
+        points = [
+            Point(f"{name} on the {where} with {n} elements", (name, where), n, partial(self._codec, method, n, where))
+            for n in ends_first(self._request.elements)
+            for name, method in self._request.methods.items()
+            for where in self._request.devices
+        ]
+        times = Times()
+        for point in self._repeating.surveyed(points):
+            assert point.found is not None
+            times.note((*point.family, "encode"), point.size, point.found[:, 0])
+            times.note((*point.family, "decode"), point.size, point.found[:, 1] / 2)
+        return times.curves()
+
+    def copies(self) -> dict[Any, Curve]:
+        """Between host and GPU, page-locked on the host as the session's are."""
+        if "gpu" not in self._request.devices:
+            return {}
+        self._repeating.allow("copies")
+        points = [
+            Point(f"copies of {4 * n} bytes", "", 4 * n, partial(self._copy, n))
+            for n in ends_first(self._request.elements)
+        ]
+        times = Times()
+        for point in self._repeating.surveyed(points):
+            assert point.found is not None
+            times.note("to_host", point.size, point.found[:, 0])
+            times.note("to_gpu", point.size, point.found[:, 1])
+        return times.curves()
+
+    def check(self) -> Curve:
+        """The search for values that are not finite."""
+        self._repeating.allow("check")
+        points = [
+            Point(f"check of {4 * n} bytes", "", 4 * n, partial(self._check, n))
+            for n in ends_first(self._request.elements)
+        ]
+        times = Times()
+        for point in self._repeating.surveyed(points):
+            assert point.found is not None
+            times.note("check", point.size, point.found[:, 0])
+        return times.curves()["check"]
+
+    def _codec(self, method: Compressor, n: int, where: DeviceKind) -> np.ndarray:
+        """Encodes, and decodes of two payloads."""
+        shaped = method.shaped((n,))
+        route = Route.parse("encode@cpu/allgather@flat/decode@cpu").on(where)
+        program = Program(_pair(self._transport), route, shaped, n, "float32")
+        source = normal(n, self._transport.rank)
+        x, job = device.zeros(n, np.float32, where), job_of(shaped, n)
+
+        def acts() -> Iterator[Callable[[], None]]:
+            device.copy(x, source)
+            for stage in program.stages(0, x, job, Recorder()):
+                if isinstance(stage.step, MoveStep):
+                    _multiply(stage)
+                else:
+                    yield partial(_finish, stage, where)
+
+        return self._side_by_side(acts)
+
+    def _copy(self, n: int) -> np.ndarray:
+        host, gpu = device.pinned(4 * n).view(np.float32), device.zeros(n, np.float32, "gpu")
+        return self._side_by_side(lambda: iter((partial(_copied, host, gpu), partial(_copied, gpu, host))))
+
+    def _check(self, n: int) -> np.ndarray:
+        x = normal(n, 0)
+
+        def count() -> None:
+            reduction.count_non_finite(x, "float32", False)
+
+        return self._side_by_side(lambda: iter((count,)))
+
+    def _side_by_side(self, acts: Callable[[], Iterator[Callable[[], None]]]) -> np.ndarray:
+        """Seconds of what all ranks do by themselves at the same time, shape (passes, acts)."""
+        meet = self._neighbours
+
+        def one() -> list[float]:
+            marks = []
+            for act in acts():
+                meet()
+                start = time.perf_counter()
+                act()
+                marks += [start, time.perf_counter()]
+            return marks
+
+        marks = paired(self._repeating.passes(one))
+        return np.max([telescoped(marks[list(ranks)]) for ranks in self._transport.topology.machines], axis=0)
+
+
+def _finish(stage: Stage, where: DeviceKind) -> None:
+    """Carry out an encode or a decode to its end."""
+    for _ in stage.turns():
+        pass
+    if where == "gpu":
+        device.drain()
+
+
+def _meeting(transport: Transport) -> Callable[[], None]:
+    """What lets the ranks of each machine wait for each other: the least that a collective among them does."""
+    group, scene = transport.machine, collective.Scene(transport.topology, "intra", False)
+    region = (Dense(0, 1),) * len(group)
+    move = collective.Move(scene, group, group.index(transport.rank), region, "float32", Rule("sum"))
+    action = collective.operations()["allreduce"].bind(transport, move)
+    data = collective.Data(np.zeros(1, np.float32), "float32", transport.workspace)
+
+    def meet() -> None:
+        for _ in action(data):
+            pass
+
+    return meet if len(group) > 1 else lambda: None
+
+
+def _multiply(stage: Stage) -> None:
+    """Do as if an allgather had brought a payload of each member."""
+    data, move = stage.data, stage.step.move  # type: ignore[union-attr]
+    own = data.payload
+    every = data.workspace.other_payload(own, own.size * len(move.group))
+    for member in range(len(move.group)):
+        device.copy(every[member * own.size : (member + 1) * own.size], own)
+    data.payload = every
+
+
+@dataclass
+class _Pair:
+    """The transport as one of two ranks would see it that nobody else talks to."""
+
+    transport: Transport
+    topology: Topology
+    rank: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+
+def _pair(transport: Transport) -> Any:
+    return _Pair(transport, Topology(((0, 1),)), 0)
+
+
+def _copied(target: Any, source: Any) -> None:
+    device.copy(target, source)
+    device.drain()

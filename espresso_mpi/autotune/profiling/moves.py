@@ -1,0 +1,184 @@
+"""Collectives: steps of routes that are carried out whole, one pass after the other.
+
+Between passes ranks exchange a few bytes, as sessions do between calls: so links and caches are as busy as in training.
+A step lasts from when the last rank began it until the last rank has ended it. What a rank ends is where it begins the
+next, so that the steps of a pass add up to the pass, and nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+
+from ... import compressors
+from ...collectives.data.layout import Packed, State, Topology
+from ...collectives.executor import Program, Stage
+from ...collectives.messages.agreement import gather_small
+from ...collectives.messages.transport import Transport
+from ...collectives.program import MoveStep
+from ...compressors import Compressor
+from ...planner.model.curve import Curve
+from ...tracing.recording import Recorder
+from ...types import CLOSING, Collective, Level, Op, Route
+from .inputs import job_of, normal
+from .repeating import Point, Repeating, Times, ends_first, paired, telescoped
+from .request import Request
+
+MoveKey = tuple[Op, Level, bool]
+
+DENSE = (
+    "allreduce@flat",
+    "reduce_scatter@intra/allreduce@inter/allgather@intra",
+    "reduce_scatter@flat/allgather@flat",
+    "reduce@flat/broadcast@flat",
+    "reduce_scatter@intra/reduce_scatter@inter/allgather@inter/allgather@intra",
+    "reduce_scatter@intra/reduce@inter/broadcast@inter/allgather@intra",
+    "reduce@intra/allreduce@inter/broadcast@intra",
+    "reduce@intra/reduce_scatter@inter/allgather@inter/broadcast@intra",
+    "reduce@intra/reduce@inter/broadcast@inter/broadcast@intra",
+)
+PACKED = (
+    "encode@cpu/alltoall@flat/decode@cpu/encode@cpu/allgather@flat/decode@cpu",
+    "encode@cpu/gather@flat/decode@cpu/encode@cpu/broadcast@flat/decode@cpu",
+    "encode@cpu/alltoall@intra/decode@cpu/encode@cpu/alltoall@inter/decode@cpu/encode@cpu/allgather@inter"
+    "/allgather@intra/decode@cpu",
+    "encode@cpu/alltoall@intra/decode@cpu/encode@cpu/gather@inter/decode@cpu/encode@cpu/broadcast@inter"
+    "/allgather@intra/decode@cpu",
+    "encode@cpu/gather@intra/decode@cpu/encode@cpu/gather@inter/decode@cpu/encode@cpu/broadcast@inter"
+    "/broadcast@intra/decode@cpu",
+    "encode@cpu/gather@intra/decode@cpu/encode@cpu/alltoall@inter/decode@cpu/encode@cpu/allgather@inter"
+    "/broadcast@intra/decode@cpu",
+)
+"""Routes that have every move of the decision tree among them, those of payloads as well."""
+
+_CARRIER = "fp16"
+"""What makes the payloads of those: half the bytes, at little time."""
+
+
+class Moves:
+    """Measures collectives, as steps of routes that are carried out whole. Collective, as are its methods."""
+
+    def __init__(self, repeating: Repeating, request: Request) -> None:
+        self._repeating, self._request, self._transport = repeating, request, repeating.transport
+
+    def warm_up(self) -> None:
+        """Load every kernel, or compile it, before time counts."""
+        for tour in self._tours():
+            self._tour(tour, self._request.nbytes[0])
+
+    def curves(self) -> dict[MoveKey, Curve]:
+        """A curve for every operation at every level."""
+        self._repeating.allow("moves")
+        tours = self._tours()
+        points = [
+            Point(f"{tour.route} at {nbytes} bytes", tour, nbytes, partial(self._tour, tour, nbytes))
+            for nbytes in ends_first(self._request.nbytes)
+            for tour in tours
+        ]
+        times = Times()
+        for point in self._repeating.surveyed(points):
+            tour: Tour = point.family
+            sizes = self._put_in(tour.program(self._transport, point.size))
+            assert point.found is not None
+            for key, size, seconds in zip(tour.keys, sizes, point.found.T):
+                if key is not None and size > 0:
+                    times.note(key, size, seconds)
+        return times.curves()
+
+    def _tours(self) -> list[Tour]:
+        """The routes whose moves are asked for, each with the moves that are looked at."""
+        topology = self._transport.topology
+        wanted = {level for level in get_args(Level) if _members(topology, level) > 1}
+        tours = [Tour(Route.parse(text), keys_along(Route.parse(text), topology)) for text in (*DENSE, *PACKED)]
+        tours = [replace(t, keys=tuple(k if k and k[1] in wanted else None for k in t.keys)) for t in tours]
+        return [tour for tour in tours if any(tour.keys)]
+
+    def _tour(self, tour: Tour, nbytes: int) -> np.ndarray:
+        """Passes along a route."""
+        program, n = tour.program(self._transport, nbytes), tour.elements(nbytes)
+        job = job_of(tour.method, n)
+        source = normal(n, self._transport.rank)
+        x = source.copy()
+
+        def one() -> list[float]:
+            x[:] = source
+            self._repeating.round()
+            return _marks(program.stages(0, x, job, Recorder()))
+
+        return telescoped(paired(self._repeating.passes(one)))
+
+    def _put_in(self, program: Program) -> list[int]:
+        """Bytes that the rank with most puts into each step."""
+        mine = np.array([_nbytes(step) for step in program.steps(0)], np.int64)
+        every = gather_small(self._transport, mine.view(np.uint8), mine.nbytes)
+        return [int(most) for most in np.max([row.view(np.int64) for row in every], axis=0)]
+
+
+@dataclass(frozen=True)
+class Tour:
+    """A route, and for each step of its schedule the move that it tells about."""
+
+    route: Route
+    keys: tuple[MoveKey | None, ...]
+
+    @property
+    def method(self) -> Compressor | None:
+        """What makes the payloads."""
+        return compressors.get(_CARRIER) if self.route.compressed else None
+
+    def elements(self, nbytes: int) -> int:
+        """Elements of a tensor that is so many bytes on its way."""
+        return max(1, nbytes // (2 if self.route.compressed else 4))
+
+    def program(self, transport: Transport, nbytes: int) -> Program:
+        """The route made ready."""
+        return Program(transport, self.route, self.method, self.elements(nbytes), "float32")
+
+
+def keys_along(route: Route, topology: Topology) -> tuple[MoveKey | None, ...]:
+    """The moves along a route, as the profile names them; None for encodes and decodes."""
+    found: list[MoveKey | None] = []
+    one_goes_on = False
+    for step in route.steps:
+        if not isinstance(step, Collective):
+            found.append(None)
+            continue
+        if step.level == "intra":
+            one_goes_on = CLOSING.get(step.op) == "broadcast" and topology.lanes > 1
+        found.append((step.op, step.level, step.level == "inter" and one_goes_on))
+    return tuple(found)
+
+
+def _members(topology: Topology, level: Level) -> int:
+    """Ranks that communicate with each other at a level, on the smallest machine."""
+    return {"flat": topology.size, "intra": topology.lanes, "inter": len(topology.machines)}[level]
+
+
+def _marks(stages: Iterator[Stage]) -> list[float]:
+    """Carry the steps out; returns when each began, which is when the one before ended, and when it ended."""
+    marks = [time.perf_counter()]
+    for stage in stages:
+        for _ in stage.turns():
+            pass
+        marks += [time.perf_counter()] * 2
+    return marks[:-1]
+
+
+def _nbytes(step: Any) -> int:
+    """Bytes that this rank puts into a collective: the root, into a broadcast."""
+    if not isinstance(step, MoveStep):
+        return 0
+    before, move = step.move.before, step.move
+    held = before[move.scene.root] if step.op == "broadcast" else before[move.index]
+    return _size(held, move.bytes_of)
+
+
+def _size(state: State, bytes_of: Callable[[Any], int]) -> int:
+    if isinstance(state, Packed):
+        return sum(part.nbytes for copy in state.copies for part in copy)
+    return bytes_of(state)

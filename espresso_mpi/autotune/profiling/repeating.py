@@ -1,0 +1,252 @@
+"""Passes that are repeated until their medians are known, on one clock for all machines.
+
+Every point is visited again and again until its median is known well enough or the time is used up: some passes at a
+time, so that a disturbance of a second does not spoil a point. Ranks decide so from numbers that all of them have.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...collectives.messages import clocks
+from ...collectives.messages.agreement import gather_small
+from ...collectives.messages.transport import Transport
+from ...planner.model.curve import Curve, Sample
+
+PRECISION = 0.05
+"""A median is known well enough if its uncertainty is at most this share of it."""
+
+_FEWEST, _BATCH, MOST = 2, 5, 60
+"""Passes of a visit to a point where they take long, and where they do not; and in all."""
+
+_SOON = 2 / 3
+"""The share of the time that is left which the next size may take."""
+
+_CLOCK_SECONDS = 0.5
+"""After so long the clocks of other machines are compared anew."""
+
+_SHARES = {"moves": 0.42, "codecs": 0.22, "copies": 0.03, "check": 0.03, "calls": 0.1, "steps": 0.2}
+"""How the time is divided; what one kind leaves goes to those that follow."""
+
+_RESOLUTION = 1e-7
+"""Seconds that a sample has at least."""
+
+
+@dataclass
+class Point:
+    """Something that is measured at one size.
+
+    Attributes:
+        what: in words; family: what costs about as much for each unit of the size.
+        visit: makes some passes and returns their seconds, shape (passes, steps).
+        found: what the visits brought; lasted: seconds of the latest.
+    """
+
+    what: str
+    family: Any
+    size: int
+    visit: Callable[[], np.ndarray]
+    found: np.ndarray | None = None
+    lasted: float = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether its median is known well enough: by its interquartile range over sqrt(n).
+
+        The steps of a pass are judged by what they are of the pass, so that one of a microsecond does not hold up all.
+        """
+        if self.found is None or len(self.found) >= MOST:
+            return True
+        if len(self.found) < _BATCH:
+            return False
+        low, middle, high = np.percentile(self.found, [25, 50, 75], axis=0)
+        return bool(np.sum(high - low) <= PRECISION * math.sqrt(len(self.found)) * np.sum(middle))
+
+
+class Times(dict[Any, dict[int, list[float]]]):
+    """Observed seconds by what they are of, and by size."""
+
+    def note(self, key: Any, size: int, seconds: Iterable[float]) -> None:
+        self.setdefault(key, {}).setdefault(size, []).extend(seconds)
+
+    def curves(self) -> dict[Any, Curve]:
+        """A curve for each key."""
+        return {
+            key: Curve.fit([_sample(size, seconds) for size, seconds in sorted(by_size.items())])
+            for key, by_size in self.items()
+        }
+
+
+def _sample(size: int, seconds: Sequence[float]) -> Sample:
+    low, middle, high = np.percentile(seconds, [25, 50, 75])
+    middle = max(float(middle), _RESOLUTION)
+    return Sample(size, middle, float(high - low) / middle, len(seconds))
+
+
+class Repeating:
+    """Repeats passes, on all ranks at once, until medians are known or the time is up. Collective, as are its methods.
+
+    Attributes:
+        transport: of the ranks; left_out: in words, the points that would have taken too long.
+    """
+
+    def __init__(self, transport: Transport, seconds: float, tick: Callable[[float], None]) -> None:
+        self.transport, self._seconds, self._tick = transport, seconds, tick
+        self.left_out: list[str] = []
+        self._start = time.perf_counter()
+        self._offsets = np.zeros(transport.topology.size)
+        self._read = -math.inf
+        self._deadline, self._limit = 0.0, math.inf
+        transport.waiter.what = "the profile"
+
+    def begin(self) -> None:
+        """Time counts from now on."""
+        self._start = time.perf_counter()
+
+    def allow(self, kind: str) -> None:
+        """Begin with a kind of measurement: until when it may take."""
+        kinds = list(_SHARES)
+        until = sum(_SHARES[k] for k in kinds[: kinds.index(kind) + 1])
+        self._deadline = until * self._seconds
+
+    def surveyed(self, points: Sequence[Point], needed: bool = False) -> list[Point]:
+        """Visit all points, and again those that are not settled while there is time; those that were visited.
+
+        Args:
+            needed: visit all once, whatever it takes; else those that would take too long are left out.
+        """
+        costs: dict[Any, dict[int, float]] = {}
+        visited: list[Point] = []
+        for number, point in enumerate(points):
+            alike = sum(1 for other in points[number:] if other.size == point.size)
+            known = costs.setdefault(point.family, {})
+            self._limit = _SOON * self._left() / alike if known and not needed else math.inf
+            try:
+                if guess(known, point.size) * _FEWEST > self._limit * _BATCH:
+                    raise TooLongError
+                self._visit(point)
+            except TooLongError:
+                self.left_out.append(point.what)
+                continue
+            known[point.size] = point.lasted
+            visited.append(point)
+        self._limit = math.inf
+        self._visit_again(visited)
+        return visited
+
+    def _visit_again(self, points: Sequence[Point]) -> None:
+        """Until all are settled or the time is up."""
+        rough = [point for point in points if not point.settled]
+        while rough:
+            going = False
+            for point in rough:
+                if point.lasted <= self._left():
+                    self._visit(point)
+                    going = True
+            rough = [point for point in rough if going and not point.settled]
+
+    def _visit(self, point: Point) -> None:
+        start = time.perf_counter()
+        self._compare_clocks()
+        seconds = point.visit()
+        point.found = seconds if point.found is None else np.concatenate([point.found, seconds])
+        point.lasted = self._agreed_time(start)
+        self._tick(min(1.0, (time.perf_counter() - self._start) / self._seconds))
+
+    def passes(self, one: Callable[[], list[float]]) -> np.ndarray:
+        """The marks of some passes, after one that warms up, on rank 0's clock; shape (ranks, passes, marks).
+
+        Raises:
+            TooLongError: on all ranks, if that one shows that they would take longer than they may.
+        """
+        start = time.perf_counter()
+        one()
+        count = int(min(_BATCH, self._limit / self._agreed_time(start)))
+        if count < _FEWEST:
+            raise TooLongError
+        return self._of_all(np.array([one() for _ in range(count)])) + self._offsets[:, None, None]
+
+    def _of_all(self, mine: np.ndarray) -> np.ndarray:
+        """The float64 arrays of all ranks, which have the same shape; shape (ranks, *shape)."""
+        every = gather_small(self.transport, np.ascontiguousarray(mine).reshape(-1).view(np.uint8), mine.nbytes)
+        return np.array([row.view(np.float64).reshape(mine.shape) for row in every])
+
+    def round(self) -> None:
+        """What sessions do between calls: an exchange of a few bytes."""
+        gather_small(self.transport, np.zeros(8, np.uint8), 8)
+
+    def _compare_clocks(self) -> None:
+        """Find out anew how far the other machines' clocks are from rank 0's, if that is long ago."""
+        now = self._agreed_time(0.0)
+        if now - self._read < _CLOCK_SECONDS:
+            return
+        self._read = now
+        offsets = self._of_all(np.array([clocks.read(self.transport).offset]))[:, 0]
+        topology = self.transport.topology
+        self._offsets = offsets[[topology.machines[machine][0] for machine in topology.machine_of]]
+
+    def _agreed_time(self, since: float) -> float:
+        """Seconds since a moment, by rank 0's clock."""
+        return float(self._of_all(np.array([time.perf_counter() - since]))[0, 0])
+
+    def _left(self) -> float:
+        """Seconds left for this kind."""
+        return max(0.0, self._deadline - self._agreed_time(self._start))
+
+    def in_turns(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
+        """Seconds of the steps of some passes, each of shape (repetitions, steps)."""
+        points = [Point("", "", number, partial(self._timed, one)) for number, one in enumerate(passes)]
+        return [point.found for point in self.surveyed(points, needed=True) if point.found is not None]
+
+    def _timed(self, one: Callable[[], list[float]]) -> np.ndarray:
+        return telescoped(paired(self.passes(one)))
+
+
+class TooLongError(Exception):
+    """A point would take more time than there is for it."""
+
+
+def guess(known: Mapping[int, float], size: int) -> float:
+    """What a visit will take, by the line through the two next smaller sizes; 0 if fewer are known."""
+    smaller = sorted(other for other in known if other < size)[-2:]
+    if len(smaller) < 2:
+        return 0.0
+    low, high = smaller
+    return known[high] + max(0.0, known[high] - known[low]) * (size - high) / (high - low)
+
+
+def ends_first(sizes: Sequence[int]) -> list[int]:
+    """The least size, the middle one, the largest, and then what halves the gaps.
+
+    So a curve spans the sizes however early the time is up.
+    """
+    order, gaps = [0, len(sizes) - 1], [(0, len(sizes) - 1)]
+    for low, high in gaps:
+        middle = (low + high) // 2
+        if middle > low:
+            order.append(middle)
+            gaps += [(low, middle), (middle, high)]
+    order[1:3] = order[1:3][::-1]
+    return [sizes[i] for i in dict.fromkeys(order)]
+
+
+def telescoped(marks: np.ndarray) -> np.ndarray:
+    """Seconds from when the last rank began a step until the last one has ended it, shape (passes, steps).
+
+    Args:
+        marks: beginnings and ends, shape (ranks, passes, steps, 2).
+    """
+    ends = np.max(marks, axis=0)
+    return np.maximum(ends[..., 1] - ends[..., 0], 0.0)
+
+
+def paired(marks: np.ndarray) -> np.ndarray:
+    """Marks as beginnings and ends: shape (ranks, passes, 2 * steps) as (ranks, passes, steps, 2)."""
+    return marks.reshape(*marks.shape[:2], -1, 2)

@@ -1,0 +1,219 @@
+"""One segment of a tensor on its way: encodes, moves and decodes it, and notes for the recorder what that took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..arrays import device
+from ..compressors import Compressor, Context
+from ..tracing.recording import Kind, Recorder
+from ..types import DeviceKind
+from .data import reduction
+from .data.layout import Dense, Packed, Part
+from .job import ALL_RANKS, Job, encode_key
+from .kept import OWN, Kept
+from .messages.transport import Transport
+from .ops.base import Action, Data
+from .program import DecodeStep, EncodeStep, LearnStep, MoveStep, ScheduleStep, SummaryStep, summary_sizes
+from .residuals import Residuals
+from .turns import ENDED, Turns
+
+
+@dataclass(frozen=True)
+class Log:
+    """Notes of one segment for the recorder."""
+
+    recorder: Recorder
+    job: Job
+    segment: int
+    transport: Transport
+
+    def add(
+        self, kind: Kind, start: float, stop: float, what: str, level: str = "", intra: int = 0, inter: int = 0
+    ) -> None:
+        job = self.job
+        self.recorder.add(kind, job.name, job.step, self.segment, start, stop, what, level, intra, inter)
+
+    def moving(self, turns: Turns, what: str, level: str) -> Turns:
+        """Pass the turns of a collective on, and note what they took.
+
+        It is on the wire from its first turn to its last, though other segments work meanwhile; what it waited for its
+        messages is noted as well.
+        """
+        transport, first = self.transport, time.perf_counter()
+        intra = inter = 0
+        going = True
+        while going:
+            start, before, waited = time.perf_counter(), transport.sent, transport.waiter.waited
+            going = next(turns, ENDED) is not ENDED
+            after = transport.sent
+            intra, inter = intra + after["intra"] - before["intra"], inter + after["inter"] - before["inter"]
+            if transport.waiter.waited > waited:
+                self.add("wait", start, start + transport.waiter.waited - waited, what, level)
+            if going:
+                yield
+        self.add("wire", first, time.perf_counter(), what, level, intra, inter)
+
+
+class Journey:
+    """A piece of one tensor on its way, on whichever device its current step wants it."""
+
+    def __init__(self, data: Data, job: Job, log: Log) -> None:
+        self._home, self._rank, self._job, self._log = data.x, log.transport.rank, job, log
+        self._residuals = Residuals(job, data.x.size)
+        self.data = data
+
+    def summarise(self, step: SummaryStep, compressor: Compressor) -> Turns:
+        return self._timed("encode", "summary", self._summarise, step, compressor)
+
+    def encode(self, step: EncodeStep, compressor: Compressor) -> Turns:
+        return self._timed("encode", f"encode@{step.device}", self._encode, step, compressor)
+
+    def learn(self, step: LearnStep, compressor: Compressor) -> Turns:
+        return self._timed("decode", "learn", self._learn, step, compressor)
+
+    def decode(self, step: DecodeStep, compressor: Compressor) -> Turns:
+        return self._timed("decode", f"decode@{step.device}", self._decode, step, compressor)
+
+    def move(self, step: MoveStep, action: Action) -> Turns:
+        """Carry out a collective, on the tensor or on the summary."""
+        data = self.data
+        if step.of_summary:
+            data = Data(data.summary, "float32", data.workspace)
+        level = step.move.scene.level
+        return self._log.moving(action(data), f"{step.op}@{level}", level)
+
+    def _timed(self, kind: Kind, what: str, act: Callable[[Any, Compressor], None], step: Any, by: Compressor) -> Turns:
+        start = time.perf_counter()
+        act(step, by)
+        self._log.add(kind, start, time.perf_counter(), what)
+        return iter(())
+
+    def _summarise(self, step: SummaryStep, compressor: Compressor) -> None:
+        """The first half of an encode."""
+        self._move_to(step.device, step.region)
+        data, region = self.data, step.region
+        size = sum(summary_sizes(compressor, step.packed.copies[0]))
+        data.summary = data.workspace.array("summary", size, np.float32, device.device_of(data.x))
+        if region.size == 0:
+            return
+        x = data.x[region.start : region.stop]
+        residual = self._residuals.prepare(step.point, x, region)
+        for part, summary in self._summaries(step.packed, compressor):
+            if summary is not None:
+                inside = slice(part.start - region.start, part.stop - region.start)
+                context = self._context(step.point, part, step.who)
+                compressor.summarise(x[inside], summary, None if residual is None else residual[inside], context)
+
+    def _summaries(self, packed: Packed, compressor: Compressor) -> Iterator[tuple[Part, Any]]:
+        """The parts of a payload that are not empty, each with its place in the summary, if it has one."""
+        first = 0
+        for part in (part for part in packed.copies[0] if part.size):
+            size = sum(summary_sizes(compressor, (part,)))
+            yield part, self.data.summary[first : first + size] if size else None
+            first += size
+
+    def _encode(self, step: EncodeStep, compressor: Compressor) -> None:
+        self._move_to(step.device, step.region)
+        data, packed, region = self.data, step.packed, step.region
+        data.payload = data.workspace.payload(packed.nbytes, device.device_of(data.x))
+        if region.size == 0:
+            return
+        residuals, x = self._residuals, data.x[region.start : region.stop]
+        residuals.weigh(step.point, region, step.weight)
+        residual = (residuals.prepared if step.agreed else residuals.prepare)(step.point, x, region)
+        sent = residuals.sent(step.point, x, region)
+        whole = ((part, None) for part in packed.copies[0] if part.size)
+        for part, summary in self._summaries(packed, compressor) if step.agreed else whole:
+            inside = slice(part.start - region.start, part.stop - region.start)
+            context = self._context(step.point, part, step.who, step.ranks, summary)
+            payload = data.payload[part.offset : part.offset + part.nbytes]
+            compressor.encode(x[inside], payload, None if residual is None else residual[inside], context)
+            data.saturated += context.cut
+            if sent is not None:
+                compressor.decode_add(payload, sent[inside], context)
+
+    def _learn(self, step: LearnStep, compressor: Compressor) -> None:
+        for part in (part for copy in step.packed.copies for part in copy if part.size):
+            payload = self.data.payload[part.offset : part.offset + part.nbytes]
+            compressor.learn(payload, part.size, self._context(step.point, part, self._rank))
+
+    def _decode(self, step: DecodeStep, compressor: Compressor) -> None:
+        self._move_to(step.device, Dense(0, 0))
+        data, packed, region = self.data, step.packed, step.region
+        self._payload_to(device.device_of(data.x), packed.nbytes)
+        for number, copy in enumerate(packed.copies):
+            decode = compressor.decode_add if number else compressor.decode
+            for part in (part for part in copy if part.size):
+                payload = data.payload[part.offset : part.offset + part.nbytes]
+                decode(payload, data.x[part.start : part.stop], self._context(step.point, part, self._rank))
+        if region.size == 0:
+            return
+        x = data.x[region.start : region.stop]
+        reduction.divide(x, packed.divisor)
+        compressor.conclude(x)
+        self._residuals.decoded(step.point, x, region)
+
+    def _context(self, point: int, part: Part, who: int, ranks: int = 1, summary: Any = None) -> Context:
+        """What a method is given for a part. ``who``: the rank that random bits are drawn for."""
+        job, start, stop = self._job, part.start, part.stop
+        return Context(
+            key=self._key(point, start, who),
+            shared=self._key(point, start, ALL_RANKS),
+            step=job.step,
+            ranks=ranks,
+            workspace=self.data.workspace,
+            share=part.size / self._home.size,
+            state=Kept(job.memory, self._residuals.place(point, start, stop) + OWN),
+            summary=summary,
+        )
+
+    def _key(self, point: int, start: int, rank: int) -> int:
+        return encode_key(self._job.seed, self._job.step, rank, point, start, self._job.name)
+
+    def finish(self, region: Dense) -> None:
+        """Bring the result to where the tensor came from."""
+        self._move_to(device.device_of(self._home), region)
+        self._job.tally["saturated"] += self.data.saturated
+
+    def _move_to(self, where: DeviceKind, region: Dense) -> None:
+        """Go on with the tensor on another device, taking the current region along."""
+        data = self.data
+        if device.device_of(data.x) == where or device.device_of(self._home) == "cpu":
+            return
+        target = self._home if where == "gpu" else self._host_mirror()
+        device.copy(target[region.start : region.stop], data.x[region.start : region.stop])
+        data.x = target
+
+    def copy(self, before: ScheduleStep | None, region: Dense) -> None:
+        """What a step would copy to its device, ahead of it; ``None``: what ``finish`` would copy home."""
+        if isinstance(before, DecodeStep):
+            self._payload_to(before.device, before.packed.nbytes)
+        elif isinstance(before, EncodeStep):
+            self._move_to(before.device, before.region)
+        else:
+            self._move_to(device.device_of(self._home), region)
+
+    def _host_mirror(self) -> np.ndarray:
+        return self.data.workspace.array("mirror", self._home.size, self._home.dtype, "cpu")
+
+    def _payload_to(self, where: DeviceKind, nbytes: int) -> None:
+        data = self.data
+        if device.device_of(data.payload) != where:
+            target = data.workspace.payload(nbytes, where)
+            device.copy(target, data.payload[:nbytes])
+            data.payload = target
+
+
+ACTS: dict[type, Callable[[Journey, Any, Compressor], Turns]] = {
+    SummaryStep: Journey.summarise,
+    EncodeStep: Journey.encode,
+    LearnStep: Journey.learn,
+    DecodeStep: Journey.decode,
+}
+"""What each step that a compressor is needed for does."""

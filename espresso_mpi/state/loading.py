@@ -1,0 +1,186 @@
+"""Going on from states: of the same ranks exactly, of others by what is conserved.
+
+Loaded into a session like the one it was made by a state continues bit for bit. Loaded into a session with other ranks,
+machines, routes or segments it is *carried over*; see ``resharding``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..collectives.kept import Key
+from ..collectives.messages.agreement import fingerprint, on_every_rank
+from ..collectives.messages.transport import Transport
+from ..errors import StateError
+from ..options import Options
+from .memory import ByTensor, Keeping, Memory
+from .resharding import reduced, rules, weighted_sums
+from .snapshots import State, checked, identity, short
+
+USING = "state: cannot be used"
+"""What failed, where whatever was passed for a state raises."""
+
+_LOG = logging.getLogger("espresso_mpi")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a session goes on with. ``carried``: whether it comes from other ranks, machines, routes or segments."""
+
+    step: int
+    seed: int
+    keeping: Keeping
+    carried: bool = False
+
+
+def load(transport: Transport, options: Options, states: State | Sequence[State]) -> Loaded:
+    """What a session goes on with, from the states that the ranks bring. Collective.
+
+    Args:
+        states: this rank's own, or any number of states of other ranks: together the ranks must bring that of every
+            rank which the session had, once.
+
+    Raises:
+        StateError: on every rank, if any state is of another version or damaged, if states are missing, there twice, or
+            of different checkpoints, or do not fit this session.
+        RankTimeoutError: a rank did not come.
+    """
+    return load_brought(transport, options, lambda: _listed(states))
+
+
+def _listed(states: Any) -> Sequence[Any]:
+    return states if isinstance(states, (list, tuple)) else [states]
+
+
+def load_brought(transport: Transport, options: Options, bring: Callable[[], Sequence[Any]]) -> Loaded:
+    """As ``load``, of the states that a function brings; whatever it raises is an error on every rank. Collective."""
+    mine, said = on_every_rank(
+        transport,
+        lambda: [checked(state) for state in bring()],
+        StateError,
+        doing=USING,
+        say=lambda states: [_head(state) for state in states],
+    )
+    heads = [_Head(rank, **head) for rank, brought in enumerate(said) for head in brought]
+    _check_together(heads, transport.describe)
+    ours = identity(transport, options)
+    _check_methods(heads[0].methods, ours["methods"])
+    own = [(head.brought_by, head.rank) for head in heads] == [(rank, rank) for rank in range(transport.topology.size)]
+    if own and heads[0].options == ours["options"] and heads[0].machines == ours["machines"]:
+        return _continued(mine[0])
+    return _carried_over(transport, options, mine, heads[0], _difference(heads[0], ours))
+
+
+def _difference(head: _Head, ours: Mapping[str, Any]) -> str:
+    """Why a state is not continued exactly."""
+    if head.machines != ours["machines"]:
+        return f"from ranks {head.machines} by machine to {ours['machines']}"
+    for key, value in ours["options"].items():
+        if head.options.get(key) != value:
+            return f"from {key} {short(head.options.get(key))} to {short(value)}"
+    return "as its ranks are dealt out otherwise"
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What all ranks are told about a state. ``counters``: a digest of the tensors' step counters."""
+
+    brought_by: int
+    rank: int
+    machines: list[list[int]]
+    options: dict[str, Any]
+    methods: dict[str, Any]
+    step: int
+    seed: int
+    counters: str
+    generation: str
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there were."""
+        return sum(map(len, self.machines))
+
+
+def _head(state: State) -> dict[str, Any]:
+    kept = ("rank", "machines", "options", "methods", "step", "seed", "generation")
+    return {**{key: state[key] for key in kept}, "counters": fingerprint(dict(state["counts"])).hex()}
+
+
+def _check_together(heads: Sequence[_Head], describe: Callable[[int], str]) -> None:
+    """Refuse states that are not those of every rank of one job at one moment."""
+    if not heads:
+        raise StateError("no rank brought a state; pass what state_dict() returned on at least one of them")
+    first = heads[0]
+    for head in heads:
+        for key in ("step", "seed", "generation", "machines", "options", "methods", "counters"):
+            a, b = getattr(first, key), getattr(head, key)
+            if a != b:
+                raise StateError(
+                    f"the states are not of one checkpoint: {key} is {short(a)} in that of rank {first.rank}, brought "
+                    f"by {describe(first.brought_by)}, and {short(b)} in that of rank {head.rank}, brought by "
+                    f"{describe(head.brought_by)}; load the states that all ranks saved at one step"
+                )
+    _check_complete(heads, describe)
+
+
+def _check_complete(heads: Sequence[_Head], describe: Callable[[int], str]) -> None:
+    bringers: dict[int, list[str]] = {}
+    for head in heads:
+        bringers.setdefault(head.rank, []).append(describe(head.brought_by))
+    ranks = heads[0].ranks
+    said = [f"that of rank {rank} is missing" for rank in range(ranks) if rank not in bringers]
+    said += [f"that of rank {rank} came from {' and '.join(who)}" for rank, who in bringers.items() if len(who) > 1]
+    if said:
+        more = f" and {len(said) - 8} more" if len(said) > 8 else ""
+        raise StateError(
+            f"the states of {ranks} rank(s) were expected, each once, but {', '.join(said[:8])}{more}; pass on every "
+            f"rank its own, or share the states of all old ranks among the new ones, as lists"
+        )
+
+
+def _check_methods(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for key in {**theirs, **ours}:
+        if theirs.get(key) != ours.get(key):
+            raise StateError(
+                f"the state was made with {key} {short(theirs.get(key))}, this session has {short(ours.get(key))}; "
+                f"what one keeps means nothing to the other: open the session with the same"
+            )
+
+
+def _continued(state: State) -> Loaded:
+    memory = Memory({key: value.copy() for key, value in state["memory"].items()})
+    return Loaded(state["step"], state["seed"], _keeping(memory, state["weights"], state))
+
+
+def _keeping(memory: Memory, weights: Mapping[str, float], said: Mapping[str, Any]) -> Keeping:
+    """What a session keeps: this rank's memory, and what is the same on all ranks, from a state."""
+    groups = {name: tuple((member, n) for member, n in members) for name, members in said["groups"].items()}
+    sizes = {label: [(kept, n) for kept, n in used] for label, used in said["sizes"].items()}
+    return Keeping(memory, ByTensor(weights), Counter(said["counts"]), groups, sizes)
+
+
+def _carried_over(transport: Transport, options: Options, states: Sequence[State], head: _Head, why: str) -> Loaded:
+    """The weighted means of what all old ranks kept, the same bits on every rank."""
+    chosen = {key: states[0][key] for key in ("counts", "groups", "sizes")} if transport.rank == head.brought_by else {}
+    sums, found = on_every_rank(
+        transport,
+        lambda: weighted_sums(states, rules(options)),
+        StateError,
+        doing=USING,
+        say=lambda sums: {"chosen": chosen, "keys": sorted(sums.sums), "gone": sums.gone},
+    )
+    means = {
+        key: reduced(transport, sums.sums.get(key), Key.parse(key).n)
+        for key in sorted({key for document in found for key in document["keys"]})
+    }
+    if transport.rank == 0:
+        gone = sorted({what for document in found for what in document["gone"]})
+        anew = f"; what methods keep as {', '.join(gone)} begins anew" if gone else ""
+        _LOG.warning("a state is carried over %s: the mean of what was owed is conserved%s", why, anew)
+    memory = Memory({key: mean for key, mean in means.items() if mean.any()})
+    keeping = _keeping(memory, {}, found[head.brought_by]["chosen"])
+    return Loaded(head.step, head.seed, keeping, carried=True)

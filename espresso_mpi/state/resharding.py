@@ -1,0 +1,108 @@
+"""Carrying over to other ranks, machines, routes or segments: what was kept by region and rank becomes its mean.
+
+It is one array for the whole tensor, that every rank gets and cuts up into its own regions when it synchronises the
+tensor next. docs/state.md has the rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .. import compressors
+from ..collectives.kept import CARRY, OWN, Key
+from ..collectives.messages.transport import Transport
+from ..errors import StateError
+from ..options import Options
+from .memory import Weights
+from .snapshots import State
+
+
+@dataclass
+class Sums:
+    """Float64 sums over some ranks, by the key of what is carried over; ``gone``: what methods keep and lose."""
+
+    sums: dict[str, np.ndarray] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+
+    def add(self, key: Key, weight: float, value: np.ndarray) -> None:
+        """``sum[region] += weight · value``."""
+        whole = str(Key(key.name, key.n, CARRY, 0, key.n, key.what))
+        if whole not in self.sums:
+            self.sums[whole] = np.zeros(key.n)
+        self.sums[whole][key.start : key.stop] += weight * value.astype(np.float64)
+
+
+def weighted_sums(states: Iterable[State], rules: Mapping[str, str]) -> Sums:
+    """What some old ranks kept, by what it is carried over as; ``rules``: what becomes of what methods keep."""
+    found = Sums()
+    for state in states:
+        weights, ranks = Weights(state["weights"]), sum(map(len, state["machines"]))
+        for text, value in state["memory"].items():
+            key = Key.parse(text)
+            if key.point == CARRY:
+                found.add(key, 1 / ranks, value)  # never begun: every rank still has the whole
+                continue
+            what = _carried_as(key, value, rules)
+            if what is not None:
+                found.add(Key(key.name, key.n, CARRY, key.start, key.stop, what), weights.of(key), value)
+            elif key.what.startswith(OWN):
+                found.gone.append(key.what[len(OWN) :])
+    found.gone = sorted(set(found.gone))
+    return found
+
+
+def _carried_as(key: Key, value: np.ndarray, rules: Mapping[str, str]) -> str | None:
+    """The kind that an array is carried over as; None if it begins anew."""
+    if not key.what.startswith(OWN):
+        return {"sent": f"sent.{key.point}", "mean": None}.get(key.what, key.what)
+    rule = rules.get(key.what[len(OWN) :])
+    if rule is None:
+        raise StateError(
+            f"{str(key)!r} cannot be carried over to other ranks, machines, routes or segments: its compressor "
+            f"does not say what becomes of it; name it in the compressor's ``keeps``, or load it where it was saved"
+        )
+    if rule == "forget" or key.point != "0":
+        return None
+    if value.size != key.size:
+        raise StateError(
+            f"{str(key)!r} has {value.size} elements for a region of {key.size}, so it cannot be averaged as its "
+            f"compressor's ``keeps`` says; make that 'forget', or load it where it was saved"
+        )
+    return key.what
+
+
+def rules(options: Options) -> dict[str, str]:
+    """What becomes of what the session's compressors keep, by name.
+
+    Raises:
+        StateError: two compressors of a plan keep different things under one name.
+    """
+    rules: dict[str, str] = {}
+    plan = options.plan
+    named = [*plan.strategies.values(), plan.default] if plan else []
+    spellings = {s.compressor for s in named if s is not None} if plan else {options.compressor}
+    for spelling in sorted(spellings - {"none"}):
+        for what, rule in compressors.get(spelling).keeps.items():
+            if rules.setdefault(what, rule) != rule:
+                raise StateError(f"compressors of the plan disagree about what becomes of {what!r}; load it elsewhere")
+    return rules
+
+
+def reduced(transport: Transport, mine: np.ndarray | None, n: int) -> np.ndarray:
+    """The sum over the ranks as float32, shape (n,): each piece summed once, in rank order, and copied."""
+    count, rank = transport.topology.size, transport.rank
+    partial = np.zeros(n) if mine is None else mine
+    edges = [n * r // count for r in range(count + 1)]
+    pieces = [partial[a:b] for a, b in itertools.pairwise(edges)]
+    rows = [pieces[rank] if r == rank else np.empty(pieces[rank].size) for r in range(count)]
+    others = [(rank + k) % count for k in range(1, count)]
+    transport.exchange([(r, pieces[r]) for r in others], [(r, rows[r]) for r in others])
+    total = np.empty(n, np.float32)
+    results = [total[a:b] for a, b in itertools.pairwise(edges)]
+    results[rank][:] = sum(rows[1:], rows[0])
+    transport.exchange([(r, results[rank]) for r in others], [(r, results[r]) for r in others])
+    return total
