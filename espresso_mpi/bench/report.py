@@ -13,7 +13,7 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
 from ..files.output import RESULT_BYTES, number
-from . import sync_tables, truth_tables
+from . import sync_tables, validate_tables
 from .planner import rows as planner_rows
 from .planner import tables as planner_tables
 from .sync_tables import size_text
@@ -67,7 +67,7 @@ one rank a core, encoding, sums and the kernel's network stack take the core tha
 can be hidden. *wrong* counts elements in which pushing differs from one sync.
 """
 
-_GROWTH = """
+_SCALING = """
 t = α + β · bytes, fitted by least squares of relative errors; *deviation* is their root mean square. α is what a call
 costs, 1/β the rate (of float32 input) that large arrays approach.
 """
@@ -116,7 +116,7 @@ _PLANNER = """
 Steps are simulated, in the order `schedule` unless a table says otherwise; times of deciding are measured here.
 """
 
-_TRUTH = """
+_VALIDATE = """
 Training steps as the planner predicts them and as they were measured. Predictions are made from a profile of this
 cluster and from a trace of the training, both recorded before, in other sessions; then all methods of a case train in
 turns. *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come (`push`).
@@ -193,10 +193,10 @@ def _section(result: Result, picture: Path | None) -> str:
         "sync": (f"Synchronisation: {_where(result)}", ""),
         "tensors": (f"The gradients of {result.get('network')}: {_where(result)}", _TENSORS),
         "overlap": (f"Overlap with computing: {_where(result)}", _OVERLAP),
-        "growth": (f"How cost grows: {_where(result)}", _GROWTH),
+        "scaling": (f"How cost grows: {_where(result)}", _SCALING),
         "optimizers": (f"What the optimizer makes of it: {_where(result)}", _OPTIMIZERS),
         "planner": ("The planner", _PLANNER),
-        "truth": (f"Predicted and measured steps: {_where(result)}", _TRUTH),
+        "validate": (f"Predicted and measured steps: {_where(result)}", _VALIDATE),
     }
     if result["kind"] not in titles:
         known = ", ".join(titles)
@@ -236,13 +236,13 @@ def _body(result: Result, picture: Path | None) -> str:
 
 
 def _table_of(kind: str, rows: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
-    from . import growth, overlap, tensors
+    from . import overlap, scaling, tensors
 
     if kind == "tensors":
         return tensors.table(schema.convert(rows, list[tensors.Row], "rows"))
     if kind == "overlap":
         return overlap.table(schema.convert(rows, list[overlap.Row], "rows"))
-    return growth.table(schema.convert(rows, list[growth.Row], "rows"))
+    return scaling.table(schema.convert(rows, list[scaling.Row], "rows"))
 
 
 # --- where compression loses ------------------------------------------------------------------------------------------
@@ -366,11 +366,11 @@ def _planner(result: Result) -> str:
     return "".join(sections) + plot
 
 
-def _truth(result: Result) -> str:
+def _validate(result: Result) -> str:
     """What it comes to in every case, and all methods."""
-    rows = [planner_rows.Truth(**row) for row in result["rows"]]
-    cases = _table(truth_tables.CASES_HEADER, iter(truth_tables.cases(rows)))
-    return f"{cases}\n{_table(truth_tables.HEADER, iter(truth_tables.lines(rows)))}"
+    rows = [planner_rows.Validation(**row) for row in result["rows"]]
+    cases = _table(validate_tables.CASES_HEADER, iter(validate_tables.cases(rows)))
+    return f"{cases}\n{_table(validate_tables.HEADER, iter(validate_tables.lines(rows)))}"
 
 
 _BODIES: dict[str, Callable[[Result], str]] = {
@@ -378,5 +378,5 @@ _BODIES: dict[str, Callable[[Result], str]] = {
     "compressors": _compressors,
     "optimizers": _optimizers,
     "planner": _planner,
-    "truth": _truth,
+    "validate": _validate,
 }

@@ -94,7 +94,7 @@ def overlap(
 
 
 @bench.command()
-def growth(
+def scaling(
     sizes: Sizes = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB",
     compressors: Compressors = "none,int8,onebit",
     ranks: Annotated[
@@ -110,18 +110,18 @@ def growth(
 ) -> None:
     """Time every size on all ranks and on the first few, and fit alpha + beta * bytes.
 
-    [dim]espresso-mpi run -n 8 -- espresso-mpi bench growth --plot growth.png[/dim]
+    [dim]espresso-mpi run -n 8 -- espresso-mpi bench scaling --plot scaling.png[/dim]
     """
-    from espresso_mpi.bench import growth
+    from espresso_mpi.bench import scaling
 
-    growth.main(
+    scaling.main(
         sizes=sizes, compressors=compressors, ranks=ranks, rank_limit=rank_limit, repeats=repeats, seconds=seconds,
         json=json, plot=plot,
     )  # fmt: skip
 
 
 @bench.command()
-def truth(
+def validate(
     compressors: Compressors = "fp16,int8,onebit,topk:ratio=0.01",
     tensors: Annotated[str, typer.Option(metavar="LIST", help="Models by their tensors: 5, 60.")] = "5,60",
     calls: Annotated[
@@ -137,11 +137,11 @@ def truth(
 ) -> None:
     """Compare predicted with measured training steps, of a session that plans for itself and of every baseline.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench truth[/dim]
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench validate[/dim]
     """
-    from espresso_mpi.bench import truth
+    from espresso_mpi.bench import validate
 
-    truth.main(
+    validate.main(
         compressors=compressors, tensors=tensors, calls=calls, batch=batch, seconds=seconds,
         profile_seconds=profile_seconds, json=json, keep=keep,
     )  # fmt: skip

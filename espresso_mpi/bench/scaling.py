@@ -1,4 +1,4 @@
-"""``bench growth``: how the time of a synchronisation grows with the size of the array and with the number of ranks.
+"""``bench scaling``: how the time of a synchronisation grows with the size of the array and with the number of ranks.
 
 One run measures every size on all ranks, and sizes up to a limit on the first 2, 3, … of them, MPI's allreduce and our
 methods in turns. To each method and number of ranks a line t = α + β·bytes is fitted: α is what a call costs, 1/β the
@@ -91,7 +91,7 @@ def main(
     (limit,) = parse_sizes(rank_limit)
     plan = [(count, n) for count in counts for n in lengths if count == world.size or n <= limit]
     rows: list[Row] = []
-    with progress("bench growth", len(plan) * repeats, world.rank == 0) as tick:
+    with progress("bench scaling", len(plan) * repeats, world.rank == 0) as tick:
         for count, nbytes in plan:
             rows += _on_the_first(world, count, partial(_measured, nbytes, specs, Effort(repeats, seconds, tick)))
     if world.rank == 0:
@@ -126,7 +126,7 @@ def fit(nbytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 def _counts(text: str | None, size: int) -> list[int]:
     """Numbers of ranks to measure with, all of them last."""
     if size < 2:
-        raise ConfigError("bench growth: one rank has nobody to send to; start several with espresso-mpi run -n 4")
+        raise ConfigError("bench scaling: one rank has nobody to send to; start several with espresso-mpi run -n 4")
     if text is None:
         return sorted({size, *(2**i for i in range(1, size.bit_length()) if 2**i <= size)})
     parts = text.split(",")
@@ -192,7 +192,7 @@ def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
         print(f"wrote {plot}")
     if json is not None:
         found = [asdict(line) for line in fits(rows)]
-        write_rows(json, rows, kind="growth", fits=found, picture=None if plot is None else str(plot))
+        write_rows(json, rows, kind="scaling", fits=found, picture=None if plot is None else str(plot))
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
