@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from ..files.output import check_writable, parse_sizes, progress, show, write_rows
 from . import memory
 from .compressor_tables import COLD, tables
+from .defaults import Compressors as Defaults
 from .memory import last_level_cache
 
 _CACHED = 16
@@ -93,10 +94,10 @@ class _Contestant:
 
 def main(
     sizes: str | None = None,
-    device: str = "cpu",
-    methods: str = "all",
-    threads: str = "1",
-    repeats: int = 15,
+    device: str = Defaults.device,
+    methods: str = Defaults.methods,
+    threads: str = Defaults.threads,
+    repeats: int = Defaults.repeats,
     json: Path | None = None,
 ) -> list[Row]:
     """Measure, print a table, and write JSON if asked.

@@ -15,6 +15,7 @@ from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError
 from espresso_mpi.session import Session
 
 from . import text
+from .defaults import Optimizers as Defaults
 from .model import learning_rate, to_bits
 from .training import Method
 
@@ -70,7 +71,7 @@ class Settings:
         ConfigError: a number is below 1.
     """
 
-    steps: int = 200
+    steps: int = Defaults.steps
     batch: int = 4
     eval_every: int = 100
     validation_stride: int = 4

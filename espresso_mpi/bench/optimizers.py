@@ -24,11 +24,9 @@ from espresso_mpi.files import schema
 from ..files import output
 from . import optimizer_tables as tables
 from . import text
+from .defaults import Optimizers as Defaults
 from .optimizer_runs import RATES, WARMUP, Cell, Row, Settings, Shape, train
 from .training import Method
-
-METHODS = "none,fp16,bf16,int8,int4,powersgd:rank=4,topk:ratio=0.01,dgc:ratio=0.25~0.01@50,onebit"
-WITHOUT_FEEDBACK = "onebit"
 
 TOTAL_BATCH = 8
 """Sequences of all ranks together, so that the optimisation is the same on any number of them."""
@@ -36,12 +34,12 @@ TOTAL_BATCH = 8
 
 def main(
     *,
-    methods: str = METHODS,
-    without_feedback: str = WITHOUT_FEEDBACK,
-    optimizer: str = "adamw,sgd",
+    methods: str = Defaults.methods,
+    without_feedback: str = Defaults.without_feedback,
+    optimizer: str = Defaults.optimizer,
     lr: str | None = None,
-    seeds: str = "0",
-    steps: int = Settings.steps,
+    seeds: str = Defaults.seeds,
+    steps: int = Defaults.steps,
     batch: int | None = None,
     shape: Shape | None = None,
     eval_every: int | None = None,

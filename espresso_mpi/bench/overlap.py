@@ -23,6 +23,7 @@ from ..files.output import check_writable, milliseconds, progress, show, write_r
 from ..tracing import pictures
 from . import blas
 from .contest import Contestant, Effort, Inputs, in_turns, timed, wrong_together
+from .defaults import Overlap as Defaults
 from .tensors import shapes_of
 
 ALLOWED = 1.15
@@ -72,10 +73,10 @@ class Row:
 
 
 def main(
-    compressors: str = "none,int8,onebit",
+    compressors: str = Defaults.compressors,
     sizes: str | None = None,
     compute_ms: float | None = None,
-    repeats: int = 10,
+    repeats: int = Defaults.repeats,
     seconds: float | None = None,
     json: Path | None = None,
     trace: Path | None = None,

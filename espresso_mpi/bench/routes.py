@@ -20,6 +20,7 @@ from ..planner.model.tree import named_routes
 from ..types import Route, TensorSpec
 from .bound import topology_of
 from .contest import Contestant, Effort, Inputs, in_turns, route_name
+from .defaults import Routes as Defaults
 from .sync_tables import size_text
 
 NAME = "x"
@@ -54,9 +55,9 @@ class Row:
 
 
 def main(
-    sizes: str = "1MiB,64MiB",
-    compressors: str = "none,fp16,bf16,int8,int4,onebit,topk:ratio=0.01,randomk:ratio=0.01,powersgd",
-    repeats: int = 20,
+    sizes: str = Defaults.sizes,
+    compressors: str = Defaults.compressors,
+    repeats: int = Defaults.repeats,
     seconds: float | None = None,
     json: Path | None = None,
 ) -> list[Row]:

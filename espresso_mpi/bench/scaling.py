@@ -21,11 +21,10 @@ from ..compressors import spellings
 from ..errors import ConfigError
 from ..files.output import check_plot, check_writable, milliseconds, parse_sizes, progress, show, write_rows
 from .contest import Contestant, Effort, Inputs, in_turns
+from .defaults import Scaling as Defaults
 from .sync_tables import size_text
 
 MPI_METHOD = "mpi-allreduce-fp32"
-
-SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 
 NAME = "x"
 
@@ -58,11 +57,11 @@ class Fit:
 
 
 def main(
-    sizes: str = SIZES,
-    compressors: str = "none,int8,onebit",
+    sizes: str = Defaults.sizes,
+    compressors: str = Defaults.compressors,
     ranks: str | None = None,
-    rank_limit: str = "16MiB",
-    repeats: int = 15,
+    rank_limit: str = Defaults.rank_limit,
+    repeats: int = Defaults.repeats,
     seconds: float | None = None,
     json: Path | None = None,
     plot: Path | None = None,

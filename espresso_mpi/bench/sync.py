@@ -19,6 +19,7 @@ from ..tracing import pictures
 from ..types import TensorSpec
 from .bound import Bound, Yardsticks, bound, memory_traffic, topology_of
 from .contest import Contestant, Effort, Inputs, in_turns, route_name, wrong_of, wrong_together
+from .defaults import Sync as Defaults
 from .mpi_own import FP16, FP32, Allreduces, least_sent, least_traffic
 from .report import rates_text
 from .sync_tables import HEADER, line, size_text
@@ -61,11 +62,11 @@ class Row:
 
 
 def main(
-    sizes: str = "64KiB,1MiB,16MiB",
-    compressors: str = "none,fp16,int8,int4,onebit,topk:ratio=0.01",
+    sizes: str = Defaults.sizes,
+    compressors: str = Defaults.compressors,
     only_mpi: bool = False,
     route: str | None = None,
-    repeats: int = 20,
+    repeats: int = Defaults.repeats,
     seconds: float | None = None,
     json: Path | None = None,
     trace: Path | None = None,

@@ -17,6 +17,7 @@ from ..compressors import spellings
 from ..files.output import check_writable, milliseconds, parse_sizes, progress, show, write_rows
 from ..planner.workloads.models import MODELS
 from .contest import Contestant, Effort, Inputs, in_turns, wrong_mean, wrong_of, wrong_together
+from .defaults import Tensors as Defaults
 
 FUSED, EACH = "mpi-allreduce-fused", "mpi-allreduce-each"
 
@@ -52,9 +53,9 @@ class Row:
 
 
 def main(
-    compressors: str = "none,fp16,int8,onebit",
+    compressors: str = Defaults.compressors,
     sizes: str | None = None,
-    repeats: int = 10,
+    repeats: int = Defaults.repeats,
     seconds: float | None = None,
     json: Path | None = None,
 ) -> list[Row]:

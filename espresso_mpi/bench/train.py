@@ -22,10 +22,10 @@ from espresso_mpi.feedback import Feedback
 
 from ..tracing import pictures
 from . import blas, summary, text
+from .defaults import Train as Defaults
 from .model import ModelShape
 from .training import Method, Run, Settings, train
 
-METHODS = "none,fp16,int8,onebit,topk:ratio=0.01"
 TOTAL_BATCH = 512
 """Of all ranks together, so that the optimisation is the same on any number of them."""
 
@@ -35,15 +35,15 @@ MUCH = 0.1
 
 def main(
     *,
-    methods: str = METHODS,
-    steps: int = Settings.steps,
+    methods: str = Defaults.methods,
+    steps: int = Defaults.steps,
     batch: int | None = None,
     rate: float = Settings.rate,
-    momentum: float = Settings.momentum,
-    hidden: int = ModelShape.hidden,
+    momentum: float = Defaults.momentum,
+    hidden: int = Defaults.hidden,
     target_loss: float | None = None,
-    seed: int = Settings.seed,
-    ablation: bool = True,
+    seed: int = Defaults.seed,
+    ablation: bool = Defaults.ablation,
     eval_every: int | None = None,
     route: str | None = None,
     plan: str | None = None,

@@ -37,6 +37,7 @@ from ..session import Session
 from ..types import Plan
 from . import text, validate_tables
 from .deep import DeepModel, DeepShape
+from .defaults import Validate as Defaults
 from .model import CharModel, ModelShape
 from .planner.rows import Validation
 from .ticks import STEPS, Ticks
@@ -73,12 +74,12 @@ class Case:
 
 
 def main(
-    compressors: str = "fp16,int8,onebit,topk:ratio=0.01",
-    tensors: str = "5,60",
-    calls: str = "sync,push",
-    batch: int = 512,
-    seconds: float = 80.0,
-    profile_seconds: float = 40.0,
+    compressors: str = Defaults.compressors,
+    tensors: str = Defaults.tensors,
+    calls: str = Defaults.calls,
+    batch: int = Defaults.batch,
+    seconds: float = Defaults.seconds,
+    profile_seconds: float = Defaults.profile_seconds,
     json: Path | None = None,
     keep: Path | None = None,
 ) -> list[Validation]:
