@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from .sync_tables import size_text
-
-if TYPE_CHECKING:
-    from .compressors import Row
+from .harness.columns import size_text
 
 COLD = 4
 """Arrays of so many times the last-level cache are out of it."""
 
 PLAIN = ("copy", "read", "update", "accumulate")
 """Rows of plain kernels, whose best rate is the bound's."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result.
+
+    Attributes:
+        method: a compressor's spelling, or ``copy``, or a peer's operation such as ``torch topk 1%``.
+        device: ``cpu`` or ``cuda``; threads: those that the kernels may use (0 on a GPU).
+        n: float32 elements.
+        feedback: whether the encode that was timed has a residual.
+        encode_s, decode_s: median seconds of encode and of decode_add; 0 where there is no such operation.
+        encode_bound_fraction, decode_bound_fraction: the share of the memory bound that the best call reaches; None for
+            peers, and for arrays that caches may hold.
+        payload_bytes: size of the payload.
+        vnmse: measured ``‖x - C(x)‖² / ‖x‖²`` on normal values, without feedback.
+        vnmse_expected: what analysis says of it; None where it is not known.
+        launch_s: the same encode of one element: the cost of the call itself.
+        encode_best_s, decode_best_s: the least seconds of each.
+    """
+
+    method: str
+    device: str
+    threads: int
+    n: int
+    feedback: bool
+    encode_s: float
+    decode_s: float
+    encode_bound_fraction: float | None
+    decode_bound_fraction: float | None
+    payload_bytes: int
+    vnmse: float | None
+    vnmse_expected: float | None
+    launch_s: float | None = None
+    encode_best_s: float = 0.0
+    decode_best_s: float = 0.0
 
 
 def tables(rows: Sequence[Row], cache: int) -> dict[str, tuple[list[str], list[list[str]]]]:

@@ -79,6 +79,13 @@ def main(
         shape=shape or Shape(),
     )
     cells = cells_of(optimizer, lr, _methods(methods, without_feedback), seeds)
+    return _trained(comm, settings, cells, json, plot)
+
+
+def _trained(
+    comm: Any, settings: Settings, cells: Sequence[Cell], json: Path | None, plot: Path | None
+) -> dict[str, Any]:
+    """What the JSON file holds when all runs are done."""
     corpus = _agreed(comm, lambda: _corpus(settings))
     before = _agreed(comm, lambda: _start(settings, corpus, comm.size, json, plot) if comm.rank == 0 else None)
     report = _Report(comm.bcast(before), json if comm.rank == 0 else None)
@@ -86,7 +93,7 @@ def main(
     if comm.rank == 0:
         print(_heading(corpus, settings, comm.size, len(todo), len(cells)), flush=True)
     for cell in todo:
-        with output.progress(cell.label, steps, comm.rank == 0) as advance:
+        with output.progress(cell.label, settings.steps, comm.rank == 0) as advance:
             report.add(train(comm, corpus, cell, settings, advance))
     result = report.result()
     if comm.rank == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from espresso_mpi.files import schema
 
 from ..files.output import RESULT_BYTES, number
 from . import sync_tables, validate_tables
+from .harness.columns import markdown, size_text
+from .harness.rows import R, completed
 from .planner import rows as planner_rows
 from .planner import tables as planner_tables
-from .sync_tables import size_text
 
 Result = Mapping[str, Any]
 
@@ -230,26 +231,32 @@ def _body(result: Result, picture: Path | None) -> str:
         return _train(result) + plot
     if kind in _BODIES:
         return _BODIES[kind](result)
-    header, lines = _table_of(kind, result["rows"])
     plot = f"\n![Time against size and against ranks]({result['picture']})\n" if result.get("picture") else ""
-    return _table(header, iter(lines)) + plot
+    return _table_of(result) + plot
 
 
-def _table_of(kind: str, rows: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
+def _table_of(result: Result) -> str:
+    """The table of a suite that has one table."""
     from . import overlap, scaling, tensors
 
-    if kind == "tensors":
-        return tensors.table(schema.convert(rows, list[tensors.Row], "rows"))
-    if kind == "overlap":
-        return overlap.table(schema.convert(rows, list[overlap.Row], "rows"))
-    return scaling.table(schema.convert(rows, list[scaling.Row], "rows"))
+    if result["kind"] == "tensors":
+        return tensors.TABLE.markdown(_timings(result, tensors.Row))
+    if result["kind"] == "overlap":
+        return overlap.TABLE.markdown(schema.convert(result["rows"], list[overlap.Row], "rows"))
+    return scaling.TABLE.markdown(scaling.curves(_timings(result, scaling.Row)))
+
+
+def _timings(result: Result, kind: type[R]) -> list[R]:
+    """The rows of a collective, with their bandwidths if it is known how many ranks there were."""
+    job = result["environment"].get("job") or {}
+    return completed(schema.convert(result["rows"], list[kind], "rows"), job.get("ranks"))  # type: ignore[valid-type]
 
 
 # --- where compression loses ------------------------------------------------------------------------------------------
 
 
 def _loss(result: Result) -> str:
-    told = sync_tables.losses(result["rows"])
+    told = sync_tables.losses(_timings(result, sync_tables.Row))
     return "\n".join(f"- {_where(result)}, against {name}: {text}." for name, text in told.items())
 
 
@@ -287,23 +294,11 @@ def _environment(result: Result) -> str:
     return f"{e['date']}; {machine}; {mpi}Python {e['python']}, {versions}.\n"
 
 
-def _table(header: Sequence[str], lines: Iterator[Sequence[str]]) -> str:
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
-
-
 def _sync(result: Result) -> str:
-    rows = result["rows"]
     rates = result.get("yardsticks", {})
-    reached = [f"{size_text(int(nbytes))}: {rates_text(rate)}" for nbytes, rate in rates.items()]
-    table = _table(sync_tables.HEADER, iter([sync_tables.line(row, rows) for row in rows]))
+    reached = [f"{size_text(int(nbytes))}: {sync_tables.rates_text(rate)}" for nbytes, rate in rates.items()]
+    table = sync_tables.TABLE.markdown(_timings(result, sync_tables.Row))
     return table + (f"\nMeasured beside it: {'; '.join(reached)}.\n" if reached else "")
-
-
-def rates_text(rates: Mapping[str, Any]) -> str:
-    """What link and memory reached, in words."""
-    copy = f"copies or sums by all ranks of a machine {min(rates['copy']) / 1e9:.1f} GB/s read and written"
-    return copy if rates["link"] is None else f"a link carries {rates['link'] / 1e6:.1f} MB/s each way, {copy}"
 
 
 def _train(result: Result) -> str:
@@ -325,16 +320,16 @@ def _train(result: Result) -> str:
               "bytes between", "identical"]  # fmt: skip
     corpus = result["corpus"]
     note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"
-    return _table(header, map(line, result["rows"])) + note
+    return markdown(header, [line(row) for row in result["rows"]]) + note
 
 
 def _compressors(result: Result) -> str:
     """A table for every size: caches make one of another kind of the others."""
-    from . import compressor_tables, compressors
+    from . import compressor_tables
 
-    rows = [compressors.Row(**row) for row in result["rows"]]
+    rows = [compressor_tables.Row(**row) for row in result["rows"]]
     tables = compressor_tables.tables(rows, result["cache"])
-    text = "".join(f"\n### {title}\n\n{_table(head, iter(lines))}" for title, (head, lines) in tables.items())
+    text = "".join(f"\n### {title}\n\n{markdown(head, lines)}" for title, (head, lines) in tables.items())
     note = compressor_tables.above(rows)
     return text + (f"\n{note}\n" if note else "")
 
@@ -352,7 +347,7 @@ def _optimizers(result: Result) -> str:
         f"{settings['steps']} steps. Text: {settings['text_characters']} characters, SHA-256 "
         f"`{settings['text_sha256']}`. *KiB a step* are what a rank sends."
     )
-    return f"{_table(header, iter(lines))}\n{note}\n"
+    return f"{markdown(header, lines)}\n{note}\n"
 
 
 def _planner(result: Result) -> str:
@@ -361,7 +356,7 @@ def _planner(result: Result) -> str:
     sections = []
     for part, own in planner_tables.parts(rows):
         notes = "".join(f"\n{note}\n" for note in result.get("notes", {}).get(part.name, []))
-        sections.append(f"\n### {part.title}\n{part.text}\n{_table(part.header, iter(part.lines(own)))}{notes}")
+        sections.append(f"\n### {part.title}\n{part.text}\n{markdown(part.header, part.lines(own))}{notes}")
     plot = f"\n![Selection time against tensors and options]({result['picture']})\n" if result.get("picture") else ""
     return "".join(sections) + plot
 
@@ -369,8 +364,8 @@ def _planner(result: Result) -> str:
 def _validate(result: Result) -> str:
     """What it comes to in every case, and all methods."""
     rows = [planner_rows.Validation(**row) for row in result["rows"]]
-    cases = _table(validate_tables.CASES_HEADER, iter(validate_tables.cases(rows)))
-    return f"{cases}\n{_table(validate_tables.HEADER, iter(validate_tables.lines(rows)))}"
+    cases = markdown(validate_tables.CASES_HEADER, validate_tables.cases(rows))
+    return f"{cases}\n{markdown(validate_tables.HEADER, validate_tables.lines(rows))}"
 
 
 _BODIES: dict[str, Callable[[Result], str]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.defaults import Profile as Defaults
-from ..bench.sync_tables import size_text
+from ..bench.harness.columns import size_text
 from ..bench.ticks import STEPS, Ticks
 from ..compressors import spellings
 from ..errors import ConfigError

@@ -10,7 +10,8 @@ import pytest
 from mpi4py import MPI
 
 from espresso_mpi.bench import mpi_own, overlap, routes, scaling, sync, tensors
-from espresso_mpi.bench.contest import Contestant, Effort, in_turns, wrong_together
+from espresso_mpi.bench.harness.checks import wrong_together
+from espresso_mpi.bench.harness.turns import Contestant, Effort, in_turns
 from espresso_mpi.errors import ConfigError
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(180)]

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from espresso_mpi.bench import overlap, report, scaling, sync, tensors
+from espresso_mpi.bench import overlap, report, scaling, sync, sync_tables, tensors
+from espresso_mpi.bench.harness.rows import bandwidths
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.files.output import write_rows
 
@@ -16,7 +17,8 @@ SIZES = [4 << (2 * i) << 10 for i in range(9)]
 
 def points(alpha, beta, ranks=4, method="none", noise=0.0, seed=0):
     rng = np.random.default_rng(seed)
-    return [scaling.Row(method, ranks, n, (alpha + beta * n) * (1 + noise * rng.standard_normal()), 3) for n in SIZES]
+    seconds = [(alpha + beta * n) * (1 + noise * rng.standard_normal()) for n in SIZES]
+    return [scaling.Row(method=method, ranks=ranks, nbytes=n, seconds=t, repeats=3) for n, t in zip(SIZES, seconds)]
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------
@@ -127,7 +129,9 @@ def test_computing_is_shared_out_evenly_and_adds_up():
 
 
 def sync_row(method, seconds, **more):
-    return sync.Row(method, "", 1 << 20, seconds, seconds, None, None, 0, 3, **more)
+    return sync_tables.Row(
+        method=method, route="", nbytes=1 << 20, seconds=seconds, p99=seconds, wrong=0, repeats=3, **more
+    )
 
 
 @pytest.fixture
@@ -138,7 +142,10 @@ def results(tmp_path):
     rows += [sync_row("int8", 1.5)]
     rates = {str(1 << 20): {"link": 125e6, "copy": [3e10]}}
     write_rows(tmp_path / "sync.json", rows, kind="sync", yardsticks=rates)
-    each = [tensors.Row(m, 314, 100, s, s, None, None, 0, 3) for m, s in [(tensors.FUSED, 1.0), (tensors.EACH, 4.0)]]
+    each = [
+        tensors.Row(method=m, tensors=314, nbytes=100, seconds=s, p99=s, wrong=0, repeats=3)
+        for m, s in [(tensors.FUSED, 1.0), (tensors.EACH, 4.0)]
+    ]
     write_rows(tmp_path / "tensors.json", each, kind="tensors", network="ResNet-101")
     step = overlap.row("none", {"w": np.zeros(10, np.float32)}, np.array([[0.1, 0.08, 0.02, 0.12]]), 0)
     write_rows(tmp_path / "overlap.json", [step], kind="overlap", network="ResNet-101")
@@ -168,7 +175,20 @@ def test_losses_are_those_of_the_rows(tmp_path):
     losses = [line for line in (tmp_path / "B.md").read_text().splitlines() if line.startswith("- ")]
     assert losses[0].endswith("against fp32: 1 MiB: none (1.12 times), onebit (2.00 times).")
     assert losses[1].endswith("against fp16: 1 MiB: int8 (1.50 times), onebit (4.00 times).")
-    assert "| onebit | 1600.00 | 1600.00 | 0.50 | 0.31 | 0.25 |" in (tmp_path / "B.md").read_text()
+    assert "| onebit | 1600.00 | 1600.00 | 0.001 | 0.000 | 0.50 | 0.31 | 0.25 |" in (tmp_path / "B.md").read_text()
+
+
+def test_bandwidths_are_those_of_nccl_tests(results, tmp_path):
+    """1 MiB in 1 s over 4 ranks: each must send 2 · 3/4 of it; also of results that were written without."""
+    assert bandwidths(1 << 20, 0.5, 4) == {"algbw": 2 << 20, "busbw": 3 << 20}
+    assert bandwidths(1 << 20, 0.5, 1)["busbw"] == 0
+    old = json.loads(results[0].read_text())
+    old["environment"]["job"] = {"ranks": 4}
+    old["rows"] = [{k: v for k, v in row.items() if k not in ("algbw", "busbw")} for row in old["rows"]]
+    old["rows"] = [{**row, "nbytes": 1 << 30} for row in old["rows"]]
+    results[0].write_text(json.dumps(old))
+    report.main(results=results[:1], output=tmp_path / "B.md")
+    assert "| 1024 MiB | none | 500.00 | 500.00 | 2.147 | 3.221 |" in (tmp_path / "B.md").read_text()
 
 
 def test_of_several_ways_under_one_name_the_quickest_is_kept():

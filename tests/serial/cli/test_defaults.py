@@ -27,7 +27,7 @@ FUNCTIONS = {
 """By the name of the command's function."""
 
 MEANT = {"plan": {"compressors", "output"}}
-"""Options whose defaults differ on purpose: the function uses all that was profiled and writes only where it is told."""
+"""Differ on purpose: the function uses all that was profiled and writes only where it is told."""
 
 
 def commands():
