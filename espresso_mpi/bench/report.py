@@ -38,6 +38,9 @@ in place and with two buffers, and its own choice with two buffers), found by tr
 float16 casts and sum are compiled; MPI's own half type is slower. Rows with another library's name are from a run of
 their own, minutes apart: compare them less closely.
 
+*algbw* and *busbw* are as in NVIDIA's nccl-tests: the bytes of the float32 array over the median time, and that times
+2(p-1)/p for p ranks, the share of the array that each rank of an allreduce must send. Compression raises both.
+
 *wire* is the least time on the busiest link: the bytes that a machine sends to others over the best rate that a plain
 stream between machines reached in the same run. *memory* is the least time for what the ranks of a machine must read
 and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the rate of plain copies or sums,
@@ -70,7 +73,8 @@ can be hidden. *wrong* counts elements in which pushing differs from one sync.
 
 _SCALING = """
 t = α + β · bytes, fitted by least squares of relative errors; *deviation* is their root mean square. α is what a call
-costs, 1/β the rate (of float32 input) that large arrays approach.
+costs, 1/β the rate (of float32 input) that large arrays approach. *algbw* and *busbw* are those of the largest size.
+*wrong* counts elements of arrays of at most 16 MiB; nothing stands there if the run did not count them.
 """
 
 _LOSSES = """

@@ -33,6 +33,7 @@ def test_sync_checks_every_method_and_knows_its_bound(world, folder):
         assert row.seconds > 0
         assert row.bound_seconds == max(row.wire_seconds, row.memory_seconds) > 0
         assert row.ratio == row.seconds / row.bound_seconds
+        assert row.algbw == row.nbytes / row.seconds
         assert ("/" not in row.route) and (row.route != "")
     if world.rank == 0:
         written = json.loads((folder / "sync.json").read_text())
@@ -65,6 +66,7 @@ def test_routes_take_turns_and_the_default_is_one_of_them(world, folder):
     flat = ["flat-allgather", "flat-alltoall"]
     expected = {"none": ["flat"], "onebit": flat, "fp16": [*flat, "flat-linear"]}  # one machine: no other names
     assert {m: [row.route for row in rows if row.method == m] for m in methods} == expected
+    assert {row.wrong for row in rows} == {0}
     for method in methods:
         mine = [row for row in rows if row.method == method]
         assert sum(row.default for row in mine) == 1
@@ -113,7 +115,7 @@ def test_scaling_measures_sizes_and_ranks(world, folder):
     path = folder / "scaling.json"
     rows = scaling.main(sizes="4KiB,64KiB,256KiB", compressors="none", ranks=f"{world.size}", repeats=3, json=path)
     assert len(rows) == 2 * 3
-    assert {row.ranks for row in rows} == {world.size}
+    assert {(row.ranks, row.wrong) for row in rows} == {(world.size, 0)}
     counts = sorted({2, world.size})
     few = scaling.main(sizes="4KiB,64KiB", compressors="none", rank_limit="4KiB", ranks=_listed(counts), repeats=3)
     assert {(row.ranks, row.nbytes) for row in few} == {
