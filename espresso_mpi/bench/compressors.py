@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..files.output import check_writable, parse_sizes, progress, show, write_rows
+from ..files.output import check_writable, parse_sizes, progress, write_rows
 from . import memory
-from .compressor_tables import COLD, Row, tables
+from .compressor_tables import COLD, TABLE, Row, by_size
 from .defaults import Compressors as Defaults
 from .memory import last_level_cache
 
@@ -389,5 +389,5 @@ def _peer(
 
 
 def _print(rows: Sequence[Row]) -> None:
-    for title, (header, lines) in tables(rows, last_level_cache()).items():
-        show(f"encode (with feedback where it is allowed) and decode_add of normal values: {title}", header, lines)
+    for title, own in by_size(rows, last_level_cache()).items():
+        TABLE.show(f"encode (with feedback where it is allowed) and decode_add of normal values: {title}", own)

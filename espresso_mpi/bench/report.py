@@ -332,8 +332,8 @@ def _compressors(result: Result) -> str:
     from . import compressor_tables
 
     rows = [compressor_tables.Row(**row) for row in result["rows"]]
-    tables = compressor_tables.tables(rows, result["cache"])
-    text = "".join(f"\n### {title}\n\n{markdown(head, lines)}" for title, (head, lines) in tables.items())
+    tables = compressor_tables.by_size(rows, result["cache"])
+    text = "".join(f"\n### {title}\n\n{compressor_tables.TABLE.markdown(own)}" for title, own in tables.items())
     note = compressor_tables.above(rows)
     return text + (f"\n{note}\n" if note else "")
 
@@ -369,7 +369,7 @@ def _validate(result: Result) -> str:
     """What it comes to in every case, and all methods."""
     rows = [planner_rows.Validation(**row) for row in result["rows"]]
     cases = markdown(validate_tables.CASES_HEADER, validate_tables.cases(rows))
-    return f"{cases}\n{markdown(validate_tables.HEADER, validate_tables.lines(rows))}"
+    return f"{cases}\n{validate_tables.TABLE.markdown(rows)}"
 
 
 _BODIES: dict[str, Callable[[Result], str]] = {

@@ -315,10 +315,5 @@ def rows_of(
 def _print(rows: Sequence[Validation]) -> None:
     for own in validate_tables.by_case(rows).values():
         ordered = sorted(own, key=lambda row: row.measured)
-        show(
-            "a training step",
-            validate_tables.HEADER,
-            validate_tables.lines(ordered),
-            ("calls", "method", "chosen", "plan"),
-        )
+        validate_tables.TABLE.show("a training step", ordered)
     show("all cases", validate_tables.CASES_HEADER, validate_tables.cases(rows), ("tensors", "calls", "best"))

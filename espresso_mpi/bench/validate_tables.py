@@ -6,30 +6,35 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..files.output import milliseconds, number
+from ..files.output import number
+from .harness import columns
+from .harness.columns import MS, RATIO, Column, Table
 from .planner.rows import Validation
 from .planner.tables import Lines, percent
 
-HEADER = ["tensors", "calls", "method", "predicted ms", "measured ms", "p90 ms", "error", "time / best", "chosen",
-          "plan"]  # fmt: skip
 CASES_HEADER = ["tensors", "calls", "predictions", "median error", "largest", "bias", "computing", "auto / best",
                 "best"]  # fmt: skip
-
-
-def lines(rows: Sequence[Validation]) -> Lines:
-    """One line a method and case."""
-    return [
-        [
-            str(r.tensors), r.calls, r.method, *map(milliseconds, (r.predicted, r.measured, r.p90)), percent(error(r)),
-            number(r.ratio_to_best), "chosen" if r.chosen else "", r.plan,
-        ]
-        for r in rows
-    ]  # fmt: skip
 
 
 def error(row: Validation) -> float:
     """How far the prediction is above what was measured, as a share of that."""
     return row.predicted / row.measured - 1
+
+
+TABLE = Table(
+    (
+        Column("tensors", "tensors"),
+        Column("calls", "calls", left=True),
+        columns.METHOD,
+        Column("predicted", "predicted", MS),
+        Column("measured", "measured", MS),
+        Column("p90", "p90", MS),
+        Column("error", lambda row, rows: percent(error(row))),
+        Column("time / best", "ratio_to_best", RATIO),
+        Column("chosen", lambda row, rows: "chosen" if row.chosen else "", left=True),
+        Column("plan", "plan", left=True),
+    )
+)
 
 
 def by_case(rows: Sequence[Validation]) -> dict[tuple[int, str], list[Validation]]:
