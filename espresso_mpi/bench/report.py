@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import GenericAlias
 from typing import Any
 
 from msgspec import Struct
@@ -253,7 +254,8 @@ def _table_of(result: Result) -> str:
 def _timings(result: Result, kind: type[R]) -> list[R]:
     """The rows of a collective, with their bandwidths if it is known how many ranks there were."""
     job = result["environment"].get("job") or {}
-    return completed(schema.convert(result["rows"], list[kind], "rows"), job.get("ranks"))  # type: ignore[valid-type]
+    rows: Any = GenericAlias(list, (kind,))
+    return completed(schema.convert(result["rows"], rows, "rows"), job.get("ranks"))
 
 
 # --- where compression loses ------------------------------------------------------------------------------------------

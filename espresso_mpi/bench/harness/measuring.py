@@ -71,7 +71,7 @@ def measure(
         beside: see ``in_turns``.
         trace: the contestants' names are put before its suffix.
     """
-    wrong = [c.check() if check else None for c in contestants]
+    wrong = [c.check() if check and c.check is not None else None for c in contestants]
     in_turns(comm, contestants, Effort(1))  # allocates and compiles
     before = [None if c.sent is None else dict(c.sent()) for c in contestants]
     times = in_turns(comm, contestants, effort, beside)

@@ -27,7 +27,8 @@ class Contestant:
     Attributes:
         method: its name in the results.
         run: does it once.
-        check: elements, over all ranks, of its first result that are wrong. Collective; called once, before ``run``.
+        check: elements, over all ranks, of its first result that are wrong; None where nothing says what is right.
+            Collective; called once, before ``run``.
         prepare: puts the inputs in place before ``run``, outside the clock.
         route: the way that it goes; None for MPI's own.
         sent: bytes sent so far by this rank, by level; None where it cannot be told.
@@ -38,7 +39,7 @@ class Contestant:
 
     method: str
     run: Callable[[], object]
-    check: Callable[[], int] = lambda: 0
+    check: Callable[[], int] | None = None
     prepare: Callable[[], None] = lambda: None
     route: Route | None = None
     sent: Callable[[], Mapping[str, int]] | None = None
