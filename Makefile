@@ -148,17 +148,17 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	$(call bench_lab,2,2,1gbit,tensors --seconds 30 --json $(OUT)/tensors-1g.json)
 	$(call bench_here,4,tensors --seconds 20 --json $(OUT)/tensors-local.json)
 	$(call bench_lab,2,1,1gbit,overlap --seconds 25 --json $(OUT)/overlap.json)
-	$(call bench_lab,8,1,1gbit,growth --seconds 8 --json $(OUT)/growth.json --plot docs/growth.png)
+	$(call bench_lab,8,1,1gbit,scaling --seconds 8 --json $(OUT)/scaling.json --plot docs/scaling.png)
 	$(call bench_lab,2,2,100mbit,train --json $(OUT)/train.json --plot docs/train.png)
-	$(call bench_lab,2,2,100mbit,truth --json $(OUT)/truth-100m.json)
-	$(call bench_lab,2,2,1gbit,truth --json $(OUT)/truth-1g.json)
-	$(call bench_lab,2,2,unlimited,truth --json $(OUT)/truth-unlimited.json)
+	$(call bench_lab,2,2,100mbit,validate --json $(OUT)/validate-100m.json)
+	$(call bench_lab,2,2,1gbit,validate --json $(OUT)/validate-1g.json)
+	$(call bench_lab,2,2,unlimited,validate --json $(OUT)/validate-unlimited.json)
 	$(VENV)/bin/espresso-mpi bench planner --json $(OUT)/planner.json --plot docs/planner-growth.png
 	$(MAKE) bench-compressors
 	$(VENV)/bin/espresso-mpi bench report --output BENCHMARKS.md --picture docs/train.png \
 	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local \
 	  sync-1g-mpich sync-10g-mpich sync-local-mpich tensors-1g tensors-local \
-	  overlap growth train truth-100m truth-1g truth-unlimited planner compressors)) \
+	  overlap scaling train validate-100m validate-1g validate-unlimited planner compressors)) \
 	  $(wildcard $(OUT)/optimizers.json)
 
 clean: ## remove the environments, caches and measurements

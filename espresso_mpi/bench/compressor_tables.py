@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from .sync_tables import size_text
-
-if TYPE_CHECKING:
-    from .compressors import Row
+from .harness.columns import RATIO, Column, Table, Unit, size_text
 
 COLD = 4
 """Arrays of so many times the last-level cache are out of it."""
@@ -17,13 +14,49 @@ PLAIN = ("copy", "read", "update", "accumulate")
 """Rows of plain kernels, whose best rate is the bound's."""
 
 
-def tables(rows: Sequence[Row], cache: int) -> dict[str, tuple[list[str], list[list[str]]]]:
-    """Heading and lines of a table for each size, by what that size is beside a cache of so many bytes."""
+@dataclass(frozen=True)
+class Row:
+    """One line of the result.
+
+    Attributes:
+        method: a compressor's spelling, or ``copy``, or a peer's operation such as ``torch topk 1%``.
+        device: ``cpu`` or ``cuda``; threads: those that the kernels may use (0 on a GPU).
+        n: float32 elements.
+        feedback: whether the encode that was timed has a residual.
+        encode_s, decode_s: median seconds of encode and of decode_add; 0 where there is no such operation.
+        encode_bound_fraction, decode_bound_fraction: the share of the memory bound that the best call reaches; None for
+            peers, and for arrays that caches may hold.
+        payload_bytes: size of the payload.
+        vnmse: measured ``‖x - C(x)‖² / ‖x‖²`` on normal values, without feedback.
+        vnmse_expected: what analysis says of it; None where it is not known.
+        launch_s: the same encode of one element: the cost of the call itself.
+        encode_best_s, decode_best_s: the least seconds of each.
+    """
+
+    method: str
+    device: str
+    threads: int
+    n: int
+    feedback: bool
+    encode_s: float
+    decode_s: float
+    encode_bound_fraction: float | None
+    decode_bound_fraction: float | None
+    payload_bytes: int
+    vnmse: float | None
+    vnmse_expected: float | None
+    launch_s: float | None = None
+    encode_best_s: float = 0.0
+    decode_best_s: float = 0.0
+
+
+def by_size(rows: Sequence[Row], cache: int) -> dict[str, list[Row]]:
+    """The rows of each size, by what that size is beside a cache of so many bytes."""
     found = {}
     for n in dict.fromkeys(row.n for row in rows):
         own = [row for row in rows if row.n == n]
         place = "out of all caches" if own[0].device != "cpu" or 4 * n >= COLD * cache else "may be in cache"
-        found[f"{size_text(4 * n)}, {place}"] = table(own)
+        found[f"{size_text(4 * n)}, {place}"] = own
     return found
 
 
@@ -45,28 +78,37 @@ def above(rows: Sequence[Row]) -> str:
     return " ".join(notes)
 
 
-def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Heading and lines of the table that people read."""
-    header = ["method", "threads", "encode GB/s", "best", "of bound", "decode GB/s", "best", "of bound", "bits/element",
-              "vNMSE", "expected", "call µs"]  # fmt: skip
-    return header, [_line(row) for row in rows]
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    plain = row.method in PLAIN or row.feedback or row.vnmse_expected is None
+    return row.method if plain else f"{row.method} (no feedback)"
 
 
-def _line(row: Row) -> list[str]:
-    def rate(seconds: float) -> str:
-        return f"{4 * row.n / seconds / 1e9:.2f}" if seconds else ""
+def _rate(field: str) -> Callable[[Row, Sequence[Row]], float | None]:
+    """Bytes of float32 input a second; None where there is no such operation."""
 
-    def share(value: float | None) -> str:
-        return "" if value is None else f"{value:.2f}"
+    def value(row: Row, rows: Sequence[Row]) -> float | None:
+        seconds = getattr(row, field)
+        return 4 * row.n / seconds if seconds else None
 
-    def error(value: float | None) -> str:
-        return "" if value is None else f"{value:.3g}"
+    return value
 
-    plain = row.method in PLAIN
-    name = row.method if plain or row.feedback or row.vnmse_expected is None else f"{row.method} (no feedback)"
-    return [
-        name, str(row.threads or row.device), rate(row.encode_s), rate(row.encode_best_s),
-        share(row.encode_bound_fraction), rate(row.decode_s), rate(row.decode_best_s), share(row.decode_bound_fraction),
-        f"{8 * row.payload_bytes / row.n:.2f}", error(row.vnmse), error(row.vnmse_expected),
-        "" if row.launch_s is None else f"{row.launch_s * 1e6:.0f}",
-    ]  # fmt: skip
+
+_GB = Unit("", 1e-9, ".2f")
+_ERROR = Unit("", 1, ".3g")
+
+TABLE = Table(
+    (
+        Column("method", _name, left=True),
+        Column("threads", lambda row, rows: row.threads or row.device),
+        Column("encode GB/s", _rate("encode_s"), _GB),
+        Column("best", _rate("encode_best_s"), _GB),
+        Column("of bound", "encode_bound_fraction", RATIO),
+        Column("decode GB/s", _rate("decode_s"), _GB),
+        Column("best", _rate("decode_best_s"), _GB),
+        Column("of bound", "decode_bound_fraction", RATIO),
+        Column("bits/element", lambda row, rows: 8 * row.payload_bytes / row.n, RATIO),
+        Column("vNMSE", "vnmse", _ERROR),
+        Column("expected", "vnmse_expected", _ERROR),
+        Column("call µs", "launch_s", Unit("", 1e6, ".0f")),
+    )
+)

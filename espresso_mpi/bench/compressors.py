@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..files.output import check_writable, parse_sizes, progress, show, write_rows
+from ..files.output import check_writable, parse_sizes, progress, write_rows
 from . import memory
-from .compressor_tables import COLD, tables
+from .compressor_tables import COLD, TABLE, Row, by_size
+from .defaults import Compressors as Defaults
 from .memory import last_level_cache
 
 _CACHED = 16
@@ -34,42 +35,6 @@ _REHEARSALS = 4
 
 _ERROR_SIZE = 1 << 22
 """The error is measured on at most this many elements: it hardly depends on more."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the result.
-
-    Attributes:
-        method: a compressor's spelling, or ``copy``, or a peer's operation such as ``torch topk 1%``.
-        device: ``cpu`` or ``cuda``; threads: those that the kernels may use (0 on a GPU).
-        n: float32 elements.
-        feedback: whether the encode that was timed has a residual.
-        encode_s, decode_s: median seconds of encode and of decode_add; 0 where there is no such operation.
-        encode_bound_fraction, decode_bound_fraction: the share of the memory bound that the best call reaches; None for
-            peers, and for arrays that caches may hold.
-        payload_bytes: size of the payload.
-        vnmse: measured ``‖x - C(x)‖² / ‖x‖²`` on normal values, without feedback.
-        vnmse_expected: what analysis says of it; None where it is not known.
-        launch_s: the same encode of one element: the cost of the call itself.
-        encode_best_s, decode_best_s: the least seconds of each.
-    """
-
-    method: str
-    device: str
-    threads: int
-    n: int
-    feedback: bool
-    encode_s: float
-    decode_s: float
-    encode_bound_fraction: float | None
-    decode_bound_fraction: float | None
-    payload_bytes: int
-    vnmse: float | None
-    vnmse_expected: float | None
-    launch_s: float | None = None
-    encode_best_s: float = 0.0
-    decode_best_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,10 +58,10 @@ class _Contestant:
 
 def main(
     sizes: str | None = None,
-    device: str = "cpu",
-    methods: str = "all",
-    threads: str = "1",
-    repeats: int = 15,
+    device: str = Defaults.device,
+    methods: str = Defaults.methods,
+    threads: str = Defaults.threads,
+    repeats: int = Defaults.repeats,
     json: Path | None = None,
 ) -> list[Row]:
     """Measure, print a table, and write JSON if asked.
@@ -424,5 +389,5 @@ def _peer(
 
 
 def _print(rows: Sequence[Row]) -> None:
-    for title, (header, lines) in tables(rows, last_level_cache()).items():
-        show(f"encode (with feedback where it is allowed) and decode_add of normal values: {title}", header, lines)
+    for title, own in by_size(rows, last_level_cache()).items():
+        TABLE.show(f"encode (with feedback where it is allowed) and decode_add of normal values: {title}", own)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .optimizer_runs import Shape
+from .gpt_shape import Shape
 
 
 class GPT(nn.Module):

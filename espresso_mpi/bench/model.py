@@ -16,6 +16,8 @@ import numpy as np
 
 from espresso_mpi.errors import ConfigError
 
+from .defaults import Train as Defaults
+
 
 def to_bits(nats: float) -> float:
     """Bits from nats."""
@@ -29,7 +31,7 @@ class ModelShape:
     alphabet: int = 64
     context: int = 12
     embedding: int = 16
-    hidden: int = 256
+    hidden: int = Defaults.hidden
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -26,7 +26,8 @@ from ..compressors.kernels.cpu import host
 from ..errors import EspressoError
 from ..types import Route
 from .bound import memory_traffic
-from .contest import Contestant, Effort, in_turns, timed, wrong_mean, wrong_together
+from .harness.checks import wrong_mean, wrong_together
+from .harness.turns import Contestant, Effort, in_turns, timed
 
 FP32, FP16, TUNED = "mpi-allreduce-fp32", "mpi-allreduce-fp16", "-tuned"
 """Names of the rows; ``TUNED`` is appended where the way is not the library's own choice."""

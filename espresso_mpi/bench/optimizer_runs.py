@@ -15,6 +15,8 @@ from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError
 from espresso_mpi.session import Session
 
 from . import text
+from .defaults import Optimizers as Defaults
+from .gpt_shape import Shape as Shape
 from .model import learning_rate, to_bits
 from .training import Method
 
@@ -33,34 +35,6 @@ _CHUNK = 16
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of the GPT: symbols, characters of context, width, blocks, attention heads.
-
-    Raises:
-        ConfigError: a size is below 1, or the heads do not divide the width.
-    """
-
-    alphabet: int = text.ALPHABET
-    context: int = 64
-    width: int = 256
-    layers: int = 4
-    heads: int = 4
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {value}")
-        if self.width % self.heads:
-            raise ConfigError(f"width: expected a multiple of the {self.heads} heads, got {self.width}")
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights, biases included."""
-        block = 12 * self.width**2 + 13 * self.width
-        return self.layers * block + (2 * self.alphabet + self.context + 2) * self.width
-
-
-@dataclass(frozen=True)
 class Settings:
     """What all runs have in common; ``batch`` is in sequences a rank and step.
 
@@ -70,7 +44,7 @@ class Settings:
         ConfigError: a number is below 1.
     """
 
-    steps: int = 200
+    steps: int = Defaults.steps
     batch: int = 4
     eval_every: int = 100
     validation_stride: int = 4

@@ -25,11 +25,9 @@ from ..collectives.messages.agreement import on_every_rank, on_rank_0, told_by_f
 from ..files import output
 from . import optimizer_tables as tables
 from . import text
+from .defaults import Optimizers as Defaults
 from .optimizer_runs import RATES, WARMUP, Cell, Row, Settings, Shape, train
 from .training import Method
-
-METHODS = "none,fp16,bf16,int8,int4,powersgd:rank=4,topk:ratio=0.01,dgc:ratio=0.25~0.01@50,onebit"
-WITHOUT_FEEDBACK = "onebit"
 
 TOTAL_BATCH = 8
 """Sequences of all ranks together, so that the optimisation is the same on any number of them."""
@@ -37,12 +35,12 @@ TOTAL_BATCH = 8
 
 def main(
     *,
-    methods: str = METHODS,
-    without_feedback: str = WITHOUT_FEEDBACK,
-    optimizer: str = "adamw,sgd",
+    methods: str = Defaults.methods,
+    without_feedback: str = Defaults.without_feedback,
+    optimizer: str = Defaults.optimizer,
     lr: str | None = None,
-    seeds: str = "0",
-    steps: int = Settings.steps,
+    seeds: str = Defaults.seeds,
+    steps: int = Defaults.steps,
     batch: int | None = None,
     shape: Shape | None = None,
     eval_every: int | None = None,
@@ -82,6 +80,13 @@ def main(
         shape=shape or Shape(),
     )
     cells = cells_of(optimizer, lr, _methods(methods, without_feedback), seeds)
+    return _trained(comm, settings, cells, json, plot)
+
+
+def _trained(
+    comm: Any, settings: Settings, cells: Sequence[Cell], json: Path | None, plot: Path | None
+) -> dict[str, Any]:
+    """What the JSON file holds when all runs are done."""
     corpus, _ = on_every_rank(comm, lambda: _corpus(settings), wording=told_by_first)
     before = on_rank_0(comm, lambda: _start(settings, corpus, comm.size, json, plot))
     report = _Report(before, json if comm.rank == 0 else None)
@@ -89,7 +94,7 @@ def main(
     if comm.rank == 0:
         print(_heading(corpus, settings, comm.size, len(todo), len(cells)), flush=True)
     for cell in todo:
-        with output.progress(cell.label, steps, comm.rank == 0) as advance:
+        with output.progress(cell.label, settings.steps, comm.rank == 0) as advance:
             report.add(train(comm, corpus, cell, settings, advance))
     result = report.result()
     if comm.rank == 0:

@@ -19,10 +19,15 @@ import numpy as np
 
 from ..cluster import launch
 from ..compressors import spellings
-from ..files.output import check_writable, milliseconds, progress, show, write_rows
+from ..files.output import check_writable, progress
 from ..tracing import pictures
 from . import blas
-from .contest import Contestant, Effort, Inputs, in_turns, timed, wrong_together
+from .defaults import Overlap as Defaults
+from .harness import columns
+from .harness.checks import Inputs, wrong_together
+from .harness.columns import MS, RATIO, SHARE, Column, Table
+from .harness.rows import publish
+from .harness.turns import Contestant, Effort, in_turns, timed
 from .tensors import shapes_of
 
 ALLOWED = 1.15
@@ -71,11 +76,27 @@ class Row:
     repeats: int
 
 
+TABLE = Table(
+    (
+        columns.METHOD,
+        Column("T_c", "compute", MS),
+        Column("T_s", "sync", MS),
+        Column("largest", "largest", MS),
+        Column("step", "step", MS),
+        Column("p99", "step_p99", MS),
+        Column("allowed", "allowed", MS),
+        Column("step / allowed", "ratio", RATIO),
+        Column("hidden", "hidden", SHARE),
+        columns.WRONG,
+    )
+)
+
+
 def main(
-    compressors: str = "none,int8,onebit",
+    compressors: str = Defaults.compressors,
     sizes: str | None = None,
     compute_ms: float | None = None,
-    repeats: int = 10,
+    repeats: int = Defaults.repeats,
     seconds: float | None = None,
     json: Path | None = None,
     trace: Path | None = None,
@@ -101,10 +122,8 @@ def main(
     with progress("bench overlap", repeats, world.rank == 0) as tick:
         effort = Effort(repeats, None if seconds is None else seconds * len(specs), tick)
         rows = _measured(world, Inputs(world, shapes), specs, compute_ms, effort, trace)
-    if world.rank == 0:
-        _print(rows, world.size)
-        if json is not None:
-            write_rows(json, rows, kind="overlap", network="ResNet-101" if sizes is None else sizes)
+    title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {world.size} ranks: compute and sync at once"
+    publish(world, "overlap", TABLE, title, rows, json, network="ResNet-101" if sizes is None else sizes)
     return rows
 
 
@@ -280,24 +299,3 @@ def _one_thread(comm: Any) -> None:
         print(
             f"bench overlap: {comm.size} ranks, {launch.cores()} cores here; computing then competes for cores as well"
         )
-
-
-# --- output -----------------------------------------------------------------------------------------------------------
-
-
-def _print(rows: Sequence[Row], ranks: int) -> None:
-    header, lines = table(rows)
-    title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {ranks} ranks: compute and sync at once"
-    show(title, header, lines)
-
-
-def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Heading and lines of the table that people read."""
-    header = ["method", "T_c ms", "T_s ms", "largest ms", "step ms", "p99 ms", "allowed ms", "step / allowed", "hidden",
-              "wrong"]  # fmt: skip
-    lines = [
-        [r.method, *map(milliseconds, (r.compute, r.sync, r.largest, r.step, r.step_p99, r.allowed)),
-         f"{r.ratio:.2f}", f"{r.hidden:.0%}", str(r.wrong)]
-        for r in rows
-    ]  # fmt: skip
-    return header, lines

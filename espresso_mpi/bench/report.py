@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import GenericAlias
 from typing import Any
 
 from msgspec import Struct
@@ -13,10 +14,11 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
 from ..files.output import RESULT_BYTES, number
-from . import sync_tables, truth_tables
+from . import sync_tables, validate_tables
+from .harness.columns import markdown, size_text
+from .harness.rows import R, completed
 from .planner import rows as planner_rows
 from .planner import tables as planner_tables
-from .sync_tables import size_text
 
 Result = Mapping[str, Any]
 
@@ -36,6 +38,9 @@ of algorithm, in place; `-tuned`, the quickest of all others (Open MPI's six alg
 in place and with two buffers, and its own choice with two buffers), found by trials before and named under *route*. In
 float16 casts and sum are compiled; MPI's own half type is slower. Rows with another library's name are from a run of
 their own, minutes apart: compare them less closely.
+
+*algbw* and *busbw* are as in NVIDIA's nccl-tests: the bytes of the float32 array over the median time, and that times
+2(p-1)/p for p ranks, the share of the array that each rank of an allreduce must send. Compression raises both.
 
 *wire* is the least time on the busiest link: the bytes that a machine sends to others over the best rate that a plain
 stream between machines reached in the same run. *memory* is the least time for what the ranks of a machine must read
@@ -67,9 +72,10 @@ one rank a core, encoding, sums and the kernel's network stack take the core tha
 can be hidden. *wrong* counts elements in which pushing differs from one sync.
 """
 
-_GROWTH = """
+_SCALING = """
 t = α + β · bytes, fitted by least squares of relative errors; *deviation* is their root mean square. α is what a call
-costs, 1/β the rate (of float32 input) that large arrays approach.
+costs, 1/β the rate (of float32 input) that large arrays approach. *algbw* and *busbw* are those of the largest size.
+*wrong* counts elements of arrays of at most 16 MiB; nothing stands there if the run did not count them.
 """
 
 _LOSSES = """
@@ -116,7 +122,7 @@ _PLANNER = """
 Steps are simulated, in the order `schedule` unless a table says otherwise; times of deciding are measured here.
 """
 
-_TRUTH = """
+_VALIDATE = """
 Training steps as the planner predicts them and as they were measured. Predictions are made from a profile of this
 cluster and from a trace of the training, both recorded before, in other sessions; then all methods of a case train in
 turns. *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come (`push`).
@@ -193,10 +199,10 @@ def _section(result: Result, picture: Path | None) -> str:
         "sync": (f"Synchronisation: {_where(result)}", ""),
         "tensors": (f"The gradients of {result.get('network')}: {_where(result)}", _TENSORS),
         "overlap": (f"Overlap with computing: {_where(result)}", _OVERLAP),
-        "growth": (f"How cost grows: {_where(result)}", _GROWTH),
+        "scaling": (f"How cost grows: {_where(result)}", _SCALING),
         "optimizers": (f"What the optimizer makes of it: {_where(result)}", _OPTIMIZERS),
         "planner": ("The planner", _PLANNER),
-        "truth": (f"Predicted and measured steps: {_where(result)}", _TRUTH),
+        "validate": (f"Predicted and measured steps: {_where(result)}", _VALIDATE),
     }
     if result["kind"] not in titles:
         known = ", ".join(titles)
@@ -230,26 +236,33 @@ def _body(result: Result, picture: Path | None) -> str:
         return _train(result) + plot
     if kind in _BODIES:
         return _BODIES[kind](result)
-    header, lines = _table_of(kind, result["rows"])
     plot = f"\n![Time against size and against ranks]({result['picture']})\n" if result.get("picture") else ""
-    return _table(header, iter(lines)) + plot
+    return _table_of(result) + plot
 
 
-def _table_of(kind: str, rows: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
-    from . import growth, overlap, tensors
+def _table_of(result: Result) -> str:
+    """The table of a suite that has one table."""
+    from . import overlap, scaling, tensors
 
-    if kind == "tensors":
-        return tensors.table(schema.convert(rows, list[tensors.Row], "rows"))
-    if kind == "overlap":
-        return overlap.table(schema.convert(rows, list[overlap.Row], "rows"))
-    return growth.table(schema.convert(rows, list[growth.Row], "rows"))
+    if result["kind"] == "tensors":
+        return tensors.TABLE.markdown(_timings(result, tensors.Row))
+    if result["kind"] == "overlap":
+        return overlap.TABLE.markdown(schema.convert(result["rows"], list[overlap.Row], "rows"))
+    return scaling.TABLE.markdown(scaling.curves(_timings(result, scaling.Row)))
+
+
+def _timings(result: Result, kind: type[R]) -> list[R]:
+    """The rows of a collective, with their bandwidths if it is known how many ranks there were."""
+    job = result["environment"].get("job") or {}
+    rows: Any = GenericAlias(list, (kind,))
+    return completed(schema.convert(result["rows"], rows, "rows"), job.get("ranks"))
 
 
 # --- where compression loses ------------------------------------------------------------------------------------------
 
 
 def _loss(result: Result) -> str:
-    told = sync_tables.losses(result["rows"])
+    told = sync_tables.losses(_timings(result, sync_tables.Row))
     return "\n".join(f"- {_where(result)}, against {name}: {text}." for name, text in told.items())
 
 
@@ -287,23 +300,11 @@ def _environment(result: Result) -> str:
     return f"{e['date']}; {machine}; {mpi}Python {e['python']}, {versions}.\n"
 
 
-def _table(header: Sequence[str], lines: Iterator[Sequence[str]]) -> str:
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
-
-
 def _sync(result: Result) -> str:
-    rows = result["rows"]
     rates = result.get("yardsticks", {})
-    reached = [f"{size_text(int(nbytes))}: {rates_text(rate)}" for nbytes, rate in rates.items()]
-    table = _table(sync_tables.HEADER, iter([sync_tables.line(row, rows) for row in rows]))
+    reached = [f"{size_text(int(nbytes))}: {sync_tables.rates_text(rate)}" for nbytes, rate in rates.items()]
+    table = sync_tables.TABLE.markdown(_timings(result, sync_tables.Row))
     return table + (f"\nMeasured beside it: {'; '.join(reached)}.\n" if reached else "")
-
-
-def rates_text(rates: Mapping[str, Any]) -> str:
-    """What link and memory reached, in words."""
-    copy = f"copies or sums by all ranks of a machine {min(rates['copy']) / 1e9:.1f} GB/s read and written"
-    return copy if rates["link"] is None else f"a link carries {rates['link'] / 1e6:.1f} MB/s each way, {copy}"
 
 
 def _train(result: Result) -> str:
@@ -325,16 +326,16 @@ def _train(result: Result) -> str:
               "bytes between", "identical"]  # fmt: skip
     corpus = result["corpus"]
     note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"
-    return _table(header, map(line, result["rows"])) + note
+    return markdown(header, [line(row) for row in result["rows"]]) + note
 
 
 def _compressors(result: Result) -> str:
     """A table for every size: caches make one of another kind of the others."""
-    from . import compressor_tables, compressors
+    from . import compressor_tables
 
-    rows = [compressors.Row(**row) for row in result["rows"]]
-    tables = compressor_tables.tables(rows, result["cache"])
-    text = "".join(f"\n### {title}\n\n{_table(head, iter(lines))}" for title, (head, lines) in tables.items())
+    rows = [compressor_tables.Row(**row) for row in result["rows"]]
+    tables = compressor_tables.by_size(rows, result["cache"])
+    text = "".join(f"\n### {title}\n\n{compressor_tables.TABLE.markdown(own)}" for title, own in tables.items())
     note = compressor_tables.above(rows)
     return text + (f"\n{note}\n" if note else "")
 
@@ -352,7 +353,7 @@ def _optimizers(result: Result) -> str:
         f"{settings['steps']} steps. Text: {settings['text_characters']} characters, SHA-256 "
         f"`{settings['text_sha256']}`. *KiB a step* are what a rank sends."
     )
-    return f"{_table(header, iter(lines))}\n{note}\n"
+    return f"{markdown(header, lines)}\n{note}\n"
 
 
 def _planner(result: Result) -> str:
@@ -361,16 +362,16 @@ def _planner(result: Result) -> str:
     sections = []
     for part, own in planner_tables.parts(rows):
         notes = "".join(f"\n{note}\n" for note in result.get("notes", {}).get(part.name, []))
-        sections.append(f"\n### {part.title}\n{part.text}\n{_table(part.header, iter(part.lines(own)))}{notes}")
+        sections.append(f"\n### {part.title}\n{part.text}\n{markdown(part.header, part.lines(own))}{notes}")
     plot = f"\n![Selection time against tensors and options]({result['picture']})\n" if result.get("picture") else ""
     return "".join(sections) + plot
 
 
-def _truth(result: Result) -> str:
+def _validate(result: Result) -> str:
     """What it comes to in every case, and all methods."""
-    rows = [planner_rows.Truth(**row) for row in result["rows"]]
-    cases = _table(truth_tables.CASES_HEADER, iter(truth_tables.cases(rows)))
-    return f"{cases}\n{_table(truth_tables.HEADER, iter(truth_tables.lines(rows)))}"
+    rows = [planner_rows.Validation(**row) for row in result["rows"]]
+    cases = markdown(validate_tables.CASES_HEADER, validate_tables.cases(rows))
+    return f"{cases}\n{validate_tables.TABLE.markdown(rows)}"
 
 
 _BODIES: dict[str, Callable[[Result], str]] = {
@@ -378,5 +379,5 @@ _BODIES: dict[str, Callable[[Result], str]] = {
     "compressors": _compressors,
     "optimizers": _optimizers,
     "planner": _planner,
-    "truth": _truth,
+    "validate": _validate,
 }

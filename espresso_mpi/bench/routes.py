@@ -1,62 +1,68 @@
 """``bench routes``: one array by every named route, compressor by compressor: what the session's own choice rests on.
 
-The routes of a compressor take turns, and each is told beside the quickest of them. Results are not checked here:
-``bench sync --route`` checks every element along any route.
+The routes of a compressor take turns, and each is told beside the quickest of them. Results of arrays up to 16 MiB are
+checked, but for those of routes on which MPI adds the payloads; ``bench sync --route`` checks larger ones too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..compressors import spellings
-from ..files.output import check_writable, milliseconds, parse_sizes, progress, show, write_rows
+from ..files.output import check_writable, parse_sizes, progress
 from ..planner.model.tree import named_routes
 from ..types import Route, TensorSpec
 from .bound import topology_of
-from .contest import Contestant, Effort, Inputs, in_turns, route_name
-from .sync_tables import size_text
+from .defaults import Routes as Defaults
+from .harness import columns
+from .harness.checks import Inputs
+from .harness.columns import BYTES, RATIO, Column, Table
+from .harness.measuring import CHECKED, by_session, measure
+from .harness.rows import Timing, publish
+from .harness.turns import Contestant, Effort, route_name
 
 NAME = "x"
 """The tensor's."""
 
-HEADER = ("size", "method", "route", "median ms", "p99 ms", "time / least", "inter bytes", "default")
 
-
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, kw_only=True)
+class Row(Timing):
     """One line of the result.
 
     Attributes:
-        method: compressor; route: name of the route.
-        nbytes: bytes of the float32 array.
-        seconds, p99: median and 99th percentile, over repetitions, of the slowest rank.
+        route: name of the route.
         ratio: seconds / the least of this method and size.
-        inter_bytes: what all ranks together send to other machines in one synchronisation.
         default: whether a session takes this route by itself.
-        repeats: repetitions that were made.
     """
 
-    method: str
     route: str
-    nbytes: int
-    seconds: float
-    p99: float
     ratio: float
-    inter_bytes: int
     default: bool
-    repeats: int
+
+
+TABLE = Table(
+    (
+        columns.SIZE,
+        columns.METHOD,
+        Column("route", "route", left=True),
+        *columns.TIMES,
+        *columns.BANDWIDTHS,
+        Column("time / least", "ratio", RATIO),
+        Column("inter bytes", "inter_bytes", BYTES),
+        columns.WRONG,
+        Column("default", lambda row, rows: "yes" if row.default else ""),
+    )
+)
 
 
 def main(
-    sizes: str = "1MiB,64MiB",
-    compressors: str = "none,fp16,bf16,int8,int4,onebit,topk:ratio=0.01,randomk:ratio=0.01,powersgd",
-    repeats: int = 20,
+    sizes: str = Defaults.sizes,
+    compressors: str = Defaults.compressors,
+    repeats: int = Defaults.repeats,
     seconds: float | None = None,
     json: Path | None = None,
 ) -> list[Row]:
@@ -84,10 +90,7 @@ def main(
         for nbytes in lengths:
             for spec in specs:
                 rows += _measured(world, nbytes, spec, Effort(repeats, seconds, tick))
-    if world.rank == 0:
-        show(f"one array by every named route, {world.size} ranks", HEADER, lines(rows), ("method", "route"))
-        if json is not None:
-            write_rows(json, rows, kind="routes")
+    publish(world, "routes", TABLE, f"one array by every named route, {world.size} ranks", rows, json)
     return rows
 
 
@@ -103,31 +106,21 @@ def _measured(comm: Any, nbytes: int, spec: str, effort: Effort) -> list[Row]:
     topology = topology_of(comm)
     hierarchical = len(topology.machines) > 1 and topology.size > len(topology.machines)
     method = None if spec == "none" else compressors.get(spec)
-    contestants = [_ours(comm, inputs, x, spec, route) for route in named_routes(method, hierarchical)]
+    contestants = [_along(comm, inputs, x, spec, route) for route in named_routes(method, hierarchical)]
     own = _own_choice(comm, spec, x)
-    before = [dict(c.sent()) for c in contestants if c.sent is not None]
-    times = in_turns(comm, contestants, effort)
-    found = [_sent_between(comm, c, earlier, len(times)) for c, earlier in zip(contestants, before)]
-    for c in contestants:
-        c.close()
-    medians, p99 = np.median(times, axis=0), np.percentile(times, 99, axis=0)
+    found = measure(comm, contestants, effort, check=nbytes <= CHECKED)
+    least = min(one.seconds for one in found)
     return [
-        Row(spec, route_name(c.route), nbytes, float(medians[i]), float(p99[i]), float(medians[i] / medians.min()),
-            found[i], c.route == own, len(times))
-        for i, c in enumerate(contestants)
+        Row(**one.fields(nbytes, comm.size), route=route_name(one.contestant.route), ratio=one.seconds / least,
+            default=one.contestant.route == own)
+        for one in found
     ]  # fmt: skip
 
 
-def _ours(comm: Any, inputs: Inputs, x: np.ndarray, spec: str, route: Route) -> Contestant:
-    """A session along a route, with the feedback that it has by default."""
-    from ..session import Session
-
-    session = Session(comm, compressor=spec, route=route, min_bytes=0)
-    session.sync(inputs.copies())  # the first step allocates and compiles
-    return Contestant(
-        spec, partial(session.sync, {NAME: x}), prepare=partial(inputs.refill, {NAME: x}), route=route,
-        sent=lambda: session.stats().bytes_by_level, close=session.close,
-    )  # fmt: skip
+def _along(comm: Any, inputs: Inputs, x: np.ndarray, spec: str, route: Route) -> Contestant:
+    """A session along a route. Where MPI adds payloads, their order is its own: no sum of three is right to the bit."""
+    found = replace(by_session(comm, inputs, {NAME: x}, spec, route=route, min_bytes=0), route=route)
+    return replace(found, check=None) if route.sums_payloads else found
 
 
 def _own_choice(comm: Any, spec: str, x: np.ndarray) -> Route:
@@ -135,21 +128,3 @@ def _own_choice(comm: Any, spec: str, x: np.ndarray) -> Route:
 
     with Session(comm, compressor=spec, min_bytes=0) as session:
         return session.strategy(TensorSpec(NAME, x.shape, "float32")).route
-
-
-def _sent_between(comm: Any, c: Contestant, before: Mapping[str, int], times: int) -> int:
-    """Bytes that all ranks together sent to other machines, a synchronisation."""
-    assert c.sent is not None
-    return int(comm.allreduce((c.sent()["inter"] - before["inter"]) // times))
-
-
-# --- output -----------------------------------------------------------------------------------------------------------
-
-
-def lines(rows: Sequence[Row]) -> list[list[str]]:
-    """The table that people read."""
-    return [
-        [size_text(row.nbytes), row.method, row.route, milliseconds(row.seconds), milliseconds(row.p99),
-         f"{row.ratio:.2f}", f"{row.inter_bytes:,}", "yes" if row.default else ""]
-        for row in rows
-    ]  # fmt: skip

@@ -1,71 +1,39 @@
 """``bench sync``: one array, every compressor, beside MPI's own allreduce in the same run and beside what is possible.
 
-What is possible is said by ``bound``; how the methods are timed and checked by ``contest``.
+What is possible is said by ``bound``; how the methods are timed and checked by ``harness``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..compressors import spellings
-from ..files.output import check_writable, parse_sizes, progress, show, write_rows
+from ..files.output import check_writable, parse_sizes, progress
 from ..tracing import pictures
-from ..types import TensorSpec
 from .bound import Bound, Yardsticks, bound, memory_traffic, topology_of
-from .contest import Contestant, Effort, Inputs, in_turns, route_name, wrong_of, wrong_together
+from .defaults import Sync as Defaults
+from .harness.checks import Inputs
+from .harness.columns import size_text
+from .harness.measuring import Measured, by_session, measure
+from .harness.rows import publish
+from .harness.turns import Contestant, Effort, route_name
 from .mpi_own import FP16, FP32, Allreduces, least_sent, least_traffic
-from .report import rates_text
-from .sync_tables import HEADER, line, size_text
+from .sync_tables import TABLE, Row, rates_text
 
 NAME = "x"
 """The tensor's."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the result.
-
-    Attributes:
-        method: compressor, or ``mpi-allreduce-fp32`` / ``mpi-allreduce-fp16``, ending in ``-tuned`` where the quickest
-            way was chosen that is not the library's own choice.
-        route: name or spelling of the route; for MPI which way it went.
-        nbytes: bytes of the float32 array.
-        seconds, p99: median and 99th percentile, over repetitions, of the slowest rank.
-        wire_bytes: bytes that all ranks together send to other ranks in one synchronisation; MPI does not tell.
-        inter_bytes: those of them that go to another machine.
-        wrong: elements, over all ranks, that differ from the reference.
-        repeats: repetitions that were made.
-        wire_seconds, memory_seconds: least time for the busiest link and for the memory, see ``bound``.
-        bound_seconds: the larger of the two. ratio: seconds / bound_seconds.
-    """
-
-    method: str
-    route: str
-    nbytes: int
-    seconds: float
-    p99: float
-    wire_bytes: int | None
-    inter_bytes: int | None
-    wrong: int
-    repeats: int
-    wire_seconds: float | None = None
-    memory_seconds: float | None = None
-    bound_seconds: float | None = None
-    ratio: float | None = None
-
-
 def main(
-    sizes: str = "64KiB,1MiB,16MiB",
-    compressors: str = "none,fp16,int8,int4,onebit,topk:ratio=0.01",
+    sizes: str = Defaults.sizes,
+    compressors: str = Defaults.compressors,
     only_mpi: bool = False,
     route: str | None = None,
-    repeats: int = 20,
+    repeats: int = Defaults.repeats,
     seconds: float | None = None,
     json: Path | None = None,
     trace: Path | None = None,
@@ -98,10 +66,11 @@ def main(
             suite = _Suite(world, nbytes, specs, route)
             rows += suite.measured(Effort(repeats, seconds, tick), wanted)
             rates[str(nbytes)] = suite.rates
+    title = f"one array, {world.size} ranks; speed-up over MPI_Allreduce and our fp16 in the same run"
+    publish(world, "sync", TABLE, title, rows, json, yardsticks=rates)
     if world.rank == 0:
-        _print(rows, world.size, rates)
-        if json is not None:
-            write_rows(json, rows, kind="sync", yardsticks=rates)
+        for length, rate in rates.items():
+            print(f"{size_text(int(length))}: {rates_text(rate)}")
     return rows
 
 
@@ -122,14 +91,8 @@ class _Suite:
 
     def measured(self, effort: Effort, trace: Path | None) -> list[Row]:
         """A row for each method; traces, if wanted, are taken after all is measured."""
-        wrong = [c.check() for c in self.contestants]
-        before = [None if c.sent is None else dict(c.sent()) for c in self.contestants]
-        times = in_turns(self.comm, self.contestants, effort, self._compare)
-        rows = _quickest_of_each([self._row(*of_one) for of_one in zip(self.contestants, times.T, wrong, before)])
-        for c in self.contestants:
-            if trace is not None and c.trace is not None:
-                c.trace(trace)
-            c.close()
+        found = measure(self.comm, self.contestants, effort, beside=self._compare, trace=trace)
+        rows = _quickest_of_each([self._row(one) for one in found])
         self.mpi.close()
         self.yardsticks.close()
         return rows
@@ -144,19 +107,15 @@ class _Suite:
         if repetition & (repetition - 1) == 0:
             self.yardsticks.measure()
 
-    def _row(self, c: Contestant, times: np.ndarray, wrong: int, before: Mapping[str, int] | None) -> Row:
-        seconds, p99 = float(np.median(times)), float(np.percentile(times, 99))
-        if c.sent is None or before is None:
-            route, total, between, least = c.text, None, None, self._bound_of_mpi(c.method)
+    def _row(self, m: Measured) -> Row:
+        c = m.contestant
+        if m.sent is None:
+            route, least = c.text, self._bound_of_mpi(c.method)
         else:
-            mine = {level: (count - before[level]) // len(times) for level, count in c.sent().items()}
-            every = self.comm.allgather(mine)
-            inter = [sent["inter"] for sent in every]
-            route, least = route_name(c.route), self._bound(c, inter)
-            total, between = sum(sum(sent.values()) for sent in every), sum(inter)
+            route, least = route_name(c.route), self._bound(c, [levels["inter"] for levels in m.sent])
         return Row(
-            c.method, route, self.nbytes, seconds, p99, total, between, wrong, len(times), least.wire, least.memory,
-            least.seconds, seconds / least.seconds if least.seconds else None,
+            **m.fields(self.nbytes, self.comm.size), route=route, wire_seconds=least.wire, memory_seconds=least.memory,
+            bound_seconds=least.seconds, ratio=m.seconds / least.seconds if least.seconds else None,
         )  # fmt: skip
 
     def _bound(self, c: Contestant, inter: Sequence[int]) -> Bound:
@@ -180,31 +139,8 @@ class _Suite:
         self.inputs.refill({NAME: self.x})
 
     def _ours(self, spec: str, route: str | None) -> Contestant:
-        from ..session import Session
-
-        options: dict[str, Any] = {"compressor": spec, "route": None if spec == "none" else route, "min_bytes": 0}
-        session = Session(self.comm, **options)
-
-        def check() -> int:
-            with Session(self.comm, **options, feedback=False) as single:
-                results = self.inputs.copies()
-                single.sync(results)
-                wrong = wrong_together(
-                    self.comm, results.values(), lambda: wrong_of(single, results, self.inputs.of_all())
-                )
-            session.sync(self.inputs.copies())  # the first step allocates and compiles
-            return wrong
-
-        def trace(path: Path) -> None:
-            self._refill()
-            with pictures.tracing(session, path, spec):
-                session.sync({NAME: self.x})
-
-        way = session.strategy(TensorSpec(NAME, self.x.shape, "float32")).route
-        sent = partial(_bytes_by_level, session)
-        return Contestant(
-            spec, lambda: session.sync({NAME: self.x}), check, self._refill, way, sent, trace, session.close
-        )
+        way = None if spec == "none" else route
+        return by_session(self.comm, self.inputs, {NAME: self.x}, spec, route=way, min_bytes=0)
 
     def _sources(self) -> list[np.ndarray]:
         return [source[NAME] for source in self.inputs.of_all()]
@@ -217,19 +153,3 @@ def _quickest_of_each(rows: Sequence[Row]) -> list[Row]:
         if row.method not in best or row.seconds < best[row.method].seconds:
             best[row.method] = row
     return list(best.values())
-
-
-def _bytes_by_level(session: Any) -> Mapping[str, int]:
-    return session.stats().bytes_by_level
-
-
-# --- output -----------------------------------------------------------------------------------------------------------
-
-
-def _print(rows: Sequence[Row], ranks: int, rates: Mapping[str, Mapping[str, Any]]) -> None:
-    every = [asdict(row) for row in rows]
-    title = f"one array, {ranks} ranks; speed-up over MPI_Allreduce and our fp16 in the same run"
-    header = [heading.replace(" ", "\n") for heading in HEADER]
-    show(title, header, [line(row, every) for row in every], left=("method", "route"))
-    for nbytes, rate in rates.items():
-        print(f"{size_text(int(nbytes))}: {rates_text(rate)}")

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from espresso_mpi.feedback import Feedback
 from ..collectives.messages.agreement import on_rank_0
 from ..tracing import pictures
 from . import blas, summary, text
+from .defaults import Train as Defaults
 from .model import ModelShape
 from .training import Method, Run, Settings, train
 
-METHODS = "none,fp16,int8,onebit,topk:ratio=0.01"
 TOTAL_BATCH = 512
 """Of all ranks together, so that the optimisation is the same on any number of them."""
 
@@ -35,24 +35,12 @@ MUCH = 0.1
 
 
 def main(
-    *,
-    methods: str = METHODS,
-    steps: int = Settings.steps,
-    batch: int | None = None,
-    rate: float = Settings.rate,
-    momentum: float = Settings.momentum,
-    hidden: int = ModelShape.hidden,
-    target_loss: float | None = None,
-    seed: int = Settings.seed,
-    ablation: bool = True,
-    eval_every: int | None = None,
-    route: str | None = None,
-    plan: str | None = None,
-    json: Path | None = None,
-    plot: Path | None = None,
-    trace: Path | None = None,
-    comm: Any = None,
-) -> dict[str, Any]:
+    *, methods: str = Defaults.methods, steps: int = Defaults.steps, batch: int | None = None,
+    rate: float = Settings.rate, momentum: float = Defaults.momentum, hidden: int = Defaults.hidden,
+    target_loss: float | None = None, seed: int = Defaults.seed, ablation: bool = Defaults.ablation,
+    eval_every: int | None = None, route: str | None = None, plan: str | None = None, json: Path | None = None,
+    plot: Path | None = None, trace: Path | None = None, comm: Any = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train with each method, print a table on rank 0, and write the files asked for. Collective.
 
     Args:
@@ -82,26 +70,37 @@ def main(
     """
     comm = _world() if comm is None else comm
     chosen = parse_methods(methods, ablation) + planned_methods(methods, plan)
+    batch = max(1, TOTAL_BATCH // comm.size) if batch is None else batch
     settings = Settings(
-        steps=steps,
-        batch=max(1, TOTAL_BATCH // comm.size) if batch is None else batch,
-        rate=rate,
-        momentum=momentum,
-        seed=seed,
-        eval_every=max(1, steps // 15) if eval_every is None else eval_every,
-        route=route,
+        steps, batch, rate, momentum, seed, max(1, steps // 15) if eval_every is None else eval_every, route,
         shape=ModelShape(hidden=hidden),
-    )
-    on_rank_0(comm, lambda: _require_outputs(json, plot, trace))
+    )  # fmt: skip
+    return _trained(comm, chosen, settings, target_loss, _Files(json, plot, trace))
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What is to be written, see ``main``."""
+
+    json: Path | None
+    plot: Path | None
+    trace: Path | None
+
+
+def _trained(
+    comm: Any, methods: Sequence[Method], settings: Settings, target_loss: float | None, files: _Files
+) -> dict[str, Any]:
+    """What the JSON file holds when all methods have trained."""
+    on_rank_0(comm, lambda: _require_outputs(files.json, files.plot, files.trace))
     _limit_threads(comm)
     corpus = text.load()
     if comm.rank == 0:
         print(summary.heading(corpus, settings, comm.size))
-    runs = _train_all(comm, corpus, chosen, settings, trace)
+    runs = _train_all(comm, corpus, methods, settings, files.trace)
     result = _result(runs, corpus, settings, target_loss)
     if comm.rank == 0:
         summary.print_table(summary.rows(runs, target_loss), summary.target(runs, target_loss))
-        _write(result, runs, json, plot)
+        _write(result, runs, files.json, files.plot)
     return result
 
 

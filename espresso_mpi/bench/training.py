@@ -21,6 +21,7 @@ from espresso_mpi.session import Session
 
 from ..tracing import pictures
 from . import text
+from .defaults import Train as Defaults
 from .model import SGD, CharModel, ModelShape, learning_rate, to_bits
 
 _CHUNK = 2048
@@ -43,11 +44,11 @@ class Settings:
         ConfigError: a number is not in its range.
     """
 
-    steps: int = 1500
+    steps: int = Defaults.steps
     batch: int = 128
     rate: float = 4.0
-    momentum: float = 0.0
-    seed: int = 0
+    momentum: float = Defaults.momentum
+    seed: int = Defaults.seed
     eval_every: int = 100
     route: str | None = None
     validation_stride: int = 2

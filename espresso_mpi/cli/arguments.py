@@ -40,5 +40,3 @@ Seconds = Annotated[
         min=0.0, metavar="S", help="Time for each size after which no repetition is begun, but for the first three."
     ),
 ]
-
-DEFAULT_COMPRESSORS = "none,fp16,int8,onebit,topk:ratio=0.01"

@@ -5,20 +5,21 @@ from typing import Annotated
 
 import typer
 
-from .arguments import DEFAULT_COMPRESSORS, Compressors, JsonOut, Repeats, Seconds, Sizes, TensorSizes, TraceOut
+from ..bench import defaults
+from .arguments import Compressors, JsonOut, Repeats, Seconds, Sizes, TensorSizes, TraceOut
 from .program import bench
 
 
 @bench.command()
 def sync(
-    sizes: Sizes = "64KiB,1MiB,16MiB",
-    compressors: Compressors = "none,fp16,int8,int4,onebit,topk:ratio=0.01",
+    sizes: Sizes = defaults.Sync.sizes,
+    compressors: Compressors = defaults.Sync.compressors,
     only_mpi: Annotated[bool, typer.Option("--only-mpi", help="Measure MPI's own allreduce only.")] = False,
     route: Annotated[
         str | None,
         typer.Option(metavar="ROUTE", help="Route of the compressed methods; default: the session's choice."),
     ] = None,
-    repeats: Repeats = 20,
+    repeats: Repeats = defaults.Sync.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
     trace: TraceOut = None,
@@ -37,9 +38,9 @@ def sync(
 
 @bench.command()
 def routes(
-    sizes: Sizes = "1MiB,64MiB",
-    compressors: Compressors = "none,fp16,bf16,int8,int4,onebit,topk:ratio=0.01,randomk:ratio=0.01,powersgd",
-    repeats: Repeats = 20,
+    sizes: Sizes = defaults.Routes.sizes,
+    compressors: Compressors = defaults.Routes.compressors,
+    repeats: Repeats = defaults.Routes.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
 ) -> None:
@@ -54,9 +55,9 @@ def routes(
 
 @bench.command()
 def tensors(
-    compressors: Compressors = "none,fp16,int8,onebit",
+    compressors: Compressors = defaults.Tensors.compressors,
     sizes: TensorSizes = None,
-    repeats: Repeats = 10,
+    repeats: Repeats = defaults.Tensors.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
 ) -> None:
@@ -71,12 +72,12 @@ def tensors(
 
 @bench.command()
 def overlap(
-    compressors: Compressors = "none,int8,onebit",
+    compressors: Compressors = defaults.Overlap.compressors,
     sizes: TensorSizes = None,
     compute_ms: Annotated[
         float | None, typer.Option(min=0.0, metavar="MS", help="Computing of a step; default: as long as its sync.")
     ] = None,
-    repeats: Repeats = 10,
+    repeats: Repeats = defaults.Overlap.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
     trace: TraceOut = None,
@@ -94,42 +95,50 @@ def overlap(
 
 
 @bench.command()
-def growth(
-    sizes: Sizes = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB",
-    compressors: Compressors = "none,int8,onebit",
+def scaling(
+    sizes: Sizes = defaults.Scaling.sizes,
+    compressors: Compressors = defaults.Scaling.compressors,
     ranks: Annotated[
         str | None, typer.Option(metavar="LIST", help="Numbers of ranks; default: powers of two, and all.")
     ] = None,
     rank_limit: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest size that fewer than all ranks are measured with.")
-    ] = "16MiB",
-    repeats: Repeats = 15,
+    ] = defaults.Scaling.rank_limit,
+    repeats: Repeats = defaults.Scaling.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it to a PNG file.")] = None,
 ) -> None:
     """Time every size on all ranks and on the first few, and fit alpha + beta * bytes.
 
-    [dim]espresso-mpi run -n 8 -- espresso-mpi bench growth --plot growth.png[/dim]
+    [dim]espresso-mpi run -n 8 -- espresso-mpi bench scaling --plot scaling.png[/dim]
     """
-    from espresso_mpi.bench import growth
+    from espresso_mpi.bench import scaling
 
-    growth.main(
+    scaling.main(
         sizes=sizes, compressors=compressors, ranks=ranks, rank_limit=rank_limit, repeats=repeats, seconds=seconds,
         json=json, plot=plot,
     )  # fmt: skip
 
 
 @bench.command()
-def truth(
-    compressors: Compressors = "fp16,int8,onebit,topk:ratio=0.01",
-    tensors: Annotated[str, typer.Option(metavar="LIST", help="Models by their tensors: 5, 60.")] = "5,60",
+def validate(
+    compressors: Compressors = defaults.Validate.compressors,
+    tensors: Annotated[
+        str, typer.Option(metavar="LIST", help="Models by their tensors: 5, 60.")
+    ] = defaults.Validate.tensors,
     calls: Annotated[
         str, typer.Option(metavar="LIST", help="How gradients are handed over: sync, push.")
-    ] = "sync,push",
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Characters that a step predicts.")] = 512,
-    seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for all training steps.")] = 80.0,
-    profile_seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time for the profile.")] = 40.0,
+    ] = defaults.Validate.calls,
+    batch: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Characters that a step predicts.")
+    ] = defaults.Validate.batch,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, metavar="S", help="Time for all training steps.")
+    ] = defaults.Validate.seconds,
+    profile_seconds: Annotated[
+        float, typer.Option(min=1.0, metavar="S", help="Time for the profile.")
+    ] = defaults.Validate.profile_seconds,
     json: JsonOut = None,
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the profile and the traces of the predictions here.")
@@ -137,11 +146,11 @@ def truth(
 ) -> None:
     """Compare predicted with measured training steps, of a session that plans for itself and of every baseline.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench truth[/dim]
+    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench validate[/dim]
     """
-    from espresso_mpi.bench import truth
+    from espresso_mpi.bench import validate
 
-    truth.main(
+    validate.main(
         compressors=compressors, tensors=tensors, calls=calls, batch=batch, seconds=seconds,
         profile_seconds=profile_seconds, json=json, keep=keep,
     )  # fmt: skip
@@ -174,15 +183,19 @@ def compressors(
         str | None,
         typer.Option(metavar="LIST", help="Sizes of the float32 array; default: 16MiB, on a GPU 400000000B."),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = defaults.Compressors.device,
     methods: Annotated[
         str,
         typer.Option(
             metavar="LIST", help="Compressors with their parameters; all; or variants: all, and more of each."
         ),
-    ] = "all",
-    threads: Annotated[str, typer.Option(metavar="LIST", help="Numbers of CPU threads to measure with.")] = "1",
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timed repetitions of each method.")] = 15,
+    ] = defaults.Compressors.methods,
+    threads: Annotated[
+        str, typer.Option(metavar="LIST", help="Numbers of CPU threads to measure with.")
+    ] = defaults.Compressors.threads,
+    repeats: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Timed repetitions of each method.")
+    ] = defaults.Compressors.repeats,
     json: JsonOut = None,
 ) -> None:
     """Time encode and decode of every method against the speed of memory; one process, no MPI.
@@ -198,12 +211,22 @@ def compressors(
 def train(
     methods: Annotated[
         str, typer.Option(metavar="LIST", help="Compressors to train with in turn; none is fp32.")
-    ] = DEFAULT_COMPRESSORS,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps of each method.")] = 1500,
-    hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")] = 256,
-    momentum: Annotated[float, typer.Option(metavar="B", help="Momentum of SGD, at the same effective rate.")] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of weights, batches and stochastic compressors.")] = 0,
-    ablation: Annotated[bool, typer.Option(help="Also train methods that lose much without error feedback.")] = True,
+    ] = defaults.Train.methods,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Training steps of each method.")
+    ] = defaults.Train.steps,
+    hidden: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")
+    ] = defaults.Train.hidden,
+    momentum: Annotated[
+        float, typer.Option(metavar="B", help="Momentum of SGD, at the same effective rate.")
+    ] = defaults.Train.momentum,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of weights, batches and stochastic compressors.")
+    ] = defaults.Train.seed,
+    ablation: Annotated[
+        bool, typer.Option(help="Also train methods that lose much without error feedback.")
+    ] = defaults.Train.ablation,
     target_loss: Annotated[
         float | None, typer.Option(metavar="BITS", help="Loss to reach; default: fp32's at the end plus 2 %.")
     ] = None,
@@ -233,18 +256,23 @@ def train(
 @bench.command()
 def optimizers(
     methods: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Compressors to train with in turn; default: nine, fp32 first."),
-    ] = None,
+        str, typer.Option(metavar="LIST", help="Compressors to train with in turn; none is fp32.")
+    ] = defaults.Optimizers.methods,
     without_feedback: Annotated[
         str, typer.Option(metavar="LIST", help="Those to train with once more, without error feedback.")
-    ] = "onebit",
-    optimizer: Annotated[str, typer.Option(metavar="LIST", help="adamw, sgd (momentum 0.9), or both.")] = "adamw,sgd",
+    ] = defaults.Optimizers.without_feedback,
+    optimizer: Annotated[
+        str, typer.Option(metavar="LIST", help="adamw, sgd (momentum 0.9), or both.")
+    ] = defaults.Optimizers.optimizer,
     lr: Annotated[
         str | None, typer.Option(metavar="LIST", help="Peak learning rates; default: one for each optimizer.")
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="LIST", help="Seeds of weights, batches and compressors.")] = "0",
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps of each run.")] = 200,
+    seeds: Annotated[
+        str, typer.Option(metavar="LIST", help="Seeds of weights, batches and compressors.")
+    ] = defaults.Optimizers.seeds,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Training steps of each run.")
+    ] = defaults.Optimizers.steps,
     json: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Written after every run; runs that it holds are not repeated."),
@@ -258,7 +286,7 @@ def optimizers(
     from espresso_mpi.bench import optimizers
 
     optimizers.main(
-        methods=methods or optimizers.METHODS, without_feedback=without_feedback, optimizer=optimizer, lr=lr,
+        methods=methods, without_feedback=without_feedback, optimizer=optimizer, lr=lr,
         seeds=seeds, steps=steps, json=json, plot=plot,
     )  # fmt: skip
 

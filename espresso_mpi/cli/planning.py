@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ..bench.defaults import Profile as Defaults
 from .arguments import Compressors
 from .program import app, profile
 
@@ -13,10 +14,12 @@ from .program import app, profile
 def measure_profile(
     context: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The profile to write.")] = Path(
-        "profile.json"
+        Defaults.output
     ),
-    compressors: Compressors = "fp16,int8,onebit,topk:ratio=0.01",
-    seconds: Annotated[float, typer.Option(min=1.0, metavar="S", help="About how long it may take.")] = 60.0,
+    compressors: Compressors = Defaults.compressors,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, metavar="S", help="About how long it may take.")
+    ] = Defaults.seconds,
 ) -> None:
     """Measure every collective, encode and decode of this cluster, for the planner.
 
@@ -45,7 +48,7 @@ def show_profile(
 def describe_profile(
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="TOML or JSON file, or the name of a testbed.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The profile to write.")] = Path(
-        "profile.json"
+        Defaults.output
     ),
 ) -> None:
     """Make a profile of machines that are only described: links, memory, speeds of compressors."""

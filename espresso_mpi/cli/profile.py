@@ -7,14 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..bench.sync_tables import size_text
+from ..bench.defaults import Profile as Defaults
+from ..bench.harness.columns import size_text
 from ..bench.ticks import STEPS, Ticks
 from ..compressors import spellings
 from ..errors import ConfigError
 from ..files.output import check_writable, milliseconds, progress, show
 from ..planner.model.profile import Profile
-
-DEFAULT = "fp16,int8,int4,onebit,topk:ratio=0.01"
 
 LARGE_ERROR = 0.1
 """Typical relative error of a median above which the figures are called rough."""
@@ -24,10 +23,10 @@ _SHOWN = (64 << 10, 1 << 20)
 
 
 def main(
-    output: Path = Path("profile.json"),
-    compressors: str = DEFAULT,
+    output: Path = Path(Defaults.output),
+    compressors: str = Defaults.compressors,
     sizes: str | None = None,
-    seconds: float = 60.0,
+    seconds: float = Defaults.seconds,
 ) -> Profile:
     """Measure, write the profile on rank 0, and print a summary. Collective.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..bench.sync_tables import size_text
+from ..bench.harness.columns import size_text
 from ..errors import ConfigError
 from ..files.output import WIDTH, check_plot, check_writable, number, show
 from ..planner.model.curve import Curve

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi.bench import growth, mpi_own, overlap, routes, sync, tensors
-from espresso_mpi.bench.contest import Contestant, Effort, in_turns, wrong_together
+from espresso_mpi.bench import mpi_own, overlap, routes, scaling, sync, tensors
+from espresso_mpi.bench.harness.checks import wrong_together
+from espresso_mpi.bench.harness.turns import Contestant, Effort, in_turns
 from espresso_mpi.errors import ConfigError
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(180)]
@@ -32,6 +33,7 @@ def test_sync_checks_every_method_and_knows_its_bound(world, folder):
         assert row.seconds > 0
         assert row.bound_seconds == max(row.wire_seconds, row.memory_seconds) > 0
         assert row.ratio == row.seconds / row.bound_seconds
+        assert row.algbw == row.nbytes / row.seconds
         assert ("/" not in row.route) and (row.route != "")
     if world.rank == 0:
         written = json.loads((folder / "sync.json").read_text())
@@ -64,6 +66,7 @@ def test_routes_take_turns_and_the_default_is_one_of_them(world, folder):
     flat = ["flat-allgather", "flat-alltoall"]
     expected = {"none": ["flat"], "onebit": flat, "fp16": [*flat, "flat-linear"]}  # one machine: no other names
     assert {m: [row.route for row in rows if row.method == m] for m in methods} == expected
+    assert all(row.wrong == (None if row.route == "flat-linear" else 0) for row in rows)
     for method in methods:
         mine = [row for row in rows if row.method == method]
         assert sum(row.default for row in mine) == 1
@@ -108,18 +111,18 @@ def test_computing_is_timed_once_for_all_methods():
     assert rows[0].compute == rows[1].compute
 
 
-def test_growth_measures_sizes_and_ranks(world, folder):
-    path = folder / "growth.json"
-    rows = growth.main(sizes="4KiB,64KiB,256KiB", compressors="none", ranks=f"{world.size}", repeats=3, json=path)
+def test_scaling_measures_sizes_and_ranks(world, folder):
+    path = folder / "scaling.json"
+    rows = scaling.main(sizes="4KiB,64KiB,256KiB", compressors="none", ranks=f"{world.size}", repeats=3, json=path)
     assert len(rows) == 2 * 3
-    assert {row.ranks for row in rows} == {world.size}
+    assert {(row.ranks, row.wrong) for row in rows} == {(world.size, 0)}
     counts = sorted({2, world.size})
-    few = growth.main(sizes="4KiB,64KiB", compressors="none", rank_limit="4KiB", ranks=_listed(counts), repeats=3)
+    few = scaling.main(sizes="4KiB,64KiB", compressors="none", rank_limit="4KiB", ranks=_listed(counts), repeats=3)
     assert {(row.ranks, row.nbytes) for row in few} == {
         (count, n) for count in counts for n in (4096, 65536) if count == world.size or n == 4096
     }
     if world.rank == 0:
-        assert {line["method"] for line in json.loads(path.read_text())["fits"]} == {growth.MPI_METHOD, "none"}
+        assert {line["method"] for line in json.loads(path.read_text())["fits"]} == {scaling.MPI_METHOD, "none"}
 
 
 def _listed(numbers):
@@ -151,6 +154,6 @@ def test_wrong_elements_are_counted_once_where_all_have_the_same(world):
 
 def test_a_folder_that_does_not_exist_is_refused_first(folder):
     missing = folder / "missing" / "out.json"
-    for main in (sync.main, routes.main, tensors.main, overlap.main, growth.main):
+    for main in (sync.main, routes.main, tensors.main, overlap.main, scaling.main):
         with pytest.raises(ConfigError, match="directory does not exist"):
             main(json=missing)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from espresso_mpi.planner.model.timeline import ORDERS
 
-from ..sync_tables import size_text
+from ..harness.columns import size_text
 from .published import DISTANCE, GAINS, SCALING, Gain
 from .rows import Against, Factor, Gap, Orders
 from .scenes import UPPER_BOUND, Scene, scene

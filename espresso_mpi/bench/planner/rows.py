@@ -1,4 +1,4 @@
-"""What ``bench planner`` and ``bench truth`` find, as rows; every kind of row names the part that it belongs to."""
+"""What ``bench planner`` and ``bench validate`` find, as rows; every kind of row names the part that it belongs to."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class Orders:
 
 
 @dataclass(frozen=True)
-class Truth:
+class Validation:
     """One method's step, predicted and measured.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""``bench planner`` and the report of it and of ``bench truth``; docs/planner.md fits the code."""
+"""``bench planner`` and the report of it and of ``bench validate``; docs/planner.md fits the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from espresso_mpi.bench import report, truth
+from espresso_mpi.bench import report, validate
 from espresso_mpi.bench.planner import cases as planner_cases
 from espresso_mpi.bench.planner import distance as planner_distance
 from espresso_mpi.bench.planner import paper as planner_paper
@@ -23,7 +23,7 @@ from espresso_mpi.bench.planner import tables as planner_tables
 from espresso_mpi.bench.planner import time as planner_time
 from espresso_mpi.bench.planner.published import CALIBRATION, GAINS, SCALING, SELECTION, TEST, Gain
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
-from espresso_mpi.bench.planner.rows import KINDS, Against, Cases, Gap, Growth, Selection, Truth
+from espresso_mpi.bench.planner.rows import KINDS, Against, Cases, Gap, Growth, Selection, Validation
 from espresso_mpi.bench.planner.scenes import Timed, one_core, scene, together, trace_of
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError
@@ -276,18 +276,18 @@ def test_neighbours_of_one_strategy_share_buffers():
     assert together(plan, trace, 1) == ()
 
 
-# --- truth ------------------------------------------------------------------------------------------------------------
+# --- validate ---------------------------------------------------------------------------------------------------------
 
 
 def test_predictions_stand_beside_what_was_measured(tmp_path):
     rows = [
-        Truth(5, "sync", "auto", 0.011, 0.010, 0.012, 0.004, 0.005, True, 1.0, "1 x fp16 along flat"),
-        Truth(5, "sync", "fp32", 0.015, 0.020, 0.021, 0.004, 0.005, False, 2.0, "all dense"),
-        Truth(60, "push", "auto", 0.013, 0.020, 0.014, 0.004, 0.008, True, 1.25),
-        Truth(60, "push", "fp32", 0.020, 0.016, 0.021, 0.004, 0.010, False, 1.0),
+        Validation(5, "sync", "auto", 0.011, 0.010, 0.012, 0.004, 0.005, True, 1.0, "1 x fp16 along flat"),
+        Validation(5, "sync", "fp32", 0.015, 0.020, 0.021, 0.004, 0.005, False, 2.0, "all dense"),
+        Validation(60, "push", "auto", 0.013, 0.020, 0.014, 0.004, 0.008, True, 1.25),
+        Validation(60, "push", "fp32", 0.020, 0.016, 0.021, 0.004, 0.010, False, 1.0),
     ]
-    write_rows(tmp_path / "truth.json", rows, kind="truth", more="is ignored")
-    report.main(results=[tmp_path / "truth.json"], output=tmp_path / "B.md")
+    write_rows(tmp_path / "validate.json", rows, kind="validate", more="is ignored")
+    report.main(results=[tmp_path / "validate.json"], output=tmp_path / "B.md")
     text = (tmp_path / "B.md").read_text()
     assert "## Predicted and measured steps" in text
     assert "| 5 | sync | auto | 11.00 | 10.00 | 12.00 | 10.0 % | 1.00 | chosen | 1 x fp16 along flat |" in text
@@ -297,10 +297,12 @@ def test_predictions_stand_beside_what_was_measured(tmp_path):
     assert "| all |  | 4 | 25.0 % | 35.0 % | -7.5 % | 1.62 | 1.12 |  |" in text
 
 
-def test_truth_takes_medians_over_the_steps_of_each_method():
+def test_validate_takes_medians_over_the_steps_of_each_method():
     computing, steps = np.array([[1, 2], [9, 2], [2, 2]]), np.array([[5, 8], [90, 4], [6, 6]])
     plans = {name: Plan(default=Strategy("none", Route.parse("flat"))) for name in ("auto", "fp32")}
-    rows = truth.rows_of(truth.Case(5, "push"), 2.0, np.array([computing, steps]), {"auto": 7.0, "fp32": 9.0}, plans)
+    rows = validate.rows_of(
+        validate.Case(5, "push"), 2.0, np.array([computing, steps]), {"auto": 7.0, "fp32": 9.0}, plans
+    )
     assert [(r.method, r.predicted, r.measured, r.computing, r.chosen) for r in rows] == [
         ("auto", 7.0, 6.0, 2.0, True),
         ("fp32", 9.0, 6.0, 2.0, False),
@@ -309,9 +311,9 @@ def test_truth_takes_medians_over_the_steps_of_each_method():
 
 
 @pytest.mark.parametrize(("tensors", "calls"), [("5,6", "sync"), ("5", "sync,pull"), ("", "sync")])
-def test_truth_refuses_cases_that_there_are_not(tensors, calls):
+def test_validate_refuses_cases_that_there_are_not(tensors, calls):
     with pytest.raises(ConfigError, match="expected a comma list of"):
-        truth._cases(tensors, calls)
+        validate._cases(tensors, calls)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ COMMANDS = [
     ["bench", "compressors"],
     ["bench", "tensors"],
     ["bench", "overlap"],
-    ["bench", "growth"],
+    ["bench", "scaling"],
     ["bench", "train"],
     ["bench", "optimizers"],
     ["bench", "report"],

@@ -79,7 +79,8 @@ def cluster():
 
 def benchmark():
     rows = [
-        tensors.Row(name, 3, 100, at, at, None, None, 0, 3) for name, at in ((tensors.FUSED, 1.0), (tensors.EACH, 4.0))
+        tensors.Row(method=name, tensors=3, nbytes=100, seconds=at, p99=at, wrong=0, repeats=3)
+        for name, at in ((tensors.FUSED, 1.0), (tensors.EACH, 4.0))
     ]
     about = {"date": "today", "cpu": "some", "cores": 2, "memory_bytes": 1 << 30, "system": "Linux", "python": "3"}
     more = {"mpi": {"library": "Open MPI", "version": "5"}, "versions": {"numpy": "2"}, "job": {"ranks": 2}}

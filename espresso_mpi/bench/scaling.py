@@ -1,4 +1,4 @@
-"""``bench growth``: how the time of a synchronisation grows with the size of the array and with the number of ranks.
+"""``bench scaling``: how the time of a synchronisation grows with the size of the array and with the number of ranks.
 
 One run measures every size on all ranks, and sizes up to a limit on the first 2, 3, … of them, MPI's allreduce and our
 methods in turns. To each method and number of ranks a line t = α + β·bytes is fitted: α is what a call costs, 1/β the
@@ -9,7 +9,7 @@ algorithm are not in it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,26 +19,25 @@ import numpy as np
 
 from ..compressors import spellings
 from ..errors import ConfigError
-from ..files.output import check_plot, check_writable, milliseconds, parse_sizes, progress, show, write_rows
-from .contest import Contestant, Effort, Inputs, in_turns
-from .sync_tables import size_text
+from ..files.output import check_plot, check_writable, milliseconds, parse_sizes, progress, write_rows
+from .defaults import Scaling as Defaults
+from .harness import columns
+from .harness.checks import Inputs, wrong_mean, wrong_together
+from .harness.columns import GB_PER_S, SHARE, Column, Table, Unit, size_text
+from .harness.measuring import CHECKED, by_session, measure
+from .harness.rows import Timing
+from .harness.turns import Contestant, Effort
 
 MPI_METHOD = "mpi-allreduce-fp32"
-
-SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 
 NAME = "x"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measured point: the median over repetitions of the slowest rank."""
+@dataclass(frozen=True, kw_only=True)
+class Row(Timing):
+    """One measured point, on so many ranks."""
 
-    method: str
     ranks: int
-    nbytes: int
-    seconds: float
-    repeats: int
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,11 @@ class Fit:
 
 
 def main(
-    sizes: str = SIZES,
-    compressors: str = "none,int8,onebit",
+    sizes: str = Defaults.sizes,
+    compressors: str = Defaults.compressors,
     ranks: str | None = None,
-    rank_limit: str = "16MiB",
-    repeats: int = 15,
+    rank_limit: str = Defaults.rank_limit,
+    repeats: int = Defaults.repeats,
     seconds: float | None = None,
     json: Path | None = None,
     plot: Path | None = None,
@@ -91,7 +90,7 @@ def main(
     (limit,) = parse_sizes(rank_limit)
     plan = [(count, n) for count in counts for n in lengths if count == world.size or n <= limit]
     rows: list[Row] = []
-    with progress("bench growth", len(plan) * repeats, world.rank == 0) as tick:
+    with progress("bench scaling", len(plan) * repeats, world.rank == 0) as tick:
         for count, nbytes in plan:
             rows += _on_the_first(world, count, partial(_measured, nbytes, specs, Effort(repeats, seconds, tick)))
     if world.rank == 0:
@@ -126,7 +125,7 @@ def fit(nbytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 def _counts(text: str | None, size: int) -> list[int]:
     """Numbers of ranks to measure with, all of them last."""
     if size < 2:
-        raise ConfigError("bench growth: one rank has nobody to send to; start several with espresso-mpi run -n 4")
+        raise ConfigError("bench scaling: one rank has nobody to send to; start several with espresso-mpi run -n 4")
     if text is None:
         return sorted({size, *(2**i for i in range(1, size.bit_length()) if 2**i <= size)})
     parts = text.split(",")
@@ -157,13 +156,9 @@ def _on_the_first(world: Any, count: int, measure: Any) -> list[Row]:
 def _measured(nbytes: int, specs: Sequence[str], effort: Effort, comm: Any) -> list[Row]:
     inputs = Inputs(comm, {NAME: (nbytes // 4,)})
     arrays = inputs.copies()
-    contestants = [_mpi(comm, inputs, arrays), *(_ours(comm, inputs, arrays, spec) for spec in specs)]
-    in_turns(comm, contestants, Effort(1))  # allocates and compiles
-    times = in_turns(comm, contestants, effort)
-    for c in contestants:
-        c.close()
-    medians = np.median(times, axis=0)
-    return [Row(c.method, comm.size, nbytes, float(t), len(times)) for c, t in zip(contestants, medians)]
+    contestants = [_mpi(comm, inputs, arrays), *(by_session(comm, inputs, arrays, spec, min_bytes=0) for spec in specs)]
+    found = measure(comm, contestants, effort, check=nbytes <= CHECKED)
+    return [Row(**one.fields(nbytes, comm.size), ranks=comm.size) for one in found]
 
 
 def _mpi(comm: Any, inputs: Inputs, arrays: dict[str, np.ndarray]) -> Contestant:
@@ -171,45 +166,76 @@ def _mpi(comm: Any, inputs: Inputs, arrays: dict[str, np.ndarray]) -> Contestant
 
     out = np.empty_like(arrays[NAME])
     run = partial(comm.Allreduce, arrays[NAME], out, MPI.SUM)
-    return Contestant(MPI_METHOD, run, prepare=partial(inputs.refill, arrays))
 
+    def check() -> int:
+        inputs.refill(arrays)
+        run()
+        mean = out / np.float32(comm.size)
+        return wrong_together(comm, [mean], lambda: wrong_mean(mean, [source[NAME] for source in inputs.of_all()]))
 
-def _ours(comm: Any, inputs: Inputs, arrays: dict[str, np.ndarray], spec: str) -> Contestant:
-    from ..session import Session
-
-    session = Session(comm, compressor=spec, min_bytes=0)
-    return Contestant(spec, partial(session.sync, arrays), prepare=partial(inputs.refill, arrays), close=session.close)
+    return Contestant(MPI_METHOD, run, check, partial(inputs.refill, arrays))
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
 def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
-    header, lines = table(rows)
-    show(f"t = α + β · bytes, up to {max(row.ranks for row in rows)} ranks", header, lines)
+    TABLE.show(f"t = α + β · bytes, up to {max(row.ranks for row in rows)} ranks", curves(rows))
     if plot is not None:
         draw(rows, plot)
         print(f"wrote {plot}")
     if json is not None:
         found = [asdict(line) for line in fits(rows)]
-        write_rows(json, rows, kind="growth", fits=found, picture=None if plot is None else str(plot))
+        write_rows(json, rows, kind="scaling", fits=found, picture=None if plot is None else str(plot))
 
 
-def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Heading and lines of the table that people read: the fits."""
-    header = ["method", "ranks", "α ms", "1/β MB/s", "deviation", "smallest ms", "largest ms"]
-    return header, list(_lines(rows))
+@dataclass(frozen=True)
+class Curve:
+    """A line of the table: a fit and the points that it was made from, the smallest first."""
+
+    fit: Fit
+    points: Sequence[Row]
+
+    @property
+    def wrong(self) -> int | None:
+        """Wrong elements of all points; None if none was checked."""
+        found = [point.wrong for point in self.points if point.wrong is not None]
+        return sum(found) if found else None
 
 
-def _lines(rows: Sequence[Row]) -> Iterator[list[str]]:
-    for line in fits(rows):
-        points = [row for row in rows if (row.method, row.ranks) == (line.method, line.ranks)]
-        first, last = points[0], points[-1]
-        rate = f"{1e-6 / line.beta:.1f}" if line.beta > 0 else ""
-        yield [
-            line.method, str(line.ranks), f"{line.alpha * 1e3:.3f}", rate, f"{line.deviation:.0%}",
-            *(f"{milliseconds(p.seconds)} ({size_text(p.nbytes)})" for p in (first, last)),
-        ]  # fmt: skip
+def curves(rows: Sequence[Row]) -> list[Curve]:
+    """All fits, with their points."""
+    return [
+        Curve(line, [row for row in rows if (row.method, row.ranks) == (line.method, line.ranks)])
+        for line in fits(rows)
+    ]
+
+
+def _point(place: int) -> Callable[[Curve, Sequence[Curve]], str]:
+    """The time of the first or the last point, and its size."""
+
+    def text(curve: Curve, every: Sequence[Curve]) -> str:
+        point = curve.points[place]
+        return f"{milliseconds(point.seconds)} ({size_text(point.nbytes)})"
+
+    return text
+
+
+TABLE = Table(
+    (
+        Column("method", lambda c, every: c.fit.method, left=True),
+        Column("ranks", lambda c, every: c.fit.ranks),
+        Column("α", lambda c, every: c.fit.alpha, Unit("ms", 1e3, ".3f")),
+        Column("1/β", lambda c, every: 1 / c.fit.beta if c.fit.beta > 0 else None, Unit("MB/s", 1e-6, ".1f")),
+        Column("deviation", lambda c, every: c.fit.deviation, SHARE),
+        Column("smallest ms", _point(0)),
+        Column("largest ms", _point(-1)),
+        Column("algbw", lambda c, every: c.points[-1].algbw, GB_PER_S),
+        Column("busbw", lambda c, every: c.points[-1].busbw, GB_PER_S),
+        columns.WRONG,
+    )
+)
+"""Bandwidths are those of the largest size."""
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

@@ -1,11 +1,11 @@
-"""``bench truth`` on two ranks: small, and whole."""
+"""``bench validate`` on two ranks: small, and whole."""
 
 from __future__ import annotations
 
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi.bench import truth
+from espresso_mpi.bench import validate
 from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.trace import Trace
 
@@ -13,7 +13,7 @@ from espresso_mpi.planner.model.trace import Trace
 @pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="with more ranks it does the same for longer")
 def test_pushed_steps_are_predicted_from_what_was_recorded_before(world, tmp_path):
     folder = world.bcast(tmp_path)
-    rows = truth.main(
+    rows = validate.main(
         compressors="int8", tensors="5", calls="push", batch=8, seconds=0.1, profile_seconds=1.0, keep=folder
     )
     world.Barrier()
@@ -22,9 +22,9 @@ def test_pushed_steps_are_predicted_from_what_was_recorded_before(world, tmp_pat
     assert all((row.tensors, row.calls, row.recorded) == (5, "push", trace.tensors[-1].ready) for row in rows)
     assert trace.tensors[0].ready < trace.tensors[-1].ready
     names = [tensor.name for tensor in trace.tensors]
-    dense = truth.plans(trace, profile, ["int8"])["fp32"]
+    dense = validate.plans(trace, profile, ["int8"])["fp32"]
     assert set(dense.strategies) == set(names)
-    assert rows[2].predicted == truth.predicted(dense, trace, profile)
+    assert rows[2].predicted == validate.predicted(dense, trace, profile)
     assert all(0 < row.computing < row.measured <= row.p90 for row in rows)
     assert min(row.ratio_to_best for row in rows) == 1
     assert world.allgather(rows) == [rows] * world.size

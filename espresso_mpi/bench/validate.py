@@ -1,4 +1,4 @@
-"""``bench truth``: is what the planner predicts what happens, and is its plan the best one?
+"""``bench validate``: is what the planner predicts what happens, and is its plan the best one?
 
 There are cases: models with few and with many tensors, whose gradients are synchronised at the end of the backward pass
 or pushed as they come. First the cluster is profiled and a step of every case is recorded, in a session of its own, and
@@ -36,10 +36,11 @@ from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import baseline, usable
 from ..session import Session
 from ..types import Plan
-from . import text, truth_tables
+from . import text, validate_tables
 from .deep import DeepModel, DeepShape
+from .defaults import Validate as Defaults
 from .model import CharModel, ModelShape
-from .planner.rows import Truth
+from .planner.rows import Validation
 from .ticks import STEPS, Ticks
 
 AUTO = "auto"
@@ -74,15 +75,15 @@ class Case:
 
 
 def main(
-    compressors: str = "fp16,int8,onebit,topk:ratio=0.01",
-    tensors: str = "5,60",
-    calls: str = "sync,push",
-    batch: int = 512,
-    seconds: float = 80.0,
-    profile_seconds: float = 40.0,
+    compressors: str = Defaults.compressors,
+    tensors: str = Defaults.tensors,
+    calls: str = Defaults.calls,
+    batch: int = Defaults.batch,
+    seconds: float = Defaults.seconds,
+    profile_seconds: float = Defaults.profile_seconds,
     json: Path | None = None,
     keep: Path | None = None,
-) -> list[Truth]:
+) -> list[Validation]:
     """Measure, print tables on rank 0, and write JSON if asked. Collective.
 
     Args:
@@ -103,7 +104,7 @@ def main(
     check_writable(json)
     cases = _cases(tensors, calls)
     if world.size == 1:
-        raise ConfigError("bench truth: one rank has nobody to synchronise with; start it on several, or in the lab")
+        raise ConfigError("bench validate: one rank has nobody to synchronise with; start it on several, or in the lab")
     names = [name for name in spellings(compressors) if name != "none"]
     trainees = {n: _Trainee(n, max(1, batch // world.size), world) for n in dict.fromkeys(c.tensors for c in cases)}
     with _folder(world, keep) as folder:
@@ -118,7 +119,7 @@ def main(
     if world.rank == 0:
         _print(rows)
         if json is not None:
-            write_rows(json, rows, kind="truth", nbytes=max(trace.nbytes for trace in known.traces.values()))
+            write_rows(json, rows, kind="validate", nbytes=max(trace.nbytes for trace in known.traces.values()))
     return rows
 
 
@@ -132,7 +133,7 @@ def _cases(tensors: str, calls: str) -> list[Case]:
     for what, given, known in (("tensors", numbers, tuple(map(str, MODELS))), ("calls", ways, CALLS)):
         for one in given:
             if one not in known:
-                raise ConfigError(f"bench truth: --{what} {one!r}; expected a comma list of {', '.join(known)}")
+                raise ConfigError(f"bench validate: --{what} {one!r}; expected a comma list of {', '.join(known)}")
     return [Case(int(number), way) for number in dict.fromkeys(numbers) for way in dict.fromkeys(ways)]
 
 
@@ -254,7 +255,7 @@ def _of_rank_0(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan
 def _compared(
     comm: Any, trainee: _Trainee, case: Case, made: Mapping[str, Plan], known: _Known, tuning: Tuning,
     seconds: float,
-) -> list[Truth]:  # fmt: skip
+) -> list[Validation]:  # fmt: skip
     """Steps of all plans of a case in turns."""
     trace, profile = known.traces[case], known.profile
     guesses = {name: predicted(plan, trace, profile) for name, plan in made.items()}
@@ -286,7 +287,7 @@ def _in_turns(
 
 def rows_of(
     case: Case, recorded: float, times: np.ndarray, guesses: Mapping[str, float], plans: Mapping[str, Plan]
-) -> list[Truth]:
+) -> list[Validation]:
     """The result, in the order of ``guesses``.
 
     Args:
@@ -296,14 +297,14 @@ def rows_of(
     computing, medians = np.median(times, axis=1).tolist()
     p90 = np.percentile(times[1], 90, axis=0).tolist()
     return [
-        Truth(case.tensors, case.calls, name, guess, medians[k], p90[k], recorded, computing[k], name == AUTO,
+        Validation(case.tensors, case.calls, name, guess, medians[k], p90[k], recorded, computing[k], name == AUTO,
               medians[k] / min(medians), summary(plans[name]))
         for k, (name, guess) in enumerate(guesses.items())
     ]  # fmt: skip
 
 
-def _print(rows: Sequence[Truth]) -> None:
-    for own in truth_tables.by_case(rows).values():
+def _print(rows: Sequence[Validation]) -> None:
+    for own in validate_tables.by_case(rows).values():
         ordered = sorted(own, key=lambda row: row.measured)
-        show("a training step", truth_tables.HEADER, truth_tables.lines(ordered), ("calls", "method", "chosen", "plan"))
-    show("all cases", truth_tables.CASES_HEADER, truth_tables.cases(rows), ("tensors", "calls", "best"))
+        validate_tables.TABLE.show("a training step", ordered)
+    show("all cases", validate_tables.CASES_HEADER, validate_tables.cases(rows), ("tensors", "calls", "best"))

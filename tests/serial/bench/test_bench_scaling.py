@@ -1,4 +1,4 @@
-"""The fits and plots of ``bench growth``, the shapes of ResNet-101, the arithmetic of ``bench overlap``, the report."""
+"""The fits and plots of ``bench scaling``, shapes of ResNet-101, the arithmetic of ``bench overlap``, the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from espresso_mpi.bench import growth, overlap, report, sync, tensors
+from espresso_mpi.bench import overlap, report, scaling, sync, sync_tables, tensors
+from espresso_mpi.bench.harness.rows import bandwidths
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.files.output import write_rows
 
@@ -16,7 +17,8 @@ SIZES = [4 << (2 * i) << 10 for i in range(9)]
 
 def points(alpha, beta, ranks=4, method="none", noise=0.0, seed=0):
     rng = np.random.default_rng(seed)
-    return [growth.Row(method, ranks, n, (alpha + beta * n) * (1 + noise * rng.standard_normal()), 3) for n in SIZES]
+    seconds = [(alpha + beta * n) * (1 + noise * rng.standard_normal()) for n in SIZES]
+    return [scaling.Row(method=method, ranks=ranks, nbytes=n, seconds=t, repeats=3) for n, t in zip(SIZES, seconds)]
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------
@@ -25,7 +27,7 @@ def points(alpha, beta, ranks=4, method="none", noise=0.0, seed=0):
 @pytest.mark.parametrize("alpha, beta", [(1e-4, 1e-9), (5e-6, 8e-9), (0.0, 1e-8)])
 def test_an_exact_line_is_found(alpha, beta):
     rows = points(alpha, beta)
-    found = growth.fit([row.nbytes for row in rows], [row.seconds for row in rows])
+    found = scaling.fit([row.nbytes for row in rows], [row.seconds for row in rows])
     assert found[0] == pytest.approx(alpha, rel=1e-6, abs=1e-12)
     assert found[1] == pytest.approx(beta, rel=1e-6)
     assert found[2] == pytest.approx(0, abs=1e-9)
@@ -34,7 +36,7 @@ def test_an_exact_line_is_found(alpha, beta):
 def test_noise_is_reported_and_hardly_moves_the_line():
     """Relative weights: 5 % noise on every point leaves both parameters within 15 %, though sizes span 65536."""
     rows = points(2e-4, 8e-9, noise=0.05)
-    alpha, beta, deviation = growth.fit([row.nbytes for row in rows], [row.seconds for row in rows])
+    alpha, beta, deviation = scaling.fit([row.nbytes for row in rows], [row.seconds for row in rows])
     assert alpha == pytest.approx(2e-4, rel=0.15)
     assert beta == pytest.approx(8e-9, rel=0.15)
     assert 0.01 < deviation < 0.15
@@ -42,32 +44,32 @@ def test_noise_is_reported_and_hardly_moves_the_line():
 
 def test_a_line_for_each_method_and_number_of_ranks():
     rows = points(1e-4, 1e-9) + points(2e-4, 2e-9, ranks=2) + points(3e-4, 3e-9, method="int8")
-    found = {(line.method, line.ranks): line.alpha for line in growth.fits(rows)}
+    found = {(line.method, line.ranks): line.alpha for line in scaling.fits(rows)}
     expected = {("none", 4): 1e-4, ("none", 2): 2e-4, ("int8", 4): 3e-4}
     assert found == pytest.approx(expected)
 
 
 def test_one_size_has_no_line():
-    assert growth.fits(points(1e-4, 1e-9)[:1]) == []
+    assert scaling.fits(points(1e-4, 1e-9)[:1]) == []
 
 
 def test_numbers_of_ranks():
-    assert growth._counts(None, 8) == [2, 4, 8]
-    assert growth._counts(None, 6) == [2, 4, 6]
-    assert growth._counts("3,2", 4) == [2, 3]
+    assert scaling._counts(None, 8) == [2, 4, 8]
+    assert scaling._counts(None, 6) == [2, 4, 6]
+    assert scaling._counts("3,2", 4) == [2, 3]
     for text in ("1", "5", "2,x", "2,2", ""):
         with pytest.raises(ConfigError, match="--ranks"):
-            growth._counts(text, 4)
+            scaling._counts(text, 4)
     with pytest.raises(ConfigError, match="nobody to send to"):
-        growth._counts(None, 1)
+        scaling._counts(None, 1)
 
 
 def test_the_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     rows = points(1e-4, 1e-9) + points(2e-4, 2e-9, ranks=2)[:5] + points(3e-4, 3e-9, method="int8")
-    growth.draw(rows, tmp_path / "growth.png")
-    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
-    assert growth._common_size(rows) == SIZES[4]
+    scaling.draw(rows, tmp_path / "scaling.png")
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert scaling._common_size(rows) == SIZES[4]
 
 
 # --- ResNet-101 -------------------------------------------------------------------------------------------------------
@@ -127,7 +129,9 @@ def test_computing_is_shared_out_evenly_and_adds_up():
 
 
 def sync_row(method, seconds, **more):
-    return sync.Row(method, "", 1 << 20, seconds, seconds, None, None, 0, 3, **more)
+    return sync_tables.Row(
+        method=method, route="", nbytes=1 << 20, seconds=seconds, p99=seconds, wrong=0, repeats=3, **more
+    )
 
 
 @pytest.fixture
@@ -138,12 +142,15 @@ def results(tmp_path):
     rows += [sync_row("int8", 1.5)]
     rates = {str(1 << 20): {"link": 125e6, "copy": [3e10]}}
     write_rows(tmp_path / "sync.json", rows, kind="sync", yardsticks=rates)
-    each = [tensors.Row(m, 314, 100, s, s, None, None, 0, 3) for m, s in [(tensors.FUSED, 1.0), (tensors.EACH, 4.0)]]
+    each = [
+        tensors.Row(method=m, tensors=314, nbytes=100, seconds=s, p99=s, wrong=0, repeats=3)
+        for m, s in [(tensors.FUSED, 1.0), (tensors.EACH, 4.0)]
+    ]
     write_rows(tmp_path / "tensors.json", each, kind="tensors", network="ResNet-101")
     step = overlap.row("none", {"w": np.zeros(10, np.float32)}, np.array([[0.1, 0.08, 0.02, 0.12]]), 0)
     write_rows(tmp_path / "overlap.json", [step], kind="overlap", network="ResNet-101")
-    write_rows(tmp_path / "growth.json", points(1e-4, 1e-9), kind="growth", picture="docs/growth.png")
-    return [tmp_path / f"{name}.json" for name in ("sync", "tensors", "overlap", "growth")]
+    write_rows(tmp_path / "scaling.json", points(1e-4, 1e-9), kind="scaling", picture="docs/scaling.png")
+    return [tmp_path / f"{name}.json" for name in ("sync", "tensors", "overlap", "scaling")]
 
 
 def test_every_kind_has_its_section(results, tmp_path):
@@ -156,7 +163,7 @@ def test_every_kind_has_its_section(results, tmp_path):
     ]  # fmt: skip
     assert "200.00 | 400.00 | 400.00 | 1.25" in text
     assert "125.0 MB/s" in text
-    assert "![Time against size and against ranks](docs/growth.png)" in text
+    assert "![Time against size and against ranks](docs/scaling.png)" in text
 
 
 def test_losses_are_those_of_the_rows(tmp_path):
@@ -168,7 +175,20 @@ def test_losses_are_those_of_the_rows(tmp_path):
     losses = [line for line in (tmp_path / "B.md").read_text().splitlines() if line.startswith("- ")]
     assert losses[0].endswith("against fp32: 1 MiB: none (1.12 times), onebit (2.00 times).")
     assert losses[1].endswith("against fp16: 1 MiB: int8 (1.50 times), onebit (4.00 times).")
-    assert "| onebit | 1600.00 | 1600.00 | 0.50 | 0.31 | 0.25 |" in (tmp_path / "B.md").read_text()
+    assert "| onebit | 1600.00 | 1600.00 | 0.001 | 0.000 | 0.50 | 0.31 | 0.25 |" in (tmp_path / "B.md").read_text()
+
+
+def test_bandwidths_are_those_of_nccl_tests(results, tmp_path):
+    """1 MiB in 1 s over 4 ranks: each must send 2 · 3/4 of it; also of results that were written without."""
+    assert bandwidths(1 << 20, 0.5, 4) == {"algbw": 2 << 20, "busbw": 3 << 20}
+    assert bandwidths(1 << 20, 0.5, 1)["busbw"] == 0
+    old = json.loads(results[0].read_text())
+    old["environment"]["job"] = {"ranks": 4}
+    old["rows"] = [{k: v for k, v in row.items() if k not in ("algbw", "busbw")} for row in old["rows"]]
+    old["rows"] = [{**row, "nbytes": 1 << 30} for row in old["rows"]]
+    results[0].write_text(json.dumps(old))
+    report.main(results=results[:1], output=tmp_path / "B.md")
+    assert "| 1024 MiB | none | 500.00 | 500.00 | 2.147 | 3.221 |" in (tmp_path / "B.md").read_text()
 
 
 def test_of_several_ways_under_one_name_the_quickest_is_kept():

@@ -1,4 +1,4 @@
-"""Tables of what ``bench truth`` found, for the terminal and for the report."""
+"""Tables of what ``bench validate`` found, for the terminal and for the report."""
 
 from __future__ import annotations
 
@@ -6,41 +6,46 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..files.output import milliseconds, number
-from .planner.rows import Truth
+from ..files.output import number
+from .harness import columns
+from .harness.columns import MS, RATIO, Column, Table
+from .planner.rows import Validation
 from .planner.tables import Lines, percent
 
-HEADER = ["tensors", "calls", "method", "predicted ms", "measured ms", "p90 ms", "error", "time / best", "chosen",
-          "plan"]  # fmt: skip
 CASES_HEADER = ["tensors", "calls", "predictions", "median error", "largest", "bias", "computing", "auto / best",
                 "best"]  # fmt: skip
 
 
-def lines(rows: Sequence[Truth]) -> Lines:
-    """One line a method and case."""
-    return [
-        [
-            str(r.tensors), r.calls, r.method, *map(milliseconds, (r.predicted, r.measured, r.p90)), percent(error(r)),
-            number(r.ratio_to_best), "chosen" if r.chosen else "", r.plan,
-        ]
-        for r in rows
-    ]  # fmt: skip
-
-
-def error(row: Truth) -> float:
+def error(row: Validation) -> float:
     """How far the prediction is above what was measured, as a share of that."""
     return row.predicted / row.measured - 1
 
 
-def by_case(rows: Sequence[Truth]) -> dict[tuple[int, str], list[Truth]]:
+TABLE = Table(
+    (
+        Column("tensors", "tensors"),
+        Column("calls", "calls", left=True),
+        columns.METHOD,
+        Column("predicted", "predicted", MS),
+        Column("measured", "measured", MS),
+        Column("p90", "p90", MS),
+        Column("error", lambda row, rows: percent(error(row))),
+        Column("time / best", "ratio_to_best", RATIO),
+        Column("chosen", lambda row, rows: "chosen" if row.chosen else "", left=True),
+        Column("plan", "plan", left=True),
+    )
+)
+
+
+def by_case(rows: Sequence[Validation]) -> dict[tuple[int, str], list[Validation]]:
     """The rows of every case, in their order."""
-    found: dict[tuple[int, str], list[Truth]] = {}
+    found: dict[tuple[int, str], list[Validation]] = {}
     for row in rows:
         found.setdefault((row.tensors, row.calls), []).append(row)
     return found
 
 
-def cases(rows: Sequence[Truth]) -> Lines:
+def cases(rows: Sequence[Validation]) -> Lines:
     """One line a case, and one for all of them.
 
     *bias* is the median of the errors with their signs: what all predictions of a case have in common. *computing* is
@@ -50,7 +55,7 @@ def cases(rows: Sequence[Truth]) -> Lines:
     return [*found, ["all", "", *_summary(rows)]]
 
 
-def _summary(rows: Sequence[Truth]) -> list[str]:
+def _summary(rows: Sequence[Validation]) -> list[str]:
     errors = [error(row) for row in rows]
     sizes = np.abs(errors)
     chosen = [row.ratio_to_best for row in rows if row.chosen]

@@ -1,0 +1,94 @@
+"""Defaults of the suites: their functions ``main`` and the commands that call them have them from here.
+
+Nothing is loaded for them, so that ``--help`` needs neither numba nor MPI.
+"""
+
+from __future__ import annotations
+
+
+class Sync:
+    """``bench sync``."""
+
+    sizes = "64KiB,1MiB,16MiB"
+    compressors = "none,fp16,int8,int4,onebit,topk:ratio=0.01"
+    repeats = 20
+
+
+class Routes:
+    """``bench routes``."""
+
+    sizes = "1MiB,64MiB"
+    compressors = "none,fp16,bf16,int8,int4,onebit,topk:ratio=0.01,randomk:ratio=0.01,powersgd"
+    repeats = 20
+
+
+class Tensors:
+    """``bench tensors``."""
+
+    compressors = "none,fp16,int8,onebit"
+    repeats = 10
+
+
+class Overlap:
+    """``bench overlap``."""
+
+    compressors = "none,int8,onebit"
+    repeats = 10
+
+
+class Scaling:
+    """``bench scaling``."""
+
+    sizes = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+    compressors = "none,int8,onebit"
+    rank_limit = "16MiB"
+    repeats = 15
+
+
+class Validate:
+    """``bench validate``."""
+
+    compressors = "fp16,int8,onebit,topk:ratio=0.01"
+    tensors = "5,60"
+    calls = "sync,push"
+    batch = 512
+    seconds = 80.0
+    profile_seconds = 40.0
+
+
+class Compressors:
+    """``bench compressors``."""
+
+    device = "cpu"
+    methods = "all"
+    threads = "1"
+    repeats = 15
+
+
+class Train:
+    """``bench train``."""
+
+    methods = "none,fp16,int8,onebit,topk:ratio=0.01"
+    steps = 1500
+    hidden = 256
+    momentum = 0.0
+    seed = 0
+    ablation = True
+
+
+class Optimizers:
+    """``bench optimizers``."""
+
+    methods = "none,fp16,bf16,int8,int4,powersgd:rank=4,topk:ratio=0.01,dgc:ratio=0.25~0.01@50,onebit"
+    without_feedback = "onebit"
+    optimizer = "adamw,sgd"
+    seeds = "0"
+    steps = 200
+
+
+class Profile:
+    """``espresso-mpi profile``, which fits the planner's curves."""
+
+    output = "profile.json"
+    compressors = "fp16,int8,onebit,topk:ratio=0.01"
+    seconds = 60.0

@@ -1,0 +1,125 @@
+"""Methods on the same arrays: checked, warmed up, timed in turns, their bytes counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...tracing import pictures
+from ...types import TensorSpec
+from .checks import Inputs, wrong_of, wrong_together
+from .rows import bandwidths
+from .turns import Contestant, Effort, in_turns
+
+CHECKED = 1 << 24
+"""Bytes of the largest array that is checked where many are measured: one rank does for the check what all ranks do."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out of a contestant.
+
+    Attributes:
+        times: seconds of the slowest rank in every repetition.
+        wrong: elements, over all ranks; None if it was not checked.
+        sent: bytes of every rank by level, in one run; None where that cannot be told.
+    """
+
+    contestant: Contestant
+    times: np.ndarray
+    wrong: int | None
+    sent: Sequence[Mapping[str, int]] | None
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return float(np.median(self.times))
+
+    def fields(self, nbytes: int, ranks: int) -> dict[str, Any]:
+        """Those of ``rows.Timing``."""
+        sent = self.sent
+        return {
+            "method": self.contestant.method,
+            "nbytes": nbytes,
+            "seconds": self.seconds,
+            "p99": float(np.percentile(self.times, 99)),
+            "repeats": len(self.times),
+            "wire_bytes": None if sent is None else sum(sum(levels.values()) for levels in sent),
+            "inter_bytes": None if sent is None else sum(levels["inter"] for levels in sent),
+            "wrong": self.wrong,
+            **bandwidths(nbytes, self.seconds, ranks),
+        }
+
+
+def measure(
+    comm: Any,
+    contestants: Sequence[Contestant],
+    effort: Effort,
+    *,
+    check: bool = True,
+    beside: Callable[[int], None] = lambda repetition: None,
+    trace: Path | None = None,
+) -> list[Measured]:
+    """Check, run once outside the clock, time in turns, trace once more if asked, and close. Collective.
+
+    Args:
+        beside: see ``in_turns``.
+        trace: the contestants' names are put before its suffix.
+    """
+    wrong = [c.check() if check and c.check is not None else None for c in contestants]
+    in_turns(comm, contestants, Effort(1))  # allocates and compiles
+    before = [None if c.sent is None else dict(c.sent()) for c in contestants]
+    times = in_turns(comm, contestants, effort, beside)
+    sent = [_sent(comm, c, earlier, len(times)) for c, earlier in zip(contestants, before)]
+    for c in contestants:
+        if trace is not None and c.trace is not None:
+            c.trace(trace)
+        c.close()
+    return [Measured(*of_one) for of_one in zip(contestants, times.T, wrong, sent)]
+
+
+def _sent(comm: Any, c: Contestant, before: Mapping[str, int] | None, times: int) -> list[dict[str, int]] | None:
+    """What every rank has sent since, a run."""
+    if c.sent is None or before is None:
+        return None
+    found: list[dict[str, int]] = comm.allgather(
+        {level: (count - before[level]) // times for level, count in c.sent().items()}
+    )
+    return found
+
+
+def by_session(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray], spec: str, **options: Any) -> Contestant:
+    """One ``sync`` of arrays, by a session of its own. Collective.
+
+    Args:
+        grads: the arrays, the same memory in every run, as in training; ``inputs`` are put there before.
+        options: of the session.
+    """
+    from ...session import Session
+
+    session = Session(comm, compressor=spec, **options)
+
+    def check() -> int:
+        with Session(comm, compressor=spec, **options, feedback=False) as single:
+            results = inputs.copies()
+            single.sync(results)
+            return wrong_together(comm, results.values(), lambda: wrong_of(single, results, inputs.of_all()))
+
+    def sent() -> Mapping[str, int]:
+        return session.stats().bytes_by_level
+
+    def trace(path: Path) -> None:
+        inputs.refill(grads)
+        with pictures.tracing(session, path, spec):
+            session.sync(grads)
+
+    ways = [session.strategy(TensorSpec(name, x.shape, "float32")).route for name, x in grads.items()]
+    return Contestant(
+        spec, partial(session.sync, grads), check, partial(inputs.refill, grads), ways[0] if len(ways) == 1 else None,
+        sent, trace, session.close,
+    )  # fmt: skip

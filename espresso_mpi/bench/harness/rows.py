@@ -1,0 +1,70 @@
+"""What is known of a method that was timed; suites add fields of their own. JSON files hold them by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from ...files.output import write_rows
+from .columns import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A collective by one method.
+
+    Attributes:
+        method: compressor, or a name of MPI's own.
+        nbytes: bytes of the float32 arrays.
+        seconds, p99: median and 99th percentile, over repetitions, of the slowest rank.
+        repeats: repetitions that were made.
+        algbw, busbw: bytes a second of the array, and of the busiest connection, as nccl-tests define them.
+        wire_bytes: bytes that all ranks together send to other ranks in one synchronisation; MPI does not tell.
+        inter_bytes: those of them that go to another machine.
+        wrong: elements, over all ranks, that differ from the reference; None where they were not compared.
+    """
+
+    method: str
+    nbytes: int
+    seconds: float
+    repeats: int
+    p99: float | None = None
+    algbw: float | None = None
+    busbw: float | None = None
+    wire_bytes: int | None = None
+    inter_bytes: int | None = None
+    wrong: int | None = None
+
+
+R = TypeVar("R", bound=Timing)
+
+
+def bandwidths(nbytes: int, seconds: float, ranks: int) -> dict[str, float]:
+    """``algbw`` and ``busbw`` of an allreduce, in bytes a second.
+
+    An allreduce over p ranks moves at least 2(p-1)/p of the array over each rank's connection, so that ``busbw`` can be
+    compared with the speed of the link, whatever p is.
+    """
+    algbw = nbytes / seconds
+    return {"algbw": algbw, "busbw": algbw * 2 * (ranks - 1) / ranks}
+
+
+def completed(rows: Sequence[R], ranks: int | None) -> list[R]:
+    """Rows with their bandwidths, also from files without; ``ranks``: of those rows that do not tell."""
+    return [_completed(row, getattr(row, "ranks", ranks)) for row in rows]
+
+
+def _completed(row: R, ranks: int | None) -> R:
+    if row.algbw is not None or ranks is None:
+        return row
+    known = bandwidths(row.nbytes, row.seconds, ranks)
+    return replace(row, algbw=known["algbw"], busbw=known["busbw"])
+
+
+def publish(comm: Any, kind: str, table: Table, title: str, rows: Sequence[Any], json: Any, **more: Any) -> None:
+    """On rank 0, print the rows, and write them to a JSON file if there is to be one."""
+    if comm.rank == 0:
+        table.show(title, rows)
+        if json is not None:
+            write_rows(json, rows, kind=kind, **more)

@@ -1,0 +1,104 @@
+"""How methods are compared: in turns within each repetition, the slowest rank counting.
+
+Turns, so that a noisy moment of the machine meets all of them; what a method is compared with is always measured in
+the same run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...types import ROUTES, Route
+
+LEAST_REPEATS = 3
+"""Repetitions that are made however long they take: a median of fewer says nothing."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method under test.
+
+    Attributes:
+        method: its name in the results.
+        run: does it once.
+        check: elements, over all ranks, of its first result that are wrong; None where nothing says what is right.
+            Collective; called once, before ``run``.
+        prepare: puts the inputs in place before ``run``, outside the clock.
+        route: the way that it goes; None for MPI's own.
+        sent: bytes sent so far by this rank, by level; None where it cannot be told.
+        trace: writes a trace of one more run to a file; None where there is nothing to see. Collective.
+        close: gives back what it holds. Collective.
+        text: the way that MPI goes, in words.
+    """
+
+    method: str
+    run: Callable[[], object]
+    check: Callable[[], int] | None = None
+    prepare: Callable[[], None] = lambda: None
+    route: Route | None = None
+    sent: Callable[[], Mapping[str, int]] | None = None
+    trace: Callable[[Path], None] | None = None
+    close: Callable[[], None] = lambda: None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure.
+
+    Attributes:
+        repeats: most repetitions.
+        seconds: no further repetition is begun after this time, but for the first three; None: no limit.
+        tick: is called at the end of each.
+    """
+
+    repeats: int
+    seconds: float | None = None
+    tick: Callable[[], None] = lambda: None
+
+
+def in_turns(
+    comm: Any,
+    contestants: Sequence[Contestant],
+    effort: Effort,
+    beside: Callable[[int], None] = lambda repetition: None,
+) -> np.ndarray:
+    """Seconds of the slowest rank, shape (repetitions, contestants). Collective.
+
+    Args:
+        beside: is called at the end of each repetition with its number, for measurements of another kind.
+    """
+    start, rows = time.perf_counter(), []
+    for number in range(effort.repeats):
+        rows.append([timed(comm, c.run, c.prepare) for c in contestants])
+        beside(number)
+        effort.tick()
+        spent = comm.bcast(time.perf_counter() - start)
+        if number + 1 >= LEAST_REPEATS and effort.seconds is not None and spent > effort.seconds:
+            break
+    return np.array(rows)
+
+
+def timed(comm: Any, run: Callable[[], object], prepare: Callable[[], None] = lambda: None) -> float:
+    """Seconds that the slowest rank takes, from a moment when all are ready. Collective."""
+    from mpi4py import MPI
+
+    prepare()
+    comm.Barrier()
+    start = time.perf_counter()
+    run()
+    return comm.allreduce(time.perf_counter() - start, MPI.MAX)
+
+
+def route_name(route: Route | None) -> str:
+    """A route's name if it has one, else its steps; MPI's own way for None."""
+    if route is None:
+        return "MPI's own"
+    names = {str(Route.parse(name)): name for name in ROUTES}
+    return names.get(str(route), str(route))
