@@ -76,7 +76,7 @@ def _swapped(function, module):  # type: ignore[no-untyped-def]
     """Give a kernel and the device functions that it calls the simulated ``cuda``, for the whole launch.
 
     The simulator's own version swaps it around each call of a device function, under the feet of the other threads.
-    Such a call comes here too, a hundred thousand times in a test: where the launch has done the work, it costs nothing.
+    Such calls come here too, a hundred thousand times in a test; the launch has done the work, so they cost nothing.
     """
     if _LAUNCHES and function.__globals__.get("cuda") is not cuda:
         yield
