@@ -8,6 +8,7 @@ USUAL = (4,)
 RANKS = {
     # What depends on the number of ranks: how data are cut, who talks to whom, in which order.
     "test_sync": (2, 3, 4),
+    "test_sync::test_conservation_law": (4,),  # test_routes and test_methods have it on three, for fewer steps
     "test_linear": (3, 4),
     "test_methods": (3, 4),
     "test_routes": (3, 4),
@@ -27,9 +28,10 @@ RANKS = {
     "test_frameworks": (2,),
     "test_lifetime": (2,),
     "test_profiler": (2,),
-    "test_profiler::test_every_route_can_be_priced": (4,),  # two machines of two ranks
+    "test_profiler::test_every_route_can_be_priced[two]": (4,),  # machines of two ranks
 }
-"""With ``--quick``: on how many ranks a module runs, or one test of it (``module::test``). Others: on USUAL."""
+"""With ``--quick``: on how many ranks a module, a test (``module::test``) or a case (``module::test[case]``) runs.
+All others run on USUAL."""
 
 
 def pytest_collection_modifyitems(config, items):
@@ -40,4 +42,5 @@ def pytest_collection_modifyitems(config, items):
 def ranks_for(item):
     """On how many ranks a quick run has this test."""
     module = item.path.stem
-    return RANKS.get(f"{module}::{item.originalname}", RANKS.get(module, USUAL))
+    found = (RANKS.get(name) for name in (f"{module}::{item.name}", f"{module}::{item.originalname}", module))
+    return next(filter(None, found), USUAL)
