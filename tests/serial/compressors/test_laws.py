@@ -49,6 +49,6 @@ def cases():
             yield pytest.param(spelling, law, marks=marks, id=f"{spelling}-{law.__name__}")
 
 
-@pytest.mark.parametrize("spelling, law", cases())
+@pytest.mark.parametrize("spelling, law", list(cases()))
 def test_law(spelling, law):
     law(get(spelling).at(None))
