@@ -22,7 +22,6 @@ RANKS = {
     # What two ranks show, or can only be shown on two.
     "test_autoplan": (2,),
     "test_bench_optimizers": (2,),
-    "test_bench_sync": (2,),
     "test_bench_train": (2,),
     "test_bench_truth": (2,),
     "test_frameworks": (2,),
