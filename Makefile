@@ -3,11 +3,13 @@
 # and time limits come from one place, `espresso-mpi run` (espresso_mpi/cluster/launch.py).
 
 PYTHON ?= python3
-RANKS ?= 2 3 4
+RANKS ?= 4 3 2
 MPI_TIMEOUT ?= 600
 BENCH_TIMEOUT ?= 1800
 BENCH_THREADS ?= 1,2
 OUT ?= out
+# Processes for the serial tests: one more than cores, since one mostly waits for jobs.
+WORKERS ?= 3
 
 VENV := .venv
 VENV_MPICH := .venv-mpich
@@ -19,7 +21,7 @@ export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-mpich test-ptx test-routes check docs bench bench-compressors bench-optimizers clean
+.PHONY: help demo test test-all test-mpich test-ptx test-routes check docs bench bench-compressors bench-optimizers clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,21 +58,27 @@ $(VENV_DOCS)/.docs: pyproject.toml
 
 comma := ,
 
-# $(call mpi_tests,DIRECTORY): tests/mpi on each number of ranks, one job after another.
+# $(call mpi_tests,DIRECTORY,OPTIONS): tests/mpi on each number of ranks, one job after another.
 define mpi_tests
 	@set -e; for n in $(RANKS); do \
 	  echo "== tests/mpi on $$n ranks ($(1))"; \
 	  $(1)/bin/espresso-mpi run -n $$n --timeout $(MPI_TIMEOUT) -- \
-	    python -m mpi4py -m pytest --with-mpi -q tests/mpi; \
+	    python -m mpi4py -m pytest --with-mpi -q $(2) tests/mpi; \
 	done
 	@echo "== tests/standin: GPU sessions in numba's simulator, on 2 ranks ($(1))"
-	@$(1)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- python -m mpi4py -m pytest --with-mpi -q tests/standin
+	@$(1)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- python -m mpi4py -m pytest --with-mpi -q $(2) tests/standin
 endef
 
 demo: $(VENV)/.demo ## train a small model with compressed gradients on an emulated cluster (3 minutes and the set-up)
 	$(VENV)/bin/espresso-mpi demo
 
-test: $(VENV)/.test ## serial tests, then the MPI tests on 2, 3 and 4 ranks (Open MPI)
+test: $(VENV)/.test ## each test once: in $(WORKERS) processes, on 4 ranks, and on 3 and 2 what depends on them (9 minutes)
+	@echo "== tests/serial, in $(WORKERS) processes"
+	OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -q --quick \
+	  -n $(WORKERS) --no-loadscope-reorder tests/serial
+	$(call mpi_tests,$(VENV),--quick)
+
+test-all: $(VENV)/.test ## every test with every method and on 2, 3 and 4 ranks (half an hour)
 	@echo "== tests/serial"
 	$(VENV)/bin/python -m pytest -q tests/serial
 	$(call mpi_tests,$(VENV))

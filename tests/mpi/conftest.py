@@ -1,3 +1,45 @@
-"""Multi-rank tests fail on all ranks together, and never hang."""
+"""Multi-rank tests fail on all ranks together, and never hang; with ``--quick`` each runs where RANKS says."""
 
+from mpi4py import MPI
+from selection import deselect
 from verdict import *  # noqa: F403
+
+USUAL = (4,)
+RANKS = {
+    # What depends on the number of ranks: how data are cut, who talks to whom, in which order.
+    "test_sync": (2, 3, 4),
+    "test_sync::test_conservation_law": (4,),  # test_routes and test_methods have it on three, for fewer steps
+    "test_linear": (3, 4),
+    "test_methods": (3, 4),
+    "test_routes": (3, 4),
+    "test_schedule": (3, 4),
+    "test_window": (3, 4),
+    "test_engine::test_any_order_gives_what_sync_gives": (3, 4),
+    "test_engine::test_any_errors_in_any_order": (3, 4),
+    "test_errors::test_routes_that_lose_ranks_of_uneven_machines_are_refused": (3, 4),
+    "test_state::test_what_is_owed_is_conserved_on_other_ranks": (3, 4),
+    "test_state::test_momenta_are_conserved_in_the_mean": (3, 4),
+    # What two ranks show, or can only be shown on two.
+    "test_autoplan": (2,),
+    "test_bench_optimizers": (2,),
+    "test_bench_train": (2,),
+    "test_bench_truth": (2,),
+    "test_frameworks": (2,),
+    "test_lifetime": (2,),
+    "test_profiler": (2,),
+    "test_profiler::test_every_route_can_be_priced[two]": (4,),  # machines of two ranks
+}
+"""With ``--quick``: on how many ranks a module, a test (``module::test``) or a case (``module::test[case]``) runs.
+All others run on USUAL."""
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("quick"):
+        deselect(config, items, lambda item: MPI.COMM_WORLD.size not in ranks_for(item))
+
+
+def ranks_for(item):
+    """On how many ranks a quick run has this test."""
+    module = item.path.stem
+    found = (RANKS.get(name) for name in (f"{module}::{item.name}", f"{module}::{item.originalname}", module))
+    return next(filter(None, found), USUAL)

@@ -13,6 +13,8 @@ from espresso_mpi.types import Route
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
 COMPRESSORS = ("fp16", "int8", "int8:rounding=stochastic", "onebit", "topk:ratio=0.1")
+OFTEN = ("onebit", "topk:ratio=0.1", *(pytest.param(c, marks=pytest.mark.thorough) for c in COMPRESSORS[:3]))
+"""For many steps: what a method does to a residual is in test_methods, and the same at every step."""
 
 
 @pytest.mark.parametrize("window_bytes, segment_bytes", [(0, 0), (8192, 0), (8192, 3000), (0, 3000)])
@@ -35,7 +37,7 @@ def test_dense_is_the_mean(world, open_session, dtype, route, window_bytes, segm
 
 
 @pytest.mark.parametrize("route", COMPRESSED)
-@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize("compressor", OFTEN)
 def test_conservation_law(world, open_session, compressor, route):
     """Given = received + what the residuals still hold, to float32 rounding, over 100 steps."""
     n, steps = 1537, 100

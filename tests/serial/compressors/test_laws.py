@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from law_tools import spellings_of
 from laws import LAWS
@@ -13,8 +15,40 @@ from espresso_mpi.compressors import get, names
 
 SPELLINGS = [spelling for name in names() for spelling in spellings_of(name)]
 
+COSTLY = {
+    "writes_its_arrays_and_nothing_else", "takes_any_input", "keeps_its_bounds", "keeps_its_bounds_on_bad_inputs",
+    "error_on_gaussian_values", "is_unbiased", "same_bytes_on_any_number_of_threads", "tensors_have_shapes",
+    "feedback_stays_bounded", "survives_damage", "survives_any_payload",
+}  # fmt: skip
+"""Laws with a million elements, with inputs from hypothesis, or with hundreds of seeds, steps or payloads."""
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("spelling", SPELLINGS)
+AMOUNTS = {"rank", "cols", "rows", "columns", "beta", "mu", "value"}
+
+
+def takes_another_branch(spelling):
+    """Whether a kernel does something else than for the method's name alone, and not only more or less of the same."""
+    method, plain = get(spelling), get(spelling.partition(":")[0])
+    given = {field.name: getattr(method, field.name) for field in fields(method)}
+    return any(not _only_an_amount(name, value) for name, value in given.items() if value != getattr(plain, name))
+
+
+def _only_an_amount(name, value):
+    if name == "ratio":
+        return value != 1.0  # nothing is left out
+    if name == "block":
+        return value % 64 == 0  # whole words
+    return name in AMOUNTS
+
+
+def cases():
+    """Every law with every spelling; costly ones with variants that only do more or less of the same are `thorough`."""
+    for spelling in SPELLINGS:
+        once = ":" in spelling and not takes_another_branch(spelling)
+        for law in LAWS:
+            marks = [pytest.mark.thorough] if once and law.__name__ in COSTLY else []
+            yield pytest.param(spelling, law, marks=marks, id=f"{spelling}-{law.__name__}")
+
+
+@pytest.mark.parametrize("spelling, law", list(cases()))
 def test_law(spelling, law):
     law(get(spelling).at(None))

@@ -1,0 +1,15 @@
+"""``--quick`` runs each thing once: see the section on it in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+from selection import deselect
+
+
+def pytest_addoption(parser):
+    what = "leave out what other tests cover too: what is marked `thorough`, and tests/mpi on ranks not in its RANKS"
+    parser.addoption("--quick", action="store_true", help=what)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("quick"):
+        deselect(config, items, lambda item: item.get_closest_marker("thorough"))
