@@ -50,7 +50,7 @@ def _over(method: str, inverse: bool = False) -> Callable[[Row, Sequence[Row]], 
     """A row's time over that of one of MPI's ways in the same run, or the other way round."""
 
     def value(row: Row, rows: Sequence[Row]) -> float:
-        other = next(one.seconds for one in rows if one.method == method)
+        other = {one.method: one.seconds for one in rows}[method]
         return other / row.seconds if inverse else row.seconds / other
 
     return value

@@ -170,10 +170,8 @@ class Engine:
 
     def _time_for_a_round(self, idle: bool) -> bool:
         """The same on all ranks, but where nothing is under way: then those with calls begin."""
-        if idle:
-            return True
-        if self._quiet or self._actions:
-            return False
+        if idle or self._quiet or self._actions:
+            return idle
         return self._since_round >= (_LOOK_AGAIN if self._dispatcher.runner.waiting else _LOOK_AT_IDLE)
 
     def _act(self, unit: Unit) -> None:
@@ -217,8 +215,7 @@ class Engine:
             if unit.watch is not None:
                 unit.watch.written()
         with self._driver.changed:
-            unit.gradients, unit.given = [], None
-            unit.finished = True
+            unit.gradients, unit.given, unit.finished = [], None, True
             self._unfinished.pop(id(unit), None)
             self._driver.changed.notify_all()
 
