@@ -203,7 +203,7 @@ class Session(Planning, Checkpoints):
         return handle
 
     def _unit(self, call: Call, given: Any, flat: Flat, title: str, priority: float | None = None) -> Unit:
-        return self._intake.unit(call, given, flat, title, priority, self._options, self._watch)
+        return self._intake.unit(call, given, flat, title, priority, lambda: self._options, self._watch)
 
     # --- seeing what happens ------------------------------------------------------------------------------------------
 

@@ -42,7 +42,14 @@ class Intake:
         self._gpu: int | None = None
 
     def unit(
-        self, call: Call, given: Any, flat: Flat, title: str, priority: float | None, options: Options, noted: Noted
+        self,
+        call: Call,
+        given: Any,
+        flat: Flat,
+        title: str,
+        priority: float | None,
+        options: Callable[[], Options],
+        noted: Noted,
     ) -> Unit:
         """A call with flat arrays over the caller's memory; an error is kept until all ranks know of it."""
         gradients = list[Gradient]()
@@ -67,12 +74,12 @@ class Intake:
             self._claims.drop(claimed)
             raise
         if problem is None:
-            batch, problem = self._settled(call, specs, options)
+            batch, problem = self._settled(call, specs, options())  # a step that ended may have changed them
         if problem is not None:
             self._claims.drop(claimed)
             return Unit(call, given, gradients, batch, problem, order, title=title, gpu=gpu)
         self._tell_of_copies(gradients)
-        watch = guard.Watch(title, gradients, claimed, options.debug)
+        watch = guard.Watch(title, gradients, claimed, options().debug)
         return Unit(call, given, gradients, batch, None, order, title=title, gpu=gpu, watch=watch)
 
     def release(self, unit: Unit, read: bool = True) -> EspressoError | None:
