@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from ..bench.compiling import announced
 from ..compressors.registry import spellings
 from ..errors import ConfigError
 from ..files.output import WIDTH, check_writable, show
@@ -24,6 +23,7 @@ from ..planner.plan import plan
 from ..planner.workloads.clusters import TESTBEDS
 from ..planner.workloads.models import MODELS, model_trace
 from ..types import DeviceKind, Plan
+from .compiling import announced
 
 T = TypeVar("T")
 

@@ -78,19 +78,22 @@ def measured(
     except ConfigError:
         pushes = False
     repeating.allow("steps")
+    kinds = (False, True) if pushes else (False,)
     layers, late, early = _Layers(transport), [], []
     for strategy in usual:
         with ExitStack() as stack:
-            plans = [[_planned(strategy, step.trace(pushed), profile) for pushed in (False, True)] for step in STEPS]
-            sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in both] for both in plans]
-            found = repeating.in_turns([partial(_steps, end, beside, layers, transport.rank, step, pushes)
-                           for (end, beside), step in zip(sessions, STEPS)])  # fmt: skip
-        for step, ((_, at_end), (_, beside)), seconds in zip(STEPS, plans, found):
-            computing, after, pushed = np.median(seconds, axis=0)
+            plans = [[_planned(strategy, step.trace(pushed), profile) for pushed in kinds] for step in STEPS]
+            sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in ways] for ways in plans]
+            found = repeating.in_turns([partial(_steps, ways, layers, transport.rank, step)
+                           for ways, step in zip(sessions, STEPS)])  # fmt: skip
+        for step, ways, seconds in zip(STEPS, plans, found):
+            computing, after, *pushed = np.median(seconds, axis=0)
+            at_end = ways[0][1]
             known = at_end - step.seconds - profile.call - step.count * profile.tensor
             late.append((step.count, after - known, after))
-            whole, most = computing + after, step.seconds * (1 - 1 / step.count)
-            early.append((at_end - beside, most, step.count, pushed - whole, whole))
+            if pushes:
+                whole, most = computing + after, step.seconds * (1 - 1 / step.count)
+                early.append((at_end - ways[1][1], most, step.count, pushed[0] - whole, whole))
     call, tensor = step_costs(np.array(late))
     effects = effects_of(np.array(early)) if pushes else Effects(profile.hidden, profile.slowed, profile.pushed)
     return replace(profile, call=call, tensor=tensor, **vars(effects))
@@ -123,8 +126,9 @@ class _Layers:
             np.matmul(self._a, self._b, out=self._c)
 
 
-def _steps(late: Any, early: Any, layers: _Layers, rank: int, step: Step, pushes: bool) -> list[float]:
-    """Begin and end of computing, of the call after it, and of a step that pushes."""
+def _steps(ways: Sequence[Any], layers: _Layers, rank: int, step: Step) -> list[float]:
+    """Begin and end of computing, of the call after it, and of a step that pushes, if there is a second session."""
+    late, *early = ways
     grads = {
         name: np.random.default_rng([rank, k]).standard_normal(step.size, np.float32)
         for k, name in enumerate(step.names)
@@ -134,13 +138,15 @@ def _steps(late: Any, early: Any, layers: _Layers, rank: int, step: Step, pushes
         layers.last(gap)
     marks += [perf_counter()] * 2
     late.sync(grads)
-    marks += [perf_counter()] * 2
-    if pushes:
+    marks.append(perf_counter())
+    for session in early:
+        marks.append(marks[-1])
         for name, x in grads.items():
             layers.last(gap)
-            early.push(name, x)
-        early.wait_all()
-    return [*marks, perf_counter()]
+            session.push(name, x)
+        session.wait_all()
+        marks.append(perf_counter())
+    return marks
 
 
 def _planned(strategy: Strategy, trace: Trace, profile: Profile) -> tuple[Plan, float]:

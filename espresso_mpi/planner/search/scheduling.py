@@ -43,6 +43,8 @@ GAINED, FAR = 2e-4, 0.01
 HOT, HOTTEST, COLD = 0.003, 0.05, 0.0001
 """The first and the last heat of annealing, relative to the step's time; the first is 3/4 of the distance from the
 bound, if that is between the first two."""
+AFRESH = 0.02
+"""The first heat of every other annealing of justified schedules, which leads away from what the others found."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class _Improving:
         choice = best.copy()
         size = laid_out(choice, *self.tables)[1].size
         steps = min(max(self.how.steps * choice.size**2, self.how.least // size), self.how.work // size)
-        hot = 0.02 if afresh else min(HOTTEST, max(HOT, 0.75 * (time / max(self.relaxed.value, 1e-300) - 1)))
+        hot = AFRESH if afresh else min(HOTTEST, max(HOT, 0.75 * (time / max(self.relaxed.value, 1e-300) - 1)))
         rows = _promising(self.problem, self.relaxed, time, self.how.options // 2)
         heats, draws = time * np.geomspace(hot, COLD, steps), rng.random((steps, 3))
         near, rounds = (NEAR_RULES, ROUNDS) if self.how.justifies else (0.0, 0)

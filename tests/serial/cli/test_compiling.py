@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from espresso_mpi.bench.compiling import NOTICE, announced
+from espresso_mpi.cli.compiling import NOTICE, announced
 
 MODULE = """
 from numba import njit
