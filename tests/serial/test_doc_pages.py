@@ -13,8 +13,9 @@ from doc_blocks import DOCUMENTED, LANGUAGES, PAGES, ROOT, STARTS_RANKS, blocks
 
 import espresso_mpi
 
-pytestmark = pytest.mark.timeout(240)
-LIMIT = 200
+LIMIT = 900
+"""Seconds for the job of all pages; with empty caches it compiles most kernels, beside other tests."""
+pytestmark = pytest.mark.timeout(LIMIT + 60)
 
 
 @pytest.fixture(scope="module")
