@@ -42,7 +42,7 @@ class PayloadError(EspressoError):
 
 
 class LabUnavailable(EspressoError):  # noqa: N818 - names a state, as BlockingIOError does
-    """The emulated cluster cannot run on this machine; the text names what is missing."""
+    """The emulated cluster cannot run on this node; the text names what is missing."""
 
 
 class StateError(EspressoError):
@@ -50,4 +50,4 @@ class StateError(EspressoError):
 
 
 class PlanError(EspressoError):
-    """No valid plan exists, or a plan does not fit the model or the machine."""
+    """No valid plan exists, or a plan does not fit the model or the node."""

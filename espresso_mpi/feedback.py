@@ -48,7 +48,7 @@ class Feedback:
 
     @classmethod
     def of(cls, value: Any) -> Feedback:
-        """A Feedback from itself, a spelling, or a bool (True: auto, False: none).
+        """A Feedback from itself, a spec, or a bool (True: auto, False: none).
 
         Raises:
             ConfigError: the value is none of these.

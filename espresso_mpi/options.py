@@ -45,7 +45,7 @@ class Tuning:
     """How a session plans for itself.
 
     Attributes:
-        compressors: spellings that a plan may use; whatever they lose is fed back. The default are those that train as
+        compressors: specs that a plan may use; whatever they lose is fed back. The default are those that train as
             uncompressed gradients do under AdamW, see ``LIKE_FP32``; stronger ones are the user's to name.
         skip: first steps, which compile and allocate and so are not timed.
         steps: dense steps that are timed, then the plan is made.
@@ -74,9 +74,9 @@ class Tuning:
     def __post_init__(self) -> None:
         if isinstance(self.compressors, str):
             raise ConfigError(f"tuning: compressors={self.compressors!r}; expected a list such as ['fp16', 'int8']")
-        spellings = tuple(str(compressors.get(text)) for text in self.compressors if text != "none")
-        object.__setattr__(self, "compressors", spellings)
-        votes = [text for text in spellings if not compressors.get(text).averages]
+        specs = tuple(str(compressors.get(text)) for text in self.compressors if text != "none")
+        object.__setattr__(self, "compressors", specs)
+        votes = [text for text in specs if not compressors.get(text).averages]
         if votes:
             raise ConfigError(
                 f"tuning: {', '.join(votes)}: the result is no mean, so a plan may not choose between it and dense "
@@ -93,7 +93,7 @@ class Tuning:
 
     @property
     def doubtful(self) -> tuple[str, ...]:
-        """The spellings of methods that are not known to train as uncompressed gradients do under AdamW."""
+        """The specs of methods that are not known to train as uncompressed gradients do under AdamW."""
         return tuple(text for text in self.compressors if text.partition(":")[0] not in LIKE_FP32)
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Options:
     message_bytes: int = MESSAGE_BYTES
     segment_bytes: int = DEFAULT_SEGMENT
     fuse_bytes: int | None = None
-    machines: tuple[tuple[int, ...], ...] | None = None
+    nodes: tuple[tuple[int, ...], ...] | None = None
     device_aware: bool | None = None
     tuning: Tuning | None = None
     debug: bool = False
@@ -178,7 +178,7 @@ class Options:
 
     def transport(self) -> Settings:
         """The part that the transport needs."""
-        return Settings(self.timeout, self.window_bytes, self.message_bytes, self.machines, self.device_aware)
+        return Settings(self.timeout, self.window_bytes, self.message_bytes, self.nodes, self.device_aware)
 
     @property
     def fusion(self) -> int | None:
@@ -218,8 +218,8 @@ def _told(plan: Plan) -> str:
         return plan.digest
     sizes = fingerprint(str(made)).hex()[:12]
     return (
-        f"{plan.digest}, made for {len(made.tensors)} tensors ({sizes}) on {made.machines} machines of "
-        f"{made.ranks_per_machine} ranks"
+        f"{plan.digest}, made for {len(made.tensors)} tensors ({sizes}) on {made.nodes} nodes of "
+        f"{made.ranks_per_node} ranks"
     )
 
 
@@ -232,16 +232,16 @@ def _dense(route: Route | str) -> Strategy:
 def default_route(topology: Topology, compressed: bool, summed: bool = False) -> str:
     """The rule by which a session chooses a route where none was named; docs/routes.md has what was measured for it.
 
-    Hierarchical where several machines have several ranks each, else flat. Compressed payloads that have something in
-    common (``summed``) are summed. Of others two machines, or two ranks, gather all: as many bytes as divisibly, an
+    Hierarchical where several nodes have several ranks each, else flat. Compressed payloads that have something in
+    common (``summed``) are summed. Of others two nodes, or two ranks, gather all: as many bytes as divisibly, an
     exchange and an encode less, so less error. More of them go the divisible way, and the payload is carried on
-    through the machine: each rank then decodes once, which costs less than moving the decoded tensor.
+    through the node: each rank then decodes once, which costs less than moving the decoded tensor.
 
-    Payloads of 16-bit floats are not summed by default: between machines that is not quicker, and sums are rounded and,
+    Payloads of 16-bit floats are not summed by default: between nodes that is not quicker, and sums are rounded and,
     of float16, cut at 65504, which no residual makes up for.
     """
-    hierarchical = len(topology.machines) > 1 and topology.size > len(topology.machines)
-    level, parties = ("hierarchical", len(topology.machines)) if hierarchical else ("flat", topology.size)
+    hierarchical = len(topology.nodes) > 1 and topology.size > len(topology.nodes)
+    level, parties = ("hierarchical", len(topology.nodes)) if hierarchical else ("flat", topology.size)
     if not compressed:
         return level
     if summed:
@@ -259,7 +259,7 @@ def _route(value: Any) -> Route | None:
     if value is None or isinstance(value, Route):
         return value
     if not isinstance(value, str):
-        raise ConfigError(f"route: got {type(value).__name__}; expected one of {', '.join(ROUTES)}, or a spelling")
+        raise ConfigError(f"route: got {type(value).__name__}; expected one of {', '.join(ROUTES)}, or a spec")
     return Route.parse(value)
 
 
@@ -287,17 +287,17 @@ def _tuning(given: tuple[bool, Any, Any]) -> Tuning | None:
     if names is None:
         return settings
     if isinstance(names, str) or not isinstance(names, Sequence):
-        raise ConfigError(f"compressors={names!r}; expected a list of spellings such as ['fp16', 'int8']")
+        raise ConfigError(f"compressors={names!r}; expected a list of specs such as ['fp16', 'int8']")
     return dataclasses.replace(settings, compressors=tuple(names))
 
 
-def _machines(value: Any) -> tuple[tuple[int, ...], ...] | None:
+def _nodes(value: Any) -> tuple[tuple[int, ...], ...] | None:
     if value is None:
         return None
     try:
         return tuple(tuple(operator.index(rank) for rank in group) for group in value)
     except (TypeError, ValueError):
-        raise ConfigError(f"machines={value!r}; expected lists of ranks, such as [[0, 1], [2, 3]]") from None
+        raise ConfigError(f"nodes={value!r}; expected lists of ranks, such as [[0, 1], [2, 3]]") from None
 
 
 def _fuse(value: Any) -> int | None:
@@ -351,7 +351,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "message_bytes": _number("message_bytes", True, 1, MESSAGE_MAX, f"a number of bytes from 1 to {MESSAGE_MAX}"),
     "segment_bytes": _number("segment_bytes", True, 0, 2**62, "a number of bytes, 0 for tensors in one piece"),
     "fuse_bytes": _fuse,
-    "machines": _machines,
+    "nodes": _nodes,
     "tuning": _tuning,
     "debug": _debug,
 }

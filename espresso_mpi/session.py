@@ -68,17 +68,17 @@ class Session(Planning, Checkpoints):
 
     Args:
         comm: mpi4py intracommunicator, default ``MPI.COMM_WORLD``; it is duplicated.
-        compressor: spelling of a compressor such as ``"topk:ratio=0.01"``, or ``"none"``.
-        route: name or spelling of a Route; default: by a rule from the machines and the compressor (docs/routes.md).
+        compressor: spec of a compressor such as ``"topk:ratio=0.01"``, or ``"none"``.
+        route: name or spec of a Route; default: by a rule from the nodes and the compressor (docs/routes.md).
         plan: a Plan with a strategy for every tensor, or the path of a file that one was saved in, instead of
             compressor and route. ``"auto"``: the first steps are dense and timed; then the session measures the cluster
             for a few seconds, plans, and goes on by the plan. See docs/planner.md.
-        compressors: with ``plan="auto"``: spellings of those that it may use; default: those of ``Tuning``.
+        compressors: with ``plan="auto"``: specs of those that it may use; default: those of ``Tuning``.
         tuning: with ``plan="auto"``: a ``Tuning``, how long to watch and measure, and when to plan anew.
         seed: of stochastic compressors; the same on every rank.
         min_bytes: tensors below this many bytes stay dense, unless a plan says otherwise.
         timeout: seconds after which a rank that does not come is reported.
-        feedback: what becomes of what compression loses, a ``Feedback`` or its spelling: ``"auto"`` (add it in the next
+        feedback: what becomes of what compression loses, a ``Feedback`` or its spec: ``"auto"`` (add it in the next
             step, where the compressor allows it), ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``,
             ``"ef21:momentum=0.1"`` or ``"none"``.
         nonfinite: a NaN or an infinity in a gradient on any rank, or a value too large to be compressed and summed
@@ -86,14 +86,14 @@ class Session(Planning, Checkpoints):
             on all ranks, or ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as
             it was; or ``"skip_all"``: every tensor of the call becomes NaN on all ranks, by which a loss scaler knows
             that the step is to be left out, and what the session keeps of them stays as it was. See docs/torch.md.
-        window_bytes: half of a rank's share of the machine's shared memory window; 0 uses MPI messages instead.
-        message_bytes: longest message between machines; longer ones are cut.
-        segment_bytes: a tensor with more bytes than this between machines is cut into segments that follow each other
+        window_bytes: half of a rank's share of the node's shared memory window; 0 uses MPI messages instead.
+        message_bytes: longest message between nodes; longer ones are cut.
+        segment_bytes: a tensor with more bytes than this between nodes is cut into segments that follow each other
             along the route, so that one's sums hide behind another's messages; 0 leaves it whole. Compressors that
             choose (topk) choose in each segment.
         fuse_bytes: dense tensors below this many bytes share a buffer; None measures, once, where copying them costs
             less than a collective for each.
-        machines: groups of ranks to treat as machines, such as the sockets of one; default: as MPI finds them.
+        nodes: groups of ranks to treat as nodes, such as the sockets of one; default: as MPI finds them.
         debug: find tensors that are changed while they are on their way by checksums, whatever framework they are of:
             each travels as a copy, and its memory is read some five times more. Default: the environment variable
             ``ESPRESSO_DEBUG`` (1 or 0), else False.
@@ -127,7 +127,7 @@ class Session(Planning, Checkpoints):
         message_bytes: int = MESSAGE_BYTES,
         segment_bytes: int = DEFAULT_SEGMENT,
         fuse_bytes: int | None = None,
-        machines: Sequence[Sequence[int]] | None = None,
+        nodes: Sequence[Sequence[int]] | None = None,
         debug: bool | None = None,
     ) -> None:
         auto = isinstance(plan, str) and plan == "auto"
@@ -135,7 +135,7 @@ class Session(Planning, Checkpoints):
             compressor=compressor, route=route, plan=None if auto else plan, tuning=(auto, tuning, compressors),
             seed=seed, min_bytes=min_bytes, timeout=timeout, feedback=feedback, nonfinite=nonfinite,
             window_bytes=window_bytes, message_bytes=message_bytes, segment_bytes=segment_bytes, fuse_bytes=fuse_bytes,
-            machines=machines, debug=debug,
+            nodes=nodes, debug=debug,
         )  # fmt: skip
         super().__init__(
             comm, options, lambda: {"problem": problem or other_versions(options.plan), "options": options.described()}

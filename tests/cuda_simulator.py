@@ -183,7 +183,7 @@ def main(wanted: list[str]) -> None:
     """Print what the simulated GPU does differently, as JSON: a list of problems for each name.
 
     Args:
-        wanted: compressors' spellings; a name alone stands for its examples as well; or ``collectives``.
+        wanted: compressors' specs; a name alone stands for its examples as well; or ``collectives``.
     """
     install()
     json.dump({what: list(_problems(what)) for what in wanted}, sys.stdout)
@@ -197,10 +197,10 @@ def _problems(what: str) -> Iterator[str]:
         for n in (0, 1, 65, 600):
             yield from cuda_twins.collective_problems(n)
         return
-    cases = dict.fromkeys(law_tools.spellings_of(what.partition(":")[0]), cuda_twins.FEWER)
+    cases = dict.fromkeys(law_tools.specs_of(what.partition(":")[0]), cuda_twins.FEWER)
     cases = {what: cuda_twins.FEW} if ":" in what else cases | {what: cuda_twins.FEW}
-    for spelling, inputs in cases.items():
-        yield from cuda_twins.compressor_problems(spelling, inputs)
+    for spec, inputs in cases.items():
+        yield from cuda_twins.compressor_problems(spec, inputs)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ FEW = (
 # --- compressors ------------------------------------------------------------------------------------------------------
 
 
-def compressor_problems(spelling: str, cases: Iterable[tuple[int, str]] = FEW) -> Iterator[str]:
+def compressor_problems(spec: str, cases: Iterable[tuple[int, str]] = FEW) -> Iterator[str]:
     """What differs between the CPU and the GPU for one compressor, on inputs of some sizes and kinds."""
-    twins = _Twins(get(spelling).at(None))
+    twins = _Twins(get(spec).at(None))
     for n, kind in cases:
         x = law_tools.INPUTS["gaussian" if kind == "steps" else kind](n)
         residual = law_tools.gaussian(n, 1) * np.float32(0.3)
@@ -50,7 +50,7 @@ def compressor_problems(spelling: str, cases: Iterable[tuple[int, str]] = FEW) -
         if kind == "steps":
             found += [*twins.steps(x, None, count=1), *twins.damaged(n)]
         for problem in found:
-            yield f"{spelling}, n = {n}, {kind}: {problem}"
+            yield f"{spec}, n = {n}, {kind}: {problem}"
 
 
 class _Twins:

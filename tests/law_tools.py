@@ -19,7 +19,7 @@ RESERVED = ("residual", "mean", "average")
 """Names under which sessions keep arrays beside those of a method."""
 
 
-def spellings_of(name: str) -> list[str]:
+def specs_of(name: str) -> list[str]:
     """A method's name and its class's examples."""
     return list(dict.fromkeys((name, *type(get(name)).examples)))
 

@@ -64,8 +64,8 @@ Law = Callable[[Compressor], None]
 # --- names, sizes, parameters -----------------------------------------------------------------------------------------
 
 
-def spelling_reads_back(c: Compressor) -> None:
-    """``get(str(c)) == c``, and the examples of its class are other spellings of it."""
+def spec_reads_back(c: Compressor) -> None:
+    """``get(str(c)) == c``, and the examples of its class are other specs of it."""
     assert get(str(c)) == c, f"{str(c)!r} reads back as {get(str(c))!r}"
     for example in type(c).examples:
         assert get(example).name == c.name, f"{example!r} is an example of {c.name}"
@@ -792,7 +792,7 @@ def survives_any_payload(c: Compressor) -> None:
 
 
 LAWS: list[Law] = [
-    spelling_reads_back,
+    spec_reads_back,
     metadata_is_consistent,
     schedules_settle,
     refuses_arrays_that_do_not_fit,

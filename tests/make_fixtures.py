@@ -1,9 +1,9 @@
 """Stores the payloads of compressors, so that the wire format cannot change unnoticed.
 
-    python tests/make_fixtures.py                adds the spellings that are not stored yet
+    python tests/make_fixtures.py                adds the specs that are not stored yet
     python tests/make_fixtures.py topk qsgd      stores these methods anew: their format changed on purpose
 
-``test_fixtures.py`` compares. The file holds for each spelling and input the payload and a digest of what it decodes
+``test_fixtures.py`` compares. The file holds for each spec and input the payload and a digest of what it decodes
 to; a long payload is stored as its digest as well.
 """
 
@@ -42,9 +42,9 @@ def _values(n: int) -> np.ndarray:
     return ((words.astype(np.int64).sum(axis=1) - 131070) / 32768).astype(np.float32)
 
 
-def made(spelling: str) -> dict[str, list[str]]:
-    """What is stored for a spelling: per input the payload and the digest of the decoded values."""
-    compressor, entries = get(spelling).at(None), {}
+def made(spec: str) -> dict[str, list[str]]:
+    """What is stored for a spec: per input the payload and the digest of the decoded values."""
+    compressor, entries = get(spec).at(None), {}
     for name, x in inputs():
         context = Context(law_tools.KEY, law_tools.SHARED)
         entries[name] = _step(compressor, x, context)
@@ -67,7 +67,7 @@ def _digest(array: np.ndarray) -> str:
 
 
 def registered() -> list[str]:
-    return [spelling for name in names(installed=False) for spelling in law_tools.spellings_of(name)]
+    return [spec for name in names(installed=False) for spec in law_tools.specs_of(name)]
 
 
 def stored() -> dict[str, dict[str, list[str]]]:
@@ -76,8 +76,8 @@ def stored() -> dict[str, dict[str, list[str]]]:
 
 def main(again: list[str]) -> None:
     """Store what is missing, and the methods named."""
-    kept = {spelling: entries for spelling, entries in stored().items() if get(spelling).name not in again}
-    added = {spelling: made(spelling) for spelling in registered() if spelling not in kept}
+    kept = {spec: entries for spec, entries in stored().items() if get(spec).name not in again}
+    added = {spec: made(spec) for spec in registered() if spec not in kept}
     STORED.parent.mkdir(exist_ok=True)
     STORED.write_text(json.dumps(dict(sorted((kept | added).items())), indent=1) + "\n")
     print(f"{STORED}: {len(added)} stored ({', '.join(added) or 'none'}), {len(kept)} as before")

@@ -21,7 +21,7 @@ def random_line(rng, start, rate):
     return Curve.line(start * 3 ** rng.uniform(-1, 1), 3 ** rng.uniform(-1, 1) / rate)
 
 
-def random_profile(rng, machines=4, ranks=4, compressors=(COMPRESSOR,), **more):
+def random_profile(rng, nodes=4, ranks=4, compressors=(COMPRESSOR,), **more):
     """A cluster in which every operation has a speed of its own: no two options take exactly the same."""
     keys = [
         (op, level, alone) for op in get_args(Op) for level in ("flat", "intra", "inter") for alone in (False, True)
@@ -30,13 +30,13 @@ def random_profile(rng, machines=4, ranks=4, compressors=(COMPRESSOR,), **more):
     moves = {key: random_line(rng, 2e-5, rates[key[1]]) for key in keys if not key[2] or key[1] == "inter"}
     speeds = {"gpu": (3e-5, 3e9), "cpu": (1e-5, 4e8)}
     codecs = {
-        (spelling, device, way): random_line(rng, *speeds[device])
-        for spelling in compressors
+        (spec, device, way): random_line(rng, *speeds[device])
+        for spec in compressors
         for device in speeds
         for way in ("encode", "decode")
     }
     copies = {way: random_line(rng, 1e-5, 1e10) for way in ("to_host", "to_gpu")}
-    return Profile(machines, ranks, codecs, moves, copies, Curve.line(0, 0), **more)
+    return Profile(nodes, ranks, codecs, moves, copies, Curve.line(0, 0), **more)
 
 
 def random_trace(rng, tensors, device="gpu", sizes=3):

@@ -67,13 +67,13 @@ def chosen(routes, number):
 
 
 def layouts(size):
-    """Ways to see ``size`` ranks as machines: pairs (2 x 2, 2 + 1), one machine, each rank by itself, all but one."""
+    """Ways to see ``size`` ranks as nodes: pairs (2 x 2, 2 + 1), one node, each rank by itself, all but one."""
     ranks = list(range(size))
     pairs = [ranks[i : i + 2] for i in range(0, size, 2)]
     found = [pairs, [ranks], [[r] for r in ranks]]
     if size > 2:
         found.append([ranks[:-1], ranks[-1:]])
-    return [list(machines) for machines in dict.fromkeys(tuple(map(tuple, machines)) for machines in found)]
+    return [list(nodes) for nodes in dict.fromkeys(tuple(map(tuple, nodes)) for nodes in found)]
 
 
 def values(rank, step, n, dtype=np.float32):
@@ -84,8 +84,8 @@ def exact_mean(size, step, n):
     return np.mean([values(rank, step, n).astype(np.float64) for rank in range(size)], axis=0)
 
 
-def open_transport(machines, window_bytes=1 << 16, **settings):
-    return Transport.open(None, Settings(20.0, window_bytes, machines=machines, **settings), list)
+def open_transport(nodes, window_bytes=1 << 16, **settings):
+    return Transport.open(None, Settings(20.0, window_bytes, nodes=nodes, **settings), list)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Arrays, layouts of machines and means that tests of sessions share."""
+"""Arrays, layouts of nodes and means that tests of sessions share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LINEAR = ("flat-linear", "hierarchical-linear")
 COMPRESSED = tuple(name for name in ROUTES if name not in DENSE + LINEAR)
 
 
-def machine_layouts(size):
-    """One machine; pairs; every rank a machine of its own; a big machine and a small one."""
+def node_layouts(size):
+    """One node; pairs; every rank a node of its own; a big node and a small one."""
     pairs = [list(range(i, min(i + 2, size))) for i in range(0, size, 2)]
     lopsided = [list(range(size - 1)), [size - 1]]
     layouts = [[list(range(size))], pairs, [[r] for r in range(size)]] + ([lopsided] if size > 2 else [])
@@ -33,11 +33,11 @@ def identical(world, array):
     return len(set(world.allgather(array.tobytes()))) == 1
 
 
-def held(world, session, n, machines):
+def held(world, session, n, nodes):
     """The mean that all residuals hold: first-pass ones averaged like gradients, second-pass ones as they are."""
     total = np.zeros(n)
     route_is_flat = world.size == 1 or not any("intra" in str(r) for r in session_routes(session))
-    count = world.size if route_is_flat else len(machines)
+    count = world.size if route_is_flat else len(nodes)
     for memory in world.allgather(session.state_dict()["memory"]):
         for key, value in memory.items():
             point, region, what = key.rsplit("|", 3)[1:]

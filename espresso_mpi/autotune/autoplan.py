@@ -225,13 +225,13 @@ def _candidates(
     return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
 
 
-def _simple(transport: Transport, options: Options, trace: Trace, spelling: str, route: Route | None) -> Iterator[Plan]:
+def _simple(transport: Transport, options: Options, trace: Trace, spec: str, route: Route | None) -> Iterator[Plan]:
     """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer."""
-    usual = replace(options, compressor=spelling, route=route, plan=None, tuning=None)
+    usual = replace(options, compressor=spec, route=route, plan=None, tuning=None)
     specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, trace.device) for t in trace.tensors]
     strategies = {spec.name: usual.strategy(spec, transport.topology) for spec in specs}
     small = [t.name for t in trace.tensors if strategies[t.name].compressor == "none"]
-    yield Plan(strategies, groups=_of_one_type(trace, small if spelling != "none" else []), fuse_bytes=0)
+    yield Plan(strategies, groups=_of_one_type(trace, small if spec != "none" else []), fuse_bytes=0)
     together = usual.strategy(TensorSpec("all", (trace.nbytes,), "float32", trace.device), transport.topology)
     yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(trace, list(strategies)), fuse_bytes=0)
 

@@ -28,7 +28,7 @@ from .profiling.request import Request, agreed
 
 def measure(
     transport: Transport,
-    spellings: Sequence[str],
+    specs: Sequence[str],
     *,
     open_session: SessionOpener,
     sizes: Sequence[int] | None = None,
@@ -41,7 +41,7 @@ def measure(
     """Measure what routes are made of. Collective; the same profile on every rank, made from the slowest rank's times.
 
     Args:
-        spellings: of the compressors; "none" is ignored. Scheduled ones are measured as they are in the end.
+        specs: of the compressors; "none" is ignored. Scheduled ones are measured as they are in the end.
         open_session: opens a session on the same ranks, given options: ``functools.partial(Session, comm)``.
         sizes: elements of the tensors that the profile is for; default: all sizes up to 16 MiB. With sizes the measured
             points are few, and those that such tensors bring about.
@@ -54,14 +54,14 @@ def measure(
     Raises:
         ConfigError: on every rank: an argument does not fit. RankTimeoutError: a rank did not come.
     """
-    request = agreed(transport, spellings, sizes, seconds, devices)
+    request = agreed(transport, specs, sizes, seconds, devices)
     repeating = Repeating(transport, request.seconds, tick)
     moves, codecs = Moves(repeating, request), Codecs(repeating, request)
     moves.warm_up()
     codecs.warm_up()
     repeating.begin()
     steps = Profile(
-        len(transport.topology.machines),
+        len(transport.topology.nodes),
         transport.topology.lanes,
         moves=moves.curves(),
         codecs=codecs.codecs(),
@@ -91,8 +91,8 @@ def _surroundings(
     mpi = every[0]["environment"]["mpi"]
     here = {**every[0]["environment"], "left_out": list(left_out), "hosts": sorted(set(transport.hosts))}
     fingerprint = {
-        "machines": len(transport.topology.machines),
-        "ranks_per_machine": transport.topology.lanes,
+        "nodes": len(transport.topology.nodes),
+        "ranks_per_node": transport.topology.lanes,
         "mpi": f"{mpi['library']} {mpi['version']}",
         "espresso_mpi": environment.version("espresso-mpi"),
         "devices": list(request.devices),

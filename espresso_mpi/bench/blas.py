@@ -1,4 +1,4 @@
-"""Keeps the matrix products of several ranks on one machine from fighting over its cores.
+"""Keeps the matrix products of several ranks on one node from fighting over its cores.
 
 `espresso-mpi run` and `espresso-mpi lab` set `OMP_NUM_THREADS` before numpy is loaded. A job started by a
 bare `mpirun` has numpy loaded by the time anyone asks, and each rank would then use every core, four ranks

@@ -1,8 +1,8 @@
 """The least time that a synchronisation could take: what its bytes cost on the busiest link, and in memory.
 
     bound = max(wire, memory)
-    wire = bytes on the busiest link / the rate that a plain stream between machines reaches in the same run
-    memory = the least bytes that the ranks of a machine must read and write / the rate that plain copies or sums reach
+    wire = bytes on the busiest link / the rate that a plain stream between nodes reaches in the same run
+    memory = the least bytes that the ranks of a node must read and write / the rate that plain copies or sums reach
     in the same run
 
 The least bytes of a step, in m bytes of result and over all members of its group together:
@@ -13,11 +13,11 @@ The least bytes of a step, in m bytes of result and over all members of its grou
 - reduce_scatter or reduce over k members: each contribution read once, the result written once: (k + 1)·m.
 - allreduce: that, and each of the other k - 1 members reads and writes the result: (k + 1)·m + 2(k - 1)·m.
 - all else moves bytes: read where they are, written where they go, 2 for each byte that goes to another member.
-- contributions that come from other machines are also written where they arrive and read where they leave: 2 more.
+- contributions that come from other nodes are also written where they arrive and read where they leave: 2 more.
 
 Staging, the kernel's network stack and copies into shared memory are not in it: an implementation may do without, and
 does not reach the bound if it does not. Caches may serve a part of the bytes, so that tensors which fit into them can
-be below it. On the emulated cluster all machines share one memory: the bytes of all ranks count together.
+be below it. On the emulated cluster all nodes share one memory: the bytes of all ranks count together.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def bound(sent: Sequence[int], traffic: Sequence[int], topology: Topology, yards
     """The bound of one synchronisation.
 
     Args:
-        sent: bytes that each rank sends to other machines.
+        sent: bytes that each rank sends to other nodes.
         traffic: bytes that each rank reads and writes, see ``memory_traffic``.
     """
     busiest = busiest_link(topology, sent)
@@ -82,21 +82,21 @@ def bound(sent: Sequence[int], traffic: Sequence[int], topology: Topology, yards
 
 
 def busiest_link(topology: Topology, sent: Sequence[int]) -> int:
-    """Bytes that the machine which sends most sends to others.
+    """Bytes that the node which sends most sends to others.
 
-    Links carry both directions at once, and with two machines one's arriving bytes are the other's leaving ones. With
-    more, arriving bytes are not counted; routes that end at one machine have more of them, so their bound is low.
+    Links carry both directions at once, and with two nodes one's arriving bytes are the other's leaving ones. With
+    more, arriving bytes are not counted; routes that end at one node have more of them, so their bound is low.
     """
-    return max(sum(sent[rank] for rank in ranks) for ranks in topology.machines)
+    return max(sum(sent[rank] for rank in ranks) for ranks in topology.nodes)
 
 
 def memory_domains(topology: Topology) -> tuple[tuple[int, ...], ...]:
-    """The ranks that share a memory: those of a machine; on the emulated cluster all, as it is one machine."""
-    return (tuple(range(topology.size)),) if os.environ.get("ESPRESSO_LAB") else topology.machines
+    """The ranks that share a memory: those of a node; on the emulated cluster all, as it is one node."""
+    return (tuple(range(topology.size)),) if os.environ.get("ESPRESSO_LAB") else topology.nodes
 
 
 def topology_of(comm: Any) -> Topology:
-    """Which ranks share a machine. Collective."""
+    """Which ranks share a node. Collective."""
     topology, local = discover(comm)
     local.Free()
     return topology
@@ -136,12 +136,12 @@ def _step_traffic(step: ScheduleStep, compressor: Compressor | None, feedback: b
 
 
 def _move_traffic(step: MoveStep) -> int:
-    move, machine_of = step.move, step.move.scene.topology.machine_of
+    move, node_of = step.move, step.move.scene.topology.node_of
     if step.op not in SUMS:
         return 2 * operations()[step.op].sent(move)
     members = [r for r, state in zip(move.group, move.before) if _nbytes(state, move.dtype)]
     me = move.group[move.index]
-    far = sum(machine_of[rank] != machine_of[me] for rank in members)
+    far = sum(node_of[rank] != node_of[me] for rank in members)
     after = operations()[step.op].advance(move.scene, move.before)[move.index]
     result = _nbytes(after, move.dtype)
     if step.op != "allreduce":
@@ -180,7 +180,7 @@ class Yardsticks:
 
     def __init__(self, comm: Any, topology: Topology, nbytes: int) -> None:
         self._copy = _Copy(comm, topology, nbytes)
-        self._stream = _Stream(comm, topology) if len(topology.machines) > 1 else None
+        self._stream = _Stream(comm, topology) if len(topology.nodes) > 1 else None
         self._rates: list[float] = []
         self._copies: list[list[float]] = []
 
@@ -192,7 +192,7 @@ class Yardsticks:
 
     @property
     def link(self) -> float | None:
-        """Bytes a second of a machine's link, in each of its directions at the same time; None on one machine."""
+        """Bytes a second of a node's link, in each of its directions at the same time; None on one node."""
         return max(self._rates, default=None)
 
     @property
@@ -208,14 +208,14 @@ class Yardsticks:
 
 
 class _Stream:
-    """One rank of each machine sends to the next machine's, all at once, as an exchange of gradients does.
+    """One rank of each node sends to the next node's, all at once, as an exchange of gradients does.
 
     MPI may be quicker with one long message or with many short ones (see ``MESSAGE_BYTES``): the quicker counts.
     """
 
     def __init__(self, comm: Any, topology: Topology) -> None:
         self._comm = comm.Dup()
-        self._leaders = [ranks[0] for ranks in topology.machines]
+        self._leaders = [ranks[0] for ranks in topology.nodes]
         self._nbytes = _STREAM_FIRST
         self._buffers = (np.ones(0, np.uint8),) * 2
         self._seconds(MESSAGE_BYTES)  # the first message opens the connection

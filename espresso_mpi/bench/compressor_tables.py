@@ -19,7 +19,7 @@ class Row:
     """One line of the result.
 
     Attributes:
-        method: a compressor's spelling, or ``copy``, or a peer's operation such as ``torch topk 1%``.
+        method: a compressor's spec, or ``copy``, or a peer's operation such as ``torch topk 1%``.
         device: ``cpu`` or ``cuda``; threads: those that the kernels may use (0 on a GPU).
         n: float32 elements.
         feedback: whether the encode that was timed has a residual.

@@ -70,7 +70,7 @@ def main(
         sizes: comma list of sizes of the float32 array; default on the CPU: four times its last-level cache, and a
             sixteenth of it; 400 MB on a GPU.
         device: ``cpu`` or ``cuda``.
-        methods: comma list of spellings; ``all`` for every method with its defaults, ``variants`` for those and the
+        methods: comma list of specs; ``all`` for every method with its defaults, ``variants`` for those and the
             examples that each method names.
         threads: comma list of numbers of CPU threads to measure with.
         repeats: timed repetitions.
@@ -111,7 +111,7 @@ def _specs(methods: str) -> list[str]:
         return list(compressors.names())
     if methods == "variants":
         return [spec for name in compressors.names() for spec in (name, *type(compressors.get(name)).examples)]
-    return [spec for spec in compressors.spellings(methods) if spec != "none"]
+    return [spec for spec in compressors.read_specs(methods) if spec != "none"]
 
 
 def _thread_counts(text: str) -> list[int]:

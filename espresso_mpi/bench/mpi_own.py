@@ -46,7 +46,7 @@ _RULES, _ALGORITHM = "coll_tuned_use_dynamic_rules", "coll_tuned_allreduce_algor
 """Open MPI's control variables: whether the algorithm is given, and which."""
 
 _HAN = "coll_han_priority"
-"""That of the component which would come before ``tuned`` where there are several machines; from Open MPI 5 on."""
+"""That of the component which would come before ``tuned`` where there are several nodes; from Open MPI 5 on."""
 
 _TRIAL_SECONDS = 0.1
 """How long the library's own way takes on the array that ways are tried with."""
@@ -192,14 +192,14 @@ def _wrong_halves(out: np.ndarray, sources: Sequence[np.ndarray]) -> int:
 
 
 def least_sent(topology: Topology, nbytes: int) -> list[int]:
-    """Bytes that each rank must send to other machines, counted at the first of each machine: 2(M-1)/M for M machines.
+    """Bytes that each rank must send to other nodes, counted at the first of each node: 2(M-1)/M for M nodes.
 
     Args:
         nbytes: of the array as it travels.
     """
-    machines = len(topology.machines)
-    firsts = {ranks[0] for ranks in topology.machines}
-    return [2 * (machines - 1) * nbytes // machines if rank in firsts else 0 for rank in range(topology.size)]
+    nodes = len(topology.nodes)
+    firsts = {ranks[0] for ranks in topology.nodes}
+    return [2 * (nodes - 1) * nbytes // nodes if rank in firsts else 0 for rank in range(topology.size)]
 
 
 def least_traffic(topology: Topology, n: int, kind: str) -> list[int]:
@@ -208,7 +208,7 @@ def least_traffic(topology: Topology, n: int, kind: str) -> list[int]:
 
     method = compressors.get("fp16").at(None) if kind == FP16 else None
     routes = ["allreduce@flat"]
-    if len(topology.machines) > 1:
+    if len(topology.nodes) > 1:
         routes.append("reduce_scatter@intra/allreduce@inter/allgather@intra")
     if method is not None:
         routes = [f"encode@cpu/{route}/decode@cpu" for route in routes]

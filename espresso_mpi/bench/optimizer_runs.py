@@ -100,10 +100,10 @@ class Row:
     curve: tuple[tuple[int, float | None], ...]
 
 
-def _has_momentum(spelling: str) -> bool:
-    if spelling == "none":
+def _has_momentum(spec: str) -> bool:
+    if spec == "none":
         return False
-    compressor = get(spelling)
+    compressor = get(spec)
     return compressor.again() != compressor
 
 
@@ -203,7 +203,7 @@ class _Loop:
 
 
 def _threads(comm: Any) -> int:
-    """The cores of this machine shared out among its ranks."""
+    """The cores of this node shared out among its ranks."""
     from mpi4py import MPI
 
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -218,5 +218,5 @@ def _require_same_start(comm: Any, corpus: text.Corpus, replica: Replica) -> Non
         if (sha256, digest) != starts[0]:
             what = "training text" if sha256 != starts[0][0] else "initial weights"
             raise MismatchError(
-                f"rank {rank} has another {what} than rank 0; run the same Python and torch on all machines"
+                f"rank {rank} has another {what} than rank 0; run the same Python and torch on all nodes"
             )

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from espresso_mpi.compressors import spellings
+from espresso_mpi.compressors import read_specs
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
@@ -51,7 +51,7 @@ def main(
     """Train with each optimizer, method and seed, print a table on rank 0, and write the files asked for. Collective.
 
     Args:
-        methods: comma list of spellings of compressors; "none" is fp32.
+        methods: comma list of specs of compressors; "none" is fp32.
         without_feedback: comma list of those to train once more, with what they lose dropped; "" for none of them.
         optimizer: comma list of "adamw" and "sgd", which has a momentum of 0.9.
         lr: comma list of peak learning rates, of every optimizer named; default: ``optimizer_runs.RATES``.
@@ -130,8 +130,8 @@ def same_run(cell: Cell, row: Row) -> bool:
 
 
 def _methods(methods: str, without_feedback: str) -> list[Method]:
-    dropping = spellings(without_feedback) if without_feedback.strip() else []
-    return [Method(name) for name in spellings(methods)] + [Method(name, feedback=False) for name in dropping]
+    dropping = read_specs(without_feedback) if without_feedback.strip() else []
+    return [Method(name) for name in read_specs(methods)] + [Method(name, feedback=False) for name in dropping]
 
 
 def _numbers(option: str, given: str, kind: Callable[[str], Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..cluster import launch
-from ..compressors import spellings
+from ..compressors import read_specs
 from ..files.output import check_writable, progress
 from ..tracing import pictures
 from . import blas
@@ -104,7 +104,7 @@ def main(
     """Measure, print a table on rank 0, and write JSON if asked. Collective.
 
     Args:
-        compressors: comma list of spellings.
+        compressors: comma list of specs.
         sizes: comma list of sizes of float32 arrays in the place of ResNet-101's gradients, the first pushed first.
         compute_ms: T_c in milliseconds; default: about T_s of each method.
         repeats: most timed repetitions of each method.
@@ -117,7 +117,7 @@ def main(
     world = MPI.COMM_WORLD
     check_writable(json)
     pictures.check_trace(trace)
-    specs, shapes = spellings(compressors), shapes_of(sizes)
+    specs, shapes = read_specs(compressors), shapes_of(sizes)
     _one_thread(world)
     with progress("bench overlap", repeats, world.rank == 0) as tick:
         effort = Effort(repeats, None if seconds is None else seconds * len(specs), tick)

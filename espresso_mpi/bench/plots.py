@@ -31,11 +31,11 @@ def training(runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, dpi=120, format="png")
 
 
-_LEVEL_TEXT = {"inter": "between machines", "intra": "inside the machine"}
+_LEVEL_TEXT = {"inter": "between nodes", "intra": "inside the node"}
 
 
 def _level(runs: Sequence[Run]) -> str:
-    """The slow level: between machines, if anything goes there."""
+    """The slow level: between nodes, if anything goes there."""
     return "inter" if any(run.curve[-1].bytes_by_level["inter"] for run in runs) else "intra"
 
 

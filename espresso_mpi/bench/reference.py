@@ -37,7 +37,7 @@ def synchronised(
     It is that of a session's first step with a tensor of this name; ``compressor`` is made for its shape.
     """
     n = inputs[0].size
-    several = len(topology.machines) > 1 and segment_bytes > 0 and not (compressor and compressor.whole)
+    several = len(topology.nodes) > 1 and segment_bytes > 0 and not (compressor and compressor.whole)
     nbytes = compressor.at(None).nbytes(n) if compressor else 4 * n
     pieces = _cut((0, n), max(1, min(round(nbytes / segment_bytes), -(-n // ALIGN))) if several else 1)
     now = compressor and compressor.at(0)
@@ -240,17 +240,17 @@ class _Simulation:
         return [region] * len(group)
 
     def root(self, step: Collective, group: Sequence[int]) -> int:
-        """The first rank, or the first of the machine; between machines lanes choose their machine by turns."""
+        """The first rank, or the first of the node; between nodes lanes choose their node by turns."""
         if step.level != "inter":
             return min(group)
-        lane = next(ranks.index(group[0]) for ranks in self.topology.machines if group[0] in ranks)
-        return group[lane % len(self.topology.machines)]
+        lane = next(ranks.index(group[0]) for ranks in self.topology.nodes if group[0] in ranks)
+        return group[lane % len(self.topology.nodes)]
 
     def pieces(self, level: str) -> int:
         return {
             "flat": self.topology.size,
             "intra": self.topology.lanes,
-            "inter": len(self.topology.machines),
+            "inter": len(self.topology.nodes),
         }[level]
 
 

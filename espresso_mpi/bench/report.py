@@ -1,4 +1,4 @@
-"""``bench report``: BENCHMARKS.md from the JSON results of benchmarks, with machine, versions and date."""
+"""``bench report``: BENCHMARKS.md from the JSON results of benchmarks, with node, versions and date."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Result = Mapping[str, Any]
 _HEAD = """# Benchmarks
 
 Written by `make bench`. Ratios within one run are what counts: the methods take turns in every repetition, so that a
-noisy moment of the machine meets all of them. Absolute times are this machine's.
+noisy moment of the node meets all of them. Absolute times are this node's.
 """
 
 _SYNC = """
@@ -42,17 +42,17 @@ their own, minutes apart: compare them less closely.
 *algbw* and *busbw* are as in NVIDIA's nccl-tests: the bytes of the float32 array over the median time, and that times
 2(p-1)/p for p ranks, the share of the array that each rank of an allreduce must send. Compression raises both.
 
-*wire* is the least time on the busiest link: the bytes that a machine sends to others over the best rate that a plain
-stream between machines reached in the same run. *memory* is the least time for what the ranks of a machine must read
+*wire* is the least time on the busiest link: the bytes that a node sends to others over the best rate that a plain
+stream between nodes reached in the same run. *memory* is the least time for what the ranks of a node must read
 and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the rate of plain copies or sums,
 whichever moved more, by all ranks at once in the same run. The larger one is the *bound*: no implementation of that
-route, on that machine, is quicker, but for what caches and the start of a link serve. For MPI, which does not tell its
+route, on that node, is quicker, but for what caches and the start of a link serve. For MPI, which does not tell its
 algorithm, it is that of the allreduce with the least bytes, flat or by levels, casts included. *time / bound* is how
 far above it a method is.
 
-*between machines* is what all ranks together send over links in one synchronisation. *wrong* counts elements that
+*between nodes* is what all ranks together send over links in one synchronisation. *wrong* counts elements that
 differ from the reference: the float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods.
-On the emulated cluster all machines share one memory, and a link that has paused lets the first 2 ms of data (250 kB at
+On the emulated cluster all nodes share one memory, and a link that has paused lets the first 2 ms of data (250 kB at
 1 Gbit) pass at full speed, so sizes below that show latency only, and can be below the bound.
 """
 
@@ -127,7 +127,7 @@ Training steps as the planner predicts them and as they were measured. Predictio
 cluster and from a trace of the training, both recorded before, in other sessions; then all methods of a case train in
 turns. *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come (`push`).
 *error* is of the prediction; *bias*: the median of the errors with their signs. *computing*: how long it took until all
-gradients were there, over the recorded time: with `sync` it shows how far the machine's speed changed in between.
+gradients were there, over the recorded time: with `sync` it shows how far the node's speed changed in between.
 *time / best*: over the quickest method measured; *auto / best*: that of what `plan="auto"` chose.
 """
 
@@ -281,7 +281,7 @@ def _where(result: Result) -> str:
     environment = result["environment"]
     lab = environment.get("lab")
     job = environment.get("job") or {}
-    return f"emulated cluster, {lab}" if lab else f"{job.get('ranks', '?')} ranks on one machine"
+    return f"emulated cluster, {lab}" if lab else f"{job.get('ranks', '?')} ranks on one node"
 
 
 def _library(result: Result) -> str:
@@ -295,9 +295,9 @@ def _environment(result: Result) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in e["versions"].items() if version)
     mpi = _library(result)
     memory = f"{e['memory_bytes'] / 2**30:.0f} GiB"
-    machine = f"{e['cpu']}, {e['cores']} cores, {memory}; {e['system']}"
+    node = f"{e['cpu']}, {e['cores']} cores, {memory}; {e['system']}"
     mpi = f"{mpi}; " if mpi else ""
-    return f"{e['date']}; {machine}; {mpi}Python {e['python']}, {versions}.\n"
+    return f"{e['date']}; {node}; {mpi}Python {e['python']}, {versions}.\n"
 
 
 def _sync(result: Result) -> str:
@@ -322,7 +322,7 @@ def _train(result: Result) -> str:
             "yes" if row["replicas_identical"] else "NO",
         ]
 
-    header = ["method", "loss", "vs fp32 %", "s to target", "compute ms", "sync ms", "bytes in machine",
+    header = ["method", "loss", "vs fp32 %", "s to target", "compute ms", "sync ms", "bytes in node",
               "bytes between", "identical"]  # fmt: skip
     corpus = result["corpus"]
     note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"

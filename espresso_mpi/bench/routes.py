@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compressors import spellings
+from ..compressors import read_specs
 from ..files.output import check_writable, parse_sizes, progress
 from ..planner.model.tree import named_routes
 from ..types import Route, TensorSpec
@@ -70,19 +70,19 @@ def main(
 
     Args:
         sizes: comma list of sizes of the float32 array, e.g. ``64KiB,1MiB``.
-        compressors: comma list of spellings; ``none`` compares the dense routes.
+        compressors: comma list of specs; ``none`` compares the dense routes.
         repeats: most timed repetitions of a method, size and route.
         seconds: time for each method and size after which no further repetition is begun, but for the first three.
         json: file for the result.
 
     Raises:
-        ConfigError: a size or a spelling cannot be read, or the file could not be written.
+        ConfigError: a size or a spec cannot be read, or the file could not be written.
     """
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     check_writable(json)
-    lengths, specs = parse_sizes(sizes), spellings(compressors)
+    lengths, specs = parse_sizes(sizes), read_specs(compressors)
     if world.size == 1:
         print("bench routes: one rank has nobody to send to; start several with espresso-mpi run -n 4")
     rows: list[Row] = []
@@ -104,7 +104,7 @@ def _measured(comm: Any, nbytes: int, spec: str, effort: Effort) -> list[Row]:
     inputs = Inputs(comm, {NAME: (nbytes // 4,)})
     x = np.empty(nbytes // 4, np.float32)  # the same memory every time, as in training
     topology = topology_of(comm)
-    hierarchical = len(topology.machines) > 1 and topology.size > len(topology.machines)
+    hierarchical = len(topology.nodes) > 1 and topology.size > len(topology.nodes)
     method = None if spec == "none" else compressors.get(spec)
     contestants = [_along(comm, inputs, x, spec, route) for route in named_routes(method, hierarchical)]
     own = _own_choice(comm, spec, x)

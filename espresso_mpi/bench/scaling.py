@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compressors import spellings
+from ..compressors import read_specs
 from ..errors import ConfigError
 from ..files.output import check_plot, check_writable, milliseconds, parse_sizes, progress, write_rows
 from .defaults import Scaling as Defaults
@@ -70,7 +70,7 @@ def main(
 
     Args:
         sizes: comma list of sizes of the float32 array.
-        compressors: comma list of spellings.
+        compressors: comma list of specs.
         ranks: comma list of numbers of ranks, each from 2 to all; default: 2, 4, 8, … and all.
         rank_limit: largest size that is measured on fewer than all ranks.
         repeats: most timed repetitions of each method, size and number of ranks.
@@ -86,7 +86,7 @@ def main(
     world = MPI.COMM_WORLD
     check_writable(json)
     check_plot(plot)
-    lengths, specs, counts = sorted(parse_sizes(sizes)), spellings(compressors), _counts(ranks, world.size)
+    lengths, specs, counts = sorted(parse_sizes(sizes)), read_specs(compressors), _counts(ranks, world.size)
     (limit,) = parse_sizes(rank_limit)
     plan = [(count, n) for count in counts for n in lengths if count == world.size or n <= limit]
     rows: list[Row] = []

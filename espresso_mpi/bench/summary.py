@@ -84,7 +84,7 @@ def print_table(table_rows: Sequence[Row], goal: float | None) -> None:
     console.print(_table(table_rows))
     console.print(
         "Loss: validation, bits a character. Sync: what the slowest rank's compute leaves of a step.\n"
-        "Sent: KiB a step and rank, inside a machine and between machines.",
+        "Sent: KiB a step and rank, inside a node and between nodes.",
         soft_wrap=True,
     )
 

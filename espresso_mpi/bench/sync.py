@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compressors import spellings
+from ..compressors import read_specs
 from ..files.output import check_writable, parse_sizes, progress
 from ..tracing import pictures
 from .bound import Bound, Yardsticks, bound, memory_traffic, topology_of
@@ -42,7 +42,7 @@ def main(
 
     Args:
         sizes: comma list of sizes of the float32 array, e.g. ``64KiB,1MiB``.
-        compressors: comma list of spellings. only_mpi: leave them out and measure MPI's own only.
+        compressors: comma list of specs. only_mpi: leave them out and measure MPI's own only.
         route: route of the compressed methods; default: the session's own choice.
         repeats: most timed repetitions a method and size.
         seconds: time for each size after which no further repetition is begun, but for the first three.
@@ -55,7 +55,7 @@ def main(
     world = MPI.COMM_WORLD
     check_writable(json)
     pictures.check_trace(trace)
-    lengths, specs = parse_sizes(sizes), () if only_mpi else spellings(compressors)
+    lengths, specs = parse_sizes(sizes), () if only_mpi else read_specs(compressors)
     if world.size == 1:
         print("bench sync: one rank has nobody to send to; start several with espresso-mpi run -n 4")
     rows: list[Row] = []

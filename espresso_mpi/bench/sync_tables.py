@@ -23,7 +23,7 @@ class Row(Timing):
     quickest way was chosen that is not the library's own choice.
 
     Attributes:
-        route: name or spelling of the route; for MPI which way it went.
+        route: name or spec of the route; for MPI which way it went.
         wire_seconds, memory_seconds: least time for the busiest link and for the memory, see ``bound``.
         bound_seconds: the larger of the two. ratio: seconds / bound_seconds.
     """
@@ -67,7 +67,7 @@ TABLE = Table(
         Column("memory", "memory_seconds", MS),
         Column("bound", "bound_seconds", MS),
         Column("time / bound", "ratio", RATIO),
-        Column("bytes between machines", "inter_bytes", BYTES),
+        Column("bytes between nodes", "inter_bytes", BYTES),
         columns.WRONG,
         Column("route", _way, left=True),
     ),
@@ -77,7 +77,7 @@ TABLE = Table(
 
 def rates_text(rates: Mapping[str, Any]) -> str:
     """What link and memory reached, in words."""
-    copy = f"copies or sums by all ranks of a machine {min(rates['copy']) / 1e9:.1f} GB/s read and written"
+    copy = f"copies or sums by all ranks of a node {min(rates['copy']) / 1e9:.1f} GB/s read and written"
     return copy if rates["link"] is None else f"a link carries {rates['link'] / 1e6:.1f} MB/s each way, {copy}"
 
 

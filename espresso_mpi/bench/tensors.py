@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compressors import spellings
+from ..compressors import read_specs
 from ..files.output import check_writable, parse_sizes, progress
 from ..planner.workloads.models import MODELS
 from .defaults import Tensors as Defaults
@@ -80,7 +80,7 @@ def main(
     """Measure, print a table on rank 0, and write JSON if asked. Collective.
 
     Args:
-        compressors: comma list of spellings.
+        compressors: comma list of specs.
         sizes: comma list of sizes of float32 arrays in the place of ResNet-101's.
         repeats: most timed repetitions of each method.
         seconds: time after which no further repetition is begun, but for the first three.
@@ -90,7 +90,7 @@ def main(
 
     world = MPI.COMM_WORLD
     check_writable(json)
-    specs, shapes = spellings(compressors), shapes_of(sizes)
+    specs, shapes = read_specs(compressors), shapes_of(sizes)
     with progress("bench tensors", repeats, world.rank == 0) as tick:
         rows = _measured(world, shapes, specs, Effort(repeats, seconds, tick))
     title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {world.size} ranks"

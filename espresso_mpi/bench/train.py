@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from espresso_mpi.compressors import get, spellings
+from espresso_mpi.compressors import get, read_specs
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.feedback import Feedback
 
@@ -44,7 +44,7 @@ def main(
     """Train with each method, print a table on rank 0, and write the files asked for. Collective.
 
     Args:
-        methods: comma list of spellings of compressors; "none" is fp32.
+        methods: comma list of specs of compressors; "none" is fp32.
         steps: training steps of each method.
         batch: characters that each rank predicts in a step; default: 512 shared among the ranks.
         rate: peak learning rate, the same for all methods.
@@ -108,9 +108,9 @@ def parse_methods(methods: str, ablation: bool) -> tuple[Method, ...]:
     """The methods of a comma list, each without feedback as well where ``ablation`` is set and it matters.
 
     Raises:
-        ConfigError: no method, or a spelling that names no compressor.
+        ConfigError: no method, or a spec that names no compressor.
     """
-    found = [Method(spelling) for spelling in spellings(methods)]
+    found = [Method(spec) for spec in read_specs(methods)]
     if ablation:
         needy = [method for method in found if method.compressor != "none" and _loses_much(method.compressor)]
         found += [replace(method, feedback=False) for method in needy]
@@ -121,12 +121,12 @@ def planned_methods(methods: str, plan: str | None) -> tuple[Method, ...]:
     """The method that goes by a plan, if one is given; a session that plans for itself may use all the others."""
     if plan is None:
         return ()
-    return (Method("none", plan=plan, candidates=tuple(name for name in spellings(methods) if name != "none")),)
+    return (Method("none", plan=plan, candidates=tuple(name for name in read_specs(methods) if name != "none")),)
 
 
-def _loses_much(spelling: str) -> bool:
+def _loses_much(spec: str) -> bool:
     """Whether feedback is on by default for a compressor, and has much to feed back."""
-    compressor, n = get(spelling).at(None), 1 << 20
+    compressor, n = get(spec).at(None), 1 << 20
     error = compressor.gaussian_error(n)
     return Feedback().resolved(compressor, n).kind != "none" and (error is None or error > MUCH)
 

@@ -69,7 +69,7 @@ class Method:
     """How tensors are synchronised.
 
     Attributes:
-        compressor: its spelling.
+        compressor: its spec.
         feedback: whether what it loses is added in the next step.
         plan: "auto" or the path of a plan, which then counts, not the compressor.
         candidates: what a session that plans for itself may use.
@@ -307,5 +307,5 @@ def _require_same_start(comm: Any, corpus: text.Corpus, model: CharModel) -> Non
         if (sha256, digest) != starts[0]:
             what = "training text" if sha256 != starts[0][0] else "initial weights"
             raise MismatchError(
-                f"rank {rank} has another {what} than rank 0; run the same Python and numpy on all machines"
+                f"rank {rank} has another {what} than rank 0; run the same Python and numpy on all nodes"
             )

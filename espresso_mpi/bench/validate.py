@@ -21,7 +21,7 @@ import numpy as np
 
 from ..autotune.autoplan import summary
 from ..collectives.messages.agreement import on_rank_0
-from ..compressors import spellings
+from ..compressors import read_specs
 from ..errors import ConfigError
 from ..files.output import check_writable, progress, show, write_rows
 from ..options import Tuning
@@ -87,7 +87,7 @@ def main(
     """Measure, print tables on rank 0, and write JSON if asked. Collective.
 
     Args:
-        compressors: comma list of spellings that plans may use.
+        compressors: comma list of specs that plans may use.
         tensors, calls: comma lists of what makes the cases, see ``MODELS`` and ``CALLS``.
         batch: characters that all ranks together predict in a step: how much is computed.
         seconds: time for the training steps of all methods and cases together.
@@ -105,7 +105,7 @@ def main(
     cases = _cases(tensors, calls)
     if world.size == 1:
         raise ConfigError("bench validate: one rank has nobody to synchronise with; start it on several, or in the lab")
-    names = [name for name in spellings(compressors) if name != "none"]
+    names = [name for name in read_specs(compressors) if name != "none"]
     trainees = {n: _Trainee(n, max(1, batch // world.size), world) for n in dict.fromkeys(c.tensors for c in cases)}
     with _folder(world, keep) as folder:
         known = _Known.gathered(world, folder, names, {case: trainees[case.tensors] for case in cases}, profile_seconds)

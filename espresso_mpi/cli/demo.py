@@ -1,4 +1,4 @@
-"""`espresso-mpi demo`: the training benchmark, on an emulated cluster if this machine can have one."""
+"""`espresso-mpi demo`: the training benchmark, on an emulated cluster if this node can have one."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ def main() -> int:
         print(f"  - {problem}", flush=True)
     ranks = max(2, min(4, launch.cores()))
     print(
-        f"demo: {ranks} ranks on this machine instead; without a slow network compression gains little",
+        f"demo: {ranks} ranks on this node instead; without a slow network compression gains little",
         flush=True,
     )
     return launch.run(_command(), ranks, TIME_LIMIT_S)

@@ -1,6 +1,6 @@
 """`espresso-mpi doctor`: what is installed, what is wrong with it, and the cure.
 
-On one process it checks the machine; under mpirun it also checks that the
+On one process it checks the node; under mpirun it also checks that the
 ranks belong together. Facts come from `environment`; each check here is a
 function that takes the facts and yields findings.
 """
@@ -216,7 +216,7 @@ def _check_gpus(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if isinstance(gpus, str):
         yield Finding(f"the check for GPUs failed: {gpus}", _gpu_cure())
     elif not gpus and shutil.which("nvidia-smi"):
-        yield Finding("this machine has nvidia-smi, but numba finds no GPU", _gpu_cure())
+        yield Finding("this node has nvidia-smi, but numba finds no GPU", _gpu_cure())
     elif messages["forced"] and messages["device_pointers"] is None:
         yield Finding(messages["why"], "set it to one of these, or unset it", fatal=True)
     elif messages["device_pointers"] is False and not messages["forced"]:
@@ -262,7 +262,7 @@ def _check_shared_memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
     size = facts["shared_memory_bytes"]
     if size is not None and size < _SMALL_SHARED_MEMORY:
         yield Finding(
-            f"/dev/shm holds {size >> 20} MiB only, and ranks on one machine exchange gradients through it",
+            f"/dev/shm holds {size >> 20} MiB only, and ranks on one node exchange gradients through it",
             "docker run --shm-size=1g, or as root: mount -o remount,size=1g /dev/shm",
         )
 
@@ -270,7 +270,7 @@ def _check_shared_memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
 def _check_lab(facts: Mapping[str, Any]) -> Iterator[Finding]:
     for problem in facts["lab_problems"]:
         what, _, cure = problem.partition("; ")
-        yield Finding(f"the lab cannot run: {what}", cure or "run it on another machine, or as root")
+        yield Finding(f"the lab cannot run: {what}", cure or "run it on another node, or as root")
 
 
 CHECKS: tuple[Callable[[Mapping[str, Any]], Iterable[Finding]], ...] = (

@@ -23,7 +23,7 @@ def doctor(json: JsonOut = None) -> None:
 @app.command(context_settings=COMMAND_LAST)
 def run(
     command: Command,
-    ranks: Annotated[int, typer.Option("-n", "--ranks", metavar="N", help="Ranks to start on this machine.")] = 2,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", metavar="N", help="Ranks to start on this node.")] = 2,
     timeout: Timeout = None,
     mpirun_options: Annotated[str, typer.Option(metavar="TEXT", help="More options for mpirun, in quotes.")] = "",
 ) -> None:
@@ -44,7 +44,7 @@ def lab(
     rate: Rate = "1gbit",
     timeout: Timeout = None,
 ) -> None:
-    """Start COMMAND on an emulated cluster on this machine (Linux).
+    """Start COMMAND on an emulated cluster on this node (Linux).
 
     [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- python -m mpi4py train.py[/dim]
     """

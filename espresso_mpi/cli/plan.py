@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from ..compressors.registry import spellings
+from ..compressors.registry import read_specs
 from ..errors import ConfigError
 from ..files.output import WIDTH, check_writable, show
 from ..planner import planfile
@@ -46,7 +46,7 @@ def plan_main(
     Args:
         profile: a file of ``espresso-mpi profile``, or the name of one of ``TESTBEDS``.
         trace: a file of ``Trace.save``, or the name of one of ``MODELS``.
-        compressors: spellings, separated by commas; None: all that were profiled.
+        compressors: specs, separated by commas; None: all that were profiled.
         picture: SVG, PNG or JSON file for the predicted timeline.
         device: where the gradients of a shipped model are, cpu or gpu.
         backward: seconds of a shipped model's backward pass, see ``model_trace``.
@@ -64,7 +64,7 @@ def plan_main(
     measured = _file_or_name("profile", profile, TESTBEDS, Profile.load, lambda name: TESTBEDS[name].profile())
     recorded = _steps(trace, device, backward)
     steps, dearer = beside(recorded, measured)
-    chosen = None if compressors is None else spellings(compressors)
+    chosen = None if compressors is None else read_specs(compressors)
     with announced():
         made = plan(steps, dearer, chosen, order=cast("Order | None", order), lanes=lanes, fusion=fusion,
                     error_budget=error_budget)  # fmt: skip

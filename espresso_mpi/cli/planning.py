@@ -51,7 +51,7 @@ def describe_profile(
         Defaults.output
     ),
 ) -> None:
-    """Make a profile of machines that are only described: links, memory, speeds of compressors."""
+    """Make a profile of nodes that are only described: links, memory, speeds of compressors."""
     from espresso_mpi.cli import profile_show
 
     profile_show.describe_main(cluster, output)

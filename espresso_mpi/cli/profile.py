@@ -10,7 +10,7 @@ from typing import Any
 from ..bench.defaults import Profile as Defaults
 from ..bench.harness.columns import size_text
 from ..bench.ticks import STEPS, Ticks
-from ..compressors import spellings
+from ..compressors import read_specs
 from ..errors import ConfigError
 from ..files.output import check_writable, milliseconds, progress, show
 from ..planner.model.profile import Profile
@@ -32,7 +32,7 @@ def main(
 
     Args:
         output: the profile's JSON.
-        compressors: comma list of spellings.
+        compressors: comma list of specs.
         sizes: comma list of sizes of float32 tensors that the profile is for, such as ``64KiB,1MiB``; default: all up
             to 16 MiB.
         seconds: time for all of it.
@@ -56,7 +56,7 @@ def main(
     with progress("profile", STEPS, world.rank == 0) as advance:
         tick = Ticks(advance)
         profile = measure(
-            transport, spellings(compressors), open_session=partial(Session, world), sizes=elements, seconds=seconds,
+            transport, read_specs(compressors), open_session=partial(Session, world), sizes=elements, seconds=seconds,
             tick=tick,
         )  # fmt: skip
     transport.close()
@@ -73,7 +73,7 @@ def main(
 def _print(profile: Profile) -> None:
     codecs, moves = tables(profile)
     sizes = [f"{size_text(nbytes)}\nms" for nbytes in _SHOWN]
-    title = f"{profile.machines} machine(s), {profile.ranks_per_machine} rank(s) each"
+    title = f"{profile.nodes} node(s), {profile.ranks_per_node} rank(s) each"
     show(f"{title}: float32 bytes", ["codec", *sizes, "samples", "spread"], codecs, left=("codec",))
     show(
         f"{title}: bytes that a rank puts in", ["collective", *sizes, "samples", "spread"], moves, left=("collective",)

@@ -92,8 +92,8 @@ def tables(profile: Profile) -> Iterator[Table]:
 
 def _cluster(profile: Profile) -> Table:
     facts = {
-        "machines": str(profile.machines),
-        "ranks a machine": str(profile.ranks_per_machine),
+        "nodes": str(profile.nodes),
+        "ranks a node": str(profile.ranks_per_node),
         "made by": "measuring" if profile.measured else "a description",
         "medians known to": f"{profile.noise():.1%}" if profile.measured else "",
         "a sync costs": _microseconds(profile.call),
@@ -108,7 +108,7 @@ def _cluster(profile: Profile) -> Table:
     return "cluster", ["", "what"], [[name, text] for name, text in facts.items() if text]
 
 
-_SAID = ("machines", "ranks_per_machine")
+_SAID = ("nodes", "ranks_per_node")
 _SURROUNDINGS = ("date", "lab", "cpu", "cores", "system", "python")
 
 
@@ -121,8 +121,8 @@ def _sources(environment: Mapping[str, Any]) -> str:
 def _codecs(profile: Profile) -> Table:
     header = ["codec", "device", "way", "elements", "median ms", "spread", "GB/s", "curve off by", "residual", "pieces"]
     lines: list[list[str]] = []
-    for (spelling, device, way), curve in profile.codecs.items():
-        lines += _points([spelling, device, way], curve, element=4)
+    for (spec, device, way), curve in profile.codecs.items():
+        lines += _points([spec, device, way], curve, element=4)
     return "encode with residual, decode and add one payload", header, lines
 
 
@@ -149,7 +149,7 @@ def _moves(profile: Profile) -> Table:
     for (op, level, alone), curve in sorted(
         profile.moves.items(), key=lambda item: (item[0][1], item[0][0], item[0][2])
     ):
-        rows.append([op, f"{level}, one rank a machine" if alone else level, *_line(curve)])
+        rows.append([op, f"{level}, one rank a node" if alone else level, *_line(curve)])
     return "collectives, by the bytes that one rank puts in", ["operation", "level", *_LINE], rows
 
 
@@ -225,11 +225,11 @@ def _panels(profile: Profile) -> list[tuple[str, str, _Lines]]:
     """Title, unit of the sizes, and the curves by name; a panel without curves is left out."""
     codecs, moves = profile.codecs.items(), profile.moves.items()
     panels: list[tuple[str, str, _Lines]] = [
-        (way, "float32 elements", [(f"{spelling} on {device}", c) for (spelling, device, w), c in codecs if w == way])
+        (way, "float32 elements", [(f"{spec} on {device}", c) for (spec, device, w), c in codecs if w == way])
         for way in ("encode", "decode")
     ]
     panels += [
-        (f"{level}, one rank a machine" if alone else level, "bytes of one rank",
+        (f"{level}, one rank a node" if alone else level, "bytes of one rank",
          [(op, c) for (op, where, single), c in moves if (where, single) == (level, alone)])
         for level, alone in (("flat", False), ("intra", False), ("inter", False), ("inter", True))
     ]  # fmt: skip

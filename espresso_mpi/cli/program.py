@@ -16,7 +16,7 @@ USER_ERROR, USAGE_ERROR, LAB_UNAVAILABLE = 1, 2, 3
 
 app = typer.Typer(
     name="espresso-mpi",
-    help="Compressed gradient synchronisation over MPI: check the machine, emulate a cluster, measure.",
+    help="Compressed gradient synchronisation over MPI: check the node, emulate a cluster, measure.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
     ] = False,
 ) -> None:
-    """Compressed gradient synchronisation over MPI: check the machine, emulate a cluster, measure."""
+    """Compressed gradient synchronisation over MPI: check the node, emulate a cluster, measure."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Machines and jobs, from outside: what this machine is, how ranks are started, and a cluster that is emulated on it.
+"""Nodes and jobs, from outside: what this node is, how ranks are started, and a cluster that is emulated on it.
 
-``environment`` says what this machine is; ``launch`` starts jobs under mpirun, the one place for its variables and
+``environment`` says what this node is; ``launch`` starts jobs under mpirun, the one place for its variables and
 options; ``launched`` tells what started this process; ``lab`` and ``lab_hosts`` emulate a cluster.
 
 May import: ``errors``. ``lab``, ``lab_hosts`` and ``launch`` work without numpy, numba and MPI, and so must what is

@@ -1,4 +1,4 @@
-"""Facts about this machine and job: what benchmarks store, and what the doctor judges.
+"""Facts about this node and job: what benchmarks store, and what the doctor judges.
 
 Nothing here communicates, so any rank may call it at any time.
 """
@@ -57,7 +57,7 @@ def environment() -> dict[str, Any]:
         "job": job(),
         "lab": os.environ.get("ESPRESSO_LAB"),
         "host": platform.node(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.release()} {platform.node()}",
         "cpu": cpu_model(),
         "cores": launch.cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

@@ -1,8 +1,8 @@
-"""The lab: a cluster emulated on one machine, to try slow networks without a cluster.
+"""The lab: a cluster emulated on one node, to try slow networks without a cluster.
 
 Every host is a network namespace with its own host name, joined to one bridge
 (the switch) by a virtual cable whose two directions are limited to the rate
-asked for by the kernel's token bucket (`tc … tbf`). MPI sees H machines with R
+asked for by the kernel's token bucket (`tc … tbf`). MPI sees H nodes with R
 ranks each, and speaks TCP between them.
 
 The whole lab lives in namespaces of its own (network, mount, process, host
@@ -56,7 +56,7 @@ _PROBES = (
 
 @dataclass(frozen=True)
 class Spec:
-    """A lab's shape: `hosts` machines with `ranks` ranks each, links of `rate` ("1gbit" or "unlimited").
+    """A lab's shape: `hosts` nodes with `ranks` ranks each, links of `rate` ("1gbit" or "unlimited").
 
     Raises:
         ConfigError: a value is out of its range.
@@ -115,14 +115,14 @@ def run(
 
     Args:
         command: program and arguments; `python` is this interpreter's.
-        hosts: number of machines, 1 to 8.
-        ranks: ranks on each machine.
-        rate: speed of each machine's link in each direction, or "unlimited".
+        hosts: number of nodes, 1 to 8.
+        ranks: ranks on each node.
+        rate: speed of each node's link in each direction, or "unlimited".
         timeout: seconds after which the job is stopped; the status is then 124.
 
     Raises:
         ConfigError: an argument is not valid.
-        LabUnavailable: this machine lacks something; the text says what, and the cure.
+        LabUnavailable: this node lacks something; the text says what, and the cure.
     """
     spec = Spec(hosts, ranks, rate)
     argv = launch.with_this_python(command)
@@ -157,9 +157,9 @@ def _new_namespaces() -> list[str]:
 
 
 def problems() -> list[str]:
-    """What this machine lacks to run the lab, each with its cure; empty if the lab can run."""
+    """What this node lacks to run the lab, each with its cure; empty if the lab can run."""
     if not sys.platform.startswith("linux"):
-        return [f"it is built on Linux network namespaces and this is {sys.platform}; use a Linux machine"]
+        return [f"it is built on Linux network namespaces and this is {sys.platform}; use a Linux node"]
     missing = [name for name in _PROGRAMS if which(name, path=launch.search_path()) is None]
     found = [f"the program `{name}` is missing; install the package {_PROGRAMS[name]}" for name in missing]
     return found + _mpirun_problems() + ([] if missing else _kernel_problems())

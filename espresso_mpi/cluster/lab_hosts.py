@@ -179,7 +179,7 @@ def _open_mpi(hosts: str, ranks: int) -> list[str]:
 
 
 def _mpich(hosts: str) -> list[str]:
-    # UCX would find shared memory between the "machines", which do share the kernel.
+    # UCX would find shared memory between the "nodes", which do share the kernel.
     network = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": _CARD, "FI_PROVIDER": "tcp", "FI_TCP_IFACE": _CARD}
     options = ["-hosts", hosts, "-launcher", "ssh", "-launcher-exec", f"{_ROOM}/agent", "-iface", _CARD]
     for name, value in network.items():

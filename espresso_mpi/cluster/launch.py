@@ -107,12 +107,12 @@ def cores() -> int:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """The cores of this machine shared out among `ranks` ranks that run on it, at least one each."""
+    """The cores of this node shared out among `ranks` ranks that run on it, at least one each."""
     return max(1, cores() // ranks)
 
 
 def mpi_environment(ranks: int) -> dict[str, str]:
-    """The variables that a job of `ranks` ranks on this one machine needs, for Open MPI and MPICH alike."""
+    """The variables that a job of `ranks` ranks on this one node needs, for Open MPI and MPICH alike."""
     threads = str(threads_per_rank(ranks))
     variables = {
         # Open MPI refuses root, as which containers and CI jobs run, unless told twice.
@@ -140,7 +140,7 @@ def child_environment(ranks: int, base: Mapping[str, str] = os.environ) -> dict[
 
 
 def run(command: Sequence[str], ranks: int, timeout: float | None = None, mpirun_options: str = "") -> int:
-    """Runs `command` on `ranks` ranks of this machine and returns the exit status of mpirun.
+    """Runs `command` on `ranks` ranks of this node and returns the exit status of mpirun.
 
     Args:
         command: program and arguments; `python` is this interpreter's.
@@ -161,7 +161,7 @@ def run(command: Sequence[str], ranks: int, timeout: float | None = None, mpirun
 def _end_with(parent: int) -> Callable[[], None] | None:
     """What a child does before it becomes mpirun: ask the kernel for SIGTERM when its parent ends, even by SIGKILL.
 
-    mpirun then ends its ranks, on all machines. None where the kernel is not Linux: the job outlives its owner there.
+    mpirun then ends its ranks, on all nodes. None where the kernel is not Linux: the job outlives its owner there.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform.startswith("linux") else None
     if prctl is None:

@@ -42,7 +42,7 @@ class Program:
     Args:
         route, compressor: the strategy; compressor None for dense routes.
         n: elements; dtype: element type of the working array (float32 where the route encodes).
-        segment_bytes: about how many bytes between machines a segment has; 0 keeps the tensor whole.
+        segment_bytes: about how many bytes between nodes a segment has; 0 keeps the tensor whole.
         payload_bytes: those that segments are counted by; default: the compressor's. What is kept from step to step
             is kept by segment, so a compressor whose payload changes with the step needs one number for all steps.
     """

@@ -4,7 +4,7 @@ All ranks must go on with the same operation at every moment, or one waits for a
 send. Their clocks differ, so decisions are taken in *planned time*: an operation lasts as long as the schedule says. It
 is begun when its lane is free by that time; a collective is gone on with in equal parts of its time, and waited for
 when what comes after it begins. While its messages are under way, other lanes do what is planned for that time. The
-first messages of a collective between machines are posted as soon as it is ready, and those before it have posted
+first messages of a collective between nodes are posted as soon as it is ready, and those before it have posted
 theirs: so the wire does its work in the order of the schedule, and is not idle where it is quicker than planned.
 
 Tensors that come as the schedule expects them are served exactly in its order: of what is ready, the operation that was
@@ -66,7 +66,7 @@ class OnLanes:
     ) -> None:
         self._schedule, self._lanes, self._warn, self._begun = schedule, schedule.lanes, warn, begun
         self._backward = sorted((table.backward, name) for name, table in schedule.buffers.items())
-        self._between = _between_machines(schedule)
+        self._between = _between_nodes(schedule)
         self._warned: set[str] = set()
         self._order = itertools.count()
         self._empty()
@@ -228,7 +228,7 @@ class OnLanes:
     # --- messages ahead of their time ---
 
     def _post_in_order(self) -> None:
-        """Post the first messages of collectives between machines that are ready, in the order of the schedule."""
+        """Post the first messages of collectives between nodes that are ready, in the order of the schedule."""
         while self._posted in self._postable:
             self._post(self._postable.pop(self._posted))
             self._posted += 1
@@ -240,14 +240,14 @@ class OnLanes:
         next(one.turns, ENDED)
 
     def _place(self, one: _Progress) -> int | None:
-        """Where the operation that a segment has come to stands among the collectives between machines."""
+        """Where the operation that a segment has come to stands among the collectives between nodes."""
         if one.segment.operations[one.at].resource != "inter":
             return None
         return self._between.get((one.segment.bucket, one.segment.number, one.at))
 
 
-def _between_machines(schedule: Schedule) -> dict[tuple[str, int, int], int]:
-    """(buffer, segment, operation) of the collectives on the lane between machines, numbered as they are to begin."""
+def _between_nodes(schedule: Schedule) -> dict[tuple[str, int, int], int]:
+    """(buffer, segment, operation) of the collectives on the lane between nodes, numbered as they are to begin."""
     found = []
     for name, table in schedule.buffers.items():
         skipped = _checks(table)

@@ -94,14 +94,14 @@ ScheduleStep = SummaryStep | EncodeStep | LearnStep | DecodeStep | MoveStep | Id
 def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> list[Dense]:
     """The pieces of a tensor that follow each other along the route, so that one's sums hide behind another's messages.
 
-    Inside one machine there is nothing to hide behind, so the tensor stays whole; so it does with 0 bytes.
+    Inside one node there is nothing to hide behind, so the tensor stays whole; so it does with 0 bytes.
 
     Args:
         n: elements of the tensor.
-        nbytes: bytes that they are between machines: the payload's, or of the tensor itself where it stays dense.
+        nbytes: bytes that they are between nodes: the payload's, or of the tensor itself where it stays dense.
         segment_bytes: about how many of these a segment should have.
     """
-    several = len(topology.machines) > 1 and segment_bytes
+    several = len(topology.nodes) > 1 and segment_bytes
     count = max(1, min(round(nbytes / segment_bytes), -(-n // ALIGN))) if several else 1
     pieces = Dense(0, n).split(count, count)
     return [piece for piece in pieces if piece.size] or pieces[:1]
@@ -123,22 +123,22 @@ def check_payloads(route: Route, compressor: Compressor | None) -> None:
 def check_route(route: Route, topology: Topology, compressor: Compressor | None = None) -> None:
     """Refuse a route that this topology cannot run, or this compressor cannot go along.
 
-    Between machines only as many ranks of each take part as the smallest machine has. What the others hold must have
-    been handed to those before, by a scatter inside the machine.
+    Between nodes only as many ranks of each take part as the smallest node has. What the others hold must have
+    been handed to those before, by a scatter inside the node.
 
     Raises:
-        ConfigError: machines have unequal numbers of ranks and the route crosses them with nothing scattered inside;
+        ConfigError: nodes have unequal numbers of ranks and the route crosses them with nothing scattered inside;
             the route sums payloads and the compressor is not linear.
     """
     check_payloads(route, compressor)
-    uneven = any(len(ranks) != topology.lanes for ranks in topology.machines)
+    uneven = any(len(ranks) != topology.lanes for ranks in topology.nodes)
     scattered = False
     for step in route.steps:
         if isinstance(step, Collective) and step.level == "intra":
             scattered = step.op in CLOSING
         elif isinstance(step, Collective) and step.level == "inter" and uneven and not scattered:
             raise ConfigError(
-                f"route {str(route)!r} goes between machines with nothing scattered inside them, which {topology} "
+                f"route {str(route)!r} goes between nodes with nothing scattered inside them, which {topology} "
                 f"cannot do; begin with reduce_scatter@intra or reduce@intra, or use a flat route"
             )
 

@@ -52,7 +52,7 @@ def limits(dtype: str, compressed: bool, topology: Topology) -> Limits:
     """The limits of an element type.
 
     Sums of at most 2ᵏ values below 2¹²⁷⁻ᵏ are at most 2¹²⁷, whatever their order and rounding. float16 is summed in
-    float32; but where machines have unequal numbers of ranks, what a larger one has is more than a mean.
+    float32; but where nodes have unequal numbers of ranks, what a larger one has is more than a mean.
     """
     infinite = reduction.overflow_bits(dtype, compressed)
     spare = (topology.size - 1).bit_length()
@@ -67,8 +67,8 @@ def limits(dtype: str, compressed: bool, topology: Topology) -> Limits:
 
 
 def _excess(topology: Topology) -> float:
-    """By how much the sum of a machine's ranks, divided by ``Topology.divisor``, may exceed each of them."""
-    return max(map(len, topology.machines)) / topology.divisor("intra")
+    """By how much the sum of a node's ranks, divided by ``Topology.divisor``, may exceed each of them."""
+    return max(map(len, topology.nodes)) / topology.divisor("intra")
 
 
 def _bits(value: float, dtype: str) -> int:

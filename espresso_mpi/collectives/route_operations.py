@@ -36,10 +36,10 @@ def route_operations(
 ) -> tuple[RouteOperation, ...]:
     """The operations of a compiled route, for tensors on a device.
 
-    A collective among one rank is no operation: its step is done with the next one, or with the last. Machines count
+    A collective among one rank is no operation: its step is done with the next one, or with the last. Nodes count
     as the smallest, as in profiles.
     """
-    shape = Shape(len(topology.machines), topology.lanes, home)
+    shape = Shape(len(topology.nodes), topology.lanes, home)
     slots, found, waiting = list(walk(route, shape)), list[RouteOperation](), list[int]()
     for step, places in zip(route.steps, _by_step(route, steps)):
         if isinstance(step, Collective) and shape.members(step.level) == 1:

@@ -36,7 +36,7 @@ def recording(
 
     Args:
         path: of the file; rank 0's counts.
-        clock: that of the recorder's spans; the ranks of one machine share it.
+        clock: that of the recorder's spans; the ranks of one node share it.
 
     Raises:
         ConfigError: rank 0 cannot write there; before the block if that can be known, on every rank.
@@ -110,22 +110,22 @@ def collect(
 
 
 def _corrected(transport: Transport, rank: int, documents: list[dict[str, Any]]) -> tuple[RankTrace, Correction]:
-    machine = transport.topology.machine_of[rank]
-    asker = transport.topology.machines[machine][0]
+    node = transport.topology.node_of[rank]
+    asker = transport.topology.nodes[node][0]
     before, after = (Reading(*values) for values in documents[asker]["readings"])
     correction = Correction(before, after)
     spans = records.restore(documents[rank], correction)
-    return RankTrace(rank, machine, transport.hosts[rank], spans, documents[rank]["dropped"]), correction
+    return RankTrace(rank, node, transport.hosts[rank], spans, documents[rank]["dropped"]), correction
 
 
 def _about(transport: Transport, ranks: Collected) -> dict[str, Any]:
-    """What the file says of the job: machines, and how well their clocks are known."""
+    """What the file says of the job: nodes, and how well their clocks are known."""
     clocks = []
-    for number, members in enumerate(transport.topology.machines):
+    for number, members in enumerate(transport.topology.nodes):
         correction = ranks[members[0]][1]
         doubt = max(correction.before.round_trip, correction.after.round_trip) / 2
-        clocks.append({"machine": number, "offset_s": correction.before.offset, "known_within_s": doubt})
-    return {"machines": [list(ranks) for ranks in transport.topology.machines], "clocks": clocks}
+        clocks.append({"node": number, "offset_s": correction.before.offset, "known_within_s": doubt})
+    return {"nodes": [list(ranks) for ranks in transport.topology.nodes], "clocks": clocks}
 
 
 def _gather(transport: Transport, mine: bytes) -> list[bytes] | None:

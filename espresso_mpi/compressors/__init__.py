@@ -10,7 +10,7 @@ file with a class under ``@register``.
 
 from .base import LIMIT, Compressor
 from .context import Context, Summary
-from .registry import get, names, register, spellings, unregister
+from .registry import get, names, read_specs, register, unregister
 from .schedule import Schedule
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "Summary",
     "get",
     "names",
+    "read_specs",
     "register",
-    "spellings",
     "unregister",
 ]

@@ -41,7 +41,7 @@ class Compressor(ABC):
 
     name: ClassVar[str]
     examples: ClassVar[Sequence[str]] = ()
-    """Spellings besides the bare name that the tests and the benchmarks should try."""
+    """Specs besides the bare name that the tests and the benchmarks should try."""
     common: ClassVar[bool] = False
     """Whether the payloads of all ranks share positions, a rotation or a summary. They then are summed as they are:
     decoding and encoding them anew on the way would lose as much again."""
@@ -235,7 +235,7 @@ class Compressor(ABC):
         _check_array("payload", payload, np.uint8, self.nbytes(values.size), where)
 
     def __str__(self) -> str:
-        """The spelling that ``get`` reads back: the name and the parameters that are not the default."""
+        """The spec that ``get`` reads back: the name and the parameters that are not the default."""
         changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
         return self.name + (":" + ",".join(f"{key}={value}" for key, value in changed) if changed else "")
 

@@ -2,7 +2,7 @@
 
 Other packages offer theirs by entry points (``plugins``).
 
-A spelling is ``name`` or ``name:parameter=value,parameter=value``; ``str(compressor)`` gives it back. A number may be a
+A spec is ``name`` or ``name:parameter=value,parameter=value``; ``str(compressor)`` gives it back. A number may be a
 schedule: ``topk:ratio=0.25~0.01@400`` begins at 25 % and arrives at 1 % after 400 steps.
 """
 
@@ -37,7 +37,7 @@ def register(cls: C) -> C:
     """Class decorator: make a compressor known under ``cls.name``.
 
     Raises:
-        ConfigError: another class has that name, or the class is none that a spelling could make.
+        ConfigError: another class has that name, or the class is none that a spec could make.
     """
     problem = _unfit(cls)
     if problem:
@@ -142,7 +142,7 @@ def _register_entry(entry: EntryPoint) -> None:
 
 
 def get(spec: str | Compressor) -> Compressor:
-    """The compressor with this spelling, e.g. ``"topk:ratio=0.01"``; a Compressor is returned as it is.
+    """The compressor with this spec, e.g. ``"topk:ratio=0.01"``; a Compressor is returned as it is.
 
     Raises:
         ConfigError: unknown name or parameter, or a value that does not fit.
@@ -150,7 +150,7 @@ def get(spec: str | Compressor) -> Compressor:
     if isinstance(spec, Compressor):
         return spec
     if not isinstance(spec, str):
-        raise ConfigError(f"compressor: got {type(spec).__name__}; expected a spelling such as 'topk:ratio=0.01'")
+        raise ConfigError(f"compressor: got {type(spec).__name__}; expected a spec such as 'topk:ratio=0.01'")
     name, _, text = spec.strip().partition(":")
     cls = _find(name)
     if cls is None:
@@ -160,13 +160,13 @@ def get(spec: str | Compressor) -> Compressor:
     return cls(**_parameters(cls, text))
 
 
-def spellings(text: str) -> list[str]:
+def read_specs(text: str) -> list[str]:
     """The compressors of a comma list as they are written there, ``none`` among them.
 
     A bare ``parameter=value`` belongs to the compressor before it.
 
     Raises:
-        ConfigError: a spelling names no compressor, or there is none.
+        ConfigError: a spec names no compressor, or there is none.
     """
     found: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -176,9 +176,9 @@ def spellings(text: str) -> list[str]:
             found.append(part)
     if not found:
         raise ConfigError("no compressor is named; expected a list such as none,fp16,topk:ratio=0.01")
-    for spelling in found:
-        if spelling != "none":
-            get(spelling)
+    for spec in found:
+        if spec != "none":
+            get(spec)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError
 
-_SPELLING = re.compile(r"(?P<start>[^~@/]+)~(?P<end>[^~@/]+)@(?P<steps>\d+)(?:/(?P<stages>\d+))?")
+_SPEC = re.compile(r"(?P<start>[^~@/]+)~(?P<end>[^~@/]+)@(?P<steps>\d+)(?:/(?P<stages>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str, kind: type) -> Schedule | None:
-        """Read a spelling whose values are of ``kind``; None if the text is no schedule."""
-        match = _SPELLING.fullmatch(text)
+        """Read a spec whose values are of ``kind``; None if the text is no schedule."""
+        match = _SPEC.fullmatch(text)
         if match is None:
             return None
         start, end = kind(match["start"]), kind(match["end"])

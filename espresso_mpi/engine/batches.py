@@ -208,7 +208,7 @@ def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology)
         return
     from ..planner.planfile import misfits  # sessions without such a plan need nothing of the planner
 
-    found = misfits(plan, specs, len(topology.machines), topology.lanes, complete=False)
+    found = misfits(plan, specs, len(topology.nodes), topology.lanes, complete=False)
     if found:
         raise PlanError(f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan")
 
@@ -221,7 +221,7 @@ def other_versions(plan: Plan | None) -> str | None:
 
     made = plan.made_for
     tensors = [TensorSpec(name, (), None) for name in made.tensors]
-    found = misfits(plan, tensors, made.machines, made.ranks_per_machine, _here(made))
+    found = misfits(plan, tensors, made.nodes, made.ranks_per_node, _here(made))
     return f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan" if found else None
 
 

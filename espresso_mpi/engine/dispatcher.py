@@ -121,7 +121,7 @@ class Dispatcher:
         arrays = arrays_of([unit] * len(bucket.members), bucket)
         fast_path.unpack_mean(messages, header_size, bucket, self._transport.topology, arrays)
         intra, inter = (self._transport.sent[level] - before[level] for level in ("intra", "inter"))
-        self._recorder.add("wire", bucket.name, step, 0, start, time.perf_counter(), "express", "flat", intra, inter)
+        self._recorder.add("wire", bucket.name, step, 0, start, time.perf_counter(), "fast path", "flat", intra, inter)
         self._dense_steps[bucket.name] += 1
 
     # --- calls that begin ---------------------------------------------------------------------------------------------

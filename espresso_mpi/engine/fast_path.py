@@ -1,7 +1,7 @@
 """The short way for small dense tensors: they travel with the header of the round that agrees on them.
 
 Every rank gets all ranks' data and works out the mean itself, in the order in which the route would have: first within
-each machine, then over the machines. So the bits are those of the route, and a synchronisation costs one exchange.
+each node, then over the nodes. So the bits are those of the route, and a synchronisation costs one exchange.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..types import ROUTES, Route
 from .batches import Bucket
 
 ROOM = SLOT // 2
-"""Bytes of data that go along with a header at most; of all ranks together where they go between machines."""
+"""Bytes of data that go along with a header at most; of all ranks together where they go between nodes."""
 
 _LEVELS = {Route.parse(ROUTES["flat"]): ("flat",), Route.parse(ROUTES["hierarchical"]): ("intra", "inter")}
 _ALIGN = 64
@@ -27,7 +27,7 @@ def fits(bucket: Bucket, topology: Topology) -> bool:
     """Whether a bucket may go the short way: dense, small, on the host, along a route whose sums can be made alone."""
     spec = bucket.members[0][1].spec
     nbytes = sum(item.spec.nbytes for _, item in bucket.members)
-    ranks = topology.size if len(topology.machines) > 1 else 1
+    ranks = topology.size if len(topology.nodes) > 1 else 1
     return (
         bucket.compressor is None
         and spec.device == "cpu"
@@ -64,11 +64,11 @@ def unpack_mean(
     kind, dtype, start = arrays[0].dtype, bucket.dtype, _start(header_size)
     rows = [message[start:].view(kind) for message in messages]
     levels = _LEVELS[bucket.strategy.route]
-    if levels == ("flat",) or len(topology.machines) == topology.size:
+    if levels == ("flat",) or len(topology.nodes) == topology.size:
         mean = _mean(rows, topology.size, dtype)
     else:
         intra, inter = topology.divisor("intra"), topology.divisor("inter")
-        mean = _mean([_mean([rows[r] for r in ranks], intra, dtype) for ranks in topology.machines], inter, dtype)
+        mean = _mean([_mean([rows[r] for r in ranks], intra, dtype) for ranks in topology.nodes], inter, dtype)
     first = 0
     for array in arrays:
         array[...] = mean[first : first + array.size]

@@ -60,8 +60,8 @@ def _made_for(plan: Plan) -> str:
     made = plan.made_for
     if made is None:
         return f"A plan of {about}, made by hand for any cluster. Digest {plan.digest[:12]}."
-    where = f"{counted(made.machines, 'machine')} of {counted(made.ranks_per_machine, 'rank')}"
-    versions = ", ".join(f"{k} {v}" for k, v in made.fingerprint.items() if k not in ("machines", "ranks_per_machine"))
+    where = f"{counted(made.nodes, 'node')} of {counted(made.ranks_per_node, 'rank')}"
+    versions = ", ".join(f"{k} {v}" for k, v in made.fingerprint.items() if k not in ("nodes", "ranks_per_node"))
     return (
         f"A plan of {about}, in {'GPU' if made.device == 'gpu' else 'host'} memory, for {where}"
         f"{f' ({versions})' if versions else ''}. Digest {plan.digest[:12]}."
@@ -188,7 +188,7 @@ def _longer(seconds: float) -> str:
 
 # --- routes in words --------------------------------------------------------------------------------------------------
 
-_WHERE: Mapping[Level, str] = {"flat": "among all ranks", "intra": "inside the machine", "inter": "between machines"}
+_WHERE: Mapping[Level, str] = {"flat": "among all ranks", "intra": "inside the node", "inter": "between nodes"}
 _DENSE: Mapping[Op, str] = {
     "allreduce": "summed",
     "reduce_scatter": "summed in parts, one for each rank,",
@@ -245,7 +245,7 @@ def _initials(route: Route) -> str:
     return " ".join(f"{verbs.get(verb, verb)}@{where}" for verb, where in steps)
 
 
-_NAMES = {spelling: name for name, spelling in ROUTES.items()}
+_NAMES = {spec: name for name, spec in ROUTES.items()}
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def plan(
     """The plan with the shortest step that is found, and what is predicted for it; see the module.
 
     Args:
-        compressors: what may be used, by spellings; ``none`` always may. None: all that the profile has on all devices.
+        compressors: what may be used, by specs; ``none`` always may. None: all that the profile has on all devices.
         lanes, order: how the timeline is computed (``timeline``). None: as the executor does it, ``schedule``, with one
             lane for processor and shared memory where tensors are in host memory; for GPUs of a described cluster with
             one network, as the paper draws it.
@@ -118,8 +118,8 @@ def described(given: Plan, like: Plan, trace: Trace, profile: Profile) -> Plan:
     assert like.forecast is not None
     lanes, order = like.forecast.lanes, like.forecast.order
     problem, choice = evaluated(given, trace, profile, lanes=lanes, order=order)
-    spellings = profiled(profile, ("cpu", "gpu") if trace.device == "gpu" else ("cpu",))
-    others = Problem.of(problem.trace, profile, spellings, lanes=lanes, order=order)
+    specs = profiled(profile, ("cpu", "gpu") if trace.device == "gpu" else ("cpu",))
+    others = Problem.of(problem.trace, profile, specs, lanes=lanes, order=order)
     draft = Draft(_by_buffer(problem.trace, given.groups), problem, choice)
     draft = draft.on(joined([problem, completed(others)]))
     forecast = replace(
@@ -187,10 +187,10 @@ class _Maker:
         _check(trace, where, budget, noise)
         given = profiled(profile, where) if compressors is None else compressors
         spelled = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
-        spellings = tuple(spelled)
+        specs = tuple(spelled)
         usual_lanes, _ = defaults(trace, profile)
-        sums = linear and any(registry.get(text).linear for text in spellings)
-        return cls(trace, profile, spellings, lanes_of(usual_lanes if lanes is None else lanes),
+        sums = linear and any(registry.get(text).linear for text in specs)
+        return cls(trace, profile, specs, lanes_of(usual_lanes if lanes is None else lanes),
                    order, fusion, all_routes(where, sums), budget, noise, spelled, effort)  # fmt: skip
 
     # --- the steps of the module ---
@@ -216,38 +216,38 @@ class _Maker:
         )  # fmt: skip
         return self.plan_of(draft, forecast)
 
-    def searched(self, spellings: Sequence[str]) -> tuple[Draft, float]:
+    def searched(self, specs: Sequence[str]) -> tuple[Draft, float]:
         """What the search finds with these compressors, and the bound on all that it chose from."""
         if self.fusion:
-            groups, problem, found = search_fused(self.trace, self.profile, spellings, routes=self.routes,
+            groups, problem, found = search_fused(self.trace, self.profile, specs, routes=self.routes,
                                                   lanes=self.lanes, order=self.order, effort=self.effort)  # fmt: skip
         else:
-            groups, problem = (), self.problem(self.trace, spellings)
+            groups, problem = (), self.problem(self.trace, specs)
             found = searched(problem, self.effort)
         return Draft(_by_buffer(problem.trace, groups), problem, found.choice), found.bound
 
-    def problem(self, buffers: Trace, spellings: Sequence[str]) -> Problem:
+    def problem(self, buffers: Trace, specs: Sequence[str]) -> Problem:
         """All that may be done with some buffers."""
-        return Problem.of(buffers, self.profile, spellings, routes=self.routes, lanes=self.lanes, order=self.order)
+        return Problem.of(buffers, self.profile, specs, routes=self.routes, lanes=self.lanes, order=self.order)
 
     def rivals(self) -> Iterator[tuple[str, Draft]]:
         """The plans of others; without those that this profile cannot price, for want of a compressor or of copies."""
         others = [name for name in usable(self.trace) if name not in _ONE_FOR_ALL]
         others += [PUBLISHED] if len(self.trace.tensors) <= MANY else []
-        named = [(name, spelling) for spelling in self.compressors for name in others]
-        for name, spelling in [*named, *((name, "fp16") for name in _ONE_FOR_ALL)]:
+        named = [(name, spec) for spec in self.compressors for name in others]
+        for name, spec in [*named, *((name, "fp16") for name in _ONE_FOR_ALL)]:
             try:
-                found = self.rival(name, spelling)
+                found = self.rival(name, spec)
             except ConfigError:
                 continue
-            yield (name if name in _ONE_FOR_ALL else f"{name} {spelling}"), found
+            yield (name if name in _ONE_FOR_ALL else f"{name} {spec}"), found
 
-    def rival(self, name: str, spelling: str) -> Draft:
+    def rival(self, name: str, spec: str) -> Draft:
         """A baseline, or the choice of the published algorithms."""
         if name == PUBLISHED:
-            problem, chosen = published(self.trace, self.profile, spelling, lanes=self.lanes, order=self.order)
+            problem, chosen = published(self.trace, self.profile, spec, lanes=self.lanes, order=self.order)
             return Draft(_by_buffer(self.trace, ()), problem, chosen.choice)
-        other = baseline(name, self.trace, self.profile, spelling, lanes=self.lanes, order=self.order)
+        other = baseline(name, self.trace, self.profile, spec, lanes=self.lanes, order=self.order)
         problem, choice = evaluated(other, self.trace, self.profile, lanes=self.lanes, order=self.order)
         return Draft(_by_buffer(self.trace, ()), problem, choice)
 
@@ -311,7 +311,7 @@ class _Maker:
         by_name = {name: self.as_given(strategy) for group, strategy in draft.strategies() for name in group}
         tensors = {t.name: (t.shape or t.size, t.dtype) for t in self.trace.tensors}
         p = self.profile
-        made = MadeFor(tensors, p.machines, p.ranks_per_machine, self.trace.device, p.fingerprint)
+        made = MadeFor(tensors, p.nodes, p.ranks_per_node, self.trace.device, p.fingerprint)
         strategies = {t.name: by_name[t.name] for t in self.trace.tensors}
         return Plan(strategies, groups=tuple(g for g in draft.groups if len(g) > 1), fuse_bytes=0, made_for=made,
                     forecast=forecast, schedule=draft.schedule())  # fmt: skip
@@ -371,9 +371,9 @@ def defaults(trace: Trace, profile: Profile) -> tuple[str, Order]:
 
 def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]:
     """The compressors that a profile has both curves of, on all of some devices."""
-    spellings = dict.fromkeys(spelling for spelling, _, _ in profile.codecs)
+    specs = dict.fromkeys(spec for spec, _, _ in profile.codecs)
     wanted = [(device, way) for device in devices for way in ("encode", "decode")]
-    return tuple(s for s in spellings if all((s, *rest) in profile.codecs for rest in wanted))
+    return tuple(s for s in specs if all((s, *rest) in profile.codecs for rest in wanted))
 
 
 def _check(trace: Trace, devices: Sequence[DeviceKind], budget: float | None, noise: float | None) -> None:

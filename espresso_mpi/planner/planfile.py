@@ -168,8 +168,8 @@ def _outlook(found: _Outlook, number: int) -> Outlook:
 def misfits(
     plan: Plan,
     specs: Sequence[TensorSpec],
-    machines: int,
-    ranks_per_machine: int,
+    nodes: int,
+    ranks_per_node: int,
     fingerprint: Mapping[str, Any] | None = None,
     complete: bool = True,
 ) -> list[str]:
@@ -188,7 +188,7 @@ def misfits(
     found = [
         f"{what}: {before} when the plan was made, {now} here"
         for what, before, now in (
-            ("machines", made.machines, machines), ("ranks on each machine", made.ranks_per_machine, ranks_per_machine)
+            ("nodes", made.nodes, nodes), ("ranks on each node", made.ranks_per_node, ranks_per_node)
         )
         if before != now
     ]  # fmt: skip
@@ -199,7 +199,7 @@ def misfits(
 
 
 def _besides_the_ranks(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fingerprint.items() if key not in ("machines", "ranks_per_machine")}
+    return {key: value for key, value in fingerprint.items() if key not in ("nodes", "ranks_per_node")}
 
 
 def _missing(plan: Plan, made: MadeFor, specs: Sequence[TensorSpec], complete: bool) -> list[str]:

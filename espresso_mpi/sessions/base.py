@@ -51,7 +51,7 @@ class SessionBase:
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, Keeping(), self._recorder)
         self._held = Held(self._engine, self._watching)
-        _limit_threads(len(self._transport.machine))
+        _limit_threads(len(self._transport.node))
         lifetime.watch(self._engine)
 
     def _require_fit(self) -> None:
@@ -68,7 +68,7 @@ class SessionBase:
 
     @property
     def topology(self) -> Topology:
-        """Which ranks share a machine."""
+        """Which ranks share a node."""
         return self._transport.topology
 
     def __repr__(self) -> str:
@@ -202,7 +202,7 @@ class SessionBase:
 
 
 def _limit_threads(local_ranks: int) -> None:
-    """Share the machine's cores among its ranks."""
+    """Share the node's cores among its ranks."""
     from ..compressors.kernels.cpu import host
 
     host.limit_threads(threads_per_rank(local_ranks))

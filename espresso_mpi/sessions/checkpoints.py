@@ -38,7 +38,7 @@ class Checkpoints(SessionBase):
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``state_dict()`` of a job with the same compressors and feedback. Collective.
 
-        On the same ranks, machines and routes, where every rank loads its own, training goes on exactly. On others the
+        On the same ranks, nodes and routes, where every rank loads its own, training goes on exactly. On others the
         mean of what was owed is conserved: together the ranks must bring the states of all old ranks, each once.
 
         Args:

@@ -73,7 +73,7 @@ class Planning(SessionBase):
         """Measure this cluster: what every collective, encode and decode costs. Collective, the same on every rank.
 
         Args:
-            compressors: spellings.
+            compressors: specs.
             sizes: elements of the tensors that the profile is for; default: all sizes up to 16 MiB.
             seconds: about how long it may take; tick: is called now and then with the share that is done.
 

@@ -37,7 +37,7 @@ def save(transport: Transport, state: State, path: str | os.PathLike[str]) -> No
     """Write the ranks' states into a folder, one file a rank. Collective.
 
     The manifest is replaced when all files are there, so a save that fails leaves the one before as it was. It is
-    written on every machine, so that folders which machines do not share do for the same ranks.
+    written on every node, so that folders which nodes do not share do for the same ranks.
 
     Raises:
         StateError: on every rank: a file cannot be written, or the ranks are at different steps.
@@ -74,7 +74,7 @@ def save(transport: Transport, state: State, path: str | os.PathLike[str]) -> No
 def _publish(transport: Transport, folder: Path, generation: str) -> None:
     """Name a save that is complete in the manifest, and clear away the others."""
     manifest = json.dumps({"version": VERSION, "ranks": transport.topology.size, "generation": generation}) + "\n"
-    first = transport.rank == transport.machine[0]
+    first = transport.rank == transport.node[0]
 
     def write() -> None:
         if first:
@@ -112,12 +112,12 @@ def _check_places(places: Sequence[Mapping[str, Any]], describe: Callable[[int],
 
 
 def _check_folders(folders: Sequence[str], transport: Transport) -> None:
-    """Refuse to save a machine's ranks into different folders: none of these could be loaded."""
-    for machine in transport.topology.machines:
-        other = next((rank for rank in machine if folders[rank] != folders[machine[0]]), None)
+    """Refuse to save a node's ranks into different folders: none of these could be loaded."""
+    for node in transport.topology.nodes:
+        other = next((rank for rank in node if folders[rank] != folders[node[0]]), None)
         if other is not None:
             raise StateError(
-                f"save: the path is {folders[machine[0]]} on {transport.describe(machine[0])}, {folders[other]} on "
+                f"save: the path is {folders[node[0]]} on {transport.describe(node[0])}, {folders[other]} on "
                 f"{transport.describe(other)}; pass the same folder on every rank: each writes a file of its own there"
             )
 
@@ -159,7 +159,7 @@ def _read_share(folder: Path, rank: int, ranks: int) -> list[State]:
 def _read_manifest(folder: Path) -> Mapping[str, Any]:
     file = folder / MANIFEST
     if not file.exists():
-        raise StateError(f"{file}: not found; expected a folder that Session.save wrote, on a disk of this machine")
+        raise StateError(f"{file}: not found; expected a folder that Session.save wrote, on a disk of this node")
     try:
         manifest = schema.load(file, lambda document: document, _MANIFEST_BYTES)
     except ConfigError as error:

@@ -1,7 +1,7 @@
 """Going on from states: of the same ranks exactly, of others by what is conserved.
 
 Loaded into a session like the one it was made by a state continues bit for bit. Loaded into a session with other ranks,
-machines, routes or segments it is *carried over*; see ``resharding``.
+nodes, routes or segments it is *carried over*; see ``resharding``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("espresso_mpi")
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a session goes on with. ``carried``: whether it comes from other ranks, machines, routes or segments."""
+    """What a session goes on with. ``carried``: whether it comes from other ranks, nodes, routes or segments."""
 
     step: int
     seed: int
@@ -70,15 +70,15 @@ def load_brought(transport: Transport, options: Options, bring: Callable[[], Seq
     ours = identity(transport, options)
     _check_methods(heads[0].methods, ours["methods"])
     own = [(head.brought_by, head.rank) for head in heads] == [(rank, rank) for rank in range(transport.topology.size)]
-    if own and heads[0].options == ours["options"] and heads[0].machines == ours["machines"]:
+    if own and heads[0].options == ours["options"] and heads[0].nodes == ours["nodes"]:
         return _continued(mine[0])
     return _carried_over(transport, options, mine, heads[0], _difference(heads[0], ours))
 
 
 def _difference(head: _Head, ours: Mapping[str, Any]) -> str:
     """Why a state is not continued exactly."""
-    if head.machines != ours["machines"]:
-        return f"from ranks {head.machines} by machine to {ours['machines']}"
+    if head.nodes != ours["nodes"]:
+        return f"from ranks {head.nodes} by node to {ours['nodes']}"
     for key, value in ours["options"].items():
         if head.options.get(key) != value:
             return f"from {key} {short(head.options.get(key))} to {short(value)}"
@@ -91,7 +91,7 @@ class _Head:
 
     brought_by: int
     rank: int
-    machines: list[list[int]]
+    nodes: list[list[int]]
     options: dict[str, Any]
     methods: dict[str, Any]
     step: int
@@ -102,11 +102,11 @@ class _Head:
     @property
     def ranks(self) -> int:
         """How many ranks there were."""
-        return sum(map(len, self.machines))
+        return sum(map(len, self.nodes))
 
 
 def _head(state: State) -> dict[str, Any]:
-    kept = ("rank", "machines", "options", "methods", "step", "seed", "generation")
+    kept = ("rank", "nodes", "options", "methods", "step", "seed", "generation")
     return {**{key: state[key] for key in kept}, "counters": fingerprint(dict(state["counts"])).hex()}
 
 
@@ -116,7 +116,7 @@ def _check_together(heads: Sequence[_Head], describe: Callable[[int], str]) -> N
         raise StateError("no rank brought a state; pass what state_dict() returned on at least one of them")
     first = heads[0]
     for head in heads:
-        for key in ("step", "seed", "generation", "machines", "options", "methods", "counters"):
+        for key in ("step", "seed", "generation", "nodes", "options", "methods", "counters"):
             a, b = getattr(first, key), getattr(head, key)
             if a != b:
                 raise StateError(

@@ -1,4 +1,4 @@
-"""Carrying over to other ranks, machines, routes or segments: what was kept by region and rank becomes its mean.
+"""Carrying over to other ranks, nodes, routes or segments: what was kept by region and rank becomes its mean.
 
 It is one array for the whole tensor, that every rank gets and cuts up into its own regions when it synchronises the
 tensor next. docs/state.md has the rules.
@@ -40,7 +40,7 @@ def weighted_sums(states: Iterable[State], rules: Mapping[str, str]) -> Sums:
     """What some old ranks kept, by what it is carried over as; ``rules``: what becomes of what methods keep."""
     found = Sums()
     for state in states:
-        weights, ranks = Weights(state["weights"]), sum(map(len, state["machines"]))
+        weights, ranks = Weights(state["weights"]), sum(map(len, state["nodes"]))
         for text, value in state["memory"].items():
             key = Key.parse(text)
             if key.point == CARRY:
@@ -62,7 +62,7 @@ def _carried_as(key: Key, value: np.ndarray, rules: Mapping[str, str]) -> str | 
     rule = rules.get(key.what[len(OWN) :])
     if rule is None:
         raise StateError(
-            f"{str(key)!r} cannot be carried over to other ranks, machines, routes or segments: its compressor "
+            f"{str(key)!r} cannot be carried over to other ranks, nodes, routes or segments: its compressor "
             f"does not say what becomes of it; name it in the compressor's ``keeps``, or load it where it was saved"
         )
     if rule == "forget" or key.point != "0":
@@ -84,9 +84,9 @@ def rules(options: Options) -> dict[str, str]:
     rules: dict[str, str] = {}
     plan = options.plan
     named = [*plan.strategies.values(), plan.default] if plan else []
-    spellings = {s.compressor for s in named if s is not None} if plan else {options.compressor}
-    for spelling in sorted(spellings - {"none"}):
-        for what, rule in compressors.get(spelling).keeps.items():
+    specs = {s.compressor for s in named if s is not None} if plan else {options.compressor}
+    for spec in sorted(specs - {"none"}):
+        for what, rule in compressors.get(spec).keeps.items():
             if rules.setdefault(what, rule) != rule:
                 raise StateError(f"compressors of the plan disagree about what becomes of {what!r}; load it elsewhere")
     return rules

@@ -65,7 +65,7 @@ def identity(transport: Transport, options: Options) -> dict[str, Any]:
     """What must be equal for a state to be continued exactly."""
     described = options.described()
     return {
-        "machines": [list(ranks) for ranks in transport.topology.machines],
+        "nodes": [list(ranks) for ranks in transport.topology.nodes],
         "options": {key: described[key] for key in _SAME},
         "methods": _methods(options),
     }
@@ -103,9 +103,9 @@ def checked(state: Any) -> State:
         raise StateError(f"state: got {type(state).__name__}; expected what state_dict() returned, or a list of such")
     check_version(state.get("version"))
     _check_types(state)
-    ranks = sorted(itertools.chain.from_iterable(state["machines"]))
+    ranks = sorted(itertools.chain.from_iterable(state["nodes"]))
     if ranks != list(range(len(ranks))) or not 0 <= state["rank"] < len(ranks):
-        raise StateError(f"state: rank is {state['rank']} and machines {state['machines']!r}; the state is damaged")
+        raise StateError(f"state: rank is {state['rank']} and nodes {state['nodes']!r}; the state is damaged")
     for key, value in state["memory"].items():
         _check_array(Key.parse(key), value)
     if _checksum(state) != state["checksum"]:
@@ -152,7 +152,7 @@ class _Schema(msgspec.Struct):
     """The types of a state's values."""
 
     rank: _Count
-    machines: list[list[_Count]]
+    nodes: list[list[_Count]]
     options: dict[str, Any]
     methods: dict[str, Any]
     step: _Count

@@ -61,7 +61,7 @@ class StepTrace:
     ranks: tuple[RankTrace, ...]
     seconds: float
     clocks_within: float
-    """Seconds within which the clocks of the machines are known; 0 with one machine."""
+    """Seconds within which the clocks of the nodes are known; 0 with one node."""
 
     @property
     def tensors(self) -> int:
@@ -84,7 +84,7 @@ def one_step(file: TraceFile, number: int | None, path: Path) -> StepTrace:
     zero = min(span.start for spans in chosen for span in spans)
     end = max(span.stop for spans in chosen for span in spans)
     ranks = tuple(
-        RankTrace(rank.rank, rank.machine, rank.host, [_shifted(span, zero) for span in spans])
+        RankTrace(rank.rank, rank.node, rank.host, [_shifted(span, zero) for span in spans])
         for rank, spans in zip(file.ranks, chosen)
     )
     return StepTrace(number, ranks, end - zero, file.clocks_within)
@@ -153,7 +153,7 @@ def require_output(path: Path, what: str = "--output", suffixes: Sequence[str] =
 
 # --- the picture ------------------------------------------------------------------------------------------------------
 
-INSIDE = "wire in the machine"
+INSIDE = "wire in the node"
 
 COLOURS: dict[str, str] = {
     "check": "#aa3377",
@@ -294,7 +294,7 @@ def _fitting(name: str, characters: int) -> str:
 
 
 def _draw_ranks(axes: Any, step: StepTrace, size: float) -> None:
-    """Names of the rows at the left, sums at the right, lines between ranks and stronger ones between machines."""
+    """Names of the rows at the left, sums at the right, lines between ranks and stronger ones between nodes."""
     side = axes.get_yaxis_transform()
     for number, rank in enumerate(step.ranks):
         cpu, wire = number + sum(_CPU) / 2, number + sum(_WIRE) / 2
@@ -303,7 +303,7 @@ def _draw_ranks(axes: Any, step: StepTrace, size: float) -> None:
         above, below = _sums(rank)
         axes.text(1.008, cpu, above, size=size * 0.9, ha="left", va="center", transform=side, color="#555555")
         axes.text(1.008, wire, below, size=size * 0.9, ha="left", va="center", transform=side, color="#555555")
-        new = number > 0 and rank.machine != step.ranks[number - 1].machine
+        new = number > 0 and rank.node != step.ranks[number - 1].node
         axes.axhline(number, color="#333333" if new else "#cccccc", linewidth=1.2 if new else 0.6, zorder=0)
 
 
@@ -314,7 +314,7 @@ def _sums(rank: RankTrace) -> tuple[str, str]:
     out = sum(s.nbytes_inter for s in rank.spans)
     inside = sum(s.nbytes for s in rank.spans) - out
     above = f"encode {_short(total['encode'])}, decode {_short(total['decode'])},\nwait {_short(total['wait'])} ms"
-    return above, f"wire {_short(wire)} ms, sent {_short(out / 1e6)} MB\nout, {_short(inside / 1e6)} MB inside machine"
+    return above, f"wire {_short(wire)} ms, sent {_short(out / 1e6)} MB\nout, {_short(inside / 1e6)} MB inside node"
 
 
 def _short(value: float) -> str:
@@ -332,7 +332,7 @@ def _covered(spans: Sequence[Span]) -> float:
 
 
 def _draw_frame(figure: Any, axes: Any, step: StepTrace, kinds: Sequence[str]) -> None:
-    doubt = f"; the machines' clocks agree to within {step.clocks_within * 1e3:.2g} ms" if step.clocks_within else ""
+    doubt = f"; the nodes' clocks agree to within {step.clocks_within * 1e3:.2g} ms" if step.clocks_within else ""
     axes.set_xlabel(f"milliseconds{doubt}", fontsize=8)
     draw_frame(figure, axes, step.seconds, len(step.ranks), _title(step), kinds)
 
@@ -359,8 +359,8 @@ def draw_frame(figure: Any, axes: Any, seconds: float, rows: int, title: str, ki
 
 
 def _title(step: StepTrace) -> str:
-    machines = len({rank.machine for rank in step.ranks})
-    where = f"{_count(len(step.ranks), 'rank')} on {_count(machines, 'machine')}"
+    nodes = len({rank.node for rank in step.ranks})
+    where = f"{_count(len(step.ranks), 'rank')} on {_count(nodes, 'node')}"
     return f"step {step.number}: {where}, {_count(step.tensors, 'tensor')}, {step.seconds * 1e3:.4g} ms"
 
 

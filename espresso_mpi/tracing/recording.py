@@ -36,7 +36,7 @@ class Span:
         start, stop: seconds of ``time.perf_counter``.
         what: the step of the route, such as ``alltoall@inter``.
         level: "flat", "intra", "inter", or "" where nothing moves.
-        nbytes: bytes that this rank sent in it; nbytes_inter: those of them that left the machine.
+        nbytes: bytes that this rank sent in it; nbytes_inter: those of them that left the node.
     """
 
     kind: Kind
@@ -68,7 +68,7 @@ class TensorStats:
         steps: how often it was synchronised.
         seconds_by: encode, wire, decode, wait; ``wait`` is a part of ``wire``. Tensors travel at the same time, so
             the sum over tensors may exceed the time that passed.
-        bytes_by_level: bytes sent to other ranks inside the machine ("intra") and between machines ("inter").
+        bytes_by_level: bytes sent to other ranks inside the node ("intra") and between nodes ("inter").
         last: the same for the latest step.
         residual_norm: Euclidean norm of what this rank still owes of the tensor; None where nothing is kept.
     """

@@ -15,7 +15,7 @@ class Stats:
     ``seconds`` is the time inside calls of ``sync`` and ``wait``; ``seconds_by`` splits the work by kind: check
     (looking for NaN), agree, encode, wire (collectives with their sums and waits), wait (the part of wire in which the
     rank did nothing else), decode. Tensors travel side by side, so these may add up to more than the time that passed.
-    ``bytes_by_level`` counts bytes sent to other ranks inside the machine and between machines; ``skipped`` the steps
+    ``bytes_by_level`` counts bytes sent to other ranks inside the node and between nodes; ``skipped`` the steps
     that a tensor sat out because it, or with ``nonfinite="skip_all"`` another tensor of the call, was not finite, and
     ``skipped_calls`` the calls that were left out as a whole; ``saturated`` counts what was cut on this rank because it
     left its range: values in an encode (``fp16`` beyond 65504, ``onebit`` and ``onebit_sgd`` where the magnitudes of

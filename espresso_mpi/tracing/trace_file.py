@@ -36,7 +36,7 @@ class RankTrace:
     """What one rank did: its spans with times of rank 0's clock, and how many there was no room for."""
 
     rank: int
-    machine: int
+    node: int
     host: str
     spans: Sequence[Span]
     dropped: int = 0
@@ -81,7 +81,7 @@ def on_wire(span: Span) -> bool:
 
 
 def chrome(ranks: Sequence[RankTrace], about: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The content of a trace file: one process a machine; in it a processor lane and a wire lane of every rank.
+    """The content of a trace file: one process a node; in it a processor lane and a wire lane of every rank.
 
     Where spans of a lane overlap it is followed by more of its kind. Processes and threads are numbered from 1. Times
     are microseconds since the first span.
@@ -91,13 +91,13 @@ def chrome(ranks: Sequence[RankTrace], about: Mapping[str, Any] | None = None) -
     """
     zero = min((nanoseconds(span.start) for rank in ranks for span in rank.spans), default=0)
     events: list[dict[str, Any]] = []
-    for first in {rank.machine: rank for rank in reversed(ranks)}.values():
-        pid, tid = first.machine + 1, first.rank + 1
-        events.append(_named("process_name", pid, tid, {"name": f"machine {first.machine} ({first.host})"}))
-        events.append(_named("process_sort_index", pid, tid, {"sort_index": first.machine}))
+    for first in {rank.node: rank for rank in reversed(ranks)}.values():
+        pid, tid = first.node + 1, first.rank + 1
+        events.append(_named("process_name", pid, tid, {"name": f"node {first.node} ({first.host})"}))
+        events.append(_named("process_sort_index", pid, tid, {"sort_index": first.node}))
     for rank in ranks:
         events += _rank_events(rank, zero, len(ranks))
-    members = [{key: getattr(rank, key) for key in ("rank", "machine", "host", "dropped")} for rank in ranks]
+    members = [{key: getattr(rank, key) for key in ("rank", "node", "host", "dropped")} for rank in ranks]
     other = {"producer": PRODUCER, "ranks": members, **(about or {})}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
 
@@ -111,8 +111,8 @@ def _rank_events(rank: RankTrace, zero: int, ranks: int) -> Iterator[dict[str, A
         tids = [1 + rank.rank + ranks * (before + lane) for lane in range(count)]
         for lane, tid in enumerate(tids):
             more = f" {lane + 1}" if lane else ""
-            yield _named("thread_name", rank.machine + 1, tid, {"name": f"rank {rank.rank} {name}{more}"})
-            yield _named("thread_sort_index", rank.machine + 1, tid, {"sort_index": 1000 * rank.rank + before + lane})
+            yield _named("thread_name", rank.node + 1, tid, {"name": f"rank {rank.rank} {name}{more}"})
+            yield _named("thread_sort_index", rank.node + 1, tid, {"sort_index": 1000 * rank.rank + before + lane})
         for span, lane in zip(spans, lane_of):
             yield _event(span, rank, tids[lane], zero)
         before += count
@@ -134,7 +134,7 @@ def _event(span: Span, rank: RankTrace, tid: int, zero: int) -> dict[str, Any]:
     return {
         "name": " ".join(filter(None, ("wait" if span.kind == "wait" else span.what or span.kind, span.tensor))),
         "cat": span.kind, "ph": "X", "ts": start / 1000, "dur": (stop - start) / 1000,
-        "pid": rank.machine + 1, "tid": tid, "args": args,
+        "pid": rank.node + 1, "tid": tid, "args": args,
     }  # fmt: skip
 
 
@@ -150,7 +150,7 @@ class _Clock(Struct):
 
 class _Member(Struct):
     rank: Count
-    machine: Count
+    node: Count
     host: str
     dropped: Count = 0
 
@@ -201,7 +201,7 @@ class TraceFile:
 
     Attributes:
         ranks: all of them, with times in seconds since the first span.
-        clocks_within: seconds within which the clocks of the machines are known.
+        clocks_within: seconds within which the clocks of the nodes are known.
     """
 
     ranks: tuple[RankTrace, ...]
@@ -240,7 +240,7 @@ def _ranks(content: _Content) -> tuple[RankTrace, ...]:
             if event.args.rank not in spans:
                 raise ConfigError(f"traceEvents[{number}]: got rank {event.args.rank}; expected one of otherData")
             spans[event.args.rank].append(event.span())
-    return tuple(RankTrace(one.rank, one.machine, one.host, spans[one.rank], one.dropped) for one in members)
+    return tuple(RankTrace(one.rank, one.node, one.host, spans[one.rank], one.dropped) for one in members)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

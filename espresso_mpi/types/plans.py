@@ -24,7 +24,7 @@ Order = Literal["backprop", "fifo", "priority", "schedule"]
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one tensor is synchronised: a compressor or its spelling (``none`` for dense), a route or its spelling.
+    """How one tensor is synchronised: a compressor or its spec (``none`` for dense), a route or its spec.
 
     Raises:
         ConfigError: the route encodes but the compressor is ``none``, or the other way round.
@@ -62,14 +62,14 @@ class MadeFor:
     Attributes:
         tensors: by name (shape, or the number of elements where the shape was not known; element type).
         device: where the tensors are.
-        machines: of the profile.
-        ranks_per_machine: of the profile.
+        nodes: of the profile.
+        ranks_per_node: of the profile.
         fingerprint: of the profile: versions and whatever else the measured times depend on; JSON values.
     """
 
     tensors: Mapping[str, tuple[tuple[Count, ...] | Positive, str]]
-    machines: Positive
-    ranks_per_machine: Positive
+    nodes: Positive
+    ranks_per_node: Positive
     device: DeviceKind = "cpu"
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
 

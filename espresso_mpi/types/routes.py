@@ -77,7 +77,7 @@ class Route:
 
     @classmethod
     def parse(cls, text: str) -> Route:
-        """Read a spelling or a name from ``ROUTES``.
+        """Read a spec or a name from ``ROUTES``.
 
         Raises:
             ConfigError: the text is neither, or its steps do not fit together.
@@ -124,7 +124,7 @@ ROUTES: dict[str, str] = {
     "flat-linear": "encode@cpu/allreduce@flat/decode@cpu",
     "hierarchical-linear": "reduce_scatter@intra/encode@cpu/allreduce@inter/decode@cpu/allgather@intra",
 }
-"""Names for the usual routes. "packed" carries the payload on through the machine and decodes at the very end; "linear"
+"""Names for the usual routes. "packed" carries the payload on through the node and decodes at the very end; "linear"
 sums the payloads themselves, as linear compressors allow."""
 
 

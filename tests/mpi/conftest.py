@@ -16,7 +16,7 @@ RANKS = {
     "test_window": (3, 4),
     "test_engine::test_any_order_gives_what_sync_gives": (3, 4),
     "test_engine::test_any_errors_in_any_order": (3, 4),
-    "test_errors::test_routes_that_lose_ranks_of_uneven_machines_are_refused": (3, 4),
+    "test_errors::test_routes_that_lose_ranks_of_uneven_nodes_are_refused": (3, 4),
     "test_state::test_what_is_owed_is_conserved_on_other_ranks": (3, 4),
     "test_state::test_momenta_are_conserved_in_the_mean": (3, 4),
     # What two ranks show, or can only be shown on two.
@@ -27,7 +27,7 @@ RANKS = {
     "test_frameworks": (2,),
     "test_lifetime": (2,),
     "test_profiler": (2,),
-    "test_profiler::test_every_route_can_be_priced[two]": (4,),  # machines of two ranks
+    "test_profiler::test_every_route_can_be_priced[two]": (4,),  # nodes of two ranks
 }
 """With ``--quick``: on how many ranks a module, a test (``module::test``) or a case (``module::test[case]``) runs.
 All others run on USUAL."""

@@ -255,7 +255,7 @@ def test_what_travels_as_before_keeps_its_residual_bit_for_bit(world, open_sessi
 
 def made_for(**changes):
     tensors = {name: (shape, "float32") for name, shape in SHAPES.items()}
-    return MadeFor(**{"tensors": tensors, "machines": 1, "ranks_per_machine": SIZE, **changes})
+    return MadeFor(**{"tensors": tensors, "nodes": 1, "ranks_per_node": SIZE, **changes})
 
 
 def test_a_plan_from_a_file_is_followed(world, open_session, tmp_path):
@@ -269,8 +269,8 @@ def test_a_plan_from_a_file_is_followed(world, open_session, tmp_path):
 
 
 def test_a_plan_for_other_ranks_is_refused(world):
-    plan = Plan(PLANS[1].strategies, made_for=made_for(machines=1, ranks_per_machine=SIZE + 1))
-    with pytest.raises(PlanError, match="ranks on each machine"):
+    plan = Plan(PLANS[1].strategies, made_for=made_for(nodes=1, ranks_per_node=SIZE + 1))
+    with pytest.raises(PlanError, match="ranks on each node"):
         Session(world, plan=plan)
 
 
@@ -281,8 +281,8 @@ def test_a_plan_for_other_versions_is_refused(world):
 
 
 def test_a_plan_for_other_tensors_is_refused(world, open_session):
-    machines = [list(range(SIZE))]
-    session = open_session(plan=Plan(PLANS[1].strategies, made_for=made_for()), machines=machines)
+    nodes = [list(range(SIZE))]
+    session = open_session(plan=Plan(PLANS[1].strategies, made_for=made_for()), nodes=nodes)
     session.sync(gradients(world.rank, 0))
     with pytest.raises(PlanError, match=r"w1.*\[64, 48\].*\[48, 64\]"):
         session.sync({"w1": np.zeros((48, 64), np.float32)})

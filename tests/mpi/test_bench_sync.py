@@ -64,7 +64,7 @@ def test_routes_take_turns_and_the_default_is_one_of_them(world, folder):
     methods = ("none", "onebit", "fp16")
     rows = routes.main(sizes="4KiB", compressors=",".join(methods), repeats=3, json=folder / "routes.json")
     flat = ["flat-allgather", "flat-alltoall"]
-    expected = {"none": ["flat"], "onebit": flat, "fp16": [*flat, "flat-linear"]}  # one machine: no other names
+    expected = {"none": ["flat"], "onebit": flat, "fp16": [*flat, "flat-linear"]}  # one node: no other names
     assert {m: [row.route for row in rows if row.method == m] for m in methods} == expected
     assert all(row.wrong == (None if row.route == "flat-linear" else 0) for row in rows)
     for method in methods:

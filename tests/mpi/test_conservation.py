@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
+    run_state_node_as_test,
 )
 from mpi4py import MPI
 
@@ -39,8 +39,8 @@ SEGMENTS = (0, 64, 300)
 DENSE = Plan(default=Strategy("none", "flat"))
 
 
-def machines_of(ranks, shape):
-    """One machine, even machines, uneven ones, or one rank each."""
+def nodes_of(ranks, shape):
+    """One node, even nodes, uneven ones, or one rank each."""
     half = (ranks + 1) // 2
     shapes = {
         "one": [list(range(ranks))],
@@ -48,7 +48,7 @@ def machines_of(ranks, shape):
         "uneven": [list(range(ranks - 1)), [ranks - 1]],
         "apart": [[rank] for rank in range(ranks)],
     }
-    return [machine for machine in shapes[shape] if machine]
+    return [node for node in shapes[shape] if node]
 
 
 def strategy(compressor, route):
@@ -90,7 +90,7 @@ class Job:
         self.comm = WORLD.Split(int(WORLD.rank >= ranks), WORLD.rank)
         if WORLD.rank < ranks:
             self.session = Session(
-                self.comm, plan=plan, machines=machines_of(ranks, shape), segment_bytes=segment_bytes, timeout=30
+                self.comm, plan=plan, nodes=nodes_of(ranks, shape), segment_bytes=segment_bytes, timeout=30
             )
 
     def sync(self, sizes, pushed):
@@ -215,7 +215,7 @@ class Conservation(RuleBasedStateMachine):
         self.tell("open", WORLD.size, shape, self._plan(routes, shape), segment)
 
     def _plan(self, routes, shape):
-        flat = shape == "one"  # no level between machines there
+        flat = shape == "one"  # no level between nodes there
         return plan_of(self.compressors, [_flat(r) if flat else r for r in routes], self.group)
 
     @rule(
@@ -269,7 +269,7 @@ def test_nothing_is_lost_whatever_is_done():
         follow_rank_0()
         return
     try:
-        run_state_machine_as_test(
+        run_state_node_as_test(
             Conservation,
             settings=settings(
                 max_examples=20, stateful_step_count=12, deadline=None, derandomize=True, database=None,

@@ -185,7 +185,7 @@ def test_one_tensor_pushed_again_at_once(world, open_session, compressor, route)
     if route == "flat-linear" and not compressors.get(compressor).element:
         pytest.skip("cannot be summed")
     apart = [[rank] for rank in range(world.size)]
-    options = {"compressor": compressor, "route": route, "machines": apart, "segment_bytes": 1000}
+    options = {"compressor": compressor, "route": route, "nodes": apart, "segment_bytes": 1000}
     session, twin = open_session(**options), open_session(**options)
     grads = [gradient(world.rank, step, "deep") for step in range(6)]
     for grad in grads:
@@ -240,7 +240,7 @@ def started(world, session, calls):
 
 def test_an_urgent_tensor_overtakes(world, open_session):
     """A later push with a higher priority passes what has not begun to travel."""
-    session = open_session(fuse_bytes=0, segment_bytes=1000, machines=[[rank] for rank in range(world.size)])
+    session = open_session(fuse_bytes=0, segment_bytes=1000, nodes=[[rank] for rank in range(world.size)])
     big = np.ones(400_000, np.float32)
     slow = session.push("slow", big, priority=0)
     until(lambda: session._engine._dispatcher.runner.busy or slow.done())
@@ -736,7 +736,7 @@ def test_progress_without_wait(world, open_session, busy):
 
 def test_the_callers_own_mpi_calls(world, open_session):
     """The main thread may use MPI itself while the engine's thread does."""
-    session = open_session(compressor="fp16", segment_bytes=5000, machines=[[rank] for rank in range(world.size)])
+    session = open_session(compressor="fp16", segment_bytes=5000, nodes=[[rank] for rank in range(world.size)])
     for step in range(5):
         grads = [np.full(60_000, world.rank + number, np.float32) for number in range(3)]
         handles = [session.push(f"w{number}", grad) for number, grad in enumerate(grads)]

@@ -165,7 +165,7 @@ def test_float64_beyond_float32_is_refused_for_compressors(world, open_session):
         ("min_bytes", 0, 9),
         ("window_bytes", 0, 1 << 20),
         ("segment_bytes", 0, 1 << 20),
-        ("machines", None, [[0]]),
+        ("nodes", None, [[0]]),
         ("debug", False, True),
     ],
 )
@@ -188,7 +188,7 @@ def test_different_options_are_an_error_everywhere(world, option, mine, other):
         ({"timeout": 0}, "timeout"),
         ({"nonfinite": "ignore"}, "ignore"),
         ({"plan": {}}, "Plan"),
-        ({"machines": "xx"}, "machines"),
+        ({"nodes": "xx"}, "nodes"),
         ({"window_bytes": -1}, "window_bytes"),
     ],
 )
@@ -215,7 +215,7 @@ def test_a_plan_of_anything_but_strategies_is_refused(world):
         espresso_mpi.Plan({"a": "topk"})
 
 
-@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 3", reason="needs uneven machines")
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 3", reason="needs uneven nodes")
 @pytest.mark.parametrize(
     "route",
     [
@@ -224,12 +224,12 @@ def test_a_plan_of_anything_but_strategies_is_refused(world):
         "reduce_scatter@inter/allreduce@intra/allgather@inter",
     ],
 )
-def test_routes_that_lose_ranks_of_uneven_machines_are_refused(world, open_session, route):
-    uneven = open_session(route=route, machines=[list(range(world.size - 1)), [world.size - 1]])
+def test_routes_that_lose_ranks_of_uneven_nodes_are_refused(world, open_session, route):
+    uneven = open_session(route=route, nodes=[list(range(world.size - 1)), [world.size - 1]])
     assert "reduce_scatter@intra" in same_error(world, ConfigError, lambda: uneven.sync(np.ones(999, np.float32)))
     if world.size == 4:
         grad = np.full(999, world.rank, np.float32)
-        open_session(route=route, machines=[[0, 1], [2, 3]]).sync(grad)
+        open_session(route=route, nodes=[[0, 1], [2, 3]]).sync(grad)
         assert np.allclose(grad, 1.5)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from session_cases import COMPRESSED, exact_mean, held, identical, machine_layouts, values
+from session_cases import COMPRESSED, exact_mean, held, identical, node_layouts, values
 
 from espresso_mpi import Feedback
 from espresso_mpi.compressors import get
@@ -72,8 +72,8 @@ def test_ef21(world, open_session, momentum):
 def test_ef21_arrives_at_a_constant_gradient(world, open_session, route):
     """Plain feedback circles around it, EF21 comes to rest there; also where the means are compressed again."""
     ranks_that_compress(world)
-    for machines in machine_layouts(world.size):
-        session = open_session(compressor=TOPK, route=route, machines=machines, feedback="ef21", segment_bytes=900)
+    for nodes in node_layouts(world.size):
+        session = open_session(compressor=TOPK, route=route, nodes=nodes, feedback="ef21", segment_bytes=900)
         for _ in range(60):
             grad = values(world.rank, 0, N)
             session.sync(grad)
@@ -85,8 +85,8 @@ def test_ef21_arrives_at_a_constant_gradient(world, open_session, route):
 def test_nothing_is_lost_while_the_ratio_changes(world, open_session, route):
     """A schedule changes the payload's size, not the pieces that residuals belong to."""
     ranks_that_compress(world)
-    for machines in machine_layouts(world.size):
-        session = open_session(compressor="topk:ratio=0.5~0.02@12/4", route=route, machines=machines, segment_bytes=100)
+    for nodes in node_layouts(world.size):
+        session = open_session(compressor="topk:ratio=0.5~0.02@12/4", route=route, nodes=nodes, segment_bytes=100)
         given, got, sent = np.zeros(N), np.zeros(N), [0]
         for step in range(16):
             grad = values(world.rank, step, N)
@@ -95,9 +95,9 @@ def test_nothing_is_lost_while_the_ratio_changes(world, open_session, route):
             got += grad
             sent.append(world.allreduce(session.stats().wire_bytes))
         bytes_by_step = np.diff(sent)
-        assert np.abs(given - got - held(world, session, N, machines)).max() < 1e-4
+        assert np.abs(given - got - held(world, session, N, nodes)).max() < 1e-4
         fewer = np.diff(bytes_by_step[::3])
-        encodes = len(machines) > 1 or "packed" in route or "intra" not in str(Route.parse(route))
+        encodes = len(nodes) > 1 or "packed" in route or "intra" not in str(Route.parse(route))
         assert (fewer[:4] < 0).all() if encodes else not fewer[1:].any()  # the first step also brings descriptions
         assert fewer[4] == 0
         assert len({key for key in session.state_dict()["memory"] if "|0|" in key}) <= 40
@@ -134,7 +134,7 @@ def test_ranks_must_choose_the_same(world):
         Session(world, compressor="onebit", feedback=kinds[world.rank % 2], timeout=20)
 
 
-@pytest.mark.parametrize("spelling", ["auto", "none", "plain", "plain:decay=0.5", "ef21", "ef21:momentum=0.25"])
-def test_spelling_reads_back(spelling):
-    assert str(Feedback.of(spelling)) == spelling
-    assert Feedback.of(Feedback.of(spelling)) == Feedback.of(spelling)
+@pytest.mark.parametrize("spec", ["auto", "none", "plain", "plain:decay=0.5", "ef21", "ef21:momentum=0.25"])
+def test_spec_reads_back(spec):
+    assert str(Feedback.of(spec)) == spec
+    assert Feedback.of(Feedback.of(spec)) == Feedback.of(spec)

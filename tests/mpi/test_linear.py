@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from agreed_integers import Agreed
-from session_cases import exact_mean, identical, machine_layouts, values
+from session_cases import exact_mean, identical, node_layouts, values
 
 from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.compressors import get, register, unregister
@@ -37,8 +37,8 @@ def agreed():
 def test_a_summary_is_agreed_on_before_encoding(world, open_session, agreed, route):
     """Only with one scale on all ranks is the sum of the integers the integer of the sum."""
     n = 1537
-    for machines in machine_layouts(world.size):
-        session = open_session(compressor=agreed, route=route, machines=machines, feedback="none", segment_bytes=700)
+    for nodes in node_layouts(world.size):
+        session = open_session(compressor=agreed, route=route, nodes=nodes, feedback="none", segment_bytes=700)
         grad = values(world.rank, 0, n) * np.float32(world.rank + 1)
         session.sync(grad)
         expected = np.mean([values(r, 0, n).astype(np.float64) * (r + 1) for r in range(world.size)], 0)
@@ -53,8 +53,8 @@ def test_a_summary_is_agreed_on_before_encoding(world, open_session, agreed, rou
 @pytest.mark.parametrize("route", ROUTES)
 def test_conservation_law(world, open_session, agreed, route):
     n, steps = 1537, 30
-    for machines in machine_layouts(world.size):
-        session = open_session(compressor=agreed, route=route, machines=machines, segment_bytes=700)
+    for nodes in node_layouts(world.size):
+        session = open_session(compressor=agreed, route=route, nodes=nodes, segment_bytes=700)
         given, got = np.zeros(n), np.zeros(n)
         for step in range(steps):
             grad = values(world.rank, step, n)
@@ -62,7 +62,7 @@ def test_conservation_law(world, open_session, agreed, route):
             session.sync(grad)
             got += grad
         held = np.zeros(n)
-        count = world.size if str(Route.parse(route)).startswith("encode") or world.size == 1 else len(machines)
+        count = world.size if str(Route.parse(route)).startswith("encode") or world.size == 1 else len(nodes)
         for memory in world.allgather(session.state_dict()["memory"]):
             for key, value in memory.items():
                 region, what = key.rsplit("|", 2)[1:]

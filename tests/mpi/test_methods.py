@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from session_cases import exact_mean, held, identical, machine_layouts, values
+from session_cases import exact_mean, held, identical, node_layouts, values
 
 from espresso_mpi import Feedback, TensorSpec
 from espresso_mpi.bench.reference import synchronised
@@ -30,25 +30,25 @@ def gradient(rank, step):
     return values(rank, step, N).reshape(SHAPE)
 
 
-SPELLINGS = [spelling for name in names() for spelling in (name, *type(get(name)).examples)]
+SPECS = [spec for name in names() for spec in (name, *type(get(name)).examples)]
 
 
-@pytest.mark.parametrize("method", [*SPELLINGS, "dgc:ratio=0.1,clip=1.0"])
+@pytest.mark.parametrize("method", [*SPECS, "dgc:ratio=0.1,clip=1.0"])
 def test_every_bit_is_what_the_route_says(world, open_session, method):
     """Against a simulation of all ranks in one process, bit for bit."""
     if world.size == 1:
         return
-    for machines in machine_layouts(world.size):
+    for nodes in node_layouts(world.size):
         for route in routes(method):
             session = open_session(
-                compressor=method, route=route, machines=machines, feedback="none", segment_bytes=1000, seed=5
+                compressor=method, route=route, nodes=nodes, feedback="none", segment_bytes=1000, seed=5
             )
             grad = gradient(world.rank, 0)
             session.sync(grad)
             inputs = [values(r, 0, N) for r in range(world.size)]
             compressor = get(method).shaped(SHAPE)
             expected = synchronised(Route.parse(route), session.topology, inputs, compressor, 1000, seed=5)
-            assert np.array_equal(grad.reshape(-1), expected[world.rank]), (machines, route)
+            assert np.array_equal(grad.reshape(-1), expected[world.rank]), (nodes, route)
             assert identical(world, grad)
 
 
@@ -58,9 +58,9 @@ def test_conservation_law(world, open_session, method):
     if world.size == 1 or Feedback().resolved(get(method), N).kind == "none":
         return
     steps = 12
-    for machines in machine_layouts(world.size):
+    for nodes in node_layouts(world.size):
         for route in (None, GATHER):
-            session = open_session(compressor=method, route=route, machines=machines, segment_bytes=1000)
+            session = open_session(compressor=method, route=route, nodes=nodes, segment_bytes=1000)
             given, got, largest = np.zeros(N), np.zeros(N), 1.0
             for step in range(steps):
                 grad = gradient(world.rank, step)
@@ -68,8 +68,8 @@ def test_conservation_law(world, open_session, method):
                 session.sync(grad)
                 got += grad.reshape(-1)
                 largest = max(largest, float(np.abs(grad).max()))
-            missing = given - got - held(world, session, N, machines)
-            assert np.abs(missing).max() <= steps * 2.0**-20 * largest, (machines, route)
+            missing = given - got - held(world, session, N, nodes)
+            assert np.abs(missing).max() <= steps * 2.0**-20 * largest, (nodes, route)
             assert identical(world, grad)
 
 

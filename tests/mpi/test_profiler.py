@@ -27,8 +27,8 @@ def opened(world):
     """Opens transports; they are closed on all ranks if the test passed."""
     found = []
 
-    def opener(machines=None):
-        options, problem = Options.checked(machines=machines, timeout=20.0)
+    def opener(nodes=None):
+        options, problem = Options.checked(nodes=nodes, timeout=20.0)
         assert problem is None
         found.append(Transport.open(world, options.transport(), lambda notes: None))
         return found[-1]
@@ -39,21 +39,21 @@ def opened(world):
 
 
 def split(world):
-    """Two machines of half the ranks each, or of one."""
+    """Two nodes of half the ranks each, or of one."""
     half = world.size // 2
     return [tuple(range(half)), tuple(range(half, world.size))]
 
 
-@pytest.mark.parametrize("machines", ["found", "two"])
-def test_every_route_can_be_priced(world, opened, machines):
-    wanted = None if machines == "found" else split(world)
+@pytest.mark.parametrize("nodes", ["found", "two"])
+def test_every_route_can_be_priced(world, opened, nodes):
+    wanted = None if nodes == "found" else split(world)
     transport = opened(wanted)
-    opener = partial(Session, world, machines=wanted)
+    opener = partial(Session, world, nodes=wanted)
     start = time.perf_counter()
     found = measure(transport, ["int8", "randomk:ratio=0.1"], open_session=opener, sizes=SIZES, seconds=3)
     took = time.perf_counter() - start
 
-    assert (found.machines, found.ranks_per_machine) == ((1, world.size) if wanted is None else (2, world.size // 2))
+    assert (found.nodes, found.ranks_per_node) == ((1, world.size) if wanted is None else (2, world.size // 2))
     assert len(set(world.allgather(json.dumps(found.to_json())))) == 1
     assert Profile.from_json(json.loads(json.dumps(found.to_json()))) == found
     for method in ("int8", "randomk:ratio=0.1"):
@@ -78,7 +78,7 @@ def test_samples_tell_how_they_were_made(world, opened):
     dense = [sample.size for sample in found.move("allreduce", "flat").samples]
     assert max(dense) == 4 * 4096
     assert found.environment["left_out"] == [] or all(isinstance(text, str) for text in found.environment["left_out"])
-    assert found.fingerprint["machines"] == 1 and found.fingerprint["ranks_per_machine"] == world.size
+    assert found.fingerprint["nodes"] == 1 and found.fingerprint["ranks_per_node"] == world.size
     assert "host" not in found.fingerprint and "date" not in found.fingerprint
 
 
@@ -96,17 +96,17 @@ def test_larger_data_takes_longer(world, opened):
         ({"sizes": []}, "elements of tensors"),
         ({"sizes": [0]}, "elements of tensors"),
         ({"devices": ["tpu"]}, "cpu, gpu"),
-        ({"spellings": ["nosuch"]}, "nosuch"),
-        ({"spellings": "onebit"}, "a sequence of spellings"),
+        ({"read_specs": ["nosuch"]}, "nosuch"),
+        ({"read_specs": "onebit"}, "a sequence of specs"),
     ],
 )
 def test_what_is_wrong_on_one_rank_is_an_error_on_all(world, opened, given, text):
     transport = opened()
-    arguments = {"spellings": ["fp16"], "sizes": [1000], "seconds": 1.0}
+    arguments = {"read_specs": ["fp16"], "sizes": [1000], "seconds": 1.0}
     if world.rank == world.size - 1:
         arguments |= given
     with pytest.raises(ConfigError, match=text):
-        measure(transport, arguments.pop("spellings"), open_session=partial(Session, world), **arguments)
+        measure(transport, arguments.pop("read_specs"), open_session=partial(Session, world), **arguments)
 
 
 def test_ranks_that_ask_for_different_things_hear_of_it(world, opened):

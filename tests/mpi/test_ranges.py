@@ -21,7 +21,7 @@ def typed(dtype):
 
 
 def layouts(size):
-    """One machine, machines of their own, and [[0, 1], [2]] or the like."""
+    """One node, nodes of their own, and [[0, 1], [2]] or the like."""
     uneven = [[list(range(size - 1)), [size - 1]]] if size > 2 else []
     return [None, [[rank] for rank in range(size)], *uneven]
 
@@ -50,8 +50,8 @@ def right(x, size, n, dtype):
 @pytest.mark.parametrize("window_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_dense_means_of_the_largest_values(world, open_session, dtype, window_bytes):
-    for machines in layouts(world.size):
-        session = open_session(machines=machines, window_bytes=window_bytes, fuse_bytes=1000)
+    for nodes in layouts(world.size):
+        session = open_session(nodes=nodes, window_bytes=window_bytes, fuse_bytes=1000)
         for n in (5, 5, 30_000):  # the second of the small ones could take the short way
             grad, ones = at_the_end(world.rank, n, dtype), np.full(7, world.rank + 1, typed(dtype))
             session.sync({"grad": grad, "ones": ones})  # small ones share a buffer

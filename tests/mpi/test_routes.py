@@ -1,4 +1,4 @@
-"""Every route of the decision tree, on machines of every shape: the mean, the simulation's bits, nothing lost."""
+"""Every route of the decision tree, on nodes of every shape: the mean, the simulation's bits, nothing lost."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def pieces(monkeypatch):
     monkeypatch.setattr(allreduce, "DIRECT_MAX", 0)
 
 
-def check(world, machines, cases, **settings):
+def check(world, nodes, cases, **settings):
     """Run all cases on one layout; the same verdict on all ranks."""
-    link = open_transport(machines, **settings)
+    link = open_transport(nodes, **settings)
     try:
         wrong = problems(world, link, [case.run(link) for case in cases])
     finally:
@@ -50,25 +50,25 @@ def check(world, machines, cases, **settings):
 @pytest.mark.parametrize("n, window_bytes", [(SHORT, 0), (LONG, 8192)])
 def test_every_route_gives_the_mean(world, exact, n, window_bytes):
     """An identity compressor in the place of a real one, against the float64 mean."""
-    for number, machines in enumerate(layouts(world.size)):
+    for number, nodes in enumerate(layouts(world.size)):
         cases = [Case(route, exact, n) for route in chosen((*TREE, *LINEAR), number)]
-        check(world, machines, cases, window_bytes=window_bytes)
+        check(world, nodes, cases, window_bytes=window_bytes)
 
 
 def test_every_route_in_pieces(world, exact, pieces):
     """As large tensors travel: sums in two rounds, broadcasts by scattering, messages and windows in several parts."""
-    for number, machines in enumerate(layouts(world.size)):
+    for number, nodes in enumerate(layouts(world.size)):
         cases = [Case(route, exact, 700) for route in chosen((*TREE, *LINEAR), number)]
-        check(world, machines, cases, window_bytes=0, message_bytes=200)
+        check(world, nodes, cases, window_bytes=0, message_bytes=200)
 
 
 @pytest.mark.parametrize("method", ["onebit", "topk:ratio=0.1", "randomk:ratio=0.2", "int8:rounding=stochastic"])
 def test_every_route_loses_nothing(world, method):
     """Given = received + what the residuals hold; the same bits everywhere, and those of the simulation."""
     stochastic = method.startswith("int8")  # has no feedback, so only bits can be wrong
-    for number, machines in enumerate(layouts(world.size), stochastic):
+    for number, nodes in enumerate(layouts(world.size), stochastic):
         cases = [Case(route, method, LONG, steps=2) for route in chosen(TREE, number) if route.compressed]
-        check(world, machines, cases)
+        check(world, nodes, cases)
 
 
 @pytest.mark.parametrize(
@@ -77,15 +77,15 @@ def test_every_route_loses_nothing(world, method):
 def test_every_route_that_sums_payloads(world, method):
     """The linear branch: keys in common, agreed summaries, integers, what methods learn from the sums."""
     everywhere = method.startswith("thc")
-    for number, machines in enumerate(layouts(world.size), 0 if everywhere else 1):
-        check(world, machines, [Case(route, method, LONG, steps=2) for route in chosen(LINEAR, number)])
+    for number, nodes in enumerate(layouts(world.size), 0 if everywhere else 1):
+        check(world, nodes, [Case(route, method, LONG, steps=2) for route in chosen(LINEAR, number)])
 
 
 def test_what_ef21_keeps_belongs_to_the_route(world, exact):
     """Differences to what was sent are sent, and added to what was decoded: of nothing lost the mean, at every step."""
-    for number, machines in enumerate(layouts(world.size), 1):
+    for number, nodes in enumerate(layouts(world.size), 1):
         ways = [route for route in chosen((*TREE, *LINEAR), number) if route.compressed]
-        check(world, machines, [Case(route, exact, LONG, steps=3, feedback=Feedback("ef21")) for route in ways])
+        check(world, nodes, [Case(route, exact, LONG, steps=3, feedback=Feedback("ef21")) for route in ways])
 
 
 @pytest.mark.parametrize("method", ["onebit", "thc:block=64"])
@@ -94,14 +94,14 @@ def test_segments_go_every_way(world, method, pieces):
     ways = [r for r in (LINEAR if method.startswith("thc") else TREE) if r.compressed]
     segment_bytes = 30 if method == "onebit" else 300
     ways = ways if ALL else ways[world.size % 3 :: 3]
-    for number, machines in enumerate(layouts(world.size), 1):
-        check(world, machines, [Case(route, method, 900, segment_bytes, 2) for route in chosen(ways, number)])
+    for number, nodes in enumerate(layouts(world.size), 1):
+        check(world, nodes, [Case(route, method, 900, segment_bytes, 2) for route in chosen(ways, number)])
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("float16", 1e-2)])
 def test_dense_routes_carry_every_type(world, dtype, tolerance):
-    for machines in layouts(world.size):
-        link = open_transport(machines)
+    for nodes in layouts(world.size):
+        link = open_transport(nodes)
         off = []
         for route in (route for route in TREE if not route.compressed):
             x = values(world.rank, 0, LONG, dtype)
@@ -114,16 +114,16 @@ def test_dense_routes_carry_every_type(world, dtype, tolerance):
 
 
 def test_tensors_beyond_a_message(world, exact, monkeypatch):
-    """What 2³¹ bytes would do: messages inside and between machines, and the window, are all cut."""
+    """What 2³¹ bytes would do: messages inside and between nodes, and the window, are all cut."""
     monkeypatch.setattr(transport, "MESSAGE_MAX", 1000)
-    for machines in layouts(world.size):
+    for nodes in layouts(world.size):
         for window_bytes in (0, 4096):
             cases = [Case(route, exact, 5003) for route in (*TREE, *LINEAR)[::17]]
-            check(world, machines, cases, window_bytes=window_bytes, message_bytes=700)
+            check(world, nodes, cases, window_bytes=window_bytes, message_bytes=700)
 
 
-def test_uneven_machines_need_lanes(world):
-    """Between machines only as many ranks of each take part as the smallest has: a session refuses the other routes."""
+def test_uneven_nodes_need_lanes(world):
+    """Between nodes only as many ranks of each take part as the smallest has: a session refuses the other routes."""
     if world.size < 3:
         return
     from espresso_mpi.collectives.program import check_route
@@ -137,15 +137,15 @@ def test_uneven_machines_need_lanes(world):
 
 
 def test_a_session_takes_any_route(world, open_session):
-    """By spelling, as users give it."""
+    """By spec, as users give it."""
     n = 1000
     for text in (
         "reduce@intra/encode@cpu/gather@inter/broadcast@inter/broadcast@intra/decode@cpu",
         "encode@cpu/alltoall@intra/alltoall@inter/allgather@inter/allgather@intra/decode@cpu",
         "encode@cpu/reduce_scatter@intra/reduce@inter/broadcast@inter/allgather@intra/decode@cpu",
     ):
-        for machines in layouts(world.size):
-            session = open_session(compressor="fp16", route=text, machines=machines)
+        for nodes in layouts(world.size):
+            session = open_session(compressor="fp16", route=text, nodes=nodes)
             grad = values(world.rank, 0, n)
             session.sync(grad)
             assert np.abs(grad - exact_mean(world.size, 0, n)).max() < 5e-3

@@ -29,13 +29,13 @@ WAYS = [
 SEGMENT = 4_000
 
 
-def machines_of(ranks):
+def nodes_of(ranks):
     """Two of half the ranks each; the last rank of an odd number belongs to the second."""
     return [list(range(ranks // 2)), list(range(ranks // 2, ranks))]
 
 
 def planned(ranks, lanes="host", order="schedule", ways=tuple(WAYS), groups=()):
-    """A plan with the schedule that suits a slow network; the profile is of as many ranks on each of two machines."""
+    """A plan with the schedule that suits a slow network; the profile is of as many ranks on each of two nodes."""
     names = tuple(str(get(name).at(None)) for name, _ in WAYS if name != "none")
     cluster = replace(TESTBEDS["pcie-25g"], hosts=2, gpus_per_host=max(1, ranks // 2), inter=Link.gbit(1.0, 1e-4),
                       compressors=names)  # fmt: skip
@@ -73,7 +73,7 @@ def same_everywhere(world, value):
 )
 def test_means_are_those_of_sessions_without_a_schedule(world, open_session, begun, lanes, order):
     plan = planned(world.size, lanes, order)
-    how = {"machines": machines_of(world.size), "segment_bytes": SEGMENT}
+    how = {"nodes": nodes_of(world.size), "segment_bytes": SEGMENT}
     session, plain = (open_session(plan=p, **how) for p in (plan, replace(plan, schedule=None)))
     for step in range(3):
         grads, twins = gradients(world.rank, step), gradients(world.rank, step)
@@ -94,7 +94,7 @@ def tables(plan):
 def test_pushes_in_any_order_and_steps_without_some_tensors(world, open_session, begun):
     """Ranks push in orders of their own, leave out the same tensors, and bring one that the plan does not list."""
     plan = replace(planned(world.size), default=Strategy("none", "flat"))
-    how = {"machines": machines_of(world.size), "segment_bytes": SEGMENT}
+    how = {"nodes": nodes_of(world.size), "segment_bytes": SEGMENT}
     session, plain = (open_session(plan=p, **how) for p in (plan, replace(plan, schedule=None)))
     for step in range(6):
         names = [name for n, name in enumerate(SIZES) if (n + step) % 4]
@@ -115,7 +115,7 @@ def test_groups_share_a_timetable(world, open_session, begun):
     ways = [WAYS[0]] * 3 + WAYS[3:]
     plan = planned(world.size, ways=tuple(ways), groups=(("w0", "w1", "w2"),))
     assert any(name.startswith("w0..w2") for name in plan.schedule.buffers)
-    session = open_session(plan=plan, machines=machines_of(world.size), segment_bytes=SEGMENT)
+    session = open_session(plan=plan, nodes=nodes_of(world.size), segment_bytes=SEGMENT)
     for step in range(2):
         session.sync(gradients(world.rank, step))
     assert {key[2] for key in begun} == set(plan.schedule.buffers) and same_everywhere(world, begun)
@@ -124,7 +124,7 @@ def test_groups_share_a_timetable(world, open_session, begun):
 def test_a_refused_call_and_other_plans_in_between(world, open_session):
     """NaN on one rank fails its call alone; sessions change between plans with and without a schedule."""
     plan = planned(world.size)
-    session = open_session(plan=plan, machines=machines_of(world.size), segment_bytes=SEGMENT, nonfinite="raise")
+    session = open_session(plan=plan, nodes=nodes_of(world.size), segment_bytes=SEGMENT, nonfinite="raise")
     grads = gradients(world.rank, 0)
     handles = [session.push(name, grads[name]) for name in SIZES if name != "w3"]
     grads["w3"][5] = np.nan if world.rank == 0 else 0.0
@@ -156,7 +156,7 @@ def gated(world, open_session):
         for name, table in plan.schedule.buffers.items()
     }
     plan = replace(plan, schedule=Schedule(plan.schedule.lanes, later))
-    return open_session(plan=plan, machines=machines_of(world.size), segment_bytes=SEGMENT)
+    return open_session(plan=plan, nodes=nodes_of(world.size), segment_bytes=SEGMENT)
 
 
 def test_ranks_that_wait_for_different_tensors(world, gated):
@@ -187,7 +187,7 @@ def test_tensors_that_never_come(world, gated):
 def test_a_recording_that_ends_by_an_error_with_tensors_under_way(world, open_session, tmp_path):
     """They go on as they began; the next step goes by the plan again."""
     plan = planned(world.size)
-    session = open_session(plan=plan, machines=machines_of(world.size), segment_bytes=SEGMENT)
+    session = open_session(plan=plan, nodes=nodes_of(world.size), segment_bytes=SEGMENT)
     for step in range(2):
         grads, path = gradients(world.rank, step), world.bcast(str(tmp_path / f"{step}.json"))
         with pytest.raises(KeyError, match="mine"):

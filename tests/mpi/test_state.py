@@ -37,8 +37,8 @@ def shared(world, path):
     return world.bcast(str(path))
 
 
-def machines_of(ranks, two):
-    """All ranks on one machine, or on two: the second has the smaller half. Real machines stay as they are."""
+def nodes_of(ranks, two):
+    """All ranks on one node, or on two: the second has the smaller half. Real nodes stay as they are."""
     if len(HOSTS) > 1:
         return None
     half = (ranks + 1) // 2
@@ -162,9 +162,9 @@ def test_a_state_is_a_copy(world, open_session):
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 @pytest.mark.parametrize("old, new", MOVES)
-@pytest.mark.parametrize("two_machines", [False, True], ids=["one machine", "two machines"])
+@pytest.mark.parametrize("two_nodes", [False, True], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("compressor", ["onebit", "topk:ratio=0.05", "randomk:ratio=0.1", "powersgd:rank=1", "thc"])
-def test_what_is_owed_is_conserved_on_other_ranks(world, tmp_path, old, new, two_machines, compressor):
+def test_what_is_owed_is_conserved_on_other_ranks(world, tmp_path, old, new, two_nodes, compressor):
     path = shared(world, tmp_path)
 
     def save(session):
@@ -178,12 +178,12 @@ def test_what_is_owed_is_conserved_on_other_ranks(world, tmp_path, old, new, two
         session.sync(out)
         return before, out, session.state_dict()
 
-    results = Part(world, old).run(save, compressor=compressor, machines=machines_of(old, two_machines))
+    results = Part(world, old).run(save, compressor=compressor, nodes=nodes_of(old, two_nodes))
     debt = owed([state for state, _ in results])
     means = sum(sum(gradient(rank, step).astype(np.float64) for rank in range(old)) / old for step in range(3))
     assert close(results[0][1] + debt, means)
 
-    found = Part(world, new).run(load, compressor=compressor, machines=machines_of(new, two_machines))
+    found = Part(world, new).run(load, compressor=compressor, nodes=nodes_of(new, two_nodes))
     assert close(owed([before for before, _, _ in found]), debt, 1e-6)
     assert all(np.array_equal(out, found[0][1]) for _, out, _ in found)
     assert close(found[0][1] + owed([after for _, _, after in found]), debt)
@@ -221,11 +221,11 @@ def test_one_rank_that_compresses_nothing_pays_what_is_owed(world, tmp_path, dty
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 def test_other_routes_and_segments_conserve_what_is_owed(world, open_session):
-    old = open_session(compressor="onebit", route="flat-alltoall", machines=[[rank] for rank in range(SIZE)])
+    old = open_session(compressor="onebit", route="flat-alltoall", nodes=[[rank] for rank in range(SIZE)])
     steps(old, world.rank, 0, 3)
     debt = owed(world.allgather(old.state_dict()))
     new = open_session(
-        compressor="onebit", route="flat-allgather", segment_bytes=64, machines=[[rank] for rank in range(SIZE)]
+        compressor="onebit", route="flat-allgather", segment_bytes=64, nodes=[[rank] for rank in range(SIZE)]
     )
     new.load_state_dict(old.state_dict())
     out = np.zeros(N, np.float32)
@@ -388,7 +388,7 @@ def test_what_float16_cannot_hold_is_owed(world, open_session, compressor):
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 @pytest.mark.parametrize("between", ["load", "follow"])
 def test_what_float16_cannot_hold_is_owed_by_ranks_without_a_region_too(world, open_session, between):
-    """Rank 0 holds all 64 elements between the machine's steps, and the residual of them."""
+    """Rank 0 holds all 64 elements between the node's steps, and the residual of them."""
     plan = Plan(default=Strategy("topk:ratio=0.01", "hierarchical-allgather"))
     session = open_session(plan=plan)
 
@@ -520,7 +520,7 @@ def test_what_is_owed_after_a_recording_is_the_same_on_every_rank(world, open_se
     """Of float16 sums that were cut while steps were recorded; on a hierarchical route ranks take shares of it."""
     halves = [[rank for rank in range(SIZE) if rank % 2 == half] for half in (0, 1)]
     plan = Plan(default=Strategy("topk:ratio=0.01", "hierarchical-allgather"))
-    session, n = open_session(plan=plan, machines=halves), 200
+    session, n = open_session(plan=plan, nodes=halves), 200
     path = world.bcast(str(tmp_path / "trace.json"))
     given, got = np.zeros(n), np.zeros(n)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from session_cases import COMPRESSED, DENSE, exact_mean, held, identical, machine_layouts, values
+from session_cases import COMPRESSED, DENSE, exact_mean, held, identical, node_layouts, values
 
 from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.compressors import get
@@ -22,9 +22,9 @@ OFTEN = ("onebit", "topk:ratio=0.1", *(pytest.param(c, marks=pytest.mark.thoroug
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_dense_is_the_mean(world, open_session, dtype, route, window_bytes, segment_bytes):
     ulps = {"float32": 2.0**-22, "float64": 2.0**-51, "float16": 2.0**-9}[dtype]
-    for machines in machine_layouts(world.size):
+    for nodes in node_layouts(world.size):
         session = open_session(
-            route=route, machines=machines, window_bytes=window_bytes, segment_bytes=segment_bytes, message_bytes=999
+            route=route, nodes=nodes, window_bytes=window_bytes, segment_bytes=segment_bytes, message_bytes=999
         )
         for n in (0, 1, 7, 65, 4099):
             grad = values(world.rank, n, n, dtype)
@@ -41,8 +41,8 @@ def test_dense_is_the_mean(world, open_session, dtype, route, window_bytes, segm
 def test_conservation_law(world, open_session, compressor, route):
     """Given = received + what the residuals still hold, to float32 rounding, over 100 steps."""
     n, steps = 1537, 100
-    for machines in machine_layouts(world.size):
-        session = open_session(compressor=compressor, route=route, machines=machines, segment_bytes=300)
+    for nodes in node_layouts(world.size):
+        session = open_session(compressor=compressor, route=route, nodes=nodes, segment_bytes=300)
         given, got, largest = np.zeros(n), np.zeros(n), 0.0
         for step in range(steps):
             grad = values(world.rank, step, n)
@@ -51,7 +51,7 @@ def test_conservation_law(world, open_session, compressor, route):
             got += grad
             largest = max(largest, float(np.abs(grad).max()))
         assert identical(world, grad)
-        missing = given - got - held(world, session, n, machines)
+        missing = given - got - held(world, session, n, nodes)
         assert np.abs(missing).max() <= steps * 2.0**-22 * max(1.0, largest)
         if compressor != "fp16" and world.size > 1:
             assert np.abs(given - got).max() > 1e-4, "nothing was lost: did anything get compressed?"
@@ -61,8 +61,8 @@ def test_conservation_law(world, open_session, compressor, route):
 @pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if "stochastic" not in c])
 def test_every_bit_is_the_sum_of_decoded_payloads(world, open_session, compressor, route):
     """Against a simulation of all ranks in one process, bit for bit."""
-    for machines in machine_layouts(world.size):
-        options = {"machines": machines, "segment_bytes": 1000}
+    for nodes in node_layouts(world.size):
+        options = {"nodes": nodes, "segment_bytes": 1000}
         session = open_session(compressor=compressor, route=route, feedback=False, **options)
         for n in (1, 65, 4099):
             grad = values(world.rank, 0, n)
@@ -70,7 +70,7 @@ def test_every_bit_is_the_sum_of_decoded_payloads(world, open_session, compresso
             inputs = [values(r, 0, n) for r in range(world.size)]
             if world.size > 1:
                 expected = synchronised(Route.parse(route), session.topology, inputs, get(compressor), 1000)
-                assert np.array_equal(grad, expected[world.rank]), (machines, n)
+                assert np.array_equal(grad, expected[world.rank]), (nodes, n)
 
 
 @pytest.mark.parametrize("compressor", ["none", *COMPRESSORS])
@@ -105,7 +105,7 @@ def test_containers_are_updated_in_place(world, open_session, compressor):
 
 
 def test_steady_state_moves_the_advertised_bytes(world, open_session):
-    session = open_session(compressor="onebit", route="flat-alltoall", machines=[[r] for r in range(world.size)])
+    session = open_session(compressor="onebit", route="flat-alltoall", nodes=[[r] for r in range(world.size)])
     n = 64 * 64 * world.size
     grad = values(world.rank, 0, n)
     session.sync(grad)

@@ -25,12 +25,12 @@ several = pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2",
 
 @pytest.fixture
 def open_transport(world):
-    """Opens transports, by default with every rank a machine of its own, and closes them if the test passed."""
+    """Opens transports, by default with every rank a node of its own, and closes them if the test passed."""
     opened = []
 
-    def opener(machines="apart", timeout=20.0):
-        groups = [[rank] for rank in range(world.size)] if machines == "apart" else machines
-        opened.append(Transport.open(world, Settings(timeout, 0, machines=groups), lambda notes: None))
+    def opener(nodes="apart", timeout=20.0):
+        groups = [[rank] for rank in range(world.size)] if nodes == "apart" else nodes
+        opened.append(Transport.open(world, Settings(timeout, 0, nodes=groups), lambda notes: None))
         return opened[-1]
 
     yield opener
@@ -39,13 +39,13 @@ def open_transport(world):
 
 
 @pytest.fixture
-def one_machine(world):
-    """Skips where the ranks cannot be taken for one machine, as on an emulated cluster."""
+def one_node(world):
+    """Skips where the ranks cannot be taken for one node, as on an emulated cluster."""
     shared = world.Split_type(MPI.COMM_TYPE_SHARED)
     size = shared.size
     shared.Free()
     if size < world.size:
-        pytest.skip("needs all ranks on one machine")
+        pytest.skip("needs all ranks on one node")
 
 
 @pytest.fixture
@@ -100,14 +100,14 @@ def test_offsets_of_clocks_are_found(world, open_transport):
     assert (reading.round_trip > 0) == (world.rank > 0)
 
 
-def test_ranks_of_one_machine_share_a_clock(world, one_machine, open_transport):
+def test_ranks_of_one_node_share_a_clock(world, one_node, open_transport):
     reading = clocks.read(open_transport([list(range(world.size))]), skewed(world.rank))
     assert (reading.offset, reading.round_trip) == (0.0, 0.0)
 
 
 @pytest.mark.mpi(min_size=3)
-def test_the_first_rank_of_a_machine_asks_for_all_of_it(world, one_machine, open_transport, folder):
-    """Machines (0), (1, 2, …): a clock that a machine shares is corrected on all of its ranks."""
+def test_the_first_rank_of_a_node_asks_for_all_of_it(world, one_node, open_transport, folder):
+    """Nodes (0), (1, 2, …): a clock that a node shares is corrected on all of its ranks."""
     transport = open_transport([[0], list(range(1, world.size))])
     record(world, transport, folder / "t.json", skewed(min(world.rank, 1)))
     check_meetings(world, read(world, folder / "t.json"))
@@ -134,7 +134,7 @@ def test_spans_of_all_ranks_lie_on_one_clock(world, open_transport, folder, drif
     content = read(world, path)
     assert all(clock["known_within_s"] < 1 for clock in content["otherData"]["clocks"])
     for clock in content["otherData"]["clocks"]:
-        assert clock["offset_s"] == pytest.approx(3600.0 * clock["machine"], abs=1)
+        assert clock["offset_s"] == pytest.approx(3600.0 * clock["node"], abs=1)
     check_meetings(world, content)
 
 
@@ -147,8 +147,8 @@ def test_the_file_holds_every_rank_and_names_it(world, open_transport, folder):
     content = read(world, path)
     names = {e["args"]["name"] for e in content["traceEvents"] if e["name"] in ("thread_name", "process_name")}
     assert {f"rank {r} {lane}" for r in range(world.size) for lane in ("cpu", "wire")} <= names
-    assert sum(name.startswith("machine ") for name in names) == world.size
-    assert content["otherData"]["machines"] == [[rank] for rank in range(world.size)]
+    assert sum(name.startswith("node ") for name in names) == world.size
+    assert content["otherData"]["nodes"] == [[rank] for rank in range(world.size)]
     events = [e for e in content["traceEvents"] if e["ph"] == "X"]
     assert len(events) == world.size * 3 * (world.size + 1)
     assert all(e["args"]["bytes"] == e["args"]["bytes_intra"] + 100 for e in events if e["cat"] == "wire")
@@ -158,7 +158,7 @@ def test_the_file_holds_every_rank_and_names_it(world, open_transport, folder):
         assert {e["pid"] for e in encodes} == {rank + 1}
 
 
-def test_ranks_of_a_machine_are_threads_of_one_process(world, one_machine, open_transport, folder):
+def test_ranks_of_a_node_are_threads_of_one_process(world, one_node, open_transport, folder):
     record(world, open_transport([list(range(world.size))]), folder / "t.json")
     events = read(world, folder / "t.json")["traceEvents"]
     assert {event["pid"] for event in events} == {1}
@@ -269,7 +269,7 @@ def test_an_exception_in_the_block_ends_the_trace(world, open_transport, folder)
 def test_a_rank_that_left_by_an_exception_is_named(world, folder):
     """The others wait no longer than the timeout. The transport is given up: nobody may close it together."""
     transport = Transport.open(
-        world, Settings(1.0, 0, machines=[[rank] for rank in range(world.size)]), lambda notes: None
+        world, Settings(1.0, 0, nodes=[[rank] for rank in range(world.size)]), lambda notes: None
     )
     start = time.perf_counter()
 

@@ -31,8 +31,8 @@ def open_transport(world):
     """Opens transports and closes them on all ranks if the test passed."""
     opened = []
 
-    def opener(window_bytes=1 << 20, machines=None, timeout=60.0):
-        opened.append(Transport(world.Dup(), Settings(timeout, window_bytes, machines=machines)))
+    def opener(window_bytes=1 << 20, nodes=None, timeout=60.0):
+        opened.append(Transport(world.Dup(), Settings(timeout, window_bytes, nodes=nodes)))
         return opened[-1]
 
     yield opener
@@ -41,7 +41,7 @@ def open_transport(world):
 
 
 def window_of(transport):
-    return transport.window_for(transport.machine, np.empty(0, np.uint8))
+    return transport.window_for(transport.node, np.empty(0, np.uint8))
 
 
 def stored(x):
@@ -191,7 +191,7 @@ def test_ranks_that_come_late(world, open_transport, background):
 
 
 def layouts(size):
-    """(bytes of the window, machines): one machine with and without a window, and several machines."""
+    """(bytes of the window, nodes): one node with and without a window, and several nodes."""
     pairs = [list(range(i, min(i + 2, size))) for i in range(0, size, 2)]
     apart = [list(range(0, size, 2)), list(range(1, size, 2))]
     alone = [[rank] for rank in range(size)]
@@ -200,8 +200,8 @@ def layouts(size):
 
 
 def test_small_arrays_of_all_ranks(world, open_transport):
-    for window_bytes, machines in layouts(world.size):
-        transport = open_transport(window_bytes, machines)
+    for window_bytes, nodes in layouts(world.size):
+        transport = open_transport(window_bytes, nodes)
         for room in (1, 48, 1300, 17000, 100000):
             sizes = [(room * (rank + 1)) // world.size for rank in range(world.size)]
             notes = [np.random.default_rng([r, room]).integers(0, 256, sizes[r], np.uint8) for r in range(world.size)]
@@ -222,12 +222,12 @@ def allreduce_200_kb(transport):
 
 @pytest.mark.parametrize("call", [gather_eight, allreduce_200_kb])
 def test_a_missing_rank_is_named_by_all(world, call):
-    """Also by ranks of other machines, which wait for a rank that waits itself. These transports cannot be closed."""
-    for window_bytes, machines in layouts(world.size):
-        if call is allreduce_200_kb and (machines is not None or not window_bytes):
+    """Also by ranks of other nodes, which wait for a rank that waits itself. These transports cannot be closed."""
+    for window_bytes, nodes in layouts(world.size):
+        if call is allreduce_200_kb and (nodes is not None or not window_bytes):
             continue
         missing = world.size - 1
-        transport = Transport(world.Dup(), Settings(0.5, window_bytes, machines=machines))
+        transport = Transport(world.Dup(), Settings(0.5, window_bytes, nodes=nodes))
         text = ""
         if world.rank != missing:
             with pytest.raises(RankTimeoutError) as caught:
@@ -263,7 +263,7 @@ def test_where_windows_fail_messages_are_used(world, monkeypatch, caplog):
         transport = Transport(world.Dup(), Settings(20.0, 16384))
     assert window_of(transport) is None
     assert not transport.windows_everywhere
-    assert "using messages inside the machine" in caplog.text
+    assert "using messages inside the node" in caplog.text
     found = gather_small(transport, np.array([world.rank], np.uint8), 1)
     assert [int(note[0]) for note in found] == list(range(world.size))
     transport.close()

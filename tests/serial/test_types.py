@@ -1,4 +1,4 @@
-"""Routes and plans: spelling, and what is refused."""
+"""Routes and plans: spec, and what is refused."""
 
 from __future__ import annotations
 

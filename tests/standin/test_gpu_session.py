@@ -47,7 +47,7 @@ class OnlyDlpack:
         return (2, 0)
 
 
-def machines(world):
+def nodes(world):
     return [[r for r in range(world.size) if r % 2 == m] for m in range(min(2, world.size))]
 
 
@@ -64,7 +64,7 @@ def methods(route):
 def test_gpu_arrays_give_the_bits_of_host_arrays(world, open_session, monkeypatch, name, device_aware):
     monkeypatch.setenv("ESPRESSO_CUDA_AWARE", device_aware)
     for compressor in methods(Route.parse(name)):
-        options = {"compressor": compressor, "machines": machines(world)}
+        options = {"compressor": compressor, "nodes": nodes(world)}
         host = open_session(route=name, **options)
         gpu = open_session(route=Route.parse(name).on("gpu"), **options)
         for step in range(2):
@@ -86,7 +86,7 @@ def test_a_schedule_with_copies_between_devices(world, open_session):
     plan = with_schedule(Plan(strategies, fuse_bytes=0), trace, cluster.profile(), "separate", "schedule")
     assert any("payload to gpu" in table.operations for table in plan.schedule.buffers.values())
     plain = Plan({name: Strategy(s.compressor, s.route.on("cpu")) for name, s in strategies.items()}, fuse_bytes=0)
-    gpu, host = (open_session(plan=one, machines=[[0], [1]]) for one in (plan, plain))
+    gpu, host = (open_session(plan=one, nodes=[[0], [1]]) for one in (plan, plain))
     warned = []
     gpu._engine._dispatcher.runner._warn = warned.append
     for step in range(2):

@@ -107,8 +107,8 @@ def run(case, link):
 def check(world, several, compressor):
     assert get(compressor).linear
     ways = list(itertools.product(layouts(world.size)[: 1 if ALL else 2], (False, True)))
-    for number, (machines, device_aware) in enumerate(ways):
-        link = open_transport(machines, device_aware=device_aware)
+    for number, (nodes, device_aware) in enumerate(ways):
+        link = open_transport(nodes, device_aware=device_aware)
         cases = [Case(route, compressor, 150, steps=2) for route in several[number :: len(ways)]]
         elsewhere = [wrong for case in cases for wrong in run(case, link)]
         wrong = problems(world, link, cases) + [text for part in world.allgather(elsewhere) for text in part]

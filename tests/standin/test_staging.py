@@ -213,7 +213,7 @@ def test_a_missing_wait_is_seen_by_these_tests(world, open_transport, late_gpu, 
 def test_a_session_on_a_late_gpu(world, open_session, late_gpu, monkeypatch, name, device_aware):
     monkeypatch.setenv("ESPRESSO_CUDA_AWARE", device_aware)
     halves = [[rank for rank in range(world.size) if rank % 2 == half] for half in (0, 1)]
-    options = {"compressor": "none" if name == "flat" else "int8", "machines": halves}
+    options = {"compressor": "none" if name == "flat" else "int8", "nodes": halves}
     host = open_session(route=name, **options)
     gpu = open_session(route=Route.parse(name).on("gpu"), **options)
     for step in range(3):
@@ -263,23 +263,23 @@ def chosen(transport, caplog):
     return "".join(lines)
 
 
-def machines(world):
+def nodes(world):
     return [list(range(world.size - 1)), [world.size - 1]]
 
 
 def test_the_probe_passes_everywhere(world, open_transport, caplog, monkeypatch):
     asked = []
     monkeypatch.setattr(probe, "verdict", lambda limit: asked.append(limit) or probe.Verdict(True, "fake"))
-    transport = open_transport(device_aware=None, machines=machines(world))
+    transport = open_transport(device_aware=None, nodes=nodes(world))
     line = chosen(transport, caplog)
     assert transport.device_aware is True
-    assert world.rank or "device pointers go to MPI: the probe passed on every machine (fake)" in line
-    assert asked == ([10.0] if world.rank in (0, world.size - 1) else [])  # half the timeout, one rank a machine
+    assert world.rank or "device pointers go to MPI: the probe passed on every node (fake)" in line
+    assert asked == ([10.0] if world.rank in (0, world.size - 1) else [])  # half the timeout, one rank a node
 
 
-def test_one_machine_where_it_fails_is_enough(world, open_transport, caplog, monkeypatch):
+def test_one_node_where_it_fails_is_enough(world, open_transport, caplog, monkeypatch):
     monkeypatch.setattr(probe, "verdict", lambda limit: probe.Verdict(world.rank == 0, f"fake {world.rank}"))
-    transport = open_transport(device_aware=None, machines=machines(world))
+    transport = open_transport(device_aware=None, nodes=nodes(world))
     line = chosen(transport, caplog)
     last = world.size - 1
     assert transport.device_aware is False

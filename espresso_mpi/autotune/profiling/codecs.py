@@ -1,9 +1,9 @@
 """Encodes and decodes, copies between host and GPU, and the check: the executor's own code, without the network.
 
 Every rank plays one of two, encodes, is given another payload like its own, and decodes the sum. All ranks do so at the
-same time, and those of a machine meet before each, so that ranks that share cores compete as they will in training.
-Such a step lasts from when the last rank of a machine begins it until the last one has ended it, on the slowest
-machine. Half of the decode of two payloads is what a decode costs a payload. (Where ranks share cores, those that
+same time, and those of a node meet before each, so that ranks that share cores compete as they will in training.
+Such a step lasts from when the last rank of a node begins it until the last one has ended it, on the slowest
+node. Half of the decode of two payloads is what a decode costs a payload. (Where ranks share cores, those that
 compute hold up the others' way out of the collective before: that is a part of the collective's time, and of a call's.)
 """
 
@@ -138,7 +138,7 @@ class Codecs:
             return marks
 
         marks = paired(self._repeating.passes(one))
-        return np.max([telescoped(marks[list(ranks)]) for ranks in self._transport.topology.machines], axis=0)
+        return np.max([telescoped(marks[list(ranks)]) for ranks in self._transport.topology.nodes], axis=0)
 
 
 def _finish(stage: Stage, where: DeviceKind) -> None:
@@ -150,8 +150,8 @@ def _finish(stage: Stage, where: DeviceKind) -> None:
 
 
 def _meeting(transport: Transport) -> Callable[[], None]:
-    """What lets the ranks of each machine wait for each other: the least that a collective among them does."""
-    group, scene = transport.machine, collective.Scene(transport.topology, "intra", False)
+    """What lets the ranks of each node wait for each other: the least that a collective among them does."""
+    group, scene = transport.node, collective.Scene(transport.topology, "intra", False)
     region = (Dense(0, 1),) * len(group)
     move = collective.Move(scene, group, group.index(transport.rank), region, "float32", Rule("sum"))
     action = collective.operations()["allreduce"].bind(transport, move)

@@ -155,8 +155,8 @@ def keys_along(route: Route, topology: Topology) -> tuple[MoveKey | None, ...]:
 
 
 def _members(topology: Topology, level: Level) -> int:
-    """Ranks that communicate with each other at a level, on the smallest machine."""
-    return {"flat": topology.size, "intra": topology.lanes, "inter": len(topology.machines)}[level]
+    """Ranks that communicate with each other at a level, on the smallest node."""
+    return {"flat": topology.size, "intra": topology.lanes, "inter": len(topology.nodes)}[level]
 
 
 def _marks(stages: Iterator[Stage]) -> list[float]:

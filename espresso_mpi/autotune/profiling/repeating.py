@@ -1,4 +1,4 @@
-"""Passes that are repeated until their medians are known, on one clock for all machines.
+"""Passes that are repeated until their medians are known, on one clock for all nodes.
 
 Every point is visited again and again until its median is known well enough or the time is used up: some passes at a
 time, so that a disturbance of a second does not spoil a point. Ranks decide so from numbers that all of them have.
@@ -30,7 +30,7 @@ _SOON = 2 / 3
 """The share of the time that is left which the next size may take."""
 
 _CLOCK_SECONDS = 0.5
-"""After so long the clocks of other machines are compared anew."""
+"""After so long the clocks of other nodes are compared anew."""
 
 _SHARES = {"moves": 0.42, "codecs": 0.22, "copies": 0.03, "check": 0.03, "calls": 0.1, "steps": 0.2}
 """How the time is divided; what one kind leaves goes to those that follow."""
@@ -183,14 +183,14 @@ class Repeating:
         gather_small(self.transport, np.zeros(8, np.uint8), 8)
 
     def _compare_clocks(self) -> None:
-        """Find out anew how far the other machines' clocks are from rank 0's, if that is long ago."""
+        """Find out anew how far the other nodes' clocks are from rank 0's, if that is long ago."""
         now = self._agreed_time(0.0)
         if now - self._read < _CLOCK_SECONDS:
             return
         self._read = now
         offsets = self._of_all(np.array([clocks.read(self.transport).offset]))[:, 0]
         topology = self.transport.topology
-        self._offsets = offsets[[topology.machines[machine][0] for machine in topology.machine_of]]
+        self._offsets = offsets[[topology.nodes[node][0] for node in topology.node_of]]
 
     def _agreed_time(self, since: float) -> float:
         """Seconds since a moment, by rank 0's clock."""

@@ -51,7 +51,7 @@ class Request:
 
 def agreed(
     transport: Transport,
-    spellings: Sequence[str],
+    specs: Sequence[str],
     sizes: Sequence[int] | None,
     seconds: float,
     devices: Sequence[DeviceKind] | None,
@@ -59,7 +59,7 @@ def agreed(
     """The arguments, checked on all ranks: what is wrong on one is an error on all."""
     request, notes = on_every_rank(
         transport,
-        lambda: _checked(transport.topology, spellings, sizes, seconds, devices),
+        lambda: _checked(transport.topology, specs, sizes, seconds, devices),
         ConfigError,
         doing="profile",
         say=lambda mine: {
@@ -80,14 +80,14 @@ def agreed(
 
 def _checked(
     topology: Topology,
-    spellings: Sequence[str],
+    specs: Sequence[str],
     sizes: Sequence[int] | None,
     seconds: float,
     devices: Sequence[DeviceKind] | None,
 ) -> Request:
-    if isinstance(spellings, str):
-        raise ConfigError(f"profile: compressors={spellings!r}; expected a sequence of spellings, such as ['onebit']")
-    methods = {str(m): m.at(None) for m in (compressors.get(s) for s in spellings if s != "none")}
+    if isinstance(specs, str):
+        raise ConfigError(f"profile: compressors={specs!r}; expected a sequence of specs, such as ['onebit']")
+    methods = {str(m): m.at(None) for m in (compressors.get(s) for s in specs if s != "none")}
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise ConfigError(f"profile: seconds={seconds!r}; expected a number above 0")
     if devices is not None and (not devices or not set(devices) <= set(get_args(DeviceKind))):
@@ -105,7 +105,7 @@ def _checked(
 
 def regions(sizes: Iterable[int], topology: Topology) -> set[int]:
     """Elements of the payloads that tensors of these sizes are cut into along the routes."""
-    cuts = {1, topology.size, topology.lanes, len(topology.machines), topology.lanes * len(topology.machines)}
+    cuts = {1, topology.size, topology.lanes, len(topology.nodes), topology.lanes * len(topology.nodes)}
     return {-(-n // cut) for n in sizes for cut in cuts}
 
 

@@ -77,7 +77,7 @@ def wrong_bits(x: np.ndarray, route: Route, topology: Any, sources: Sequence[np.
 
     Args:
         x: a session's first result, without feedback. sources: what every rank put in.
-        spec: spelling of the compressor, with the tensor's shape settled. name: the tensor's.
+        spec: spec of the compressor, with the tensor's shape settled. name: the tensor's.
     """
     from ... import compressors
     from ..reference import synchronised

@@ -21,7 +21,7 @@ class Timing:
         repeats: repetitions that were made.
         algbw, busbw: bytes a second of the array, and of the busiest connection, as nccl-tests define them.
         wire_bytes: bytes that all ranks together send to other ranks in one synchronisation; MPI does not tell.
-        inter_bytes: those of them that go to another machine.
+        inter_bytes: those of them that go to another node.
         wrong: elements, over all ranks, that differ from the reference; None where they were not compared.
     """
 

@@ -1,6 +1,6 @@
 """How methods are compared: in turns within each repetition, the slowest rank counting.
 
-Turns, so that a noisy moment of the machine meets all of them; what a method is compared with is always measured in
+Turns, so that a noisy moment of the node meets all of them; what a method is compared with is always measured in
 the same run.
 """
 

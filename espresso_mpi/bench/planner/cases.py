@@ -144,7 +144,7 @@ def offload_case(rng: np.random.Generator, order: Order = "schedule") -> Problem
 
 
 def _cluster(rng: np.random.Generator) -> Cluster:
-    """Machines, links and processors of speeds that differ by orders of magnitude."""
+    """Nodes, links and processors of speeds that differ by orders of magnitude."""
     return Cluster(
         "random", int(rng.integers(2, 9)), int(rng.integers(1, 9)),
         intra=Link(3e-6, 10 ** rng.uniform(-11, -10)), inter=Link(1e-5, 10 ** rng.uniform(-10, -8.5)),

@@ -2,7 +2,7 @@
 
 The distance is the share of the Upper Bound's throughput that is missing, as the paper states it. What is changed:
 
-- the candidates: those only that compress between machines, and not inside them as well;
+- the candidates: those only that compress between nodes, and not inside them as well;
 - the turns: tensors in the order of the backward pass, the earliest first, instead of the largest first;
 - the length of the backward pass: the one whose fp32 step has the published scaling factor, not the measured one.
 """
@@ -87,7 +87,7 @@ def busy(problem: Problem, chosen: Chosen) -> float:
 
 
 def compresses_inside(route: Route) -> bool:
-    """Whether payloads travel inside machines."""
+    """Whether payloads travel inside nodes."""
     packed = False
     for step in route.steps:
         packed = isinstance(step, Encode) or (packed and not isinstance(step, Decode))

@@ -1,6 +1,6 @@
 """What the Espresso paper (EuroSys'23) publishes of its planner and its gains, to stand beside ours.
 
-The set-up: 8 machines with 8 V100 each; ``nvlink-100g`` and ``pcie-25g`` are its two testbeds. RandomK and DGC keep
+The set-up: 8 nodes with 8 V100 each; ``nvlink-100g`` and ``pcie-25g`` are its two testbeds. RandomK and DGC keep
 1 %.
 """
 

@@ -138,7 +138,7 @@ class Distance:
         backward: seconds of the backward pass; None: as measured.
         factor, published_factor: scaling factor of fp32; None where not published.
         upper: the Upper Bound. usual: both algorithms as published. between: with candidates only that compress
-            between machines. earliest: with the earliest tensors first. search: of our search; bound: proved of all.
+            between nodes. earliest: with the earliest tensors first. search: of our search; bound: proved of all.
         gpu, gpu_between: seconds of compression on the GPU in the plans ``usual`` and ``between``.
         published: distance from the Upper Bound, as a share of its throughput; None where the paper gives none.
     """

@@ -237,7 +237,7 @@ was below the best.
         "paper",
         "The paper's gains side by side",
         """
-*gain* is how much more throughput the plan has than that way, all simulated, on 8 machines of 8 GPUs; *of 1+2* is that
+*gain* is how much more throughput the plan has than that way, all simulated, on 8 nodes of 8 GPUs; *of 1+2* is that
 of the plan by Algorithms 1 and 2. The published ones were measured on the paper's clusters; ours are as
 [docs/cluster.md](docs/cluster.md) describes them, with one serial network lane. How long the backward passes take is
 measured, how they are spread over tensors is modelled ([docs/models.md](docs/models.md)). *test*: nothing was set for
@@ -252,7 +252,7 @@ this figure. The last column says what the run shows of a difference, and "open"
         "How far Algorithms 1 and 2 end from the Upper Bound",
         """
 As shares of the Upper Bound's throughput that are missing. *1+2*: as published; *between*: with candidates only that
-compress between machines, and not inside them as well; *earliest*: deciding in the order of the backward pass instead
+compress between nodes, and not inside them as well; *earliest*: deciding in the order of the backward pass instead
 of the largest first; *search*: ours; *proved*: no plan misses less. *backward ms* is how long the backward pass is:
 *measured* as in [docs/models.md](docs/models.md), or so that the fp32 scaling factor comes out as published. *GPU ms*:
 what compression takes of the GPU, in the plans *1+2* and *between*. What follows stands in

@@ -21,24 +21,24 @@ PAYLOAD_ITEMSIZE = {**ITEMSIZE, "int8": 1, "int16": 2, "int32": 4, "uint8": 1}
 
 @dataclass(frozen=True)
 class Topology:
-    """Which ranks share a machine: ``machines[h]`` lists the world ranks of machine h in rising order."""
+    """Which ranks share a node: ``nodes[h]`` lists the world ranks of node h in rising order."""
 
-    machines: tuple[tuple[int, ...], ...]
+    nodes: tuple[tuple[int, ...], ...]
 
     @cached_property
     def size(self) -> int:
         """Number of ranks."""
-        return sum(map(len, self.machines))
+        return sum(map(len, self.nodes))
 
     @cached_property
     def lanes(self) -> int:
-        """Ranks of each machine that take part between machines: as many as the smallest machine has."""
-        return min(map(len, self.machines))
+        """Ranks of each node that take part between nodes: as many as the smallest node has."""
+        return min(map(len, self.nodes))
 
     @cached_property
-    def machine_of(self) -> tuple[int, ...]:
-        """The machine of each rank."""
-        owner = {rank: h for h, ranks in enumerate(self.machines) for rank in ranks}
+    def node_of(self) -> tuple[int, ...]:
+        """The node of each rank."""
+        owner = {rank: h for h, ranks in enumerate(self.nodes) for rank in ranks}
         return tuple(owner[rank] for rank in range(self.size))
 
     def groups(self, level: Level) -> tuple[tuple[int, ...], ...]:
@@ -46,33 +46,33 @@ class Topology:
         if level == "flat":
             return (tuple(range(self.size)),)
         if level == "intra":
-            return self.machines
-        return tuple(tuple(ranks[lane] for ranks in self.machines) for lane in range(self.lanes))
+            return self.nodes
+        return tuple(tuple(ranks[lane] for ranks in self.nodes) for lane in range(self.lanes))
 
     def pieces(self, level: Level) -> int:
         """Into how many pieces a scatter at a level cuts a region: ranks beyond the lanes get an empty piece."""
-        return {"flat": self.size, "intra": self.lanes, "inter": len(self.machines)}[level]
+        return {"flat": self.size, "intra": self.lanes, "inter": len(self.nodes)}[level]
 
     def root(self, level: Level, group: Sequence[int]) -> int:
         """Index in a group of the member that alone goes on after a reduce or a gather.
 
-        The first of all ranks, and of a machine. Between machines it is another for every lane, so that the lanes'
-        roots spread over the machines.
+        The first of all ranks, and of a node. Between nodes it is another for every lane, so that the lanes'
+        roots spread over the nodes.
         """
-        lane = self.machines[self.machine_of[group[0]]].index(group[0])
-        return lane % len(self.machines) if level == "inter" else 0
+        lane = self.nodes[self.node_of[group[0]]].index(group[0])
+        return lane % len(self.nodes) if level == "inter" else 0
 
     def divisor(self, level: Level) -> float:
         """What a level's sum is divided by, so that over a whole route the tensor is divided by the number of ranks.
 
-        Inside a machine that is ranks / machines: where machines have unequal numbers of ranks, their weights differ.
+        Inside a node that is ranks / nodes: where nodes have unequal numbers of ranks, their weights differ.
         """
-        return {"flat": self.size, "intra": self.size / len(self.machines), "inter": len(self.machines)}[level]
+        return {"flat": self.size, "intra": self.size / len(self.nodes), "inter": len(self.nodes)}[level]
 
     def __str__(self) -> str:
-        counts = [len(ranks) for ranks in self.machines]
+        counts = [len(ranks) for ranks in self.nodes]
         even = len(set(counts)) == 1
-        return f"{len(counts)} x {counts[0]} ranks" if even else f"machines of {' + '.join(map(str, counts))} ranks"
+        return f"{len(counts)} x {counts[0]} ranks" if even else f"nodes of {' + '.join(map(str, counts))} ranks"
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 What is tried on one rank, or on each, and may fail, is done by ``on_rank_0`` or ``on_every_rank``: all raise one error.
 
-Inside a machine notes pass through slots of the shared window. Between machines one rank of each, the leader, exchanges
-what its machine has to say with the other leaders and hands on what it hears. Where a machine has no window all ranks
+Inside a node notes pass through slots of the shared window. Between nodes one rank of each, the leader, exchanges
+what its node has to say with the other leaders and hands on what it hears. Where a node has no window all ranks
 send messages to all.
 """
 
@@ -134,10 +134,10 @@ def gather_small(transport: Transport, mine: np.ndarray, room: int) -> list[np.n
         room: the same on every rank; meant for some 10 KiB, for everything stays in memory at once.
 
     Raises:
-        RankTimeoutError: a rank did not come; where machines share memory, all ranks name the same one.
+        RankTimeoutError: a rank did not come; where nodes share memory, all ranks name the same one.
     """
     mine = mine if mine.flags.writeable and mine.flags.c_contiguous else mine.copy()  # kernels know one kind of array
-    if len(transport.machine) == transport.topology.size and transport.window_for(transport.machine, mine) is not None:
+    if len(transport.node) == transport.topology.size and transport.window_for(transport.node, mine) is not None:
         return _inside(transport, mine, room)
     if transport.windows_everywhere:
         return _by_leaders(transport, mine, room)
@@ -146,7 +146,7 @@ def gather_small(transport: Transport, mine: np.ndarray, room: int) -> list[np.n
 
 
 def fingerprint(value: Any) -> bytes:
-    """SHA-256 of a JSON value's canonical text: equal values, equal bytes, on any machine."""
+    """SHA-256 of a JSON value's canonical text: equal values, equal bytes, on any node."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 
@@ -189,9 +189,9 @@ def _kind(name: str, base: type[EspressoError] = EspressoError) -> type[Espresso
 
 
 def _inside(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:
-    """Everyone's bytes in this machine, in order of rank."""
-    window, count = transport.window_for(transport.machine, mine), len(transport.machine)
-    if window is None:  # the machine's only rank
+    """Everyone's bytes in this node, in order of rank."""
+    window, count = transport.window_for(transport.node, mine), len(transport.node)
+    if window is None:  # the node's only rank
         return [mine]
     if room <= SLOT:
         width = -(-room // _ALIGN) * _ALIGN
@@ -204,8 +204,8 @@ def _inside(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarra
 
 def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:
     """Through the leaders. Who waits for a rank that waits itself gives it time to give up first, and to say why."""
-    machines = transport.topology.machines
-    leaders = [machine[0] for machine in machines]
+    nodes = transport.topology.nodes
+    leaders = [node[0] for node in nodes]
     leads, said = transport.rank in leaders, np.empty(0, np.uint8)
     try:
         pieces = _inside(transport, mine, room)
@@ -214,12 +214,12 @@ def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.nd
             _tell(transport, leaders, _pack([_text(error)], _GAVE_UP))
         raise
     if leads:
-        said = _between(transport, leaders, _pack(pieces), _packed_size(max(map(len, machines)), room))
+        said = _between(transport, leaders, _pack(pieces), _packed_size(max(map(len, nodes)), room))
     with transport.waiter.patience(2.0):
         outcome, pieces = _unpack(_from_leader(transport, said))
     if outcome == _GAVE_UP:
         raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
-    found = dict(zip((rank for machine in machines for rank in machine), pieces))
+    found = dict(zip((rank for node in nodes for rank in node), pieces))
     return [found[rank] for rank in range(transport.topology.size)]
 
 
@@ -235,7 +235,7 @@ def _between(transport: Transport, leaders: Sequence[int], block: np.ndarray, ro
 
 
 def _from_leader(transport: Transport, said: np.ndarray) -> np.ndarray:
-    """The bytes of the machine's first rank."""
+    """The bytes of the node's first rank."""
     size = _inside(transport, np.array([said.size], np.int64).view(np.uint8), 8)[0]
     return _inside(transport, said, int(size.view(np.int64)[0]))[0]
 

@@ -1,4 +1,4 @@
-"""How far the clocks of other machines are from rank 0's, by messages there and back.
+"""How far the clocks of other nodes are from rank 0's, by messages there and back.
 
 Of many round trips the quickest was disturbed least: whatever its two ways took, the other clock was read between its
 ends, so half of it bounds the error (Cristian, "Probabilistic clock synchronization", 1989).
@@ -32,7 +32,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Correction:
-    """Turns one machine's clock into rank 0's, from a reading before and one after: clocks drift apart evenly."""
+    """Turns one node's clock into rank 0's, from a reading before and one after: clocks drift apart evenly."""
 
     before: Reading
     after: Reading
@@ -45,15 +45,15 @@ class Correction:
 
 
 def read(transport: Transport, clock: Clock = time.perf_counter) -> Reading:
-    """Compare this machine's clock with rank 0's. Collective.
+    """Compare this node's clock with rank 0's. Collective.
 
-    The first rank of each machine asks rank 0; the ranks of one machine share a clock, so that the others return a
+    The first rank of each node asks rank 0; the ranks of one node share a clock, so that the others return a
     reading of nothing, as rank 0 and its neighbours do.
 
     Raises:
         RankTimeoutError: a rank did not come.
     """
-    askers = [ranks[0] for ranks in transport.topology.machines if 0 not in ranks]
+    askers = [ranks[0] for ranks in transport.topology.nodes if 0 not in ranks]
     if transport.rank == 0:
         for rank in askers:
             _answer(transport, rank, clock)

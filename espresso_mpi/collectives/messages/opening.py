@@ -102,7 +102,7 @@ def duplicate(MPI: Any, comm: Any, timeout: float) -> Any:
     Raises:
         RankTimeoutError: a rank did not come; it is named where the launcher helps.
     """
-    presence, waiter = Presence(MPI, comm, timeout), Waiter(timeout, crowded=True)
+    presence, waiter = Presence(MPI, comm, timeout), Waiter(timeout, oversubscribed=True)
     own, request = comm.Idup()
     waiter.interrupted = presence.say
     waiter.until(request.Test, presence.absent)

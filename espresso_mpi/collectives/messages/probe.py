@@ -2,12 +2,12 @@
 
 An MPI that does not take them reads them as host addresses and crashes, or copies something else. What a library says
 of itself does not settle it: Open MPI may be built with CUDA and have it switched off, or be built without and send by
-a UCX that has it. So the probe starts ``mpirun -n 2`` on this machine with the settings of this job and lets both
+a UCX that has it. So the probe starts ``mpirun -n 2`` on this node with the settings of this job and lets both
 processes send each other GPU memory, in the way that ``transport`` does: non-blocking messages between two ranks, of
 lengths on both sides of the limits at which MPI libraries change their protocol. Collectives of MPI are not tried, for
 none is ever given GPU memory.
 
-What a success does not show: that messages *between* machines work. They go by another transport of the same library;
+What a success does not show: that messages *between* nodes work. They go by another transport of the same library;
 where that one cannot read GPU memory, the job ends in the first exchange, and ``ESPRESSO_CUDA_AWARE=0`` is the cure.
 """
 
@@ -53,7 +53,7 @@ _OF_THE_JOB = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether device pointers may go to MPI on this machine, and how that was found out."""
+    """Whether device pointers may go to MPI on this node, and how that was found out."""
 
     works: bool
     why: str
@@ -91,7 +91,7 @@ def surroundings(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables for a job of its own, started from inside a rank of another.
 
     What a launcher told this rank (its number, how to reach its daemon) would make the new job take part in the old
-    one, and what a batch system says of its allocation would send the new job to other machines. Settings stay: the
+    one, and what a batch system says of its allocation would send the new job to other nodes. Settings stay: the
     probe has to find the MPI that the job runs with.
     """
     kept = {name: value for name, value in variables.items() if not name.startswith(_FOREIGN) or _is_setting(name)}

@@ -1,4 +1,4 @@
-"""How ranks of one machine meet: kernels on memory that several processes map.
+"""How ranks of one node meet: kernels on memory that several processes map.
 
 Each rank has a flag of its own, a count of its arrivals that only it writes. A rank that has arrived polls the flags of
 all. What it wrote before it arrived is seen by whoever has seen its flag: the flag is stored with sequential

@@ -30,7 +30,7 @@ MESSAGE_MAX = 1 << 30
 """Longest message in bytes: 2**31 fails on Open MPI 5.0, and a count of bytes must fit an int everywhere."""
 
 MESSAGE_BYTES = 60 << 10
-"""Default of the longest message between machines. Open MPI sends up to 64 KiB over TCP at once and asks the receiver
+"""Default of the longest message between nodes. Open MPI sends up to 64 KiB over TCP at once and asks the receiver
 first beyond; when both ends then send long messages at the same time, the directions of a link take turns. Measured on
 a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
 
@@ -65,9 +65,9 @@ class Settings:
 
     Attributes:
         timeout: seconds after which a rank counts as missing.
-        window_bytes: bytes of a half segment of the machine's shared window; 0 uses messages instead.
-        message_bytes: longest message between machines, in bytes.
-        machines: groups of ranks to treat as machines; default as MPI finds them.
+        window_bytes: bytes of a half segment of the node's shared window; 0 uses messages instead.
+        message_bytes: longest message between nodes, in bytes.
+        nodes: groups of ranks to treat as nodes; default as MPI finds them.
         device_aware: whether device pointers go to MPI; otherwise messages are staged by the host. None: staged until
             ``choose_device_way`` has found out.
     """
@@ -75,7 +75,7 @@ class Settings:
     timeout: float
     window_bytes: int
     message_bytes: int = MESSAGE_BYTES
-    machines: Sequence[Sequence[int]] | None = None
+    nodes: Sequence[Sequence[int]] | None = None
     device_aware: bool | None = None
 
 
@@ -92,14 +92,14 @@ class Transport:
 
         self._mpi, self._comm, self._message_bytes = MPI, comm, settings.message_bytes
         self.rank: int = comm.rank
-        self.topology, self._local = discover(comm, settings.machines)
-        self._near = frozenset(self.machine)
-        _check_window(settings.window_bytes, max(map(len, self.topology.machines)))
+        self.topology, self._local = discover(comm, settings.nodes)
+        self._near = frozenset(self.node)
+        _check_window(settings.window_bytes, max(map(len, self.topology.nodes)))
         self.hosts = comm.allgather(MPI.Get_processor_name())
-        crowded = self._local.size >= cores()
-        # A core shared between machines (an emulated cluster) is crowded as well: be told by the launcher.
-        crowded = crowded or bool(os.environ.get("ESPRESSO_LAB"))
-        self.waiter = Waiter(settings.timeout, crowded, self.describe)
+        oversubscribed = self._local.size >= cores()
+        # A core shared between nodes (an emulated cluster) is oversubscribed as well: be told by the launcher.
+        oversubscribed = oversubscribed or bool(os.environ.get("ESPRESSO_LAB"))
+        self.waiter = Waiter(settings.timeout, oversubscribed, self.describe)
         self.workspace = Workspace()
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
         self._free_workspaces: dict[Any, list[Workspace]] = {}
@@ -108,7 +108,7 @@ class Transport:
         self._window = self._open_window(settings.window_bytes)
         served = self._window is not None or self._local.size == 1
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
-        """Whether on every machine all ranks share a window."""
+        """Whether on every node all ranks share a window."""
         window = self._window.handle if self._window is not None else None
         who = identity or Identity("", 0, [""] * comm.size)
         self.whereabouts = Whereabouts(comm, who.number, who.processes, self.describe)
@@ -148,13 +148,13 @@ class Transport:
         return f"rank {rank} ({self.hosts[rank]})"
 
     @property
-    def machine(self) -> tuple[int, ...]:
-        """World ranks of this machine."""
-        return self.topology.machines[self.topology.machine_of[self.rank]]
+    def node(self) -> tuple[int, ...]:
+        """World ranks of this node."""
+        return self.topology.nodes[self.topology.node_of[self.rank]]
 
     @property
     def sent(self) -> dict[str, int]:
-        """Bytes sent to other ranks so far, inside the machine and between machines."""
+        """Bytes sent to other ranks so far, inside the node and between nodes."""
         shared = self._window.bytes_sent if self._window else 0
         return {"intra": self._sent["intra"] + shared, "inter": self._sent["inter"]}
 
@@ -181,8 +181,8 @@ class Transport:
         self._workspaces, self._free_workspaces = list(kept), {None: kept}
 
     def window_for(self, group: Sequence[int], x: Any) -> SharedWindow | None:
-        """The shared window, if the group is this machine's ranks and the data is on the host."""
-        usable = self._window is not None and device.device_of(x) == "cpu" and tuple(group) == self.machine
+        """The shared window, if the group is this node's ranks and the data is on the host."""
+        usable = self._window is not None and device.device_of(x) == "cpu" and tuple(group) == self.node
         return self._window if usable else None
 
     def exchange(self, sends: Addressed, receives: Addressed) -> None:
@@ -240,16 +240,16 @@ class Transport:
 
     @named("probing device pointers")
     def _probe_devices(self) -> str:
-        """Probe on one rank of each machine, set ``device_aware`` if it works on all, and say how it went."""
+        """Probe on one rank of each node, set ``device_aware`` if it works on all, and say how it went."""
         limit = min(probe.LIMIT_S, self.waiter.timeout / 2)  # the others must not take the prober for lost
-        mine = probe.verdict(limit) if self.rank == self.machine[0] else None
+        mine = probe.verdict(limit) if self.rank == self.node[0] else None
         request = self._comm.Ibarrier()
         self.waiter.until(request.Test, list)
         verdicts = [(rank, verdict) for rank, verdict in enumerate(self._comm.allgather(mine)) if verdict is not None]
         failed = next(((rank, verdict) for rank, verdict in verdicts if not verdict.works), None)
         self.device_aware = failed is None
         if failed is None:
-            return f"the probe passed on every machine ({verdicts[0][1].why})"
+            return f"the probe passed on every node ({verdicts[0][1].why})"
         return f"the probe failed on {self.describe(failed[0])}: {failed[1].why}"
 
     def require_threads(self) -> None:
@@ -335,25 +335,25 @@ class Transport:
         return Pending(self._start(addressed[: len(sends)], addressed[len(sends) :]), back, staging)
 
     def _open_window(self, half_bytes: int) -> SharedWindow | None:
-        """The machine's window, if wanted, useful and possible on all of its ranks."""
+        """The node's window, if wanted, useful and possible on all of its ranks."""
         if half_bytes == 0 or self._local.size == 1:
             return None
         free, wanted = self._local.bcast(shared_memory_free()), window_size(half_bytes, self._local.size)
         if free < 2 * wanted:
             _LOG.warning(
-                "shared memory: %d bytes free in /dev/shm, %d wanted; using messages inside the machine",
+                "shared memory: %d bytes free in /dev/shm, %d wanted; using messages inside the node",
                 free,
                 wanted,
             )
             return None
         window, why = None, ""
         try:
-            window = SharedWindow(self._local, half_bytes, self.waiter, self.machine)
+            window = SharedWindow(self._local, half_bytes, self.waiter, self.node)
         except self._mpi.Exception as error:
             why = str(error)
         failures = [text for text in self._local.allgather(why) if text]
         if failures:  # a window that other ranks lack cannot be freed, for that takes all of them
-            _LOG.warning("shared memory: %s; using messages inside the machine", failures[0])
+            _LOG.warning("shared memory: %s; using messages inside the node", failures[0])
             return None
         return window
 
@@ -384,10 +384,10 @@ def _host_twins(arrays: Sequence[Any], staging: Staging) -> list[Any]:
 
 
 def _check_window(half_bytes: int, ranks: int) -> None:
-    """The same verdict on every rank: a half must hold an aligned group of elements for each rank of a machine."""
+    """The same verdict on every rank: a half must hold an aligned group of elements for each rank of a node."""
     least = 8 * ALIGN * ranks
     if 0 < half_bytes < least:
-        raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a machine, or 0")
+        raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a node, or 0")
 
 
 def device_aware() -> bool | None:

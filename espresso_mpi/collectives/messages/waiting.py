@@ -32,7 +32,7 @@ _LOG = logging.getLogger("espresso_mpi")
 class Waiter:
     """Polls a condition until it holds or a timeout passes.
 
-    Where a machine has at least as many ranks as cores a rank that polls takes the core from a rank that works, so it
+    Where a node has at least as many ranks as cores a rank that polls takes the core from a rank that works, so it
     gives way at once; otherwise it polls hard for a moment first, which answers sooner. A thread that gives way by
     yielding lets another thread that computes run its whole time slice, some 3 ms; one that naps is back in 0.1 ms, but
     naps are 50 us too long where nobody computes. So it yields while its process has nothing else to do, and naps in
@@ -40,13 +40,13 @@ class Waiter:
 
     Args:
         timeout: seconds until a rank counts as missing.
-        crowded: whether ranks share cores.
+        oversubscribed: whether ranks share cores.
         describe: the text for a rank in messages.
     """
 
-    def __init__(self, timeout: float, crowded: bool, describe: Callable[[int], str] = "rank {}".format) -> None:
+    def __init__(self, timeout: float, oversubscribed: bool, describe: Callable[[int], str] = "rank {}".format) -> None:
         self.timeout, self.notice = timeout, NOTICE
-        self._crowded = crowded
+        self._oversubscribed = oversubscribed
         self.background = False
         """Whether the process computes in other threads while this one waits: set by whoever knows."""
         self._describe = describe
@@ -69,7 +69,7 @@ class Waiter:
         if done():
             return
         polls, start, noticed = 0, time.perf_counter(), False
-        spins = 0 if self._crowded or self.background else _SPINS
+        spins = 0 if self._oversubscribed or self.background else _SPINS
         try:
             while not done():
                 polls += 1
@@ -118,7 +118,7 @@ class Waiter:
         """
         if self.background:
             return 0, _COMPILED_NAPS, round(_NAP * 1e6)
-        spins = 0 if self._crowded else _COMPILED_SPINS
+        spins = 0 if self._oversubscribed else _COMPILED_SPINS
         return spins, spins + _COMPILED_YIELDS, 0
 
     def _give_way(self, polls: int, start: float) -> None:

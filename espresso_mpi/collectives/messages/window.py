@@ -1,4 +1,4 @@
-"""Reductions and gathers inside a machine through a shared memory window: our own kernels, each rank its slice.
+"""Reductions and gathers inside a node through a shared memory window: our own kernels, each rank its slice.
 
 The window has two halves that are used in turn, each with a row for every rank. What does not fit passes in chunks. A
 rank writes into its row, all meet, and each reads what it needs from the others' rows; a sum is written to the row of
@@ -57,10 +57,10 @@ class _Rows(NamedTuple):
 
 
 class SharedWindow:
-    """The window of one machine's ranks. Collective to make; every method is called by all, in the same order.
+    """The window of one node's ranks. Collective to make; every method is called by all, in the same order.
 
     Args:
-        local: mpi4py communicator of the machine's ranks.
+        local: mpi4py communicator of the node's ranks.
         half_bytes: bytes of a rank's row for large data.
         waiter: how to wait for the others.
         ranks: world ranks of the members, for messages.
@@ -163,7 +163,7 @@ class SharedWindow:
         return self._win
 
     def free(self) -> None:
-        """Give the memory back. Collective over the machine."""
+        """Give the memory back. Collective over the node."""
         self._win.Unlock_all()
         del self._flags, self._memory, self._known
         self._win.Free()

@@ -50,18 +50,18 @@ FLOAT32 = 4
 class Shape:
     """The cluster as a walk sees it. ``home``: the device of the tensor."""
 
-    machines: int
-    ranks_per_machine: int
+    nodes: int
+    ranks_per_node: int
     home: DeviceKind
 
     def members(self, level: Level) -> int:
         """Ranks that communicate with each other at a level."""
-        by_level = {"intra": self.ranks_per_machine, "inter": self.machines}
-        return by_level.get(level, self.machines * self.ranks_per_machine)
+        by_level = {"intra": self.ranks_per_node, "inter": self.nodes}
+        return by_level.get(level, self.nodes * self.ranks_per_node)
 
     def resource(self, level: Level) -> Resource:
-        """What a collective occupies: flat ones the network between machines, where there is one."""
-        return "intra" if level == "intra" or self.machines == 1 else "inter"
+        """What a collective occupies: flat ones the network between nodes, where there is one."""
+        return "intra" if level == "intra" or self.nodes == 1 else "inter"
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class _Walk:
             self.copies *= members
 
     def _alone(self, level: Level) -> bool:
-        """Whether one rank of a machine goes on between machines, the others having handed it all they have."""
-        return level == "inter" and self.shape.ranks_per_machine > 1 and any(
+        """Whether one rank of a node goes on between nodes, the others having handed it all they have."""
+        return level == "inter" and self.shape.ranks_per_node > 1 and any(
             CLOSING[op] == "broadcast" for at, op in self.opened if at == "intra"
         )  # fmt: skip
 
@@ -266,7 +266,7 @@ class Prices:
             ConfigError: they are more than ``MOST_SEGMENTS``.
         """
         limit, method = self.profile.segment_bytes, self.compressor
-        if self.profile.machines == 1 or not limit or (method is not None and method.whole):
+        if self.profile.nodes == 1 or not limit or (method is not None and method.whole):
             return 1, self
         nbytes = self.n * self.itemsize if method is None else method.nbytes(self.n)
         count = max(1, min(round(nbytes / limit), -(-self.n // ALIGN)))
@@ -364,5 +364,5 @@ def operations(
     """
     method = None if strategy.compressor == "none" else compressors.get(strategy.compressor).at(None)
     _, prices = Prices(profile, n, method, itemsize).segments()
-    shape = Shape(profile.machines, profile.ranks_per_machine, home)
+    shape = Shape(profile.nodes, profile.ranks_per_node, home)
     return tuple(Operation(slot.resource, prices.seconds(slot), slot.what) for slot in walk(strategy.route, shape))

@@ -38,7 +38,7 @@ class Problem:
 
     Attributes:
         trace, profile: what is planned for.
-        compressors: spellings; routes: both named by menus.
+        compressors: specs; routes: both named by menus.
         timeline: prices choices; a choice is an int64 array (tensors,) of rows of all menus together.
         menu: int64 (tensors,), which menu a tensor has; first: int64 (menus + 1,), where menus begin among the rows.
         method, route: int32 (rows,), as in ``Menu``.
@@ -70,7 +70,7 @@ class Problem:
         """Price every strategy of compressors and routes for every tensor.
 
         Args:
-            compressors: spellings, ``none`` among them or not: dense routes are always options.
+            compressors: specs, ``none`` among them or not: dense routes are always options.
             routes: default: all of the decision tree for the trace's device, and those that sum payloads where a
                 compressor is linear.
             lanes: which resources share a lane, or the name of one of ``LANES``.
@@ -81,11 +81,11 @@ class Problem:
             ConfigError: the profile lacks a compressor or a collective; a name that there is not.
         """
         given_once = dict.fromkeys(compressors)
-        spellings = tuple(dict.fromkeys(str(_method(text)) for text in given_once if text != "none"))
-        methods = tuple(_method(text) for text in spellings)
+        specs = tuple(dict.fromkeys(str(_method(text)) for text in given_once if text != "none"))
+        methods = tuple(_method(text) for text in specs)
         where = lanes_of(lanes)
         given = tuple(routes) if routes is not None else _default_routes(trace, methods)
-        shape = Shape(profile.machines, profile.ranks_per_machine, trace.device)
+        shape = Shape(profile.nodes, profile.ranks_per_node, trace.device)
         tables = compiled(given, shape, where, _checks(profile))
         sizes: dict[tuple[int, int], int] = {}
         menu = [sizes.setdefault(_size(tensor), len(sizes)) for tensor in trace.tensors]
@@ -96,11 +96,11 @@ class Problem:
                 menus += needed_menus(tables, blocks, where.count)
             else:
                 menus += pruned(tables, full_menus(tables, blocks), where) if prune else full_menus(tables, blocks)
-        return cls.of_menus(trace, profile, spellings, given, menus, menu, where, order)
+        return cls.of_menus(trace, profile, specs, given, menus, menu, where, order)
 
     @classmethod
     def of_menus(
-        cls, trace: Trace, profile: Profile, spellings: tuple[str, ...], routes: tuple[Route, ...],
+        cls, trace: Trace, profile: Profile, specs: tuple[str, ...], routes: tuple[Route, ...],
         menus: Sequence[Menu], menu: Sequence[int], lanes: Lanes, order: Order,
     ) -> Problem:  # fmt: skip
         """Of menus that were priced already; ``menu``: which of them each tensor has."""
@@ -113,7 +113,7 @@ class Problem:
         )
         timeline = Timeline(np.ascontiguousarray(trace.backward), options, lanes, order)
         method, route = (np.concatenate([getattr(m, name) for m in menus]) for name in ("method", "route"))
-        return cls(trace, profile, spellings, routes, timeline, np.array(menu, np.int64), first, method, route)
+        return cls(trace, profile, specs, routes, timeline, np.array(menu, np.int64), first, method, route)
 
     def menu_of(self, tensor: int) -> Menu:
         """The menu of a tensor."""
@@ -140,12 +140,12 @@ class Problem:
 
     def strategy(self, row: int) -> Strategy:
         """What an option is."""
-        spelling = "none" if self.method[row] < 0 else self.compressors[self.method[row]]
-        return Strategy(spelling, self.routes[self.route[row]])
+        spec = "none" if self.method[row] < 0 else self.compressors[self.method[row]]
+        return Strategy(spec, self.routes[self.route[row]])
 
     def operations(self, row: int) -> tuple[Slot, ...]:
         """The operations of an option, in order."""
-        shape = Shape(self.profile.machines, self.profile.ranks_per_machine, self.trace.device)
+        shape = Shape(self.profile.nodes, self.profile.ranks_per_node, self.trace.device)
         return slots(self.routes[self.route[row]], shape, _checks(self.profile))
 
     def row(self, tensor: int, strategy: Strategy) -> int:
@@ -166,7 +166,7 @@ class Problem:
 
     @cached_property
     def _methods(self) -> dict[str, int]:
-        return {"none": -1, **{spelling: number for number, spelling in enumerate(self.compressors)}}
+        return {"none": -1, **{spec: number for number, spec in enumerate(self.compressors)}}
 
     @cached_property
     def _places(self) -> dict[Route, int]:
@@ -228,9 +228,9 @@ def evaluated(plan: Plan, trace: Trace, profile: Profile, *, lanes: Lanes | str 
     leader = {group[0]: buffer_name(group) for group in plan.groups if len(group) > 1}
     by_buffer = {leader.get(t.name, t.name): plan.strategy(t.name) for t in trace.tensors}
     strategies = {t.name: by_buffer[t.name] for t in buffers.tensors}
-    spellings = [s.compressor for s in strategies.values()]
+    specs = [s.compressor for s in strategies.values()]
     ways = tuple(dict.fromkeys(s.route for s in strategies.values()))
-    problem = Problem.of(buffers, profile, spellings, routes=ways, lanes=lanes, order=order, prune=False,
+    problem = Problem.of(buffers, profile, specs, routes=ways, lanes=lanes, order=order, prune=False,
                          free_codecs=free_codecs)  # fmt: skip
     return problem, problem.chosen(Plan(strategies))
 
@@ -240,12 +240,12 @@ def _default_routes(trace: Trace, methods: Sequence[Compressor]) -> tuple[Route,
     return all_routes(("cpu", "gpu") if trace.device == "gpu" else ("cpu",), any(m.linear for m in methods))
 
 
-def _method(spelling: str) -> Compressor:
-    return compressors.get(spelling).at(None)
+def _method(spec: str) -> Compressor:
+    return compressors.get(spec).at(None)
 
 
-def _canonical(spelling: str) -> str:
-    return spelling if spelling == "none" else str(_method(spelling))
+def _canonical(spec: str) -> str:
+    return spec if spec == "none" else str(_method(spec))
 
 
 def _checks(profile: Profile) -> bool:

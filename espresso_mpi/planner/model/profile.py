@@ -28,23 +28,23 @@ from .profile_keys import Codec, Direction, Move, Way, codec_key, move_key
 class Profile:
     """What a cluster's operations cost.
 
-    A level with a single member (``ranks_per_machine`` 1: intra; ``machines`` 1: inter) needs no curves: it costs
+    A level with a single member (``ranks_per_node`` 1: intra; ``nodes`` 1: inter) needs no curves: it costs
     nothing.
 
     Attributes:
-        machines: above 0.
-        ranks_per_machine: of the smallest machine; above 0. All ranks: at most ``schema.MOST_RANKS``.
-        codecs: by (spelling, device, direction), over the float32 elements of one payload. Encode is with residual,
+        nodes: above 0.
+        ranks_per_node: of the smallest node; above 0. All ranks: at most ``schema.MOST_RANKS``.
+        codecs: by (spec, device, direction), over the float32 elements of one payload. Encode is with residual,
             decode adds one payload to a sum.
         moves: by (operation, level, alone), over the bytes that one rank puts in: for allreduce, reduce_scatter and
             reduce the region before; for alltoall all payloads that the rank holds; for allgather and gather its own
-            contribution; for broadcast what the root sends. ``alone`` (inter only): one rank of each machine takes
-            part; otherwise all ranks of a machine cross at the same time and share its link.
+            contribution; for broadcast what the root sends. ``alone`` (inter only): one rank of each node takes
+            part; otherwise all ranks of a node cross at the same time and share its link.
         copies: ``to_host`` and ``to_gpu``, over bytes; empty without a GPU.
         check: what a session does with each tensor before it travels, over its bytes.
         call: seconds that a sync costs whatever it brings.
         tensor: seconds that every tensor (or buffer of fused ones) adds whatever its size.
-        segment_bytes: how sessions cut tensors, in bytes between machines; 0: not at all.
+        segment_bytes: how sessions cut tensors, in bytes between nodes; 0: not at all.
         overlaps: whether a tensor in host memory is worked on while another's messages are under way. Not so where
             ranks share cores: there one's waiting is another's work already.
         hidden: the share of the overlap with computing that the timeline expects and that comes true when gradients are
@@ -59,8 +59,8 @@ class Profile:
         ConfigError: a value or a key is out of its range.
     """
 
-    machines: Ranks
-    ranks_per_machine: Ranks
+    nodes: Ranks
+    ranks_per_node: Ranks
     codecs: Mapping[Codec, Curve]
     moves: Mapping[Move, Curve]
     copies: Mapping[Way, Curve]
@@ -78,36 +78,36 @@ class Profile:
 
     def __post_init__(self) -> None:
         schema.check(self, "profile")
-        check_ranks("profile", machines=self.machines, ranks_per_machine=self.ranks_per_machine)
+        check_ranks("profile", nodes=self.nodes, ranks_per_node=self.ranks_per_node)
         for op, level, alone in self.moves:
             if alone and level != "inter":
-                raise ConfigError(f"profile: moves: {op}@{level}|alone; expected alone only between machines, @inter")
+                raise ConfigError(f"profile: moves: {op}@{level}|alone; expected alone only between nodes, @inter")
         for name in ("environment", "fingerprint"):
             object.__setattr__(self, name, plain(f"profile: {name}", getattr(self, name)))
 
     # --- what it says ---
 
-    def codec(self, spelling: str, device: DeviceKind, direction: Direction) -> Curve:
-        """The curve of a compressor after all schedules, however its spelling orders or omits parameters.
+    def codec(self, spec: str, device: DeviceKind, direction: Direction) -> Curve:
+        """The curve of a compressor after all schedules, however its spec orders or omits parameters.
 
         Raises:
             ConfigError: it was not profiled.
         """
-        found = self._by_canonical.get((spelling, device, direction))
+        found = self._by_canonical.get((spec, device, direction))
         if found is None:
-            found = self._by_canonical.get((_canonical(spelling), device, direction))
+            found = self._by_canonical.get((_canonical(spec), device, direction))
         if found is None:
             known = ", ".join(sorted({f"{s} on {d}" for s, d, way in self.codecs if way == direction})) or "none"
             raise ConfigError(
-                f"profile: {direction} of {spelling!r} on {device} is not in it; it has {known}; profile this "
+                f"profile: {direction} of {spec!r} on {device} is not in it; it has {known}; profile this "
                 f"compressor as well, or leave it out"
             )
         return found
 
     @cached_property
     def _by_canonical(self) -> dict[Codec, Curve]:
-        """The codecs' curves by canonical spellings."""
-        return {(_canonical(spelling), device, way): curve for (spelling, device, way), curve in self.codecs.items()}
+        """The codecs' curves by canonical specs."""
+        return {(_canonical(spec), device, way): curve for (spec, device, way), curve in self.codecs.items()}
 
     def move(self, op: Op, level: Level, alone: bool = False) -> Curve:
         """The curve of a collective; zero at a level with a single member.
@@ -115,8 +115,8 @@ class Profile:
         Raises:
             ConfigError: it was not profiled.
         """
-        # The only rank of a machine is always alone.
-        same = self.ranks_per_machine == 1 and level == "inter"
+        # The only rank of a node is always alone.
+        same = self.ranks_per_node == 1 and level == "inter"
         for key in ((op, level, alone), (op, level, not alone)) if same else ((op, level, alone),):
             if key in self.moves:
                 return self.moves[key]
@@ -128,11 +128,11 @@ class Profile:
         )
 
     def members(self, level: Level) -> int:
-        """How many ranks a group of a level has, on the smallest machine."""
+        """How many ranks a group of a level has, on the smallest node."""
         return {
-            "flat": self.machines * self.ranks_per_machine,
-            "intra": self.ranks_per_machine,
-            "inter": self.machines,
+            "flat": self.nodes * self.ranks_per_node,
+            "intra": self.ranks_per_node,
+            "inter": self.nodes,
         }[level]
 
     def copy(self, way: Way) -> Curve:
@@ -143,7 +143,7 @@ class Profile:
         """
         if way not in self.copies:
             raise ConfigError(
-                f"profile: copies {way} are not in it; it has {', '.join(self.copies) or 'none'}; profile on a machine "
+                f"profile: copies {way} are not in it; it has {', '.join(self.copies) or 'none'}; profile on a node "
                 f"with a GPU, or use CPU tensors and devices=('cpu',)"
             )
         return self.copies[way]
@@ -193,7 +193,7 @@ class Profile:
 
 
 def check_ranks(where: str, **given: int) -> None:
-    """Refuse two numbers, by their names, of machines and of ranks on each, that make too large a job.
+    """Refuse two numbers, by their names, of nodes and of ranks on each, that make too large a job.
 
     Raises:
         ConfigError: naming both.
@@ -205,9 +205,9 @@ def check_ranks(where: str, **given: int) -> None:
         )
 
 
-def _canonical(spelling: str) -> str:
-    """The spelling that ``str`` gives of the compressor after all schedules; as it is if it names none known here."""
+def _canonical(spec: str) -> str:
+    """The spec that ``str`` gives of the compressor after all schedules; as it is if it names none known here."""
     try:
-        return str(get(spelling).at(None))
+        return str(get(spec).at(None))
     except ConfigError:
-        return spelling
+        return spec

@@ -30,8 +30,8 @@ class _Document:
     """The content of a file; the attributes are those of ``Profile``, and the curves have text for keys."""
 
     measured: bool
-    machines: Ranks
-    ranks_per_machine: Ranks
+    nodes: Ranks
+    ranks_per_node: Ranks
     call: Seconds
     tensor: Seconds
     segment_bytes: Count

@@ -34,7 +34,7 @@ def codec(key: str) -> Any:
     """
     if key.count("|") != 2:
         raise ConfigError(
-            f"profile: codecs: got the key {key!r}; expected spelling, cpu or gpu, encode or decode, such as "
+            f"profile: codecs: got the key {key!r}; expected spec, cpu or gpu, encode or decode, such as "
             f"'onebit|cpu|encode'"
         )
     return tuple(key.split("|"))

@@ -1,7 +1,7 @@
 """When everything of a training step happens: F(S), from the operations of every tensor on shared resources.
 
 A tensor's gradient is ready when its part of the backward pass ends; its operations then follow each other, each on one
-resource: GPU, CPU, the network inside machines and between them. Which operation a resource serves next is the *order*:
+resource: GPU, CPU, the network inside nodes and between them. Which operation a resource serves next is the *order*:
 
 ``backprop``
     The tensors' order, fixed. A tensor's first visit to a resource is served in that order. What it comes back for (a

@@ -55,7 +55,7 @@ def named_routes(method: Compressor | None, hierarchical: bool) -> tuple[Route, 
 
     Args:
         method: None: dense data.
-        hierarchical: whether several machines have several ranks each. Elsewhere only flat routes are given: a level
+        hierarchical: whether several nodes have several ranks each. Elsewhere only flat routes are given: a level
             of one rank moves nothing.
     """
     every = [(name, Route.parse(name)) for name in ROUTES]
@@ -84,7 +84,7 @@ class _Tree:
                 yield from _after(encode, Collective(first, "flat"), then=self.second_packed("flat", first))
 
     def hierarchical(self) -> Iterator[Steps]:
-        """Inside the machines, between them, and inside again."""
+        """Inside the nodes, between them, and inside again."""
         for first in DENSE_FIRST:
             yield from _after(Collective(first, "intra"), then=self.between(first))
         for encode in self.encodes():
@@ -95,19 +95,19 @@ class _Tree:
                     yield from _after(encode, Collective(first, "intra"), decode, then=self.between(first))
 
     def between(self, intra: Op) -> Iterator[Steps]:
-        """From the machines' dense sums on; ``intra``: what led there and is still to be closed."""
+        """From the nodes' dense sums on; ``intra``: what led there and is still to be closed."""
         yield from self.between_dense(intra)
         for encode in self.encodes():
             yield from _after(encode, then=self.between_packed(intra, True))
 
     def between_dense(self, intra: Op) -> Iterator[Steps]:
-        """Between machines, beginning with dense data (T3)."""
+        """Between nodes, beginning with dense data (T3)."""
         yield from _after(Collective("allreduce", "inter"), then=self.second("intra", intra))
         for first in DENSE_FIRST:
             yield from _after(Collective(first, "inter"), then=self.closing(first, intra))
 
     def between_packed(self, intra: Op, single: bool) -> Iterator[Steps]:
-        """Between machines, beginning with payloads (T4)."""
+        """Between nodes, beginning with payloads (T4)."""
         for whole in self.indivisible(single):
             yield from _after(Collective(whole, "inter"), then=self.second_packed("intra", intra))
         for first in self.packed_first(single):
@@ -117,7 +117,7 @@ class _Tree:
                 yield from _after(Collective(first, "inter"), decode, then=self.closing(first, intra))
 
     def closing(self, inter: Op, intra: Op) -> Iterator[Steps]:
-        """From the second step between machines on, beginning with dense data (T5)."""
+        """From the second step between nodes on, beginning with dense data (T5)."""
         second = Collective(CLOSING[inter], "inter")
         yield from _after(second, then=self.second("intra", intra))
         for encode in self.encodes():

@@ -42,8 +42,8 @@ class Case:
 
     @property
     def hierarchical(self) -> bool:
-        """Whether several machines have several ranks each."""
-        return self.profile.machines > 1 and self.profile.ranks_per_machine > 1
+        """Whether several nodes have several ranks each."""
+        return self.profile.nodes > 1 and self.profile.ranks_per_node > 1
 
     @property
     def dense(self) -> Strategy:
@@ -61,12 +61,12 @@ class Case:
         Of equal ones the first in ``types.ROUTES``. Payloads that have something in common are summed: what is decoded
         and encoded anew on other routes would lose as much again, and that has no price here.
         """
-        spelling = compressor or self.compressor
-        method = compressors.get(spelling)
+        spec = compressor or self.compressor
+        method = compressors.get(spec)
         named = [r.on(device) for r in named_routes(method, self.hierarchical) if r.sums_payloads or not method.common]
-        problem = Problem.of(self.trace, self.profile, [spelling], routes=named, lanes=self.lanes, order=self.order,
+        problem = Problem.of(self.trace, self.profile, [spec], routes=named, lanes=self.lanes, order=self.order,
                              prune=False)  # fmt: skip
-        ways = [Strategy(spelling, route) for route in named]
+        ways = [Strategy(spec, route) for route in named]
         rows = [np.array([problem.row(i, way) for i in range(problem.tensors)]) for way in ways]
         return ways[int(np.argmin([problem.seconds(row) for row in rows]))]
 
@@ -77,8 +77,8 @@ class Case:
     def quicker(self, *strategies: Strategy) -> Plan:
         """The plan in which every tensor travels the way that is quickest for it by itself; of equal ones the first."""
         routes = tuple(dict.fromkeys(s.route for s in strategies))
-        spellings = tuple(dict.fromkeys(s.compressor for s in strategies))
-        problem = Problem.of(self.trace, self.profile, spellings, routes=routes, lanes=self.lanes, order=self.order,
+        specs = tuple(dict.fromkeys(s.compressor for s in strategies))
+        problem = Problem.of(self.trace, self.profile, specs, routes=routes, lanes=self.lanes, order=self.order,
                              prune=False)  # fmt: skip
         tensors = {menu: tensor for tensor, menu in enumerate(problem.menu.tolist())}
         rows = {menu: [problem.row(tensor, s) for s in strategies] for menu, tensor in tensors.items()}
@@ -99,7 +99,7 @@ class Case:
 def fp32(case: Case) -> Plan:
     """Nothing compressed: what most users run, Horovod and DDP over NCCL or MPI.
 
-    Hierarchical where several machines have several ranks, else flat. Those fuse small tensors into buffers of some
+    Hierarchical where several nodes have several ranks, else flat. Those fuse small tensors into buffers of some
     25 to 64 MB; here every tensor travels by itself.
     """
     return case.everywhere(case.dense)
@@ -139,8 +139,8 @@ def myopic(case: Case) -> Plan:
 def hipress(case: Case) -> Plan:
     """Like HiPress (Bai et al., SOSP'21): GPU compression where a tensor's own synchronisation gets cheaper by it.
 
-    Its CaSync with parameter servers on all machines is the divisible scheme: pieces of a tensor are compressed,
-    brought to their owners, decoded, summed, compressed again and handed to all; inside the machine data is dense. Its
+    Its CaSync with parameter servers on all nodes is the divisible scheme: pieces of a tensor are compressed,
+    brought to their owners, decoded, summed, compressed again and handed to all; inside the node data is dense. Its
     cost model also chooses into how many pieces a tensor is cut, and it batches kernels and small messages; here a
     tensor has as many pieces as owners.
     """
@@ -148,18 +148,18 @@ def hipress(case: Case) -> Plan:
 
 
 def hitopkcomm(case: Case) -> Plan:
-    """Like HiTopKComm (Shi et al., MLSys'21): every tensor, summed inside the machine, compressed on the GPU, gathered.
+    """Like HiTopKComm (Shi et al., MLSys'21): every tensor, summed inside the node, compressed on the GPU, gathered.
 
-    Reduce-scatter inside the machine, an allgather of payloads between machines, an allgather of the sums inside. It is
+    Reduce-scatter inside the node, an allgather of payloads between nodes, an allgather of the sums inside. It is
     made for top-k by its own approximate selection; here it takes the compressor that it is given.
     """
     return case.everywhere(case.along("allgather", "gpu"))
 
 
 def byteps_compress(case: Case) -> Plan:
-    """Like BytePS-Compress (Zhong et al., 2021): compression on the CPU, push to and pull from servers on all machines.
+    """Like BytePS-Compress (Zhong et al., 2021): compression on the CPU, push to and pull from servers on all nodes.
 
-    Dense inside the machine; between machines every piece is compressed and pushed to its owner (alltoall), who decodes
+    Dense inside the node; between nodes every piece is compressed and pushed to its owner (alltoall), who decodes
     all, sums, compresses once more, and from whom all pull it (allgather). Tensors below 65536 bytes stay dense, its
     default. BytePS cuts tensors into pieces of 4 MB and sends by priority; here a tensor has as many pieces as owners.
     """

@@ -76,8 +76,8 @@ def errors(problem: Problem) -> np.ndarray:
     return found
 
 
-def _once(spelling: str, n: int) -> float:
-    error = compressors.get(spelling).at(None).gaussian_error(n)
+def _once(spec: str, n: int) -> float:
+    error = compressors.get(spec).at(None).gaussian_error(n)
     return np.nan if error is None else error
 
 

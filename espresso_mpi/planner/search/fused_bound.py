@@ -72,7 +72,7 @@ def _units(problem: Problem, trace: Trace, dtype: str) -> tuple[np.ndarray, np.n
     edges = _edges(int(min(min(sizes), 0.3 * limit / ITEMSIZE[dtype])) if limit else min(sizes), sum(sizes))
     alike = tuple(TracedTensor(str(size), size, 0.0, dtype) for size in edges)
     whole = replace(problem.profile, segment_bytes=0)
-    apart = bool(limit) and problem.timeline.order == "backprop" and problem.profile.machines > 1
+    apart = bool(limit) and problem.timeline.order == "backprop" and problem.profile.nodes > 1
     priced = Problem.of(replace(trace, tensors=alike), whole, problem.compressors, routes=problem.routes,
                         lanes=problem.timeline.lanes, order="backprop" if apart else "schedule")  # fmt: skip
     load, chain = loads(priced, apart)

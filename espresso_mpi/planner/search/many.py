@@ -71,7 +71,7 @@ def refuse(trace: Trace, profile: Profile, fusion: bool, order: Order) -> None:
             f"plan: got {count} tensors of {sizes} different sizes; expected at most {MOST_SIZES} sizes with "
             f"fusion=False, which prices all options for each; use fusion=True, which joins neighbours first"
         )
-    pieces = trace.nbytes // profile.segment_bytes if profile.segment_bytes and profile.machines > 1 else 0
+    pieces = trace.nbytes // profile.segment_bytes if profile.segment_bytes and profile.nodes > 1 else 0
     if pieces > MOST_PIECES:
         raise ConfigError(
             f"plan: segment_bytes {profile.segment_bytes} of the profile cuts {trace.nbytes} bytes of gradients into "

@@ -195,8 +195,8 @@ def _curve(doubts: Doubts, key: Key) -> Curve:
         return profile.move(*rest)
     if kind == "copy":
         return profile.copy(*rest)
-    spelling, device = rest
-    return profile.codec(spelling, device, kind)
+    spec, device = rest
+    return profile.codec(spec, device, kind)
 
 
 def _noise(gain: float, scaled: Mapping[tuple[Key, float], float]) -> float:

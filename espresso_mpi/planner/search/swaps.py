@@ -247,8 +247,8 @@ def completed(problem: Problem, compressors: Sequence[str] = ()) -> Problem:
     """
     timeline = problem.timeline
     pieces = [problem] + [
-        Problem.of(problem.trace, problem.profile, spellings, routes=problem.routes, lanes=timeline.lanes)
-        for spellings in ([], *([text] for text in compressors))
+        Problem.of(problem.trace, problem.profile, specs, routes=problem.routes, lanes=timeline.lanes)
+        for specs in ([], *([text] for text in compressors))
     ]
     only = [np.ones(piece.method.size, bool) for piece in pieces]
     for kept, piece in zip(only[2:], pieces[2:]):
@@ -270,11 +270,11 @@ def joined(pieces: Sequence[Problem], only: Sequence[np.ndarray] | None = None) 
     first = pieces[0]
     if only is None:
         only = [np.ones(piece.method.size, bool) for piece in pieces]
-    spellings = tuple(dict.fromkeys(text for piece in pieces for text in piece.compressors))
+    specs = tuple(dict.fromkeys(text for piece in pieces for text in piece.compressors))
     routes = first.routes
     if any(piece.routes is not routes for piece in pieces):  # to look at all of them takes a while
         routes = tuple(dict.fromkeys(route for piece in pieces for route in piece.routes))
-    parts = [_renumbered(piece, spellings, routes) for piece in pieces]
+    parts = [_renumbered(piece, specs, routes) for piece in pieces]
     menus = []
     for menu in range(first.first.size - 1):
         tensor = int(np.flatnonzero(first.menu == menu)[0])  # menus may be numbered otherwise in other pieces
@@ -283,13 +283,13 @@ def joined(pieces: Sequence[Problem], only: Sequence[np.ndarray] | None = None) 
             for part, piece, kept in zip(parts, pieces, only)
         ]
         menus.append(_once(slices, len(routes)))
-    return Problem.of_menus(first.trace, first.profile, spellings, routes, menus, first.menu.tolist(),
+    return Problem.of_menus(first.trace, first.profile, specs, routes, menus, first.menu.tolist(),
                             first.timeline.lanes, first.timeline.order)  # fmt: skip
 
 
-def _renumbered(piece: Problem, spellings: Sequence[str], routes: Sequence[Route]) -> Menu:
+def _renumbered(piece: Problem, specs: Sequence[str], routes: Sequence[Route]) -> Menu:
     """All options of a problem, with methods and routes numbered as in these lists."""
-    methods = {text: number for number, text in enumerate(spellings)}
+    methods = {text: number for number, text in enumerate(specs)}
     method = np.array([*(methods[text] for text in piece.compressors), -1], np.int32)  # -1: the last, dense
     if piece.routes is routes:
         return Menu(piece.timeline.options, method[piece.method], piece.route)

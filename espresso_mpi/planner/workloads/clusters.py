@@ -1,13 +1,13 @@
 """Clusters that one does not have: a description in, a ``Profile`` by the textbook's formulas out.
 
 A collective takes as long as its start-ups, one after the other, and then as long as the busier of two links: the one
-of the rank that sends or receives most, and the network card of the machine that does. So with h hosts of k ranks,
+of the rank that sends or receives most, and the network card of the node that does. So with h hosts of k ranks,
 p = h·k, start-ups and seconds a byte α, β of a rank's link and α′, β′ of a card, everything at the efficiency e,
 
     t(s) = start + near·α + far·α′ + max(link·β, card·β′)/e · s
 
 for s bytes that one rank puts in (``Profile.moves``). ``near`` and ``far`` count start-ups, ``link`` and ``card`` say
-how often s crosses the busiest link or card in its busier direction. Inside a machine of k ranks:
+how often s crosses the busiest link or card in its busier direction. Inside a node of k ranks:
 
     operation        near       link        as
     allreduce        2(k-1)     2(k-1)/k    ring: reduce_scatter, then allgather of the k-th parts
@@ -19,20 +19,20 @@ how often s crosses the busiest link or card in its busier direction. Inside a m
     broadcast        k-1        1           the same
 
 (Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005; the chain is how NCCL
-reduces and broadcasts.) Between machines the same with h for k and far for near, and
+reduces and broadcasts.) Between nodes the same with h for k and far for near, and
 
-- alone: one rank of each machine takes part and has the card for itself: card = link.
-- shared: k lanes cross at once: card = k·link. But the roots of the lanes are spread over the machines, ⌈k/h⌉ at most
+- alone: one rank of each node takes part and has the card for itself: card = link.
+- shared: k lanes cross at once: card = k·link. But the roots of the lanes are spread over the nodes, ⌈k/h⌉ at most
   on one and ⌊k/h⌋ at least. So for gather card = max(⌈k/h⌉(h-1), k - ⌊k/h⌋), what comes in or goes out; for reduce and
-  broadcast every machine passes on the data of all lanes but those whose chain ends there: card = k - ⌊k/h⌋.
+  broadcast every node passes on the data of all lanes but those whose chain ends there: card = k - ⌊k/h⌋.
 
-Flat, over all p ranks in an order that visits machine after machine:
+Flat, over all p ranks in an order that visits node after node:
 
     alltoall         link (p-1)/p; k ranks send p-k of their p payloads through the card: card = k(p-k)/p.
                      near = k-1, far = p-k
-    gather           link p-1; card p-k: what comes to the root's machine. near = k-1, far = p-k
+    gather           link p-1; card p-k: what comes to the root's node. near = k-1, far = p-k
     all others       the same with p for k in ``link``; the ring or chain crosses each card once in each direction:
-                     card = link. Of the p-1 start-ups of a round h-1 are between machines, as NCCL's own model has it.
+                     card = link. Of the p-1 start-ups of a round h-1 are between nodes, as NCCL's own model has it.
 """
 
 from __future__ import annotations
@@ -141,17 +141,17 @@ def _an_element(traffic: Callable[[int], int]) -> float:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A description of equal machines.
+    """A description of equal nodes.
 
     Attributes:
         name: what it is called.
-        hosts: number of machines.
+        hosts: number of nodes.
         gpus_per_host: ranks on each, one per GPU where there are GPUs.
-        intra: the link of each rank to the others of its machine.
-        inter: the network card of each machine, which its ranks share.
-        speeds: of compressors by (spelling, device).
+        intra: the link of each rank to the others of its node.
+        inter: the network card of each node, which its ranks share.
+        speeds: of compressors by (spec, device).
         memory: by device, for ``compressors`` that ``speeds`` does not name.
-        compressors: spellings.
+        compressors: specs.
         copy: between host and GPU memory, of each rank; None without GPUs.
         check: what a session does with each tensor before it travels, by its bytes; None: nothing.
         efficiency: share of the rates of ``intra``, ``inter`` and ``copy`` that operations reach.
@@ -161,7 +161,7 @@ class Cluster:
         text: where the numbers come from.
 
     Raises:
-        ConfigError: a value is out of its range, or a spelling names no compressor.
+        ConfigError: a value is out of its range, or a spec names no compressor.
     """
 
     name: str
@@ -183,8 +183,8 @@ class Cluster:
     def __post_init__(self) -> None:
         schema.check(self, "cluster")
         check_ranks("cluster", hosts=self.hosts, gpus_per_host=self.gpus_per_host)
-        for spelling in (*self.compressors, *(spelling for spelling, _ in self.speeds)):
-            get(spelling)
+        for spec in (*self.compressors, *(spec for spec, _ in self.speeds)):
+            get(spec)
         if self.compressors and not self.memory:
             raise ConfigError("cluster: compressors without memory; give the memory of a device, or speeds instead")
 
@@ -193,8 +193,8 @@ class Cluster:
     def profile(self) -> Profile:
         """What its operations cost, by the formulas above."""
         return Profile(
-            machines=self.hosts,
-            ranks_per_machine=self.gpus_per_host,
+            nodes=self.hosts,
+            ranks_per_node=self.gpus_per_host,
             codecs=self._codecs(),
             moves=self._moves(),
             copies=self._copies(),
@@ -203,8 +203,8 @@ class Cluster:
             tensor=self.tensor,
             environment={"cluster": self.to_json()},
             fingerprint={
-                "machines": self.hosts,
-                "ranks_per_machine": self.gpus_per_host,
+                "nodes": self.hosts,
+                "ranks_per_node": self.gpus_per_host,
                 "cluster": self.name,
                 "espresso_mpi": environment.version("espresso-mpi"),
             },
@@ -214,9 +214,9 @@ class Cluster:
     def _codecs(self) -> dict[Codec, Curve]:
         speeds = {(s, d): memory.speed(get(s)) for s in self.compressors for d, memory in self.memory.items()}
         curves: dict[Codec, Curve] = {}
-        for (spelling, device), speed in {**speeds, **self.speeds}.items():
-            curves[spelling, device, "encode"] = Curve.line(speed.launch, speed.encode)
-            curves[spelling, device, "decode"] = Curve.line(speed.launch, speed.decode)
+        for (spec, device), speed in {**speeds, **self.speeds}.items():
+            curves[spec, device, "encode"] = Curve.line(speed.launch, speed.encode)
+            curves[spec, device, "decode"] = Curve.line(speed.launch, speed.decode)
         return curves
 
     def _moves(self) -> dict[Move, Curve]:
@@ -241,7 +241,7 @@ class Cluster:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON; keys of ``speeds`` such as ``onebit|gpu``."""
-        speeds = {f"{spelling}|{device}": speed for (spelling, device), speed in self.speeds.items()}
+        speeds = {f"{spec}|{device}": speed for (spec, device), speed in self.speeds.items()}
         return {**KIND.header(), **schema.plain({**vars(self), "speeds": speeds})}
 
     @classmethod
@@ -324,7 +324,7 @@ OPS: tuple[Op, ...] = get_args(Op)
 
 @dataclass(frozen=True)
 class Work:
-    """Start-ups inside and between machines; how often a rank's bytes cross the busiest link and the busiest card."""
+    """Start-ups inside and between nodes; how often a rank's bytes cross the busiest link and the busiest card."""
 
     near: float
     far: float
@@ -388,9 +388,9 @@ _METHODS = ("dgc:ratio=0.01", "onebit", "randomk:ratio=0.01", "topk:ratio=0.01",
 _SELECTING = ("dgc:ratio=0.01", "topk:ratio=0.01")
 
 _TEXT = """\
-8 machines of 8 V100, {links}, cards of {card:g} Gbit/s: as in the paper (Espresso, EuroSys'23). A V100 has \
+8 nodes of 8 V100, {links}, cards of {card:g} Gbit/s: as in the paper (Espresso, EuroSys'23). A V100 has \
 900 GB/s of HBM2 and 15.75 GB/s of PCIe 3 x16 each way: data sheets. A collective costs {start:g} us, a step between \
-machines {far:g} us, one inside {near:g} us: NCCL's own model of rings, protocol {protocol} (src/graph/tuning.cc of \
+nodes {far:g} us, one inside {near:g} us: NCCL's own model of rings, protocol {protocol} (src/graph/tuning.cc of \
 2020). Assumed: operations reach 88 % of a link; two sockets of six channels of DDR4-2666 reach 200 of 256 GB/s, \
 shared by 8 ranks; every GPU has its PCIe lanes for itself. Compressors reach half of a GPU's bandwidth and 80 % of \
 the CPU's; a call costs 2 us on a CPU, 8 us on a GPU, 20 us for dgc and topk, which launch several kernels: set \
@@ -398,7 +398,7 @@ so that the paper's scaling factors come out, within what is plausible; docs/clu
 
 
 def _testbed(name: str, links: str, protocol: str, start: float, intra: Link, inter: Link) -> Cluster:
-    """8 machines of 8 V100. ``start``: seconds a collective."""
+    """8 nodes of 8 V100. ``start``: seconds a collective."""
     gpu = Memory(900e9, efficiency=0.5, launch=8e-6)
     near, far, card = intra.alpha * 1e6, inter.alpha * 1e6, 8e-9 / inter.beta
     return Cluster(
@@ -407,7 +407,7 @@ def _testbed(name: str, links: str, protocol: str, start: float, intra: Link, in
         gpus_per_host=8,
         intra=intra,
         inter=inter,
-        speeds={(spelling, "gpu"): replace(gpu, launch=20e-6).speed(get(spelling)) for spelling in _SELECTING},
+        speeds={(spec, "gpu"): replace(gpu, launch=20e-6).speed(get(spec)) for spec in _SELECTING},
         memory={"gpu": gpu, "cpu": Memory(200e9, efficiency=0.8, launch=2e-6, shared_by=8)},
         compressors=_METHODS,
         copy=Link(alpha=10e-6, beta=1 / 15.75e9),
@@ -443,4 +443,4 @@ class _Testbeds(Mapping[str, Cluster]):
 
 
 TESTBEDS: Mapping[str, Cluster] = _Testbeds()
-"""The two clusters of the paper, ``nvlink-100g`` and ``pcie-25g``: 8 machines of 8 V100 each."""
+"""The two clusters of the paper, ``nvlink-100g`` and ``pcie-25g``: 8 nodes of 8 V100 each."""

@@ -40,25 +40,25 @@ FOUR_BY_FOUR = cluster(4, 4)
 )
 def test_the_rule_of_sessions(topology, level, scheme):
     """Only payloads with something in common are summed: the sums of 16-bit floats lose what no residual holds."""
-    for spelling in ("int8", "topk:ratio=0.01", "fp16", "bf16", "signsgd"):
-        assert Options(compressor=spelling).strategy(SPEC, topology) == Strategy(spelling, f"{level}-{scheme}")
-    for spelling in ("powersgd", "randomk:ratio=0.01", "thc"):
-        assert Options(compressor=spelling).strategy(SPEC, topology) == Strategy(spelling, f"{level}-linear")
+    for spec in ("int8", "topk:ratio=0.01", "fp16", "bf16", "signsgd"):
+        assert Options(compressor=spec).strategy(SPEC, topology) == Strategy(spec, f"{level}-{scheme}")
+    for spec in ("powersgd", "randomk:ratio=0.01", "thc"):
+        assert Options(compressor=spec).strategy(SPEC, topology) == Strategy(spec, f"{level}-linear")
     assert Options().strategy(SPEC, topology) == Strategy("none", level)
 
 
 @pytest.mark.parametrize("hierarchical", [False, True])
-@pytest.mark.parametrize("spelling", ["none", "int8", "fp16", "powersgd"])
-def test_named_routes_are_those_that_payloads_can_take(spelling, hierarchical):
-    method = None if spelling == "none" else compressors.get(spelling)
-    endings = {"": spelling == "none", "allgather": True, "alltoall": True, "alltoall-packed": True}
-    endings["linear"] = spelling in ("fp16", "powersgd")
+@pytest.mark.parametrize("spec", ["none", "int8", "fp16", "powersgd"])
+def test_named_routes_are_those_that_payloads_can_take(spec, hierarchical):
+    method = None if spec == "none" else compressors.get(spec)
+    endings = {"": spec == "none", "allgather": True, "alltoall": True, "alltoall-packed": True}
+    endings["linear"] = spec in ("fp16", "powersgd")
     wanted = [
         name
         for name in ROUTES
         if (hierarchical or name.startswith("flat"))
         and endings[name.partition("-")[2]]
-        and ("-" in name) == (spelling != "none")
+        and ("-" in name) == (spec != "none")
     ]
     assert named_routes(method, hierarchical) == tuple(map(Route.parse, wanted))
 

@@ -26,7 +26,7 @@ def test_the_tours_have_every_move_of_the_tree():
     assert found == wanted
 
 
-def test_a_single_rank_of_a_machine_is_not_alone():
+def test_a_single_rank_of_a_node_is_not_alone():
     ones = Topology(((0,), (1,)))
     keys = {key for route in routes(("cpu",)) for key in moves.keys_along(route, ones) if key}
     assert not any(alone for _, _, alone in keys)

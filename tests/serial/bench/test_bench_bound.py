@@ -30,15 +30,15 @@ def traffic(route, topology, spec=None, feedback=True):
     return memory_traffic(Route.parse(route), topology, N, get(spec) if spec else None, feedback)
 
 
-def test_dense_allreduce_on_one_machine():
+def test_dense_allreduce_on_one_node():
     """Each of four contributions is read once, the result written once, then read and written by three others."""
     found = traffic("flat", FOUR)
     assert sum(found) == (4 + 1) * M + 2 * 3 * M
     assert len(set(found)) == 1
 
 
-def test_dense_allreduce_between_machines_also_moves_contributions():
-    """As on one machine, and three quarters of each contribution leave and arrive."""
+def test_dense_allreduce_between_nodes_also_moves_contributions():
+    """As on one node, and three quarters of each contribution leave and arrive."""
     assert sum(traffic("flat", FOUR_BY_ONE)) == (4 + 1) * M + 2 * 3 * M + 2 * 3 * M
 
 
@@ -57,9 +57,9 @@ def test_gather_and_broadcast_of_payloads():
 
 
 def test_hierarchical_dense():
-    scattered = 2 * (2 + 1) * M  # two machines, each reads two contributions and writes one sum
+    scattered = 2 * (2 + 1) * M  # two nodes, each reads two contributions and writes one sum
     between = 2 * ((2 + 1) + 2 + 2) * M // 2  # two groups, each half the tensor: sum, arrivals, gather
-    gathered = 2 * 2 * M  # two machines, each piece read and written by the one other
+    gathered = 2 * 2 * M  # two nodes, each piece read and written by the one other
     assert sum(traffic("hierarchical", TWO_BY_TWO)) == scattered + between + gathered
 
 
@@ -84,7 +84,7 @@ def test_hierarchical_alltoall_packed():
     dealt = 4 * 2 * quarter
     summed = 4 * (2 * quarter + 4 * N // 4)
     second = 4 * c.encode_traffic(N // 4)
-    gathered = 4 * 2 * (quarter + 2 * quarter)  # between machines its own, inside what it then has
+    gathered = 4 * 2 * (quarter + 2 * quarter)  # between nodes its own, inside what it then has
     decoded = 4 * (4 * quarter + 4 * N)
     assert half == 2 * quarter
     found = sum(traffic("hierarchical-alltoall-packed", TWO_BY_TWO, "onebit"))
@@ -101,7 +101,7 @@ def test_linear_payloads_are_summed_without_their_header():
 
 
 def test_the_least_of_any_allreduce():
-    """Two machines each send half of their sum and half of the result; a cast reads and writes 6 bytes an element."""
+    """Two nodes each send half of their sum and half of the result; a cast reads and writes 6 bytes an element."""
     assert busiest_link(TWO_BY_TWO, least_sent(TWO_BY_TWO, M)) == M
     assert busiest_link(FOUR_BY_ONE, least_sent(FOUR_BY_ONE, M)) == 3 * M // 2
     assert sum(least_sent(FOUR, M)) == 0
@@ -114,12 +114,12 @@ def test_the_least_of_any_allreduce():
     assert sum(least_traffic(FOUR, N, FP16)) == pytest.approx(4 * 2 * 6 * N + ((4 + 1) * M + 2 * 3 * M) / 2, rel=1e-3)
 
 
-def test_busiest_link_is_of_a_machine_not_of_a_rank():
+def test_busiest_link_is_of_a_node_not_of_a_rank():
     assert busiest_link(TWO_BY_TWO, [10, 20, 5, 7]) == 30
     assert busiest_link(Topology(((0, 1), (2,))), [1, 2, 9]) == 9
 
 
-def test_machines_of_the_lab_share_one_memory(monkeypatch):
+def test_nodes_of_the_lab_share_one_memory(monkeypatch):
     monkeypatch.delenv("ESPRESSO_LAB", raising=False)
     assert memory_domains(TWO_BY_TWO) == ((0, 1), (2, 3))
     monkeypatch.setenv("ESPRESSO_LAB", "hosts=2 ranks=2 rate=1gbit")
@@ -133,5 +133,5 @@ def test_bound_is_the_larger_of_wire_and_memory(monkeypatch):
     assert (slow_link.wire, slow_link.memory, slow_link.seconds) == (10.0, 4.0, 10.0)
     slow_memory = bound(sent, bytes_, TWO_BY_TWO, Yardsticks(1000.0, [100.0, 100.0]))
     assert (slow_memory.wire, slow_memory.memory, slow_memory.seconds) == (0.1, 12.0, 12.0)
-    one_machine = bound([0] * 4, bytes_, FOUR, Yardsticks(None, [100.0]))
-    assert (one_machine.wire, one_machine.seconds) == (0.0, 16.0)
+    one_node = bound([0] * 4, bytes_, FOUR, Yardsticks(None, [100.0]))
+    assert (one_node.wire, one_node.seconds) == (0.0, 16.0)

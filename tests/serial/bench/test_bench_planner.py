@@ -240,7 +240,7 @@ def test_figures_that_descriptions_were_tuned_to_are_no_tests(measured):
 # --- the distance from the Upper Bound --------------------------------------------------------------------------------
 
 
-def test_routes_that_compress_inside_machines_are_known():
+def test_routes_that_compress_inside_nodes_are_known():
     for text, inside in [
         ("allreduce@flat", False),
         ("encode@cpu/allgather@flat/decode@cpu", True),
@@ -349,15 +349,15 @@ def sizes_by_the_table(route, n, payload, members):
     return found
 
 
-@pytest.mark.parametrize("machines, ranks", [(2, 3), (4, 1)])
-def test_the_pages_table_of_sizes_is_what_routes_cost(machines, ranks):
+@pytest.mark.parametrize("nodes, ranks", [(2, 3), (4, 1)])
+def test_the_pages_table_of_sizes_is_what_routes_cost(nodes, ranks):
     """Every route of one device, with those that sum payloads."""
-    members = {"flat": machines * ranks, "intra": ranks, "inter": machines}
+    members = {"flat": nodes * ranks, "intra": ranks, "inter": nodes}
     method, n = get("int8"), 100_003
     prices = Prices(TESTBEDS["pcie-25g"].profile(), n, method.at(None))
     for route in routes(("cpu",), linear=True):
         found = []
-        for slot in walk(route, Shape(machines, ranks, "cpu")):
+        for slot in walk(route, Shape(nodes, ranks, "cpu")):
             if slot.kind == "move":
                 found.append((prices.nbytes(slot),))
             else:

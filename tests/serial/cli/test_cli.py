@@ -62,7 +62,7 @@ def test_help_is_quick_and_loads_neither_numba_nor_mpi():
     )
     start = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-    # 0.15 s on an idle machine; the bound leaves room for one that is busy.
+    # 0.15 s on an idle node; the bound leaves room for one that is busy.
     assert time.monotonic() - start < 2
 
 

@@ -46,7 +46,7 @@ def session_trace():
                 spans.append(Span("wire", name, step, 0, at + 0.03, at + 0.09, "alltoall@inter", "inter", 64, 64))
                 spans.append(Span("wait", name, step, 0, at + 0.05, at + 0.09, "alltoall@inter", "inter"))
         ranks.append(trace_file.RankTrace(rank, rank, f"host{rank}", spans))
-    return trace_file.chrome(ranks, {"clocks": [{"machine": 1, "offset_s": 1e-3, "known_within_s": 1e-5}]})
+    return trace_file.chrome(ranks, {"clocks": [{"node": 1, "offset_s": 1e-3, "known_within_s": 1e-5}]})
 
 
 def profile():

@@ -50,7 +50,7 @@ def plain_environment(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda *arguments, **options: None)  # no nvidia-smi
 
 
-def test_a_healthy_machine_has_no_findings():
+def test_a_healthy_node_has_no_findings():
     assert found() == []
 
 
@@ -88,11 +88,11 @@ def test_numba_that_cannot_be_loaded():
     assert only(threading_layers="ImportError: llvmlite").fatal
 
 
-def test_crowded_cores(monkeypatch):
-    crowded = {"ranks": 8, "ranks_per_host": 8, "hosts": 1}
-    assert "8 ranks share 4 cores" in only(job=crowded).what
+def test_oversubscribed_cores(monkeypatch):
+    oversubscribed = {"ranks": 8, "ranks_per_host": 8, "hosts": 1}
+    assert "8 ranks share 4 cores" in only(job=oversubscribed).what
     monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
-    assert found(job=crowded) == []
+    assert found(job=oversubscribed) == []
 
 
 GPU = {"name": "GPU", "compute_capability": [9, 0], "memory_bytes": 1 << 36}

@@ -22,8 +22,8 @@ def measured(alpha, beta, spread=0.04):
 def profile(tmp_path):
     """A measured one, on disk."""
     made = Profile(
-        machines=2,
-        ranks_per_machine=3,
+        nodes=2,
+        ranks_per_node=3,
         codecs={("onebit", "cpu", way): measured(1e-5, 1e-9) for way in ("encode", "decode")},
         moves={("allreduce", "flat", False): measured(1e-4, 8e-9), ("alltoall", "inter", True): measured(1e-3, 4e-9)},
         copies={},
@@ -31,7 +31,7 @@ def profile(tmp_path):
         call=25e-6,
         segment_bytes=1 << 20,
         environment={"cpu": "a processor", "date": "2026-01-01"},
-        fingerprint={"machines": 2, "ranks_per_machine": 3, "mpi": "Open MPI 5.0"},
+        fingerprint={"nodes": 2, "ranks_per_node": 3, "mpi": "Open MPI 5.0"},
     )
     made.save(tmp_path / "profile.json")
     return made
@@ -45,7 +45,7 @@ def columns(table):
 def test_tables(profile):
     cluster, codecs, moves, copies = profile_show.tables(profile)
     facts = {line[0]: line[1] for line in cluster[2]}
-    assert facts["machines"] == "2" and facts["ranks a machine"] == "3" and facts["made by"] == "measuring"
+    assert facts["nodes"] == "2" and facts["ranks a node"] == "3" and facts["made by"] == "measuring"
     assert facts["mpi"] == "Open MPI 5.0" and facts["cpu"] == "a processor" and facts["segments"] == "1 MiB"
     assert facts["a sync costs"] == "25.0 µs" and facts["medians known to"] == "1.5%"
 
@@ -59,7 +59,7 @@ def test_tables(profile):
 
     shown = columns(moves)
     assert shown["operation"] == ["allreduce", "alltoall"]
-    assert shown["level"] == ["flat", "inter, one rank a machine"]
+    assert shown["level"] == ["flat", "inter, one rank a node"]
     assert shown["α µs"] == ["100.0", "1000.0"] and shown["β ns/byte"] == ["8", "4"]
     assert shown["largest"][0] == "134 ms (16 MiB)" and shown["MB/s there"][0] == "125"
     assert columns(copies)["what"] == ["check of a tensor"]
@@ -81,7 +81,7 @@ def test_show_prints_and_draws(profile, tmp_path, capsys):
         assert profile_show.main(tmp_path / "profile.json", tmp_path / name) == profile
         assert (tmp_path / name).read_bytes().startswith(begins)
     text = capsys.readouterr().out
-    for part in ("onebit", "alltoall", "inter, one rank a machine", "check of a tensor", "2026-01-01"):
+    for part in ("onebit", "alltoall", "inter, one rank a node", "check of a tensor", "2026-01-01"):
         assert part in text
 
 
@@ -91,7 +91,7 @@ def test_every_panel_has_its_curves(profile):
         "encode": ["onebit on cpu"],
         "decode": ["onebit on cpu"],
         "flat": ["allreduce"],
-        "inter, one rank a machine": ["alltoall"],
+        "inter, one rank a node": ["alltoall"],
         "copies and checks": ["check"],
     }
     assert profile_show._panels(Profile(1, 1, {}, {}, {}, ZERO)) == [("check", "bytes", [("check", ZERO)])]

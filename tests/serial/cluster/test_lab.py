@@ -220,7 +220,7 @@ def test_a_stream_runs_at_the_rate():
 
 @needs_lab
 def test_an_allreduce_takes_as_long_as_the_wire_needs():
-    # 16 MiB cross each link once per direction: 134 ms at 1 Gbit/s. Other load on this machine may slow it.
+    # 16 MiB cross each link once per direction: 134 ms at 1 Gbit/s. Other load on this node may slow it.
     assert min(run_in_lab(ALLREDUCE)) > 0.12
 
 

@@ -59,8 +59,8 @@ def test_the_callers_variables_win():
 def test_cores_are_shared_out():
     assert launch.threads_per_rank(1) == launch.cores()
     assert launch.threads_per_rank(10 * launch.cores()) == 1
-    crowded = launch.mpi_environment(launch.cores() + 1)
-    assert crowded["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    oversubscribed = launch.mpi_environment(launch.cores() + 1)
+    assert oversubscribed["OMPI_MCA_mpi_yield_when_idle"] == "1"
     assert "OMPI_MCA_mpi_yield_when_idle" not in launch.mpi_environment(1)
 
 

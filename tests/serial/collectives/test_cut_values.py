@@ -11,8 +11,8 @@ from espresso_mpi.compressors import Context, get
 SIZES = (1, 7, 4096, 70_001)
 
 
-def cut_by(spelling, x, residual):
-    compressor, context = get(spelling), Context()
+def cut_by(spec, x, residual):
+    compressor, context = get(spec), Context()
     compressor.encode(x, np.empty(compressor.nbytes(x.size), np.uint8), residual, context)
     return context.cut
 
@@ -32,20 +32,20 @@ def test_halves_beyond_the_largest_are_counted(n, fed_back):
 
 
 @pytest.mark.parametrize("fed_back", [False, True])
-@pytest.mark.parametrize("spelling", ["onebit:block=128", "onebit_sgd:block=128"])
-def test_values_beyond_what_a_scale_carries_are_counted(spelling, fed_back):
+@pytest.mark.parametrize("spec", ["onebit:block=128", "onebit_sgd:block=128"])
+def test_values_beyond_what_a_scale_carries_are_counted(spec, fed_back):
     """Where the magnitudes of a block, or of its positive or negative half, sum to more than float32 holds."""
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     x[128:256] = 2.0**122  # 128 of them: 2**129
     x[300] = 2.0**125
     x[900:] = np.where(np.arange(100) % 4 == 0, -(2.0**122), 1.0)  # 2**122 * 25 is below, and 104 elements are a block
     residual = np.zeros(1000, np.float32) if fed_back else None
-    assert cut_by(spelling, x, residual) == 128
+    assert cut_by(spec, x, residual) == 128
     x[896:] = np.where(np.arange(104) % 4 == 0, 2.0**121, -(2.0**124))
-    assert cut_by(spelling, x, residual if residual is None else np.zeros(1000, np.float32)) == 128 + (
-        104 if spelling.startswith("onebit:") else 78
+    assert cut_by(spec, x, residual if residual is None else np.zeros(1000, np.float32)) == 128 + (
+        104 if spec.startswith("onebit:") else 78
     )
-    assert cut_by(spelling, x[:128].copy(), None) == 0
+    assert cut_by(spec, x[:128].copy(), None) == 0
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -110,9 +110,9 @@ def test_operations_of_the_executor_are_those_that_the_planner_prices(home):
     """Every route, on every shape of cluster, on every rank: the same operations, with all steps of the route."""
     method = get("int4")
     everything = routes(("cpu", "gpu") if home == "gpu" else ("cpu",))
-    for machines, route in itertools.product(shapes(), everything[:: 1 if home == "cpu" else 37]):
-        topology, whole = Topology(machines), Dense(0, 4096)
-        slots = walk(route, Shape(len(machines), len(machines[0]), home))
+    for nodes, route in itertools.product(shapes(), everything[:: 1 if home == "cpu" else 37]):
+        topology, whole = Topology(nodes), Dense(0, 4096)
+        slots = walk(route, Shape(len(nodes), len(nodes[0]), home))
         for rank in range(topology.size):
             steps = compile_route(route, topology, whole, "float32", rank, method if route.compressed else None)
             found = route_operations(route, steps, topology, home)

@@ -23,9 +23,9 @@ def topology(*counts):
     return Topology(tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges)))
 
 
-def test_groups_of_uneven_machines():
+def test_groups_of_uneven_nodes():
     uneven = topology(3, 1, 2)
-    assert (uneven.size, uneven.lanes, uneven.machine_of) == (6, 1, (0, 0, 0, 1, 2, 2))
+    assert (uneven.size, uneven.lanes, uneven.node_of) == (6, 1, (0, 0, 0, 1, 2, 2))
     assert uneven.groups("flat") == ((0, 1, 2, 3, 4, 5),)
     assert uneven.groups("intra") == ((0, 1, 2), (3,), (4, 5))
     assert uneven.groups("inter") == ((0, 3, 4),)
@@ -48,10 +48,10 @@ TREE = routes(("cpu",), linear=True)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from(TREE), st.integers(0, 3000))
 def test_every_route_ends_whole_on_every_rank(counts, route, n):
-    machines = topology(*counts)
+    nodes = topology(*counts)
     compressor = compressors.get("fp16") if route.compressed else None
-    for rank in range(machines.size):
-        steps = compile_route(route, machines, Dense(0, n), "float32", rank, compressor)
+    for rank in range(nodes.size):
+        steps = compile_route(route, nodes, Dense(0, n), "float32", rank, compressor)
         last = steps[-1]
         if n and isinstance(last, DecodeStep):
             assert last.region == Dense(0, n)
@@ -69,11 +69,11 @@ def test_every_route_ends_whole_on_every_rank(counts, route, n):
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.sampled_from(TREE))
 def test_all_ranks_take_the_same_turns(counts, route):
     """Summaries, learning and collectives stand at the same places of every rank's schedule."""
-    machines, compressor = topology(*counts), compressors.get("powersgd")
+    nodes, compressor = topology(*counts), compressors.get("powersgd")
     compressor = compressor if route.compressed else None
     kinds = set()
-    for rank in range(machines.size):
-        steps = compile_route(route, machines, Dense(0, 900), "float32", rank, compressor)
+    for rank in range(nodes.size):
+        steps = compile_route(route, nodes, Dense(0, 900), "float32", rank, compressor)
         kinds.add(tuple(getattr(s, "op", type(s).__name__) for s in steps))
     assert len(kinds) == 1
 
@@ -82,10 +82,10 @@ def test_all_ranks_take_the_same_turns(counts, route):
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.sampled_from([r for r in TREE if r.compressed]))
 def test_what_a_residual_will_add_to_the_mean(counts, route):
     """The ranks that hold an element before an encode stand together for the whole mean of that element."""
-    machines, n = topology(*counts), 300
+    nodes, n = topology(*counts), 300
     held = {}
-    for rank in range(machines.size):
-        for step in compile_route(route, machines, Dense(0, n), "float32", rank, compressors.get("fp16")):
+    for rank in range(nodes.size):
+        for step in compile_route(route, nodes, Dense(0, n), "float32", rank, compressors.get("fp16")):
             if isinstance(step, EncodeStep):
                 share = held.setdefault(step.point, np.zeros(n))
                 share[step.region.start : step.region.stop] += step.weight
@@ -100,7 +100,7 @@ def encodes(text, *counts, n=256, rank=0):
 
 
 def test_ranks_that_encode_the_same_are_known():
-    """2 x 2 ranks: after both sums every machine holds the same halves, and writes the same bits for them."""
+    """2 x 2 ranks: after both sums every node holds the same halves, and writes the same bits for them."""
     text = "reduce_scatter@intra/reduce_scatter@inter/allgather@inter/encode@cpu/allgather@intra/decode@cpu"
     found = [encodes(text, 2, 2, rank=rank)[0] for rank in range(4)]
     assert [step.who for step in found] == [0, 1, 0, 1]
@@ -111,10 +111,10 @@ def test_ranks_that_encode_the_same_are_known():
     assert [(step.who, step.weight) for step in uneven] == [(3, 0.5)]
 
 
-def test_roots_spread_over_the_machines():
-    machines = topology(2, 2, 2)
-    assert [machines.root("inter", group) for group in machines.groups("inter")] == [0, 1]
-    assert {machines.root(level, group) for level in ("flat", "intra") for group in machines.groups(level)} == {0}
+def test_roots_spread_over_the_nodes():
+    nodes = topology(2, 2, 2)
+    assert [nodes.root("inter", group) for group in nodes.groups("inter")] == [0, 1]
+    assert {nodes.root(level, group) for level in ("flat", "intra") for group in nodes.groups(level)} == {0}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_methods_learn_where_the_sum_comes_back(text, learns):
 @pytest.mark.parametrize(
     "name, expected",
     [
-        # 2 machines x 2 ranks, m = 4 n bytes; what one rank sends, from the cost formulas
+        # 2 nodes x 2 ranks, m = 4 n bytes; what one rank sends, from the cost formulas
         ("flat", 2 * 3 / 4),
         ("hierarchical", 1 / 2 + 2 * (1 / 2) * (1 / 2) + 1 / 2),
         # of four ranks the first is the root: in the first half it sends 3/4, in the second all; the others send all
@@ -169,7 +169,7 @@ def test_compressed_bytes_match_the_formula():
         ("hierarchical-allgather", 4 * 2 / 4 + 1 / 2),
         ("encode@cpu/reduce_scatter@flat/allgather@flat/decode@cpu", 3 / 4 + 3 / 4),
         ("encode@cpu/alltoall@intra/alltoall@inter/allgather@inter/allgather@intra/decode@cpu", 1 / 2 + 1 / 2 + 1 + 2),
-        ("encode@cpu/gather@intra/allgather@inter/broadcast@intra/decode@cpu", 2 + 4),  # rank 2 is a machine's root
+        ("encode@cpu/gather@intra/allgather@inter/broadcast@intra/decode@cpu", 2 + 4),  # rank 2 is a node's root
     ]:
         steps = compile_route(Route.parse(name), topology(2, 2), Dense(0, n), "float32", 2, fp16)
         assert bytes_sent(steps) == expected * 2 * n, name

@@ -177,7 +177,7 @@ def test_a_real_job_runs_inside_a_rank_of_another():
 
 def test_the_real_program_fails_with_a_reason_where_there_is_no_gpu():
     program = [sys.executable, "-m", "espresso_mpi.collectives.messages.probe_program", "40"]
-    # A GPU that no machine has: also a machine with one must answer, not crash.
+    # A GPU that no node has: also a node with one must answer, not crash.
     verdict = probe.run(program, {**probe.surroundings(os.environ), probe.DEVICE: "4096"}, 60.0)
     assert not verdict.works
     assert "Error" in verdict.why

@@ -39,8 +39,8 @@ def test_no_sum_of_values_below_the_limit_leaves_the_range(dtype, topology):
 
     with np.errstate(all="raise"):
         flat = level([below] * topology.size, topology.size)
-        machines = [level([below] * len(ranks), topology.divisor("intra")) for ranks in topology.machines]
-        both = level(machines, topology.divisor("inter"))
+        nodes = [level([below] * len(ranks), topology.divisor("intra")) for ranks in topology.nodes]
+        both = level(nodes, topology.divisor("inter"))
     assert np.isclose(np.float64(flat), np.float64(below)) and np.isclose(np.float64(both), np.float64(below), 1e-3)
 
 
@@ -53,7 +53,7 @@ def test_the_largest_values_are_summed_when_they_are_shifted(dtype, topology):
     x = memory(np.array([largest, -largest, 1.5, -0.25], dtype))
     by = ranges.shift(dtype, topology)
     ranges.scale(x, -by, dtype)
-    for ranks in (tuple(range(topology.size)), max(topology.machines, key=len)):
+    for ranks in (tuple(range(topology.size)), max(topology.nodes, key=len)):
         whole = len(ranks) == topology.size
         out, rows = x.copy(), np.stack([x] * len(ranks))
         reduction.mean_rows(out, rows, 0, topology.size if whole else topology.divisor("intra"), dtype)

@@ -10,7 +10,7 @@ from espresso_mpi.errors import RankTimeoutError
 
 
 def test_a_long_wait_is_told_once(caplog):
-    waiter = Waiter(timeout=60, crowded=True)
+    waiter = Waiter(timeout=60, oversubscribed=True)
     waiter.what, waiter.notice = "sync number 7", 0.1
     end = time.monotonic() + 0.5
     with caplog.at_level(logging.INFO, "espresso_mpi"):
@@ -21,7 +21,7 @@ def test_a_long_wait_is_told_once(caplog):
 
 
 def test_a_wait_through_others_is_told_later(caplog):
-    waiter = Waiter(timeout=0.3, crowded=True)
+    waiter = Waiter(timeout=0.3, oversubscribed=True)
     waiter.notice = 0.25
     with pytest.raises(RankTimeoutError, match="rank 1"), waiter.patience(0.5):
         waiter.until(lambda: False, lambda: [1])

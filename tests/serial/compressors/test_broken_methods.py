@@ -495,7 +495,7 @@ class RefusesSchedules(Every):
         assert isinstance(self.stride, int), "stride must be a number"
 
 
-@breaks("spelling_reads_back")
+@breaks("spec_reads_back")
 class MisspellsItself(Every):
     def __str__(self):
         return "every:stride=5"

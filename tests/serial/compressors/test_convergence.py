@@ -20,8 +20,8 @@ from espresso_mpi.compressors import get
 class Wire:
     """``C(v)`` in float64 for the rows of v, by a float32 compressor."""
 
-    def __init__(self, spelling: str, n: int) -> None:
-        self._compressor = get(spelling)
+    def __init__(self, spec: str, n: int) -> None:
+        self._compressor = get(spec)
         self._payload = np.empty(self._compressor.nbytes(n), np.uint8)
         self._out = np.empty(n, np.float32)
 

@@ -15,13 +15,13 @@ pytestmark = [
     pytest.mark.skipif(not cuda.is_available(), reason="no GPU that numba can use"),
 ]
 SIZES = (0, 1, 7, 33, 64, 65, 2000, 1_000_003)
-SPELLINGS = [spelling for name in names() for spelling in law_tools.spellings_of(name)]
+SPECS = [spec for name in names() for spec in law_tools.specs_of(name)]
 
 
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_compressor_writes_the_bytes_of_the_cpu(spelling, n):
-    problems = list(cuda_twins.compressor_problems(spelling, [(n, kind) for kind in cuda_twins.KINDS]))
+@pytest.mark.parametrize("spec", SPECS)
+def test_compressor_writes_the_bytes_of_the_cpu(spec, n):
+    problems = list(cuda_twins.compressor_problems(spec, [(n, kind) for kind in cuda_twins.KINDS]))
     assert not problems, "\n".join(problems)
 
 
@@ -31,10 +31,10 @@ def test_reduction_writes_the_bytes_of_the_cpu(n):
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_same_bytes_every_time(spelling):
+@pytest.mark.parametrize("spec", SPECS)
+def test_same_bytes_every_time(spec):
     """Blocks run in any order; nothing that is written may depend on it."""
-    compressor, n = get(spelling).at(None), 3_000_001
+    compressor, n = get(spec).at(None), 3_000_001
     x = cuda.to_device(np.random.default_rng(0).standard_normal(n).astype(np.float32))
     payloads = [cuda.device_array(compressor.nbytes(n), np.uint8) for _ in range(5)]
     for payload in payloads:

@@ -6,16 +6,16 @@ import make_fixtures
 import pytest
 
 
-@pytest.mark.parametrize("spelling", make_fixtures.registered())
-def test_payload_is_the_stored_one(spelling):
-    stored = make_fixtures.stored().get(spelling)
-    assert stored is not None, f"{spelling} has no stored payloads; run: {make_fixtures.COMMAND}"
-    now = make_fixtures.made(spelling)
-    assert set(stored) == set(now), f"other inputs than stored; run: {make_fixtures.COMMAND} {spelling.split(':')[0]}"
+@pytest.mark.parametrize("spec", make_fixtures.registered())
+def test_payload_is_the_stored_one(spec):
+    stored = make_fixtures.stored().get(spec)
+    assert stored is not None, f"{spec} has no stored payloads; run: {make_fixtures.COMMAND}"
+    now = make_fixtures.made(spec)
+    assert set(stored) == set(now), f"other inputs than stored; run: {make_fixtures.COMMAND} {spec.split(':')[0]}"
     changed = [f"the {what} of {name}" for name in now for what, a, b in _pairs(stored[name], now[name]) if a != b]
     assert not changed, (
-        f"{spelling} writes {' and '.join(changed)} otherwise than stored: ranks of two versions could not talk. "
-        f"If that is meant: {make_fixtures.COMMAND} {spelling.split(':')[0]}"
+        f"{spec} writes {' and '.join(changed)} otherwise than stored: ranks of two versions could not talk. "
+        f"If that is meant: {make_fixtures.COMMAND} {spec.split(':')[0]}"
     )
 
 

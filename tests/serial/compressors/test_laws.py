@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from law_tools import spellings_of
+from law_tools import specs_of
 from laws import LAWS
 
 from espresso_mpi.compressors import get, names
 
-SPELLINGS = [spelling for name in names() for spelling in spellings_of(name)]
+SPECS = [spec for name in names() for spec in specs_of(name)]
 
 COSTLY = {
     "writes_its_arrays_and_nothing_else", "takes_any_input", "keeps_its_bounds", "keeps_its_bounds_on_bad_inputs",
@@ -25,9 +25,9 @@ COSTLY = {
 AMOUNTS = {"rank", "cols", "rows", "columns", "beta", "mu", "value"}
 
 
-def takes_another_branch(spelling):
+def takes_another_branch(spec):
     """Whether a kernel does something else than for the method's name alone, and not only more or less of the same."""
-    method, plain = get(spelling), get(spelling.partition(":")[0])
+    method, plain = get(spec), get(spec.partition(":")[0])
     given = {field.name: getattr(method, field.name) for field in fields(method)}
     return any(not _only_an_amount(name, value) for name, value in given.items() if value != getattr(plain, name))
 
@@ -41,14 +41,14 @@ def _only_an_amount(name, value):
 
 
 def cases():
-    """Every law with every spelling; costly ones with variants that only do more or less of the same are `thorough`."""
-    for spelling in SPELLINGS:
-        once = ":" in spelling and not takes_another_branch(spelling)
+    """Every law with every spec; costly ones with variants that only do more or less of the same are `thorough`."""
+    for spec in SPECS:
+        once = ":" in spec and not takes_another_branch(spec)
         for law in LAWS:
             marks = [pytest.mark.thorough] if once and law.__name__ in COSTLY else []
-            yield pytest.param(spelling, law, marks=marks, id=f"{spelling}-{law.__name__}")
+            yield pytest.param(spec, law, marks=marks, id=f"{spec}-{law.__name__}")
 
 
-@pytest.mark.parametrize("spelling, law", list(cases()))
-def test_law(spelling, law):
-    law(get(spelling).at(None))
+@pytest.mark.parametrize("spec, law", list(cases()))
+def test_law(spec, law):
+    law(get(spec).at(None))

@@ -365,7 +365,7 @@ def test_count_sketch_explores():
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    "spec",
     [
         "randomk:ratio=0",
         "randomk:ratio=1.5",
@@ -378,14 +378,14 @@ def test_count_sketch_explores():
         "count_sketch:explore=1.1",
     ],
 )
-def test_refuses(spelling):
+def test_refuses(spec):
     with pytest.raises(ConfigError, match="expected"):
-        get(spelling)
+        get(spec)
 
 
-@pytest.mark.parametrize("spelling", ["randomk:ratio=0.1", "topk_chunked:ratio=0.1", "count_sketch:ratio=0.1"])
-def test_sends_values_exactly(spelling):
-    c, x, residual = get(spelling), gaussian(70_000), gaussian(70_000, 1)
+@pytest.mark.parametrize("spec", ["randomk:ratio=0.1", "topk_chunked:ratio=0.1", "count_sketch:ratio=0.1"])
+def test_sends_values_exactly(spec):
+    c, x, residual = get(spec), gaussian(70_000), gaussian(70_000, 1)
     v = x + residual
     seen = decode(c, encode(c, x, residual), x.size)
     assert (((seen == v) & (residual == 0)) | ((seen == 0) & (residual == v))).all()

@@ -304,8 +304,8 @@ def test_refuses_what_a_method_does_not_have(spec):
         get(spec)
 
 
-@pytest.mark.parametrize("spelling", ["fp16", "bf16", "int8", "int4", "fp8_e4m3"])
-def test_compressing_twice_is_compressing_once(spelling):
-    once = law_tools.compress(get(spelling), law_tools.gaussian(5000))
-    twice = law_tools.compress(get(spelling), once)
-    assert np.array_equal(once, twice) if "16" in spelling else np.allclose(once, twice, rtol=1e-6, atol=0)
+@pytest.mark.parametrize("spec", ["fp16", "bf16", "int8", "int4", "fp8_e4m3"])
+def test_compressing_twice_is_compressing_once(spec):
+    once = law_tools.compress(get(spec), law_tools.gaussian(5000))
+    twice = law_tools.compress(get(spec), once)
+    assert np.array_equal(once, twice) if "16" in spec else np.allclose(once, twice, rtol=1e-6, atol=0)

@@ -1,4 +1,4 @@
-"""Finding compressors by name, reading spellings, parameters and schedules, and what is refused."""
+"""Finding compressors by name, reading specs, parameters and schedules, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pytest
 
-from espresso_mpi.compressors import Compressor, Schedule, get, names, register, spellings, unregister
+from espresso_mpi.compressors import Compressor, Schedule, get, names, read_specs, register, unregister
 from espresso_mpi.compressors.base import check_choice, check_number, check_positive_int
 from espresso_mpi.errors import ConfigError
 
@@ -108,17 +108,17 @@ def spoilt(**members):
         (dataclass(frozen=True)(spoilt(__annotations__={"level": tuple}, level=(1, 2))), "level needs a default"),
     ],
 )
-def test_a_class_that_no_spelling_could_make_is_refused(cls, words):
+def test_a_class_that_no_spec_could_make_is_refused(cls, words):
     with pytest.raises(ConfigError, match=words):
         register(cls)
     assert "test-shape" not in names()
 
 
-# --- spellings --------------------------------------------------------------------------------------------------------
+# --- specs --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "spelling, expected",
+    "spec, expected",
     [
         ("toy", Toy()),
         (" toy ", Toy()),
@@ -133,13 +133,13 @@ def test_a_class_that_no_spelling_could_make_is_refused(cls, words):
         ("toy:share=0.5~0.25@2", Toy(share=Schedule(0.5, 0.25, 2, 2))),
     ],
 )
-def test_reads_a_spelling_and_writes_one(spelling, expected, toy):
-    assert get(spelling) == expected
+def test_reads_a_spec_and_writes_one(spec, expected, toy):
+    assert get(spec) == expected
     assert get(str(expected)) == expected
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    "spec",
     [
         "nothing-like-it",
         "",
@@ -165,9 +165,9 @@ def test_reads_a_spelling_and_writes_one(spelling, expected, toy):
         "toy:exact=true~false@8",
     ],
 )
-def test_refuses_spellings_that_do_not_fit(spelling, toy):
+def test_refuses_specs_that_do_not_fit(spec, toy):
     with pytest.raises(ConfigError):
-        get(spelling)
+        get(spec)
 
 
 def test_errors_name_what_is_known(toy):
@@ -175,19 +175,19 @@ def test_errors_name_what_is_known(toy):
         get("gzip")
     with pytest.raises(ConfigError, match="takes count=<int>, share=<float>, exact=<bool>, mode=<str>"):
         get("toy:size=3")
-    with pytest.raises(ConfigError, match="expected a spelling"):
+    with pytest.raises(ConfigError, match="expected a spec"):
         get(8)  # type: ignore[arg-type]
 
 
-def test_reads_a_list_of_spellings(toy):
+def test_reads_a_list_of_specs(toy):
     text = " none, toy:count=2,share=0.5 ,fp16,toy "
-    assert spellings(text) == ["none", "toy:count=2,share=0.5", "fp16", "toy"]
+    assert read_specs(text) == ["none", "toy:count=2,share=0.5", "fp16", "toy"]
 
 
 @pytest.mark.parametrize("text", ["", " , ", "count=3", "toy,gzip", "none,toy:count=0"])
 def test_refuses_lists_that_do_not_fit(text, toy):
     with pytest.raises(ConfigError):
-        spellings(text)
+        read_specs(text)
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------

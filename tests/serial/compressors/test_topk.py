@@ -347,7 +347,7 @@ def test_threshold_beyond_its_capacity_goes_in_later_steps():
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    "spec",
     [
         "topk:ratio=0",
         "topk:ratio=1.5",
@@ -364,9 +364,9 @@ def test_threshold_beyond_its_capacity_goes_in_later_steps():
         "threshold:ratio=0",
     ],
 )
-def test_refuses_parameters_that_do_not_fit(spelling):
+def test_refuses_parameters_that_do_not_fit(spec):
     with pytest.raises(ConfigError):
-        get(spelling)
+        get(spec)
 
 
 @pytest.mark.parametrize("n", [1, 2, 50, 150, 1000])

@@ -79,7 +79,7 @@ def test_pushes_nobody_waits_for(tmp_path):
 def test_messages_under_way_at_the_end(tmp_path, attempt):
     """MPI still writes to their memory when Python has gone: it crashed one job in five."""
     body = """
-    session = espresso_mpi.Session(timeout=20, machines=[[0], [1]])
+    session = espresso_mpi.Session(timeout=20, nodes=[[0], [1]])
     session.push("first", fresh()).wait()
     for number in range(8):
         session.push(f"w{number}", fresh(500_000))

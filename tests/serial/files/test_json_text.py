@@ -19,7 +19,7 @@ NUMBERS = {
     "1" + 400 * "0" + ".5": False, "1e-999": True, "0." + 400 * "1": True, "NaN": False,
     "-Infinity": False, "1234567890123456789012.5": True,
 }  # fmt: skip
-"""Spellings, and whether float64 or int64 holds them."""
+"""Specs, and whether float64 or int64 holds them."""
 
 
 @st.composite

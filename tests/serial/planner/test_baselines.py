@@ -44,32 +44,32 @@ def test_every_usable_baseline_has_a_plan_that_can_be_priced(shape, device):
         assert not plan.groups and set(plan.strategies) == {tensor.name for tensor in trace.tensors}
 
 
-def quickest_named(trace, profile, spelling, device):
+def quickest_named(trace, profile, spec, device):
     """Seconds of the named routes of a compressor, told by their names alone, if all tensors take them."""
-    shapes = ("flat-", "hierarchical-") if profile.machines > 1 and profile.ranks_per_machine > 1 else ("flat-",)
-    method, found = compressors.get(spelling), {}
+    shapes = ("flat-", "hierarchical-") if profile.nodes > 1 and profile.ranks_per_node > 1 else ("flat-",)
+    method, found = compressors.get(spec), {}
     for name in (name for name in ROUTES if name.startswith(shapes)):
         if name.endswith("-linear") if method.common else method.linear or not name.endswith("-linear"):
-            way = Strategy(spelling, Route.parse(name).on(device))
+            way = Strategy(spec, Route.parse(name).on(device))
             problem, choice = evaluated(Plan(default=way), trace, profile)
             found[way] = problem.seconds(choice)
     return found
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("spelling", [COMPRESSOR, "fp16", "onebit", "powersgd", "randomk:ratio=0.01"])
-def test_everything_travels_by_the_named_route_that_is_quickest_on_this_cluster(shape, spelling):
+@pytest.mark.parametrize("spec", [COMPRESSOR, "fp16", "onebit", "powersgd", "randomk:ratio=0.01"])
+def test_everything_travels_by_the_named_route_that_is_quickest_on_this_cluster(shape, spec):
     for seed in range(4):
         rng = np.random.default_rng(seed)
-        trace, profile = random_trace(rng, 6), random_profile(rng, *shape, compressors=(spelling, "fp16"))
-        for by, name, device in (("fp16", "fp16", "gpu"), *((spelling, f"everything-{d}", d) for d in ("cpu", "gpu"))):
-            (way,) = set(strategies(baseline(name, trace, profile, spelling), trace))
+        trace, profile = random_trace(rng, 6), random_profile(rng, *shape, compressors=(spec, "fp16"))
+        for by, name, device in (("fp16", "fp16", "gpu"), *((spec, f"everything-{d}", d) for d in ("cpu", "gpu"))):
+            (way,) = set(strategies(baseline(name, trace, profile, spec), trace))
             seconds = quickest_named(trace, profile, by, device)
             assert seconds[way] == min(seconds.values())
 
 
 def test_fp16_is_no_slower_than_its_linear_route_on_a_described_cluster():
-    """Where the payload is carried on through the machine, every rank decodes 64 payloads of each tensor."""
+    """Where the payload is carried on through the node, every rank decodes 64 payloads of each tensor."""
     trace, profile = model_trace("resnet101"), TESTBEDS["nvlink-100g"].profile()
     (way,) = set(strategies(baseline("fp16", trace, profile, "fp16"), trace))
     seconds = quickest_named(trace, profile, "fp16", "gpu")
@@ -101,7 +101,7 @@ def test_hipress_compresses_where_that_alone_is_quicker():
     assert len(seen) == 2
 
 
-def test_hitopkcomm_gathers_payloads_between_machines():
+def test_hitopkcomm_gathers_payloads_between_nodes():
     trace, profile = case(4)
     (way,) = set(strategies(baseline("hitopkcomm", trace, profile, COMPRESSOR), trace))
     assert str(way.route) == "reduce_scatter@intra/encode@gpu/allgather@inter/decode@gpu/allgather@intra"

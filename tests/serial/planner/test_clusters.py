@@ -45,7 +45,7 @@ def messages(op, group, root):
 
 
 def groups(hosts, ranks, level, alone):
-    """Groups of a level, ranks as (machine, number), with the place of each group's root."""
+    """Groups of a level, ranks as (node, number), with the place of each group's root."""
     if level == "flat":
         return [([(m, r) for m in range(hosts) for r in range(ranks)], 0)]
     if level == "intra":
@@ -54,7 +54,7 @@ def groups(hosts, ranks, level, alone):
 
 
 def busiest(op, hosts, ranks, level, alone):
-    """How often s crosses the busiest link of a rank and the busiest card of a machine."""
+    """How often s crosses the busiest link of a rank and the busiest card of a node."""
     link, card = defaultdict(float), defaultdict(float)
     for group, root in groups(hosts, ranks, level, alone):
         for a, b, share in messages(op, group, root):
@@ -80,7 +80,7 @@ def test_bytes_are_those_of_the_messages(hosts, ranks):
 
 @pytest.mark.parametrize("hosts, ranks", SHAPES)
 def test_start_ups_of_a_ring_are_its_steps(hosts, ranks):
-    """Nobody waits longer than for all steps; between machines are as many as a round can have but one."""
+    """Nobody waits longer than for all steps; between nodes are as many as a round can have but one."""
     for op in OPS:
         rounds, size = (2 if op == "allreduce" else 1), hosts * ranks
         work = _work(op, hosts, ranks, "flat", False)
@@ -104,25 +104,25 @@ HAND = Cluster(
     call=3e-6,
     tensor=4e-6,
 )
-"""Half of every rate: 1e-10 seconds a byte inside become 2e-10, 1e-9 between machines become 2e-9."""
+"""Half of every rate: 1e-10 seconds a byte inside become 2e-10, 1e-9 between nodes become 2e-9."""
 
 
 @pytest.mark.parametrize(
     "op, level, alone, alpha, beta",
     [
-        # start + steps; bytes by hand, for 2 machines of 4
+        # start + steps; bytes by hand, for 2 nodes of 4
         ("allreduce", "intra", False, 1e-4 + 6e-6, 1.5 * 2e-10),
         ("allgather", "intra", False, 1e-4 + 3e-6, 3 * 2e-10),
         ("broadcast", "intra", False, 1e-4 + 3e-6, 2e-10),
         ("allreduce", "inter", True, 1e-4 + 2e-5, 1 * 2e-9),  # 2 · 1/2 of s over a card of one's own
         ("allreduce", "inter", False, 1e-4 + 2e-5, 4 * 2e-9),  # four ranks share it
         ("allgather", "inter", False, 1e-4 + 1e-5, 4 * 2e-9),
-        ("alltoall", "inter", False, 1e-4 + 1e-5, 4 / 2 * 2e-9),  # half of what a rank holds stays on its machine
+        ("alltoall", "inter", False, 1e-4 + 1e-5, 4 / 2 * 2e-9),  # half of what a rank holds stays on its node
         ("alltoall", "inter", True, 1e-4 + 1e-5, 1 / 2 * 2e-9),
-        ("gather", "inter", False, 1e-4 + 1e-5, 2 * 2e-9),  # each machine is root of two lanes, and sends for two
+        ("gather", "inter", False, 1e-4 + 1e-5, 2 * 2e-9),  # each node is root of two lanes, and sends for two
         ("reduce", "inter", False, 1e-4 + 1e-5, 2 * 2e-9),
         ("gather", "inter", True, 1e-4 + 1e-5, 1 * 2e-9),
-        ("allreduce", "flat", False, 1e-4 + 12e-6 + 2e-5, 2 * 7 / 8 * 2e-9),  # 14 steps, 2 of them between machines
+        ("allreduce", "flat", False, 1e-4 + 12e-6 + 2e-5, 2 * 7 / 8 * 2e-9),  # 14 steps, 2 of them between nodes
         ("allgather", "flat", False, 1e-4 + 6e-6 + 1e-5, 7 * 2e-9),
         ("alltoall", "flat", False, 1e-4 + 3e-6 + 4e-5, 4 * 4 / 8 * 2e-9),  # 4 ranks send 4 of 8 payloads over
         ("gather", "flat", False, 1e-4 + 3e-6 + 4e-5, 4 * 2e-9),
@@ -143,7 +143,7 @@ def test_a_rank_s_link_may_be_the_slower_one():
 
 def test_the_rest_of_the_profile():
     made = HAND.profile()
-    assert (made.machines, made.ranks_per_machine, made.measured) == (2, 4, False)
+    assert (made.nodes, made.ranks_per_node, made.measured) == (2, 4, False)
     assert (made.call, made.tensor, made.segment_bytes) == (3e-6, 4e-6, 0)
     assert made.codec("onebit", "cpu", "encode")(1000) == pytest.approx(1e-6 + 2e-6)
     assert made.codec("onebit", "cpu", "decode")(1000) == pytest.approx(1e-6 + 1e-6)
@@ -182,15 +182,15 @@ def test_the_testbeds_are_complete():
     assert list(TESTBEDS) == ["nvlink-100g", "pcie-25g"] and len(TESTBEDS) == 2
     for name, bed in TESTBEDS.items():
         made = bed.profile()
-        assert (bed.name, made.machines, made.ranks_per_machine) == (name, 8, 8)
+        assert (bed.name, made.nodes, made.ranks_per_node) == (name, 8, 8)
         for op in OPS:
             for level in get_args(Level):
                 assert made.move(op, level)(1 << 20) > 0
             assert made.move(op, "inter", True)(1 << 20) <= made.move(op, "inter")(1 << 20)
-        for spelling in _METHODS:
+        for spec in _METHODS:
             for device in get_args(DeviceKind):
-                assert made.codec(spelling, device, "encode")(1 << 20) > made.codec(spelling, device, "decode")(1 << 20)
-            assert made.codec(spelling, "gpu", "encode")(1 << 24) < made.codec(spelling, "cpu", "encode")(1 << 24)
+                assert made.codec(spec, device, "encode")(1 << 20) > made.codec(spec, device, "decode")(1 << 20)
+            assert made.codec(spec, "gpu", "encode")(1 << 24) < made.codec(spec, "cpu", "encode")(1 << 24)
         assert "Assumed" in bed.text
 
 

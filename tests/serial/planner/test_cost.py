@@ -28,25 +28,25 @@ def topology(hosts, ranks):
     return Topology(tuple(tuple(range(h * ranks, (h + 1) * ranks)) for h in range(hosts)))
 
 
-def uniform(hosts, ranks, spelling, moves=BYTES, codecs=BYTES, copies=BYTES, **more):
+def uniform(hosts, ranks, spec, moves=BYTES, codecs=BYTES, copies=BYTES, **more):
     """A profile in which everything of a kind takes the same: its size, or one."""
     return Profile(
-        hosts, ranks, {(spelling, d, way): codecs for d in ("cpu", "gpu") for way in ("encode", "decode")},
+        hosts, ranks, {(spec, d, way): codecs for d in ("cpu", "gpu") for way in ("encode", "decode")},
         {key: moves for key in KEYS if not key[2] or key[1] == "inter"}, {"to_host": copies, "to_gpu": copies},
         **{"check": Curve.line(0, 0), **more},
     )  # fmt: skip
 
 
-def strategy(route, spelling):
-    return Strategy(spelling if route.compressed else "none", route)
+def strategy(route, spec):
+    return Strategy(spec if route.compressed else "none", route)
 
 
 # --- the executor's side ----------------------------------------------------------------------------------------------
 
 
-def schedule(route, machines, rank, n, method):
+def schedule(route, nodes, rank, n, method):
     """One entry for every step of the route: what this rank's schedule has for it."""
-    steps = compile_route(route, machines, Dense(0, n), "float32", rank, method if route.compressed else None)
+    steps = compile_route(route, nodes, Dense(0, n), "float32", rank, method if route.compressed else None)
     wanted = (EncodeStep, DecodeStep, MoveStep, IdleStep)
     found = [s for s in steps if isinstance(s, wanted) and not getattr(s, "of_summary", False)]
     assert len(found) == len(route.steps)
@@ -74,23 +74,23 @@ def measured(entry):
     return sum(part.size for part in parts), len(parts)
 
 
-def executed(route, machines, n, method, ranks=None):
+def executed(route, nodes, n, method, ranks=None):
     """For every step with something to do: what it is, and the busiest rank's size and calls."""
-    every = [schedule(route, machines, rank, n, method) for rank in ranks or range(machines.size)]
+    every = [schedule(route, nodes, rank, n, method) for rank in ranks or range(nodes.size)]
     found = []
     for step, *entries in zip(route.steps, *every):
-        if isinstance(step, Collective) and len(machines.groups(step.level)[0]) == 1:
+        if isinstance(step, Collective) and len(nodes.groups(step.level)[0]) == 1:
             continue
         sizes = [measured(entry) for entry in entries]
         found.append((str(step), max(size for size, _ in sizes), max(calls for _, calls in sizes)))
     return found
 
 
-def planned(route, hosts, ranks, n, spelling):
+def planned(route, hosts, ranks, n, spec):
     """The same in the planner's eyes."""
-    way = strategy(route, spelling)
-    sizes = operations(way, n, uniform(hosts, ranks, spelling))
-    calls = operations(way, n, uniform(hosts, ranks, spelling, CALLS, CALLS))
+    way = strategy(route, spec)
+    sizes = operations(way, n, uniform(hosts, ranks, spec))
+    calls = operations(way, n, uniform(hosts, ranks, spec, CALLS, CALLS))
     return [(a.what, a.seconds, b.seconds) for a, b in zip(sizes, calls)]
 
 
@@ -98,16 +98,16 @@ def planned(route, hosts, ranks, n, spelling):
 
 
 @pytest.mark.parametrize(
-    "hosts, ranks, spelling",
+    "hosts, ranks, spec",
     [(2, 2, "onebit"), (2, 3, "topk:ratio=0.01"), (4, 1, "fp16"), (1, 4, "onebit"), (3, 2, "fp16")],
 )
-def test_sizes_and_calls_are_those_of_the_schedule(hosts, ranks, spelling):
+def test_sizes_and_calls_are_those_of_the_schedule(hosts, ranks, spec):
     """Along every route of the tree, on the busiest rank of each step, where everything divides evenly."""
-    n, method = ALIGN * hosts * ranks * 8, compressors.get(spelling)
-    linear = spelling == "fp16"
+    n, method = ALIGN * hosts * ranks * 8, compressors.get(spec)
+    linear = spec == "fp16"
     for route in routes(("cpu",), linear=linear):
         expected = executed(route, topology(hosts, ranks), n, method)
-        assert planned(route, hosts, ranks, n, spelling) == expected, str(route)
+        assert planned(route, hosts, ranks, n, spec) == expected, str(route)
 
 
 def test_sizes_and_calls_on_64_ranks():
@@ -129,11 +129,11 @@ def test_sizes_that_do_not_divide_differ_by_alignment_alone(n):
 
 
 @pytest.mark.parametrize("hosts, ranks", [(2, 2), (3, 2), (2, 3)])
-def test_alone_is_where_one_rank_of_each_machine_has_something(hosts, ranks):
-    machines, method = topology(hosts, ranks), compressors.get("fp16")
+def test_alone_is_where_one_rank_of_each_node_has_something(hosts, ranks):
+    nodes, method = topology(hosts, ranks), compressors.get("fp16")
     n = ALIGN * hosts * ranks * 4
     for route in routes(("cpu",), linear=True)[::2]:
-        every = [schedule(route, machines, rank, n, method) for rank in range(machines.size)]
+        every = [schedule(route, nodes, rank, n, method) for rank in range(nodes.size)]
         slots = {slot.what: slot for slot in walk(route, Shape(hosts, ranks, "cpu"))}
         for position, step in enumerate(route.steps):
             if isinstance(step, Collective) and step.level == "inter":
@@ -145,7 +145,7 @@ def test_alone_is_where_one_rank_of_each_machine_has_something(hosts, ranks):
 def test_what_a_rank_sends_follows_from_what_it_puts_in():
     """The table of the paper's terms: (p-1)·m·c(L/p) of an alltoall, and so on, beside the executor's own count."""
     hosts, ranks, method = 2, 2, compressors.get("fp16")
-    machines, n = topology(hosts, ranks), ALIGN * 64 * 16
+    nodes, n = topology(hosts, ranks), ALIGN * 64 * 16
     shares = {
         "allreduce": lambda p: 2 * (p - 1) / p,
         "reduce_scatter": lambda p: (p - 1) / p,
@@ -155,7 +155,7 @@ def test_what_a_rank_sends_follows_from_what_it_puts_in():
     seen = set()
     for route in routes(("cpu",), linear=True)[::3]:
         bytes_of = {what: size for what, size, _ in planned(route, hosts, ranks, n, "fp16")}
-        for step, entry in zip(route.steps, schedule(route, machines, 0, n, method)):
+        for step, entry in zip(route.steps, schedule(route, nodes, 0, n, method)):
             if isinstance(step, Collective) and step.op in shares:
                 sent = collectives()[step.op].sent(entry.move)
                 expected = shares[step.op](len(entry.move.group)) * bytes_of[str(step)]
@@ -177,11 +177,11 @@ def test_segments_are_those_of_the_executor():
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-def copies(route, machines, n, method):
+def copies(route, nodes, n, method):
     """Bytes that rank 0 copies between the devices, told from the schedule as the executor goes about it."""
     where = payload = "gpu"
     found = []
-    for entry in schedule(route, machines, 0, n, method):
+    for entry in schedule(route, nodes, 0, n, method):
         if isinstance(entry, EncodeStep):
             if where != entry.device:
                 found.append((f"tensor to {entry.device}", 4 * entry.region.size))
@@ -224,7 +224,7 @@ def test_every_route_has_a_price():
             assert 0 < one.seconds < math.inf
 
 
-def test_a_single_machine_has_one_network():
+def test_a_single_node_has_one_network():
     flat = operations(Strategy("none", "flat"), 64, uniform(1, 4, "onebit"))
     inside = operations(Strategy("none", "hierarchical"), 64, uniform(1, 4, "onebit"))
     assert [one.resource for one in flat] == ["intra"]

@@ -46,7 +46,7 @@ def said(explanation):
 @pytest.mark.parametrize(
     "part",
     [
-        "3 tensors, 1 group of fused ones, in GPU memory, for 2 machines of 4 ranks (mpi Open MPI 5.0)",
+        "3 tensors, 1 group of fused ones, in GPU memory, for 2 nodes of 4 ranks (mpi Open MPI 5.0)",
         "Predicted step: 300.0 ms. Computing takes 200.0 ms of it; synchronising adds 100.0 ms, its exposed time.",
         "No step is shorter than 250.0 ms (all routes, no fusion, with onebit): the gap is at most 20.00%.",
         "compression gains 100.0 ms, of which 10 ms is uncertain. The plan's error is 0.1",

@@ -82,8 +82,8 @@ def test_no_number_of_a_description_is_out_of_range(number):
         (lambda: Curve((0.0, 1e-300), (0.0, number)), "values.*got|rises by"),
         (lambda: replace(cluster, hosts=number), "hosts: got"),
         (lambda: replace(cluster, gpus_per_host=number), "gpus_per_host: got"),
-        (lambda: replace(cluster.profile(), machines=number), "machines: got"),
-        (lambda: replace(cluster.profile(), ranks_per_machine=number), "ranks_per_machine: got"),
+        (lambda: replace(cluster.profile(), nodes=number), "nodes: got"),
+        (lambda: replace(cluster.profile(), ranks_per_node=number), "ranks_per_node: got"),
         (lambda: replace(cluster.profile(), segment_bytes=number), "segment_bytes: got"),
         (lambda: replace(cluster.profile(), fingerprint={"a": number}), "fingerprint: "),
         (lambda: Lanes(gpu=number), "lanes: gpu: got"),
@@ -107,7 +107,7 @@ def test_numbers_that_are_too_large_together_are_refused():
     profile = LARGEST.profile()
     for make, says in (
         (lambda: replace(LARGEST, hosts=513), f"hosts 513 and gpus_per_host 512, which make {513 * 512} ranks"),
-        (lambda: replace(profile, machines=1024), f"machines 1024 and ranks_per_machine 512, .* at most {MOST_RANKS}"),
+        (lambda: replace(profile, nodes=1024), f"nodes 1024 and ranks_per_node 512, .* at most {MOST_RANKS}"),
     ):
         with pytest.raises(ConfigError, match=says):
             make()

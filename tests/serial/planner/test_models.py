@@ -409,7 +409,7 @@ def test_the_page_has_the_times_of_the_models():
 
 
 def alone_over_together(trace, intra, inter):
-    """A step alone over one at 8 × 8 GPUs: rings of 8 inside and between machines, one after the other, in one lane."""
+    """A step alone over one at 8 × 8 GPUs: rings of 8 inside and between nodes, one after the other, in one lane."""
     lane = 0.0
     for tensor in trace.tensors:
         lane = max(lane, tensor.ready) + 2 * 7 / 8 * tensor.nbytes * (8 / intra + 8 / inter)

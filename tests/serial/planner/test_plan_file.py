@@ -19,7 +19,7 @@ MADE_FOR = MadeFor(
     2,
     4,
     "cpu",
-    {"mpi": "Open MPI 5.0", "machines": 2},
+    {"mpi": "Open MPI 5.0", "nodes": 2},
 )
 FORECAST = Forecast(
     0.3, 0.25, 0.2, 0.4, 0.01, "fifo", "host", "all routes", 0.0, {"fp32": 0.4},
@@ -136,7 +136,7 @@ def put(*keys, value):
         (put("groups", value=[]), "digest.*changed after it was made"),
         (put("digest", value="0" * 64), "digest"),
         (put("fuse_bytes", value=-1), "fuse_bytes: got -1"),
-        (put("made_for", "machines", value=0), "machines: got 0"),
+        (put("made_for", "nodes", value=0), "nodes: got 0"),
         (put("made_for", "device", value="tpu"), "device: got 'tpu'"),
         (put("made_for", "tensors", "w", value=3), r"tensors: w: got 3; expected a list"),
         (put("made_for", "tensors", "w", value=[[4, -3], "float32"]), r"tensors: w\[0\]\[1\]: got -3"),
@@ -181,7 +181,7 @@ SPECS = (TensorSpec("w", (4, 3), "float32"), TensorSpec("b", (3,), "float32"), T
 
 
 def test_what_it_was_made_for_fits():
-    assert misfits(made(), SPECS, 2, 4, {"mpi": "Open MPI 5.0", "machines": 2}) == []
+    assert misfits(made(), SPECS, 2, 4, {"mpi": "Open MPI 5.0", "nodes": 2}) == []
     assert misfits(made(), SPECS[::-1], 2, 4) == []
 
 
@@ -194,10 +194,10 @@ def test_entries_without_elements_fit():
 
 
 @pytest.mark.parametrize(
-    ("specs", "machines", "ranks", "fingerprint", "said"),
+    ("specs", "nodes", "ranks", "fingerprint", "said"),
     [
-        (SPECS, 3, 4, None, "machines: 2 when the plan was made, 3 here"),
-        (SPECS, 2, 1, None, "ranks on each machine: 4 when the plan was made, 1 here"),
+        (SPECS, 3, 4, None, "nodes: 2 when the plan was made, 3 here"),
+        (SPECS, 2, 1, None, "ranks on each node: 4 when the plan was made, 1 here"),
         (SPECS, 2, 4, {"mpi": "MPICH 4"}, r"mpi: Open MPI 5.0 \(the plan\), MPICH 4 \(here\)"),
         (SPECS[1:], 2, 4, None, "tensor 'w': in the plan, but not here"),
         (SPECS[:1], 2, 4, None, "tensors 'b', 'c': in the plan, but not here"),
@@ -209,8 +209,8 @@ def test_entries_without_elements_fit():
         ((*SPECS[:2], TensorSpec("c", (8,), "float64")), 2, 4, None, r"'c': float64\[7 elements\] .* float64\[8\]"),
     ],
 )  # fmt: skip
-def test_each_difference_is_told(specs, machines, ranks, fingerprint, said):
-    found = misfits(made(), specs, machines, ranks, fingerprint)
+def test_each_difference_is_told(specs, nodes, ranks, fingerprint, said):
+    found = misfits(made(), specs, nodes, ranks, fingerprint)
     assert len(found) == 1
     assert re.fullmatch(f".*{said}.*", found[0])
 

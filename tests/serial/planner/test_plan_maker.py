@@ -218,7 +218,7 @@ def test_gains_of_single_tensors_are_those_of_choices_that_differ_in_one(order):
 
 def test_a_curve_may_be_wrong_by_its_medians_and_its_residual():
     curve = Curve((0.0,), (1.0,), 0.4, (Sample(1, 1.0, 0.6, 4),))  # medians known to 0.6 / sqrt(4)
-    profile = two_machines(Curve((0.0,), (1e-2,)), measured_as=curve)
+    profile = two_nodes(Curve((0.0,), (1e-2,)), measured_as=curve)
     assert relative_error(profile, curve) == pytest.approx(0.5)
     assert relative_error(profile, Curve((0.0,), (1.0,))) == pytest.approx(profile.noise()) == pytest.approx(0.3)
     assert relative_error(replace(profile, measured=False), Curve((0.0,), (1.0,))) == 0
@@ -228,7 +228,7 @@ def constant(seconds, residual=0.0):
     return Curve((0.0,), (seconds,), residual)
 
 
-def two_machines(dense, packed=8.9e-3, measured_as=None, **more):
+def two_nodes(dense, packed=8.9e-3, measured_as=None, **more):
     """Dense tensors along one allreduce, compressed ones along one allgather and 0.1 ms of codecs; all else is slow."""
     slow = measured_as or constant(1.0)
     moves = {
@@ -254,7 +254,7 @@ def ways(made):
     ("residual", "expected"), [(0.0, "onebit"), (0.05, "onebit"), (0.095, "onebit"), (0.105, "none"), (0.3, "none")]
 )
 def test_compression_must_gain_more_than_the_noise(residual, expected):
-    made = plan(ONE, two_machines(constant(1e-2, residual)), ["onebit"])
+    made = plan(ONE, two_nodes(constant(1e-2, residual)), ["onebit"])
     assert ways(made) == [expected]
     forecast = made.forecast
     assert forecast.dense == pytest.approx(1.1e-2)
@@ -265,19 +265,19 @@ def test_compression_must_gain_more_than_the_noise(residual, expected):
 
 @pytest.mark.parametrize(("noise", "expected"), [(0.0, "onebit"), (0.05, "onebit"), (0.2, "none")])
 def test_noise_can_be_given(noise, expected):
-    assert ways(plan(ONE, two_machines(constant(1e-2, 0.3)), ["onebit"], noise=noise)) == [expected]
+    assert ways(plan(ONE, two_nodes(constant(1e-2, 0.3)), ["onebit"], noise=noise)) == [expected]
 
 
 def test_what_two_plans_have_in_common_is_not_noise():
     """A check that may be wrong by half takes far longer than what compression gains, in both plans alike."""
-    profile = replace(two_machines(constant(1e-2)), check=constant(0.5, 0.5))
+    profile = replace(two_nodes(constant(1e-2)), check=constant(0.5, 0.5))
     assert ways(plan(ONE, profile, ["onebit"])) == ["onebit"]
 
 
 def test_what_nobody_waits_for_is_not_noise():
     """A dense tensor that may take twice as long is still hidden; that gains nothing, so nothing is compressed."""
     trace = Trace((TracedTensor("w", 1000, 1e-3), TracedTensor("last", 10, 1.0)))
-    made = plan(trace, two_machines(constant(1e-2, 0.5), packed=1e-2), ["onebit"], fusion=False)
+    made = plan(trace, two_nodes(constant(1e-2, 0.5), packed=1e-2), ["onebit"], fusion=False)
     assert ways(made) == ["none", "none"]
 
 
@@ -285,7 +285,7 @@ def test_one_of_two_that_stand_in_for_each_other_stays_compressed():
     """Each by itself gains nothing while the other is compressed; both dense lose 2 ms."""
     trace = Trace((TracedTensor("a", 1000, 0.0), TracedTensor("b", 1000, 0.0), TracedTensor("c", 1, 0.01)))
     line = Curve((0.0, 1.0, 4000.0), (0.0, 0.0, 6e-3))
-    profile = replace(two_machines(line), measured=False)
+    profile = replace(two_nodes(line), measured=False)
     profile = replace(profile, moves={**profile.moves, ("allgather", "flat", False): constant(1e-3)})
     problem = Problem.of(trace, profile, ["onebit"], lanes="host")
     both = np.array([problem.row(i, Strategy("onebit", "flat-allgather")) for i in (0, 1)]
@@ -300,7 +300,7 @@ def test_the_spread_of_the_steps_is_carried_through_the_timeline(spread, expecte
     """Dense communication sticks out by 0.2 ms behind a backward pass of 9.8 ms: a tenth longer would hide it all."""
     tensors = (TracedTensor("w", 1000, 0.0), TracedTensor("last", 1, 9.8e-3))
     line = Curve((0.0, 4.0, 4000.0), (0.0, 0.0, 1e-2))
-    made = plan(Trace(tensors, spread=spread), two_machines(line), ["onebit"], fusion=False)
+    made = plan(Trace(tensors, spread=spread), two_nodes(line), ["onebit"], fusion=False)
     assert ways(made) == [expected, "none"]
     assert made.forecast.seconds == pytest.approx(9.8e-3 if expected == "onebit" else 1e-2, rel=1e-3)
 
@@ -330,7 +330,7 @@ def test_no_runner_up_is_quicker_unless_it_compresses_what_is_dense(seed, noise)
 def test_dense_when_all_gains_together_are_below_the_noise():
     """Many tensors share a curve: it is wrong for all of them at once."""
     trace = Trace(tuple(TracedTensor(f"t{i}", 1000, 1e-3) for i in range(6)))
-    made = plan(trace, two_machines(constant(1e-2, 0.2)), ["onebit"], fusion=False)
+    made = plan(trace, two_nodes(constant(1e-2, 0.2)), ["onebit"], fusion=False)
     assert set(ways(made)) == {"none"}
 
 
@@ -349,11 +349,9 @@ def test_never_worse_than_a_baseline(order, device, seed):
     problem, choice = evaluated(made, trace, profile, order=forecast.order, lanes=forecast.lanes)
     assert problem.seconds(choice) == pytest.approx(forecast.seconds)
     assert forecast.bound <= forecast.seconds * (1 + 1e-12)
-    for spelling in SEVERAL:
+    for spec in SEVERAL:
         for name in usable(trace):
-            other = evaluated(
-                baseline(name, trace, profile, spelling), trace, profile, order=order, lanes=forecast.lanes
-            )
+            other = evaluated(baseline(name, trace, profile, spec), trace, profile, order=order, lanes=forecast.lanes)
             assert forecast.seconds <= other[0].seconds(other[1]) * (1 + 1e-9)
     assert min(forecast.baselines.values()) >= forecast.seconds * (1 - 1e-9)
 
@@ -389,7 +387,7 @@ def test_a_plan_says_what_it_was_made_for():
     trace = Trace((TracedTensor("w", 6000, 1e-3, "float32", (2, 3000)), TracedTensor("b", 50, 2e-3)), "gpu", 1e-3)
     made = plan(trace, profile)
     assert made.made_for.tensors == {"w": ((2, 3000), "float32"), "b": (50, "float32")}
-    assert (made.made_for.machines, made.made_for.ranks_per_machine, made.made_for.device) == (4, 4, "gpu")
+    assert (made.made_for.nodes, made.made_for.ranks_per_node, made.made_for.device) == (4, 4, "gpu")
     assert made.made_for.fingerprint == {"mpi": "some"}
     assert made.fuse_bytes == 0
     assert [name for entry in made.forecast.buffers for name in entry.tensors] == ["w", "b"]
@@ -474,7 +472,7 @@ def test_all_that_was_profiled_is_used():
 )
 def test_wrong_arguments_are_told(more, said):
     with pytest.raises(ConfigError, match=said):
-        plan(ONE, two_machines(constant(1e-2)), **{"compressors": ["onebit"], **more})
+        plan(ONE, two_nodes(constant(1e-2)), **{"compressors": ["onebit"], **more})
 
 
 def test_a_profile_of_the_gpu_alone_is_enough_for_it():

@@ -220,8 +220,8 @@ def test_one_size_is_a_constant_and_none_is_refused():
 def profile(**changes):
     fitted = Curve.fit(samples(lambda n: 1e-5 + 3.3e-10 * n, spread=0.04, noise=0.03))
     content = {
-        "machines": 2,
-        "ranks_per_machine": 2,
+        "nodes": 2,
+        "ranks_per_node": 2,
         "codecs": {("onebit", "cpu", "encode"): fitted, ("topk:ratio=0.01", "cpu", "decode"): Curve.line(1e-6, 1e-9)},
         "moves": {
             ("alltoall", "inter", False): fitted,
@@ -234,7 +234,7 @@ def profile(**changes):
         "tensor": 0.7e-5,
         "segment_bytes": 1 << 20,
         "environment": {"cpu": "some", "versions": {"numpy": None}},
-        "fingerprint": {"machines": 2, "ranks_per_machine": 2, "mpi": "Open MPI 5"},
+        "fingerprint": {"nodes": 2, "ranks_per_node": 2, "mpi": "Open MPI 5"},
     }
     return Profile(**{**content, **changes})
 
@@ -276,9 +276,9 @@ def test_saving_fails_whole(tmp_path):
         (("kind",), "a plan", "a plan"),
         (("version",), 2, "version 2"),
         (("version",), True, "version True"),
-        (("machines",), 0, "machines: got 0"),
-        (("machines",), 2.0, "machines: got 2.0"),
-        (("ranks_per_machine",), "2", "ranks_per_machine: got '2'"),
+        (("nodes",), 0, "nodes: got 0"),
+        (("nodes",), 2.0, "nodes: got 2.0"),
+        (("ranks_per_node",), "2", "ranks_per_node: got '2'"),
         (("call",), -1e-9, "call"),
         (("tensor",), None, "tensor"),
         (("segment_bytes",), -1, "segment_bytes"),
@@ -287,7 +287,7 @@ def test_saving_fails_whole(tmp_path):
         (("more",), 1, "more"),
         (("codecs",), [], "codecs"),
         (("codecs", "onebit|tpu|encode"), {}, "onebit|tpu|encode"),
-        (("codecs", "onebit|cpu"), ZERO.to_json(), "expected spelling"),
+        (("codecs", "onebit|cpu"), ZERO.to_json(), "expected spec"),
         (("codecs", "|cpu|encode"), ZERO.to_json(), "got ''; expected text of length"),
         (("moves", "alltoall@rack"), {}, "alltoall@rack"),
         (("moves", "alltoall@flat|alone"), {}, "alltoall@flat|alone"),
@@ -356,7 +356,7 @@ def test_what_is_refused_when_made(changes, says):
 def test_asking_for_curves():
     made = profile()
     assert made.codec("onebit", "cpu", "encode") is made.codecs["onebit", "cpu", "encode"]
-    # topk's default is 1 %: both spellings are the same compressor
+    # topk's default is 1 %: both specs are the same compressor
     assert made.codec("topk", "cpu", "decode") is made.codecs["topk:ratio=0.01", "cpu", "decode"]
     assert made.codec("topk:ratio=0.01", "cpu", "decode") is made.codec("topk", "cpu", "decode")
     assert made.codec("topk:ratio=0.25~0.01@400", "cpu", "decode") is made.codec("topk", "cpu", "decode")
@@ -374,14 +374,14 @@ def test_asking_for_curves():
 
 
 def test_levels_with_a_single_member_cost_nothing():
-    one = profile(machines=1, moves={("allreduce", "intra", False): Curve.line(1, 0)})
+    one = profile(nodes=1, moves={("allreduce", "intra", False): Curve.line(1, 0)})
     assert one.move("alltoall", "inter") is ZERO and one.move("alltoall", "inter", True) is ZERO
     with pytest.raises(ConfigError):
         one.move("alltoall", "flat")
-    single = profile(ranks_per_machine=1, moves={("alltoall", "inter", False): Curve.line(3, 0)})
+    single = profile(ranks_per_node=1, moves={("alltoall", "inter", False): Curve.line(3, 0)})
     assert single.move("alltoall", "intra") is ZERO
-    assert single.move("alltoall", "inter", True)(0) == 3  # a machine's only rank is always alone
-    assert profile(machines=1, ranks_per_machine=1, moves={}).move("allreduce", "flat") is ZERO
+    assert single.move("alltoall", "inter", True)(0) == 3  # a node's only rank is always alone
+    assert profile(nodes=1, ranks_per_node=1, moves={}).move("allreduce", "flat") is ZERO
 
 
 def test_noise_is_the_typical_error_of_a_median():
@@ -397,11 +397,11 @@ def test_noise_is_the_typical_error_of_a_median():
 
 
 def test_differences_in_words():
-    a = {"machines": 2, "mpi": "Open MPI 5", "versions": {"numpy": "1", "numba": "2"}, "old": 1}
-    b = {"machines": 4, "mpi": "Open MPI 5", "versions": {"numpy": "1", "numba": "3"}}
+    a = {"nodes": 2, "mpi": "Open MPI 5", "versions": {"numpy": "1", "numba": "2"}, "old": 1}
+    b = {"nodes": 4, "mpi": "Open MPI 5", "versions": {"numpy": "1", "numba": "3"}}
     assert difference(a, a) == []
     assert difference(a, b, ("the plan", "here")) == [
-        "machines: 2 (the plan), 4 (here)",
+        "nodes: 2 (the plan), 4 (here)",
         "old: 1 (the plan), not said (here)",
         "versions.numba: 2 (the plan), 3 (here)",
     ]

@@ -76,7 +76,7 @@ def test_every_device_at_every_step():
     } == {"gpu"}
 
 
-def test_every_route_has_a_spelling_that_parses_back():
+def test_every_route_has_a_spec_that_parses_back():
     found = routes(linear=True)
     assert all(Route.parse(str(route)) == route for route in found)
     assert len({str(route) for route in found}) == len(found)
@@ -102,13 +102,13 @@ def exact():
 
 
 @pytest.mark.parametrize(
-    "machines",
+    "nodes",
     [[[0, 1], [2, 3]], [[0, 1], [2, 3], [4, 5]], [[0, 1], [2]], [[0, 1, 2], [3], [4, 5]], [[0, 1, 2]], [[0]]],
 )
 @pytest.mark.parametrize("n", [5, 257])
-def test_the_simulation_gives_the_mean_along_every_route(exact, machines, n):
+def test_the_simulation_gives_the_mean_along_every_route(exact, nodes, n):
     """What the executor is compared with: NaN wherever a rank has handed its data on, so nothing stale is used."""
-    topology = Topology(tuple(map(tuple, machines)))
+    topology = Topology(tuple(map(tuple, nodes)))
     expected = exact_mean(topology.size, 0, n)
     for route in routes(("cpu",), linear=True):
         results = Case(route, exact, n).simulated(topology)

@@ -39,8 +39,8 @@ class Rank:
     mail: dict[tuple[int, int], queue.Queue]
 
     @property
-    def machine(self):
-        return self.topology.machines[self.topology.machine_of[self.rank]]
+    def node(self):
+        return self.topology.nodes[self.topology.node_of[self.rank]]
 
     def describe(self, rank):
         return f"rank {rank} (host)"
@@ -65,9 +65,9 @@ def _documents_between_threads(monkeypatch):
     monkeypatch.setattr(agreement, "allgather_json", documents)
 
 
-def on_ranks(machines, act):
+def on_ranks(nodes, act):
     """``act(transport)`` of all ranks at the same time: the results or errors, in rank order."""
-    topology = Topology(tuple(tuple(group) for group in machines))
+    topology = Topology(tuple(tuple(group) for group in nodes))
     pairs = [(a, b) for a in range(topology.size) for b in range(topology.size)]
     mail = {pair: queue.Queue() for pair in pairs}
     results = [None] * topology.size
@@ -117,10 +117,10 @@ def values(*seed, n=N):
 
 def memory_of(rank, kind="residual"):
     """What a rank of 2 x 2 keeps along hierarchical-alltoall: half a tensor at the first encode, a quarter after."""
-    machine, lane = divmod(rank, 2)
+    node, lane = divmod(rank, 2)
     start, stop = lane * N // 2, (lane + 1) * N // 2
     middle = (start + stop) // 2
-    again = (start, middle) if machine == 0 else (middle, stop)
+    again = (start, middle) if node == 0 else (middle, stop)
     memory = {
         f"w|{N}|0|{start}:{stop}|{kind}": values(rank, n=stop - start),
         f"w|{N}|1|{again[0]}:{again[1]}|{kind}": values(9, rank, n=again[1] - again[0]),
@@ -140,11 +140,11 @@ def mean_of(memories, kind="residual", point=None):
     return total
 
 
-def states_of(memories, machines=TWO_BY_TWO, opts=None, step=5, counts=None):
+def states_of(memories, nodes=TWO_BY_TWO, opts=None, step=5, counts=None):
     opts = opts or options()
     counts = {"w": 5} if counts is None else counts
     kept = [Keeping(Memory(memory), weights, Counter(counts)) for memory, weights in memories]
-    return loaded(on_ranks(machines, lambda t: snapshots.snapshot(t, opts, step, kept[t.rank])))
+    return loaded(on_ranks(nodes, lambda t: snapshots.snapshot(t, opts, step, kept[t.rank])))
 
 
 def dealt(states, ranks):
@@ -188,12 +188,12 @@ def test_a_state_is_made_of_json_and_float32(memories):
 
 
 @pytest.mark.parametrize(
-    "machines", [FLAT_THREE, ((0,),), ((0,), (1,)), ((0, 1), (2,)), ((0, 1, 2, 3),), ((0, 1), (2, 3), (4, 5))], ids=str
+    "nodes", [FLAT_THREE, ((0,),), ((0,), (1,)), ((0, 1), (2,)), ((0, 1, 2, 3),), ((0, 1), (2, 3), (4, 5))], ids=str
 )
-def test_the_mean_residual_is_conserved_on_any_ranks(memories, machines):
-    ranks = sum(map(len, machines))
+def test_the_mean_residual_is_conserved_on_any_ranks(memories, nodes):
+    ranks = sum(map(len, nodes))
     states = dealt(states_of(memories), ranks)
-    results = loaded(on_ranks(machines, lambda t: loading.load(t, options(), states[t.rank])))
+    results = loaded(on_ranks(nodes, lambda t: loading.load(t, options(), states[t.rank])))
     oracle = mean_of(memories).astype(np.float32)
     for result in results:
         assert result.carried
@@ -218,7 +218,7 @@ def test_rank_0_says_what_is_not_exact(memories, caplog):
     loaded(on_ranks(((0,),), lambda t: loading.load(t, options(), states)))
     segments, ranks = caplog.messages
     assert "from segment_bytes 1048576 to 512" in segments
-    assert "from ranks [[0, 1], [2, 3]] by machine to [[0]]" in ranks
+    assert "from ranks [[0, 1], [2, 3]] by node to [[0]]" in ranks
 
 
 def test_replicas_count_once():
@@ -231,11 +231,11 @@ def test_replicas_count_once():
 
 def test_what_was_carried_and_not_yet_used_is_carried_again(memories):
     states = states_of(memories)
-    for machines in (FLAT_THREE, ((0,),), TWO_BY_TWO, ((0, 1),)):
-        ranks = sum(map(len, machines))
+    for nodes in (FLAT_THREE, ((0,),), TWO_BY_TWO, ((0, 1),)):
+        ranks = sum(map(len, nodes))
         shares = dealt(states, ranks)
-        results = loaded(on_ranks(machines, lambda t, shares=shares: loading.load(t, options(), shares[t.rank])))
-        states = states_of([(r.keeping.memory, r.keeping.weights) for r in results], machines)
+        results = loaded(on_ranks(nodes, lambda t, shares=shares: loading.load(t, options(), shares[t.rank])))
+        states = states_of([(r.keeping.memory, r.keeping.weights) for r in results], nodes)
     expected = mean_of(memories)
     got = results[0].keeping.memory[f"w|{N}|carry|0:{N}|residual"]
     assert np.allclose(got, expected, rtol=1e-6, atol=1e-7)
@@ -402,8 +402,8 @@ KEY = "w|9|0|0:9|residual"
         ({"version": None}, "pass what state_dict() returned"),
         ({"rank": 77}, "rank is 77"),
         ({"rank": True}, "rank is True"),
-        ({"machines": [[0, 0]]}, "machines"),
-        ({"machines": "x"}, "machines is 'x'"),
+        ({"nodes": [[0, 0]]}, "nodes"),
+        ({"nodes": "x"}, "nodes is 'x'"),
         ({"options": None}, "options is None"),
         ({"step": "x"}, "step is 'x'"),
         ({"step": -1}, "step is -1"),
@@ -463,7 +463,7 @@ def test_missing_and_doubled_states_are_named(memories):
         ({"seed": 9}, "seed is 0"),
         ({"generation": "00"}, "generation is ''"),
         ({"counts": {"w": 4}}, "counters is"),
-        ({"machines": [[0, 1, 2, 3]]}, "machines is"),
+        ({"nodes": [[0, 1, 2, 3]]}, "nodes is"),
     ],
     ids=str,
 )
@@ -473,7 +473,7 @@ def test_states_of_different_checkpoints_are_refused(memories, change, words):
     refused(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank])), words)
 
 
-@pytest.mark.parametrize("machines", [TWO_BY_TWO, FLAT_THREE], ids=str)
+@pytest.mark.parametrize("nodes", [TWO_BY_TWO, FLAT_THREE], ids=str)
 @pytest.mark.parametrize(
     "given, words",
     [
@@ -483,9 +483,9 @@ def test_states_of_different_checkpoints_are_refused(memories, change, words):
     ],
     ids=str,
 )
-def test_another_compressor_or_feedback_is_refused(memories, machines, given, words):
-    shares = dealt(states_of(memories), sum(map(len, machines)))
-    refused(on_ranks(machines, lambda t: loading.load(t, options(**given), shares[t.rank])), words)
+def test_another_compressor_or_feedback_is_refused(memories, nodes, given, words):
+    shares = dealt(states_of(memories), sum(map(len, nodes)))
+    refused(on_ranks(nodes, lambda t: loading.load(t, options(**given), shares[t.rank])), words)
 
 
 def test_plans_may_differ_in_routes_but_not_in_compressors(memories):
@@ -501,9 +501,9 @@ def test_plans_may_differ_in_routes_but_not_in_compressors(memories):
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def saved(path, memories, machines=TWO_BY_TWO, **given):
-    states = states_of(memories, machines, **given)
-    loaded(on_ranks(machines, lambda t: folder.save(t, states[t.rank], path)))
+def saved(path, memories, nodes=TWO_BY_TWO, **given):
+    states = states_of(memories, nodes, **given)
+    loaded(on_ranks(nodes, lambda t: folder.save(t, states[t.rank], path)))
     return sorted(file.name for file in path.iterdir())
 
 
@@ -517,10 +517,10 @@ def test_files_are_read_back_by_the_same_ranks(tmp_path, memories):
         assert all(np.array_equal(result.keeping.memory[key], memory[key]) for key in memory)
 
 
-@pytest.mark.parametrize("machines", [FLAT_THREE, ((0,),), ((0, 1), (2, 3), (4, 5))], ids=str)
-def test_files_are_read_by_other_ranks(tmp_path, memories, machines):
+@pytest.mark.parametrize("nodes", [FLAT_THREE, ((0,),), ((0, 1), (2, 3), (4, 5))], ids=str)
+def test_files_are_read_by_other_ranks(tmp_path, memories, nodes):
     saved(tmp_path, memories)
-    results = loaded(on_ranks(machines, lambda t: folder.load_files(t, options(), str(tmp_path))))
+    results = loaded(on_ranks(nodes, lambda t: folder.load_files(t, options(), str(tmp_path))))
     oracle = mean_of(memories).astype(np.float32)
     assert all(np.array_equal(result.keeping.memory[f"w|{N}|carry|0:{N}|residual"], oracle) for result in results)
 
@@ -596,11 +596,11 @@ def _no_mapping(file):
 
 
 @pytest.mark.parametrize("spoil", [_truncate, _flip, _pickle, _array, _without_header, _no_mapping])
-@pytest.mark.parametrize("machines", [TWO_BY_TWO, FLAT_THREE], ids=str)
-def test_a_damaged_file_is_refused(tmp_path, memories, spoil, machines):
+@pytest.mark.parametrize("nodes", [TWO_BY_TWO, FLAT_THREE], ids=str)
+def test_a_damaged_file_is_refused(tmp_path, memories, spoil, nodes):
     names = saved(tmp_path, memories)
     spoil(tmp_path / names[2])
-    results = on_ranks(machines, lambda t: folder.load_files(t, options(), tmp_path))
+    results = on_ranks(nodes, lambda t: folder.load_files(t, options(), tmp_path))
     refused(results, "damaged, or not written by Session.save")
     refused(results, names[2])
 
@@ -656,7 +656,7 @@ def test_what_a_killed_save_left_is_cleared_away_by_the_next(tmp_path, memories)
     assert len(saved(tmp_path, memories)) == 5
 
 
-def test_ranks_of_one_machine_save_into_one_folder(tmp_path, memories):
+def test_ranks_of_one_node_save_into_one_folder(tmp_path, memories):
     states, paths = states_of(memories), [tmp_path / str(rank) for rank in range(4)]
     results = on_ranks(TWO_BY_TWO, lambda t: folder.save(t, states[t.rank], paths[t.rank]))
     refused(results, f"the path is {paths[0]} on rank 0 (host), {paths[1]} on rank 1 (host)")
@@ -670,7 +670,7 @@ def test_folders_of_different_saves_are_refused(tmp_path, memories):
     refused(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), paths[t.rank])), "generation is")
 
 
-def test_folders_that_machines_do_not_share_do_for_the_same_ranks(tmp_path, memories):
+def test_folders_that_nodes_do_not_share_do_for_the_same_ranks(tmp_path, memories):
     states, paths = states_of(memories), [tmp_path / "a", tmp_path / "a", tmp_path / "b", tmp_path / "b"]
     loaded(on_ranks(TWO_BY_TWO, lambda t: folder.save(t, states[t.rank], paths[t.rank])))
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), paths[t.rank])))

@@ -216,8 +216,8 @@ def check_nesting(events):
         under_way.append(stop)
 
 
-def rank_trace(spans, rank=0, machine=0, host="node0", dropped=0):
-    return RankTrace(rank, machine, host, tuple(spans), dropped)
+def rank_trace(spans, rank=0, node=0, host="node0", dropped=0):
+    return RankTrace(rank, node, host, tuple(spans), dropped)
 
 
 def test_lanes_names_and_arguments():
@@ -232,7 +232,7 @@ def test_lanes_names_and_arguments():
     other = [Span("encode", "a", 3, 0, 1.0, 1.001, "encode@cpu")]
     content = trace_file.chrome([rank_trace(spans), rank_trace(other, 1, 1, "node1"), rank_trace([], 2, 1, "node1")])
     lanes, processes = check_trace_events(content)
-    assert processes == {1: "machine 0 (node0)", 2: "machine 1 (node1)"}
+    assert processes == {1: "node 0 (node0)", 2: "node 1 (node1)"}
     assert list(lanes) == [
         "rank 0 cpu", "rank 0 wire", "rank 0 wire 2", "rank 1 cpu", "rank 1 wire", "rank 2 cpu", "rank 2 wire",
     ]  # fmt: skip
@@ -287,8 +287,8 @@ def test_any_spans_make_a_legal_file_that_reads_back(tmp_path_factory, mine, oth
     read = trace_file.read(path)
     zero = min((recording.nanoseconds(s.start) for s in mine + other), default=0)
     for before, after in zip(ranks, read.ranks):
-        assert (after.rank, after.machine, after.host, after.dropped) == (
-            before.rank, before.machine, before.host, before.dropped,
+        assert (after.rank, after.node, after.host, after.dropped) == (
+            before.rank, before.node, before.host, before.dropped,
         )  # fmt: skip
         assert sorted(map(whole, after.spans)) == sorted(whole(span, zero) for span in before.spans)
 
@@ -420,7 +420,7 @@ def many(tensors=300, ranks=4, steps=(2, 3)):
 @pytest.fixture
 def trace_path(tmp_path):
     path = tmp_path / "step.json"
-    trace_file.write(path, trace_file.chrome(many(), {"clocks": [{"machine": 1, "known_within_s": 4e-5}]}))
+    trace_file.write(path, trace_file.chrome(many(), {"clocks": [{"node": 1, "known_within_s": 4e-5}]}))
     return path
 
 
@@ -431,7 +431,7 @@ def test_pictures_of_many_tensors(trace_path, suffix, magic, capsys):
     pictures.main(trace_path, output)
     assert output.read_bytes().startswith(magic)
     assert 20_000 < output.stat().st_size < 8_000_000
-    assert "step 3: 4 ranks on 2 machines, 300 tensors" in capsys.readouterr().out
+    assert "step 3: 4 ranks on 2 nodes, 300 tensors" in capsys.readouterr().out
 
 
 def test_the_step_is_that_asked_for_with_what_led_to_it(trace_path):
