@@ -65,8 +65,8 @@ define mpi_tests
 	  $(1)/bin/espresso-mpi run -n $$n --timeout $(MPI_TIMEOUT) -- \
 	    python -m mpi4py -m pytest --with-mpi -q $(2) tests/mpi; \
 	done
-	@echo "== tests/standin: GPU sessions in numba's simulator, on 2 ranks ($(1))"
-	@$(1)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- python -m mpi4py -m pytest --with-mpi -q $(2) tests/standin
+	@echo "== tests/gpu_sim: GPU sessions in numba's simulator, on 2 ranks ($(1))"
+	@$(1)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- python -m mpi4py -m pytest --with-mpi -q $(2) tests/gpu_sim
 endef
 
 demo: $(VENV)/.demo ## train a small model with compressed gradients on an emulated cluster (3 minutes and the set-up)
@@ -98,7 +98,7 @@ test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linea
 	done
 	@echo "== every choice of devices, host memory in the place of a GPU's"
 	ESPRESSO_ALL_ROUTES=1 $(VENV)/bin/espresso-mpi run -n 4 --timeout 3600 -- \
-	  python -m mpi4py -m pytest --with-mpi -q tests/standin/test_routes_gpu.py
+	  python -m mpi4py -m pytest --with-mpi -q tests/gpu_sim/test_routes_gpu.py
 
 check: $(VENV_CHECK)/.dev ## ruff, mypy, import-linter and the sizes of modules, classes and functions
 	$(VENV_CHECK)/bin/ruff check .

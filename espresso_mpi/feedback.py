@@ -90,7 +90,7 @@ class Feedback:
                 f"feedback={str(self)!r} with compressor {str(compressor)!r}: it promises no contraction, so what is "
                 f"fed back may grow without bound; {_cure(compressor)}"
             )
-        if self.kind == "ef21" and compressor.again() != compressor:
+        if self.kind == "ef21" and compressor.second_pass() != compressor:
             raise ConfigError(
                 f"feedback={str(self)!r} with compressor {str(compressor)!r}: it has a momentum of its own, which "
                 f"would run away with the differences that ef21 compresses; use feedback='plain' or another compressor"

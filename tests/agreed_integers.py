@@ -45,7 +45,7 @@ class Agreed(Compressor):
         if residual is not None:
             residual -= codes.astype(np.float32) * scale
 
-    def learn(self, payload, n, context):
+    def update_from_aggregate(self, payload, n, context):
         context.kept("learned", n, np.empty(0, np.float32))[...] = payload[16:].view(np.int16)
 
     def _decode_cpu(self, payload, out, add, context):

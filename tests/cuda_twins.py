@@ -93,12 +93,12 @@ class _Twins:
         if residual is not None:
             yield from self._differ("residual", residual, on_gpu)
         yield from self._decodes("decode" if host.step % 2 else "decode_add", payload, x, host)
-        c.learn(payload, x.size, host)
-        c.learn(cuda.to_device(payload), x.size, device)
+        c.update_from_aggregate(payload, x.size, host)
+        c.update_from_aggregate(cuda.to_device(payload), x.size, device)
         yield from self._states_differ(host, device)
 
     def _decodes(self, method: str, payload: np.ndarray, before: np.ndarray, context: Context) -> Iterator[str]:
-        """``decode`` or ``decode_add``, and ``conclude``, of the same bytes."""
+        """``decode`` or ``decode_add``, and ``finalize``, of the same bytes."""
         out = np.nan_to_num(before, posinf=1, neginf=-1)
         out_gpu, payload_gpu = cuda.to_device(out), cuda.to_device(payload)
         contexts = [Context(0, context.shared, context.step) for _ in range(2)]
@@ -109,9 +109,9 @@ class _Twins:
         if said or said_gpu:
             return
         yield from self._differ(method, out, out_gpu)
-        self._c.conclude(out)
-        self._c.conclude(out_gpu)
-        yield from self._differ("conclude", out, out_gpu)
+        self._c.finalize(out)
+        self._c.finalize(out_gpu)
+        yield from self._differ("finalize", out, out_gpu)
 
     def damaged(self, n: int) -> Iterator[str]:
         """Payloads that no encoder wrote."""

@@ -199,7 +199,7 @@ def _watched_encode(
         context = replace(context, summary=summary)
     c.encode(source, payload, residual, context)
     assert same_bits(source, x), "x was changed"
-    c.learn(payload, x.size, context)
+    c.update_from_aggregate(payload, x.size, context)
     return payload, residual
 
 
@@ -311,7 +311,7 @@ def _goes_on(c: Compressor, wild: np.ndarray) -> None:
     context, residual = Watched(KEY, SHARED, watch=watch), watch.floats("residual", np.zeros(n, np.float32))
     for x in (wild, gaussian(n), gaussian(n, 1)):
         payload = encode(c, x, residual, context)
-        c.learn(payload, n, context)
+        c.update_from_aggregate(payload, n, context)
         assert np.isfinite(decode(c, payload, n)).all(), "decoded values are not finite"
         assert np.isfinite(residual).all(), "the residual is not finite"
         _finite_state(context)
@@ -639,7 +639,7 @@ def _decodes_the_sum(c: Compressor, xs: Any, residuals: Any, ranks: list[Context
         off = np.sqrt(error(expected, got))
         assert off <= slack, f"decode of the sum is off by {off:.4g}, rounding explains {slack:.4g} of {scale:.4g}"
     for context in ranks:
-        c.learn(payload, n, context)
+        c.update_from_aggregate(payload, n, context)
         _finite_state(context)
 
 
@@ -697,13 +697,13 @@ def ranks_may_hold_anything(c: Compressor) -> None:
                     _conserves(c, v, decode(c, payload, n, context), residual)
 
 
-def concludes(c: Compressor) -> None:
-    """``conclude`` changes only the array that it is given, and leaves finite values finite."""
+def finalizes(c: Compressor) -> None:
+    """``finalize`` changes only the array that it is given, and leaves finite values finite."""
     for n in SIZES:
         with case(f"n = {n}"):
             watch = Watch()
             out = watch.floats("out", gaussian(n))
-            c.conclude(out)
+            c.finalize(out)
             watch.check()
             assert np.isfinite(out).all()
 
@@ -725,7 +725,7 @@ def feedback_stays_bounded(c: Compressor) -> None:
         x = gaussian(n, step)
         context = Context(context.key, context.shared, step, 1, context.workspace, state)
         payload = encode(c, x, residual, context)
-        c.learn(payload, n, context)
+        c.update_from_aggregate(payload, n, context)
         total += x.astype(np.float64) - decode(c, payload, n, context)
         worst = max(worst, float(np.sqrt(square(residual) / n)))
     nothing, delta = 1.5 * np.sqrt(steps), c.contraction(n)
@@ -774,7 +774,7 @@ def _decodes_or_refuses(c: Compressor, payload: np.ndarray, n: int) -> None:
             getattr(c, method)(damaged, out, Watched(KEY, SHARED, watch=watch))
             assert np.isfinite(out).all(), f"{method} gives values that are not finite"
     with suppress(PayloadError):
-        c.learn(damaged, n, Watched(KEY, SHARED, watch=watch))
+        c.update_from_aggregate(damaged, n, Watched(KEY, SHARED, watch=watch))
     watch.check()
     assert same_bits(damaged, payload), "decoding changed the payload"
 
@@ -818,7 +818,7 @@ LAWS: list[Law] = [
     several_steps_go_on,
     tensors_have_shapes,
     ranks_may_hold_anything,
-    concludes,
+    finalizes,
     feedback_stays_bounded,
     survives_damage,
     survives_any_payload,

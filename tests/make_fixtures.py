@@ -56,7 +56,7 @@ def made(spec: str) -> dict[str, list[str]]:
 def _step(compressor: Compressor, x: np.ndarray, context: Context) -> list[str]:
     payload, out = np.empty(compressor.nbytes(x.size), np.uint8), np.empty_like(x)
     compressor.encode(x, payload, None, context)
-    compressor.learn(payload, x.size, context)
+    compressor.update_from_aggregate(payload, x.size, context)
     compressor.decode(payload, out, context)
     long = payload.size > _HEX_BYTES
     return [_digest(payload) if long else payload.tobytes().hex(), _digest(out + np.float32(0))]

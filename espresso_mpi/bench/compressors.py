@@ -299,10 +299,10 @@ def _ours(stage: _Stage, values: np.ndarray, arrays: _Arrays, spec: str) -> _Con
         arrays.reset()
         if feedback:
             encode()  # so that there is a residual
-            learn()
+            update()
 
-    def learn() -> None:
-        compressor.learn(payload, n, context)
+    def update() -> None:
+        compressor.update_from_aggregate(payload, n, context)
 
     row = replace(
         _bare(stage, spec, compressor.nbytes(n)), feedback=feedback, launch_s=_launch(stage, compressor),
@@ -310,7 +310,9 @@ def _ours(stage: _Stage, values: np.ndarray, arrays: _Arrays, spec: str) -> _Con
         vnmse_expected=compressor.gaussian_error(min(n, _ERROR_SIZE)),
     )  # fmt: skip
     traffic = compressor.encode_traffic(n) - (0 if feedback else 8 * n), compressor.decode_traffic(n)
-    return _Contestant(encode, lambda: compressor.decode_add(payload, arrays.out, context), row, traffic, before, learn)
+    return _Contestant(
+        encode, lambda: compressor.decode_add(payload, arrays.out, context), row, traffic, before, update
+    )
 
 
 def _error(stage: _Stage, values: np.ndarray, compressor: Any) -> float:

@@ -104,7 +104,7 @@ def _has_momentum(spec: str) -> bool:
     if spec == "none":
         return False
     compressor = get(spec)
-    return compressor.again() != compressor
+    return compressor.second_pass() != compressor
 
 
 def train(comm: Any, corpus: text.Corpus, cell: Cell, settings: Settings, advance: Callable[[], None]) -> Row:

@@ -157,7 +157,7 @@ class _Simulation:
         payload = np.empty(self.compressor.nbytes(x.size), np.uint8)
         context = self.keys.context(who, self.points, first)
         context.summary, context.ranks, context.share = summary, self.together, x.size / self.keys.n
-        compressor = self.compressor if self.points == 0 else self.compressor.again()
+        compressor = self.compressor if self.points == 0 else self.compressor.second_pass()
         compressor.encode(x, payload, None, context)
         return payload
 
@@ -170,7 +170,7 @@ class _Simulation:
                     add(payload, self.dense[rank][a:b])
             a, b = _hull([(a, b) for copy in copies for a, b, _ in copy])
             self.dense[rank][a:b] /= np.float32(self.divisor)
-            self.compressor.conclude(self.dense[rank][a:b])
+            self.compressor.finalize(self.dense[rank][a:b])
             self.bounds[rank] = (a, b)
         self.packed = False
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def compressor_at(point: int, compressor: Compressor) -> Compressor:
     """The method of the encode with this number along a route."""
-    return compressor if point == 0 else compressor.again()
+    return compressor if point == 0 else compressor.second_pass()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .job import ALL_RANKS, Job, encode_key
 from .kept import OWN, Kept
 from .messages.transport import Transport
 from .ops.base import Action, Data
-from .program import DecodeStep, EncodeStep, LearnStep, MoveStep, ScheduleStep, SummaryStep, summary_sizes
+from .program import DecodeStep, EncodeStep, MoveStep, ScheduleStep, SummaryStep, UpdateStep, summary_sizes
 from .residuals import Residuals
 from .turns import ENDED, Turns
 
@@ -74,8 +74,8 @@ class Journey:
     def encode(self, step: EncodeStep, compressor: Compressor) -> Turns:
         return self._timed("encode", f"encode@{step.device}", self._encode, step, compressor)
 
-    def learn(self, step: LearnStep, compressor: Compressor) -> Turns:
-        return self._timed("decode", "learn", self._learn, step, compressor)
+    def update(self, step: UpdateStep, compressor: Compressor) -> Turns:
+        return self._timed("decode", "update", self._update, step, compressor)
 
     def decode(self, step: DecodeStep, compressor: Compressor) -> Turns:
         return self._timed("decode", f"decode@{step.device}", self._decode, step, compressor)
@@ -138,10 +138,10 @@ class Journey:
             if sent is not None:
                 compressor.decode_add(payload, sent[inside], context)
 
-    def _learn(self, step: LearnStep, compressor: Compressor) -> None:
+    def _update(self, step: UpdateStep, compressor: Compressor) -> None:
         for part in (part for copy in step.packed.copies for part in copy if part.size):
             payload = self.data.payload[part.offset : part.offset + part.nbytes]
-            compressor.learn(payload, part.size, self._context(step.point, part, self._rank))
+            compressor.update_from_aggregate(payload, part.size, self._context(step.point, part, self._rank))
 
     def _decode(self, step: DecodeStep, compressor: Compressor) -> None:
         self._move_to(step.device, Dense(0, 0))
@@ -156,7 +156,7 @@ class Journey:
             return
         x = data.x[region.start : region.stop]
         reduction.divide(x, packed.divisor)
-        compressor.conclude(x)
+        compressor.finalize(x)
         self._residuals.decoded(step.point, x, region)
 
     def _context(self, point: int, part: Part, who: int, ranks: int = 1, summary: Any = None) -> Context:
@@ -213,7 +213,7 @@ class Journey:
 ACTS: dict[type, Callable[[Journey, Any, Compressor], Turns]] = {
     SummaryStep: Journey.summarise,
     EncodeStep: Journey.encode,
-    LearnStep: Journey.learn,
+    UpdateStep: Journey.update,
     DecodeStep: Journey.decode,
 }
 """What each step that a compressor is needed for does."""

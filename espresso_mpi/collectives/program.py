@@ -65,7 +65,7 @@ class DecodeStep:
 
 
 @dataclass(frozen=True)
-class LearnStep:
+class UpdateStep:
     """Let the method look at the payloads, now summed over the ranks, of what this rank has encoded."""
 
     packed: Packed
@@ -88,7 +88,7 @@ class IdleStep:
     op: str
 
 
-ScheduleStep = SummaryStep | EncodeStep | LearnStep | DecodeStep | MoveStep | IdleStep
+ScheduleStep = SummaryStep | EncodeStep | UpdateStep | DecodeStep | MoveStep | IdleStep
 
 
 def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> list[Dense]:
@@ -259,9 +259,9 @@ class _Compilation:
         self.steps.append(mine)
         self.states = after
         self.averaged.add(step.level)
-        self._learn(later)
+        self._update(later)
 
-    def _learn(self, later: Sequence[Collective]) -> None:
+    def _update(self, later: Sequence[Collective]) -> None:
         """Let the methods learn as soon as every rank holds the sum of all that it encoded.
 
         Where that never comes about before the decode, because the sums stay scattered, nobody learns: methods need
@@ -272,7 +272,7 @@ class _Compilation:
         packed = [state for state in self.states if isinstance(state, Packed)]
         if all(not parts or parts == _bounds(state) for parts, state in zip(self.encoded, packed)):
             mine = packed[self.rank]
-            self.steps.append(LearnStep(mine if self.encoded[self.rank] else mine.emptied(), self.points - 1))
+            self.steps.append(UpdateStep(mine if self.encoded[self.rank] else mine.emptied(), self.points - 1))
             self.encoded = []
 
 

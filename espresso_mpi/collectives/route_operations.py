@@ -10,7 +10,7 @@ from ..timetable import Resource
 from ..types import Collective, DeviceKind, Encode, Route
 from .data.layout import Topology
 from .ops.base import operations
-from .program import EncodeStep, LearnStep, ScheduleStep
+from .program import EncodeStep, ScheduleStep, UpdateStep
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,6 @@ def _by_step(route: Route, steps: Sequence[ScheduleStep]) -> Iterator[list[int]]
             while not isinstance(steps[place], EncodeStep):
                 place += 1
         place += 1
-        if isinstance(step, Collective) and place < len(steps) and isinstance(steps[place], LearnStep):
+        if isinstance(step, Collective) and place < len(steps) and isinstance(steps[place], UpdateStep):
             place += 1
         yield list(range(first, place))

@@ -61,7 +61,7 @@ class ACPSGD(LowRank):
         m = self.matrix(n)
         return 1 - m.rank / m.cols  # in step 0
 
-    def learn(self, payload: Any, n: int, context: Context) -> None:
+    def update_from_aggregate(self, payload: Any, n: int, context: Context) -> None:
         m, learned = self.matrix(n), _given(context)  # what was summed now is given in the encode to come
         factor = self._split(payload, n)[2][: m.size(learned)]
         low_rank.keep(factor, context.kept(learned, factor.size, factor))

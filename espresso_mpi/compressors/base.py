@@ -120,7 +120,7 @@ class Compressor(ABC):
         """This method for tensors of a shape. Methods that see matrices take their row length from it."""
         return self
 
-    def again(self) -> Compressor:
+    def second_pass(self) -> Compressor:
         """What compresses the ranks' mean a second time on its way: payloads of the same format.
 
         Methods with a momentum leave it out there: the gradients have gone through it already.
@@ -192,10 +192,10 @@ class Compressor(ABC):
         """Add the n values that ``payload`` stands for to ``out``; otherwise as ``decode``."""
         self._decode(payload, out, True, context)
 
-    def learn(self, payload: Any, n: int, context: Context) -> None:  # noqa: B027 - most methods learn nothing
+    def update_from_aggregate(self, payload: Any, n: int, context: Context) -> None:  # noqa: B027 - most methods learn nothing
         """Keep what the next encode wants to know of the payload, on its device, summed over the ranks."""
 
-    def conclude(self, out: Any) -> None:  # noqa: B027 - most results are the mean
+    def finalize(self, out: Any) -> None:  # noqa: B027 - most results are the mean
         """Change the mean of the decoded values in place, on its device, if the result is another (majority vote)."""
 
     # --- what a method fills in ---

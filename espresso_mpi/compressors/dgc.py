@@ -68,7 +68,7 @@ class Dgc(counted.Counted):
         """With a residual and the momentum, each twice."""
         return 20 * n + self.nbytes(n)
 
-    def again(self) -> Dgc:
+    def second_pass(self) -> Dgc:
         return replace(self, mu=0.0, clip=0.0)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:

@@ -67,7 +67,7 @@ class PowerSGD(LowRank):
         m = self.matrix(n)
         return Summary(m.size("p"), "sum")
 
-    def learn(self, payload: Any, n: int, context: Context) -> None:
+    def update_from_aggregate(self, payload: Any, n: int, context: Context) -> None:
         q = self._split(payload, n)[1]
         low_rank.keep(q, context.kept("q", q.size, q))
 

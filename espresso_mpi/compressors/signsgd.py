@@ -38,8 +38,8 @@ class SignSGD(Compressor):
     def gaussian_error(self, n: int) -> float | None:
         return 2 - 2 * math.sqrt(2 / math.pi)
 
-    def conclude(self, out: Any) -> None:
-        signed.conclude(out)
+    def finalize(self, out: Any) -> None:
+        signed.finalize(out)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         _encode(x, host.EMPTY if residual is None else residual, payload.view(np.uint64))

@@ -47,7 +47,7 @@ class Signum(SignSGD):
     def encode_traffic(self, n: int) -> int:
         return super().encode_traffic(n) + 8 * n  # the momentum is read and written
 
-    def again(self) -> SignSGD:
+    def second_pass(self) -> SignSGD:
         return SignSGD()
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:

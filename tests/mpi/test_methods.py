@@ -123,8 +123,8 @@ def test_majority_vote(world, open_session):
 
 def test_the_second_encode_has_no_momentum(world, open_session):
     """The gradients went through it at the first; the mean must not go through it again."""
-    assert get("signum").again() == get("signsgd")
-    assert get("dgc:ratio=0.1,clip=2.0").again() == get("dgc:ratio=0.1,mu=0.0")
+    assert get("signum").second_pass() == get("signsgd")
+    assert get("dgc:ratio=0.1,clip=2.0").second_pass() == get("dgc:ratio=0.1,mu=0.0")
     if world.size == 1:
         return
     session = open_session(compressor="signum", route="flat-alltoall")

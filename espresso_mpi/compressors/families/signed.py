@@ -45,7 +45,7 @@ class Blocked(Compressor, ABC):
         return 1 / min(self.block, max(n, 1))
 
 
-def conclude(out: Any) -> None:
+def finalize(out: Any) -> None:
     """Turn the mean of the ranks' signs into its sign, the vote of the majority; a draw counts as positive."""
     if device.device_of(out) == "cpu":
         vote(out)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from espresso_mpi import compressors
 from espresso_mpi.collectives.data.layout import Dense, Topology
 from espresso_mpi.collectives.ops.base import operations
-from espresso_mpi.collectives.program import DecodeStep, EncodeStep, LearnStep, MoveStep, bytes_sent, compile_route
+from espresso_mpi.collectives.program import DecodeStep, EncodeStep, MoveStep, UpdateStep, bytes_sent, compile_route
 from espresso_mpi.planner import routes
 from espresso_mpi.types import ALIGN, Op, Route
 
@@ -135,7 +135,7 @@ def test_methods_learn_where_the_sum_comes_back(text, learns):
         steps = compile_route(
             Route.parse(text), topology(2, 2), Dense(0, 900), "float32", rank, compressors.get("powersgd")
         )
-        found = [step for step in steps if isinstance(step, LearnStep)]
+        found = [step for step in steps if isinstance(step, UpdateStep)]
         assert len(found) == learns
         encode = next(step for step in steps if isinstance(step, EncodeStep))
         for step in found:

@@ -428,7 +428,7 @@ class ForgetsWhenItHasLearned(Agreed):
         super()._encode_cpu(x, payload, residual, context)
         payload[16:].view(np.float32)[0] *= np.float32(1) - context.kept("learned", 1, x)
 
-    def learn(self, payload, n, context):
+    def update_from_aggregate(self, payload, n, context):
         context.kept("learned", 1, payload.view(np.float32))[0] = 0.5
 
 
@@ -457,9 +457,9 @@ class UsesANameOfTheSession(after(Every)):
         context.kept("residual", x.size, x)
 
 
-@breaks("concludes")
+@breaks("finalizes")
 class ConcludesOutside(Every):
-    def conclude(self, out):
+    def finalize(self, out):
         beyond(out)[out.size] = 0
 
 

@@ -22,7 +22,7 @@ def step(c, x, context, residual=None):
     """One step of one rank alone: the payload, and what it decodes to."""
     payload = np.empty(c.nbytes(x.size), np.uint8)
     c.encode(x, payload, residual, context)
-    c.learn(payload, x.size, context)
+    c.update_from_aggregate(payload, x.size, context)
     return payload, decoded(c, payload, x.size)
 
 
@@ -166,7 +166,7 @@ def synchronise(c, xs, contexts, residuals):
     total = payloads[0].copy()
     total[head:].view(np.float32)[...] = np.sum([p[head:].view(np.float32) for p in payloads], axis=0)
     for context in contexts:
-        c.learn(total, n, context)
+        c.update_from_aggregate(total, n, context)
     return decoded(c, total, n) / len(xs)
 
 

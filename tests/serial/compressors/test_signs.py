@@ -261,7 +261,7 @@ def test_the_majority_decides(n, ranks):
     for x in xs:
         compressor.decode_add(encode(compressor, x), mean)
     mean /= ranks
-    compressor.conclude(mean)
+    compressor.finalize(mean)
     votes = sum(np.where(x < 0, -1, 1) for x in xs)
     assert np.array_equal(mean, np.where(votes < 0, -1, 1)), "a draw counts as positive"
 
@@ -269,16 +269,16 @@ def test_the_majority_decides(n, ranks):
 @pytest.mark.parametrize("spec", UNSCALED)
 def test_a_vote_on_a_vote_changes_nothing(spec):
     x = np.array([-0.0, 0, -1, 1, -1e-45, 0.25], np.float32)
-    get(spec).conclude(x)
+    get(spec).finalize(x)
     assert x.tolist() == [1, 1, -1, 1, -1, 1]
-    get(spec).conclude(x)
+    get(spec).finalize(x)
     assert x.tolist() == [1, 1, -1, 1, -1, 1]
 
 
 @pytest.mark.parametrize("spec", BLOCKED)
 def test_scaled_signs_are_averaged_and_not_voted_on(spec):
     x = gaussian(10)
-    get(spec).conclude(x)
+    get(spec).finalize(x)
     assert np.array_equal(x, gaussian(10))
 
 

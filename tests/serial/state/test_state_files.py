@@ -320,14 +320,14 @@ def test_a_residual_without_weight_is_refused(memories):
 @pytest.mark.parametrize("name", compressors.names())
 def test_methods_name_what_they_keep(name):
     method = compressors.get(name).at(0)
-    for again in (method, method.again()):
+    for again in (method, method.second_pass()):
         context, x = Context(), values(4)
         payload = device.empty(again.nbytes(N) + 15, np.uint8, "cpu")
         offset = -payload.ctypes.data % 16
         payload = payload[offset : offset + again.nbytes(N)]
         for _ in range(2):
             again.encode(x, payload, np.zeros(N, np.float32), context)
-            again.learn(payload, N, context)
+            again.update_from_aggregate(payload, N, context)
         assert set(context.state) <= set(again.keeps)
         assert all(context.state[key].size == N for key, rule in again.keeps.items() if rule == "average")
 
