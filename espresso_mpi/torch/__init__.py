@@ -1,0 +1,26 @@
+"""PyTorch programs: gradients that are averaged during the backward pass, with or without DDP.
+
+>>> import espresso_mpi.torch                                                      # doctest: +SKIP
+>>> sync = espresso_mpi.torch.GradientSync(model, compressor="int8")               # without DDP  # doctest: +SKIP
+>>> ddp.register_comm_hook(session, espresso_mpi.torch.ddp_hook)                   # with DDP  # doctest: +SKIP
+
+What lives here: the adapters for PyTorch, which is imported here only. May import: the public names of ``espresso_mpi``
+and PyTorch. A new adapter is a module of its own.
+"""
+
+from __future__ import annotations
+
+from .ddp import ddp_hook
+from .gradient_sync import GradientSync
+from .replicas import average_buffers, broadcast_module, check_replicas
+from .states import from_tensors, to_tensors
+
+__all__ = [
+    "GradientSync",
+    "average_buffers",
+    "broadcast_module",
+    "check_replicas",
+    "ddp_hook",
+    "from_tensors",
+    "to_tensors",
+]

@@ -1,0 +1,87 @@
+"""The communication hook of DistributedDataParallel."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import ConfigError
+from ..session import Handle, Session
+
+
+def ddp_hook(session: Session, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages the gradients of a DDP bucket by a session: ``ddp.register_comm_hook(session, ddp_hook)``.
+
+    Each gradient is pushed under the name of its parameter, so residuals stay with their parameters when DDP rebuilds
+    its buckets. The result is that of ``session.sync``, bit for bit. The process group of DDP (gloo, nccl, …) carries
+    the rest: parameters at the start, and buffers.
+
+    Raises:
+        ConfigError: the ranks of the process group are not those of the session, or the bucket is of no DDP model;
+            others as ``Handle.wait``, from ``backward()``.
+
+    Example:
+        >>> ddp.register_comm_hook(session, espresso_mpi.torch.ddp_hook)  # doctest: +SKIP
+    """
+    known = _KNOWN.get(session)
+    if known is None:
+        known = _KNOWN[session] = _Backward(session)
+    return known.take(bucket)
+
+
+class _Backward:
+    """The buckets of a backward pass that are on their way by one session."""
+
+    def __init__(self, session: Session) -> None:
+        ranks = distributed.get_world_size()
+        if ranks != session.topology.size:
+            raise ConfigError(
+                f"ddp_hook: the process group has {ranks} ranks, the session {session.topology.size}; start the program "
+                f"by mpirun, and init_process_group with MPI's rank and size"
+            )
+        self._push, self._names = session.push, dict[int, str]()
+        self._under_way: list[tuple[Sequence[Handle], torch.futures.Future[Any], torch.Tensor]] = []
+
+    def take(self, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        parameters = bucket.parameters()
+        if any(id(p) not in self._names for p in parameters):
+            self._names = _names_with(parameters[0])
+        handles = [self._push(self._names[id(p)], g) for p, g in zip(parameters, bucket.gradients())]
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._under_way.append((handles, future, bucket.buffer()))
+        if len(self._under_way) == 1:
+            try:  # DDP waits for the futures in a callback of this kind that it adds after the last bucket
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            except RuntimeError:  # no backward pass: no parameter of the bucket is used on this rank
+                self._finish()
+        return future
+
+    def _finish(self) -> None:
+        under_way, self._under_way = self._under_way, []
+        for handles, future, buffer in under_way:
+            try:
+                for handle in handles:
+                    handle.wait()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(buffer)
+
+
+_KNOWN: WeakKeyDictionary[Session, _Backward] = WeakKeyDictionary()
+
+
+def _names_with(parameter: torch.Tensor) -> dict[int, str]:
+    """The names of the parameters of the DDP model that has one of them. A hook is not told whose hook it is."""
+    for found in gc.get_objects():
+        if issubclass(type(found), DistributedDataParallel):
+            named = {id(p): name for name, p in found.module.named_parameters()}
+            if id(parameter) in named:
+                return named
+    raise ConfigError("ddp_hook: the bucket's parameters are of no DistributedDataParallel; register the hook on one")

@@ -1,0 +1,182 @@
+"""Averages a module's gradients while the backward pass runs, without DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ConfigError, GradientError
+from ..session import Handle, Session
+from .replicas import broadcast_module
+from .states import from_tensors, to_tensors
+
+
+class GradientSync:
+    """Pushes each gradient of a module as soon as the backward pass has accumulated it.
+
+    ``wait`` must be called between the backward pass and whatever reads the gradients. Of a parameter that some ranks
+    did not use, the gradient there counts as zero. Of one that no rank used, ``grad`` stays as it is.
+
+    Args:
+        module: parameters that require a gradient later than this are found by ``wait``. Names of parameters are those
+            of ``module.named_parameters()``: the same on every rank.
+        session: over the ranks; default: a new one from ``options``, which ``close`` closes.
+        broadcast: copy the parameters and buffers of rank 0 to all ranks first.
+        scaler: the ``torch.amp.GradScaler`` of the loop. When its scale changes, the session's residuals are scaled
+            alike. The session must have ``nonfinite="skip_all"``, which is the default for a new one then.
+        options: of the new session, as for ``espresso_mpi.Session``.
+
+    Raises:
+        ConfigError: ``session`` and ``options`` are given, the module has no parameter that requires a gradient, or the
+            session does not go with the scaler; MismatchError: the modules of the ranks differ; on every rank.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> sync = espresso_mpi.torch.GradientSync(model, compressor="fp16")
+        >>> model(torch.ones(4, 3)).sum().backward()
+        >>> sync.wait()
+        >>> optimizer.step()
+        >>> sync.close()
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        session: Session | None = None,
+        *,
+        broadcast: bool = True,
+        scaler: Any = None,
+        **options: Any,
+    ) -> None:
+        if session is not None and options:
+            raise ConfigError(
+                f"GradientSync: got a session and also {', '.join(options)}; pass these to Session, or leave out session"
+            )
+        if scaler is not None:
+            options = {"nonfinite": "skip_all", **options}
+        self._owns = session is None
+        self.session = Session(**options) if session is None else session
+        if scaler is not None and self.session.nonfinite != "skip_all":
+            raise ConfigError(
+                f"GradientSync: the session has nonfinite={self.session.nonfinite!r}; a scaler needs 'skip_all', by "
+                f"which every rank skips a step in which the gradients of one overflow; open the session with that"
+            )
+        self._module, self._scaler = module, scaler
+        self._scale = scaler.get_scale() if scaler is not None else 1.0
+        self._paused = self._begun = False
+        self._handles: dict[str, Handle] = {}
+        self._hooked: dict[str, tuple[torch.nn.Parameter, Any]] = {}
+        if not any(p.requires_grad for p in module.parameters()):
+            raise ConfigError(f"GradientSync: {type(module).__name__} has no parameter that requires a gradient")
+        if broadcast:
+            broadcast_module(module, self.session)
+        self._hook_new()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes of this with-block only accumulate; the next one after it sends the sums."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def wait(self) -> None:
+        """Wait until all gradients of this step are the means over the ranks. Every rank must call it once a step.
+
+        Raises:
+            as ``Session.wait_all``.
+        """
+        self._begin()
+        self._hook_new()
+        self._push_rest()
+        handles, self._handles, self._begun = self._handles, {}, False
+        errors = []
+        for handle in handles.values():
+            try:
+                handle.wait()
+            except Exception as error:  # all have ended when the first is raised
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Let ``optimizer.step()`` call ``wait`` first; for loops that read gradients nowhere else.
+
+        Returns:
+            torch's handle, whose ``remove()`` undoes it.
+        """
+        if self._scaler is not None:
+            raise ConfigError("attach: scaler.unscale_() and scaler.step() read gradients before step(); call wait()")
+        return optimizer.register_step_pre_hook(lambda *_: self.wait())
+
+    def close(self) -> None:
+        """Remove the hooks, and close the session if this opened it. Collective then."""
+        for _, hook in self._hooked.values():
+            hook.remove()
+        self._hooked = {}
+        if self._owns:
+            self.session.close()
+
+    # --- the state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals and counters as tensors, for ``torch.save``. Collective."""
+        state: dict[str, Any] = to_tensors(self.session.state_dict())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what ``state_dict`` returned on this rank. Collective."""
+        self.session.load_state_dict(from_tensors(state))
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def _hook_new(self) -> None:
+        """Hook the parameters that require a gradient and have no hook."""
+        for name, parameter in self._module.named_parameters():
+            known = self._hooked.get(name)
+            if parameter.requires_grad and (known is None or known[0] is not parameter):
+                if known is not None:
+                    known[1].remove()
+                hook = parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._accumulated(name, p))
+                self._hooked[name] = parameter, hook
+
+    def _accumulated(self, name: str, parameter: torch.nn.Parameter) -> None:
+        if self._paused:
+            return
+        if name in self._handles:
+            raise GradientError(
+                f"{name}: a second gradient was accumulated while the first is on its way; call wait() after the "
+                f"backward pass of each step, before zero_grad(), and put the backward passes that only accumulate into "
+                f"'with sync.no_sync():'"
+            )
+        self._begin()
+        self._handles[name] = self.session.push(name, parameter.grad)
+
+    def _begin(self) -> None:
+        """Once a step, before its first push: bring residuals to the scale of this step's gradients."""
+        if self._begun:
+            return
+        self._begun = True
+        if self._scaler is not None and self._scaler.is_enabled():
+            scale = self._scaler.get_scale()
+            self.session.rescale(scale / self._scale)
+            self._scale = scale
+
+    def _push_rest(self) -> None:
+        """Push what this backward pass had no gradient of and the one of another rank, or an earlier one here, had."""
+        rest = {name: p for name, (p, _) in self._hooked.items() if p.requires_grad}
+        used = np.array([name in self._handles or p.grad is not None for name, p in rest.items()], np.uint8)
+        self.session.allreduce(used, op="max", name="GradientSync.used")
+        for (name, parameter), somewhere in zip(rest.items(), used):
+            if name in self._handles or not somewhere:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self._handles[name] = self.session.push(name, parameter.grad)

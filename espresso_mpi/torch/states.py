@@ -1,0 +1,34 @@
+"""States of sessions as torch tensors, so that ``torch.save`` and ``torch.load(weights_only=True)`` take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def to_tensors(state: Any) -> Any:
+    """A state with tensors instead of numpy arrays.
+
+    Args:
+        state: what ``Session.state_dict`` returns: arrays in nested dicts, lists and tuples.
+
+    Returns:
+        the same containers; each tensor is over the memory of its array.
+    """
+    return _mapped(state, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
+
+
+def from_tensors(state: Any) -> Any:
+    """The inverse of ``to_tensors``: what ``Session.load_state_dict`` takes."""
+    return _mapped(state, lambda value: value.cpu().numpy() if isinstance(value, torch.Tensor) else value)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(item, change) for item in value)
+    return change(value)
