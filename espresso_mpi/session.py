@@ -14,8 +14,8 @@ from .arrays import buffers
 from .collectives import traces
 from .collectives.messages.transport import MESSAGE_BYTES
 from .engine.batches import other_versions
-from .engine.calls import Unit
-from .engine.diagnostics import Call
+from .engine.calls import PendingCall
+from .engine.diagnostics import CallKey
 from .engine.intake import Flat, checked_name
 from .feedback import Feedback
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options, Tuning
@@ -37,12 +37,12 @@ class Handle:
         [3.0, 3.0]
     """
 
-    def __init__(self, session: Session, unit: Unit) -> None:
-        self._session, self._unit = session, unit
+    def __init__(self, session: Session, call: PendingCall) -> None:
+        self._session, self._call = session, call
 
     def done(self) -> bool:
         """Whether ``wait`` would return (or raise) at once."""
-        return self._session._ended(self._unit)
+        return self._session._ended(self._call)
 
     def wait(self) -> Any:
         """Wait until the tensor is the mean over the ranks.
@@ -56,10 +56,10 @@ class Handle:
             RankTimeoutError, RemoteError, TransportError: a rank did not come, or failed, or MPI did; the session
                 cannot be used any more.
         """
-        return self._session._wait(self._unit)
+        return self._session._wait(self._call)
 
     def __repr__(self) -> str:
-        kind, name = self._unit.call
+        kind, name = self._call.key
         return f"<Handle of {kind} {name!r}: {'done' if self.done() else 'under way'}>"
 
 
@@ -162,8 +162,8 @@ class Session(Planning, Checkpoints):
                 come, or failed, or MPI did; the gradients are undefined and the session cannot be used any more.
         """
         self._engine.require_usable()
-        unit = self._unit(("sync", ""), grads, lambda: buffers.flatten(grads), f"sync number {self._step + 1}")
-        result = self._wait(self._engine.submit(unit))
+        call = self._pending_call(("sync", ""), grads, lambda: buffers.flatten(grads), f"sync number {self._step + 1}")
+        result = self._wait(self._engine.submit(call))
         self._step += 1
         self._warn_of_saturation()
         return result
@@ -188,13 +188,13 @@ class Session(Planning, Checkpoints):
         """
         self._engine.require_usable()
         self._transport.require_threads()
-        call = ("push", str(name))
-        unit = self._unit(call, grad, lambda: [(checked_name(name), grad)], f"push({name!r})", priority)
-        handle = Handle(self, unit)
-        if unit.watch is not None:
-            unit.watch.reader = weakref.ref(handle)
-        self._held.submit(unit)
-        if self._pending.add(unit) and self._transport.rank == 0:
+        key = ("push", str(name))
+        call = self._pending_call(key, grad, lambda: [(checked_name(name), grad)], f"push({name!r})", priority)
+        handle = Handle(self, call)
+        if call.watch is not None:
+            call.watch.reader = weakref.ref(handle)
+        self._held.submit(call)
+        if self._pending.add(call) and self._transport.rank == 0:
             _LOG.warning(
                 "push(%r): several pushes of it were not waited for. An array holds its mean only when its push has "
                 "ended: call wait_all(), or wait() of each handle, before gradients are used",
@@ -202,8 +202,10 @@ class Session(Planning, Checkpoints):
             )
         return handle
 
-    def _unit(self, call: Call, given: Any, flat: Flat, title: str, priority: float | None = None) -> Unit:
-        return self._intake.unit(call, given, flat, title, priority, lambda: self._options, self._watch)
+    def _pending_call(
+        self, key: CallKey, given: Any, flat: Flat, title: str, priority: float | None = None
+    ) -> PendingCall:
+        return self._intake.pending_call(key, given, flat, title, priority, lambda: self._options, self._watch)
 
     # --- seeing what happens ------------------------------------------------------------------------------------------
 
@@ -215,7 +217,7 @@ class Session(Planning, Checkpoints):
                 under way it may be between two steps.
         """
         engine, recorder = self._engine, self._recorder
-        norms = engine.keeping.residual_norms() if residuals else {}
+        norms = engine.sync_state.residual_norms() if residuals else {}
         return Stats(
             self._step,
             self._seconds,

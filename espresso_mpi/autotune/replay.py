@@ -15,13 +15,13 @@ from ..arrays import buffers, device
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
 from ..engine.batches import Batches, batch_of
-from ..engine.calls import Unit
-from ..engine.diagnostics import Call
+from ..engine.calls import PendingCall
+from ..engine.diagnostics import CallKey
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..options import Options
 from ..planner.model.trace import Trace, TracedTensor
-from ..state.memory import Keeping
+from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from ..types import DeviceKind, Plan, Strategy
 from .synthetic_load import Work
@@ -46,7 +46,7 @@ def trial(
         pushed: gradients are pushed when they are there; else all are synchronised at once at the end.
     """
     with rehearsing(transport, replace(options, plan=plan and _settled(plan))) as session:
-        step = _Step(session, trace, Work(transport, trace.device), transport.rank, pushed)
+        step = _ReplayedStep(session, trace, Work(transport, trace.device), transport.rank, pushed)
         times: list[float] = []
         started = time.perf_counter()
         while len(times) < _WARM_UP + _MOST:
@@ -71,7 +71,7 @@ def _settled(plan: Plan) -> Plan:
     return replace(plan, strategies=strategies, made_for=None)
 
 
-class _Step:
+class _ReplayedStep:
     """The step of a trace with arrays of its own."""
 
     def __init__(self, session: Rehearsal, trace: Trace, work: Work, rank: int, pushed: bool) -> None:
@@ -105,50 +105,48 @@ class Rehearsal:
 
     def __init__(self, transport: Transport, options: Options) -> None:
         self._transport, self._options = transport, options
-        self._engine = Engine(transport, options, Keeping(), Recorder())
+        self._engine = Engine(transport, options, SyncState(), Recorder())
         self._batches = Batches()
-        self._open: list[Unit] = []
+        self._open: list[PendingCall] = []
 
     def sync(self, grads: Any) -> Any:
         """As ``Session.sync``."""
-        return self._engine.wait(self._engine.submit(self._unit(("sync", ""), grads, buffers.flatten(grads))))
+        return self._engine.wait(self._engine.submit(self._pending_call(("sync", ""), grads, buffers.flatten(grads))))
 
     def push(self, name: str, grad: Any) -> None:
         """As ``Session.push``."""
-        self._open.append(self._engine.submit(self._unit(("push", name), grad, [(name, grad)]), background=True))
+        self._open.append(
+            self._engine.submit(self._pending_call(("push", name), grad, [(name, grad)]), background=True)
+        )
 
     def wait_all(self) -> None:
         """As ``Session.wait_all``."""
-        units, self._open = self._open, []
-        for unit in units:
-            self._engine.wait(unit)
+        calls, self._open = self._open, []
+        for call in calls:
+            self._engine.wait(call)
 
-    def _unit(self, call: Call, given: Any, flat: Iterable[tuple[str, Any]]) -> Unit:
+    def _pending_call(self, key: CallKey, given: Any, flat: Iterable[tuple[str, Any]]) -> PendingCall:
         gradients = [buffers.adopt(name, value) for name, value in flat]
         specs = tuple(gradient.spec for gradient in gradients)
-        options, topology, alone = self._options, self._transport.topology, call[0] == "sync"
-        batch = self._batches.find(call, specs, lambda new: batch_of(new, options, topology, alone))
+        options, topology, alone = self._options, self._transport.topology, key[0] == "sync"
+        batch = self._batches.find(key, specs, lambda new: batch_of(new, options, topology, alone))
         gpu = device.current_gpu() if any(spec.device == "gpu" for spec in specs) else None
-        return Unit(call, given, gradients, batch, title="a trial", gpu=gpu)
+        return PendingCall(key, given, gradients, batch, title="a trial", gpu=gpu)
 
-    def leave(self) -> None:
-        """The end of it, on this rank."""
-        self._engine.leave("the trial is over", tell=False)
+    def shutdown(self) -> None:
+        """Shut its engine down, on this rank."""
+        self._engine.shutdown("the trial is over", notify=False)
 
 
 @contextmanager
 def rehearsing(transport: Transport, options: Options) -> Iterator[Rehearsal]:
-    """A rehearsal; afterwards the transport serves the session's engine again."""
-    before, background = transport.waiter.interrupted, transport.waiter.background
-    calls, callers = transport.whereabouts.calls, transport.whereabouts.callers
+    """A rehearsal for the with-block. Its engine monitors its own waits only, see ``Waiter.monitored``."""
     rehearsal = Rehearsal(transport, options)
     try:
         yield rehearsal
     finally:
-        rehearsal.leave()
+        rehearsal.shutdown()
         transport.forget_kinds()
-        transport.waiter.interrupted, transport.waiter.background = before, background
-        transport.whereabouts.calls, transport.whereabouts.callers = calls, callers
 
 
 def opener(transport: Transport, options: Options) -> Callable[..., Any]:

@@ -249,7 +249,7 @@ class _Simulation:
     def pieces(self, level: str) -> int:
         return {
             "flat": self.topology.size,
-            "intra": self.topology.lanes,
+            "intra": self.topology.local_size,
             "inter": len(self.topology.nodes),
         }[level]
 

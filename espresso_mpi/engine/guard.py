@@ -79,13 +79,13 @@ class Watch:
         self._watched = [g for g in gradients if g.rebuild is None and g.array.size] if debug else []
         self._sums = {g.spec.name: _checksum(g) for g in self._watched}
 
-    def lost(self, call: Any) -> str | None:
+    def lost(self, pending: Any) -> str | None:
         """What is wrong if nobody can read the result of a push, ``call.result``; None: somebody can. The watch ends.
 
         Torch tells how many refer to a tensor; of other arrays it is not known.
         """
         self._versions, self._watched = [], []
-        if not (self._whole and self.reader() is None and is_alone(call)):
+        if not (self._whole and self.reader() is None and is_alone(pending)):
             return None
         return (
             f"{self._name}: its mean is lost, since nothing refers to the tensor any more when {self._title} is waited "
@@ -288,19 +288,19 @@ class Pending:
     def __len__(self) -> int:
         return len(self._units)
 
-    def add(self, unit: Any) -> bool:
+    def add(self, call: Any) -> bool:
         """Take a call in; True, once, where there are so many of one tensor that waiting must have been forgotten."""
-        name = unit.call[1]
-        self._units[id(unit)] = unit
+        name = call.key[1]
+        self._units[id(call)] = call
         self._pushes[name] += 1
         first = self._pushes[name] == _FORGOTTEN and not self._told
         self._told = self._told or first
         return first
 
-    def remove(self, unit: Any) -> None:
+    def remove(self, call: Any) -> None:
         """It was waited for; calls that are none of these are passed over."""
-        if self._units.pop(id(unit), None) is not None:
-            self._pushes[unit.call[1]] -= 1
+        if self._units.pop(id(call), None) is not None:
+            self._pushes[call.key[1]] -= 1
 
 
 _all: weakref.WeakSet[Claims] = weakref.WeakSet()

@@ -105,7 +105,7 @@ def _checked(
 
 def regions(sizes: Iterable[int], topology: Topology) -> set[int]:
     """Elements of the payloads that tensors of these sizes are cut into along the routes."""
-    cuts = {1, topology.size, topology.lanes, len(topology.nodes), topology.lanes * len(topology.nodes)}
+    cuts = {1, topology.size, topology.local_size, len(topology.nodes), topology.local_size * len(topology.nodes)}
     return {-(-n // cut) for n in sizes for cut in cuts}
 
 

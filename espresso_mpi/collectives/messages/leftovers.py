@@ -1,8 +1,8 @@
 """Sessions that were dropped without ``close``: their communicators are freed when the next session opens.
 
-Freeing is collective, and a rank drops a session whenever Python's collector finds it. So each rank notes what it has
-dropped, the ranks tell each other when they meet to open a session, and free what all ranks of it have dropped, in one
-order. An MPI library has few communicators to give: MPICH's 2048 are used up by some 500 sessions.
+Freeing is collective, but each rank drops a session when its garbage collector finds it. So each rank records what it
+has dropped. When the ranks open a session, they exchange these records, and free what all ranks have dropped, in one
+order. This matters because communicators are scarce: about 500 sessions use up the 2048 of MPICH.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .standstill import Whereabouts
+from .deadlock import DeadlockDetector
 
 _DROPPED: deque[Leftover] = deque()
 """Appended to by the collector at any time, in any thread: so without a lock."""
@@ -78,7 +78,7 @@ def offered() -> dict[str, Leftover]:
     found, unread = {}, []
     while _DROPPED:
         leftover = _DROPPED.popleft()
-        if Whereabouts.unread(leftover.comm):
+        if DeadlockDetector.unread(leftover.comm):
             unread.append(leftover)
         else:
             found[leftover.name] = leftover

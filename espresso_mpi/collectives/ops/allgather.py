@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..data.layout import Dense, Packed, State
+from ..data.layout import Dense, Layout, Packed
 from ..data.transfers import Wish, place
 from ..messages.transport import Transport
-from .base import Action, CollectiveOp, Data, Move, Scene, bind_payload, payload_sent, register
+from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bind_payload, payload_sent, register
 
 
 @register
@@ -23,37 +23,37 @@ class Allgather(CollectiveOp):
 
     name = "allgather"
 
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
+    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
         if isinstance(states[0], Dense):
             return [joined(states)] * len(states)
-        divisor = states[0].divisor * (1.0 if scene.joins else scene.topology.divisor(scene.level))
-        return [place(_wish(scene, states), divisor)] * len(states)
+        divisor = states[0].divisor * (1.0 if context.joins else context.topology.divisor(context.level))
+        return [place(_wish(context, states), divisor)] * len(states)
 
     def bind(self, transport: Transport, move: Move) -> Action:
         if isinstance(move.before[0], Dense):
             return bind_joins(transport, move, [[r] for r in move.before if isinstance(r, Dense)])
-        return bind_payload(transport, move, [_wish(move.scene, move.before)] * len(move.group))
+        return bind_payload(transport, move, [_wish(move.context, move.before)] * len(move.group))
 
     def sent(self, move: Move) -> int:
         mine = move.before[move.index]
         if isinstance(mine, Dense):
             return (len(move.group) - 1) * move.bytes_of(mine)
-        return payload_sent(move, [_wish(move.scene, move.before)] * len(move.group))
+        return payload_sent(move, [_wish(move.context, move.before)] * len(move.group))
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [np.concatenate(list(inputs))] * len(inputs)
 
 
-def joined(states: Sequence[State]) -> Dense:
+def joined(states: Sequence[Layout]) -> Dense:
     """The region that the members' regions make together."""
     regions = [s for s in states if isinstance(s, Dense) and s.size]
     return Dense(min(r.start for r in regions), max(r.stop for r in regions)) if regions else Dense(0, 0)
 
 
-def _wish(scene: Scene, states: Sequence[State]) -> Wish:
+def _wish(context: CollectiveContext, states: Sequence[Layout]) -> Wish:
     packed = [s for s in states if isinstance(s, Packed)]
-    if not scene.joins:
+    if not context.joins:
         return [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
     count = max((len(s.copies) for s in packed), default=0)
     return [

@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 
 from ..data import reduction
-from ..data.layout import Dense, Packed, State
+from ..data.layout import Dense, Layout, Packed
 from ..messages.transport import Transport
 from . import allgather, reduce_scatter
-from .base import Action, CollectiveOp, Data, Move, Scene, bodies, idle, on_payload, register
+from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bodies, idle, on_payload, register
 
 DIRECT_MAX = 4096
 """Bytes up to which one round of whole messages is sent: they fit into a few network packets, so the second round's
@@ -31,8 +31,8 @@ class Allreduce(CollectiveOp):
     name = "allreduce"
     phases = 2
 
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
-        divisor = scene.topology.divisor(scene.level)
+    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+        divisor = context.topology.divisor(context.level)
         return [replace(s, divisor=s.divisor * divisor) if isinstance(s, Packed) else s for s in states]
 
     def bind(self, transport: Transport, move: Move) -> Action:
@@ -86,7 +86,7 @@ def shares(regions: Sequence[Dense], members: int) -> list[list[Dense]]:
 
 def _bind(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
     """The function that reduces regions of an array; it yields twice."""
-    rule = move.reduce
+    reduce_op = move.reduce_op
     by_messages = (_bind_direct if is_small(move, regions) else _bind_pieces)(transport, move, regions)
 
     def run(data: Data) -> Iterator[None]:
@@ -95,7 +95,7 @@ def _bind(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
             yield from by_messages(data)
             return
         for region in regions:
-            data.saturated += window.allreduce(data.x, data.dtype, (region.start, region.stop), rule)
+            data.saturated += window.allreduce(data.x, data.dtype, (region.start, region.stop), reduce_op)
         yield from idle(data, Allreduce.phases)
 
     return run
@@ -114,7 +114,7 @@ def _bind_pieces(transport: Transport, move: Move, regions: Sequence[Dense]) -> 
 
 
 def _bind_direct(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
-    rule = move.reduce
+    reduce_op = move.reduce_op
 
     def run(data: Data) -> Iterator[None]:
         rows = reduce_scatter.rows_for(data, regions, len(move.group))
@@ -127,7 +127,7 @@ def _bind_direct(transport: Transport, move: Move, regions: Sequence[Dense]) -> 
         yield
         transport.finish(pending)
         for x, block in zip(whole, rows):
-            saturated = reduction.reduce_rows(x, block, move.index, rule, data.dtype)
+            saturated = reduction.reduce_rows(x, block, move.index, reduce_op, data.dtype)
             data.saturated += saturated if move.index == 0 else 0  # all members see the same ones
         yield
 

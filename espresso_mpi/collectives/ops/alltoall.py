@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..data.layout import Packed, State
+from ..data.layout import Layout, Packed
 from ..data.transfers import Wish
-from .base import DealingOp, Scene, register
+from .base import CollectiveContext, DealingOp, register
 
 
 @register
@@ -20,9 +20,9 @@ class Alltoall(DealingOp):
 
     name = "alltoall"
 
-    def wishes(self, scene: Scene, states: Sequence[State]) -> list[Wish]:
-        """Member j wants group j of the parts of every copy; members beyond the lanes want nothing."""
-        pieces = scene.topology.pieces(scene.level)
+    def wishes(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Wish]:
+        """Member j wants group j of the parts of every copy; members beyond ``Topology.local_size`` want nothing."""
+        pieces = context.topology.pieces(context.level)
         wishes: list[Wish] = []
         for j in range(len(states)):
             wish: Wish = []

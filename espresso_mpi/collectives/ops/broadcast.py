@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..data.layout import Dense, Packed, State
+from ..data.layout import Dense, Layout, Packed
 from ..messages.transport import Addressed, Transport
 from .allreduce import is_small
-from .base import Action, CollectiveOp, Data, Move, Scene, idle, register
+from .base import Action, CollectiveContext, CollectiveOp, Data, Move, idle, register
 
 
 @register
@@ -25,8 +25,8 @@ class Broadcast(CollectiveOp):
     name = "broadcast"
     phases = 2
 
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
-        return [states[scene.root]] * len(states)
+    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+        return [states[context.root]] * len(states)
 
     def bind(self, transport: Transport, move: Move) -> Action:
         inner, region = _as_array(move)
@@ -50,7 +50,7 @@ Message = tuple[int, int, Dense]
 
 def _as_array(move: Move) -> tuple[Move, Dense]:
     """What is broadcast: a region of the tensor, or of the payload buffer as bytes; and the move of that array."""
-    held = move.before[move.scene.root]
+    held = move.before[move.context.root]
     if isinstance(held, Dense):
         return move, held
     first = min((part.offset for copy in held.copies for part in copy), default=0)
@@ -59,7 +59,7 @@ def _as_array(move: Move) -> tuple[Move, Dense]:
 
 def _rounds(move: Move, region: Dense) -> tuple[list[Message], list[Message]]:
     """The messages of the two rounds, for all members."""
-    root, size = move.scene.root, len(move.group)
+    root, size = move.context.root, len(move.group)
     others = [(root + k) % size for k in range(1, size)]
     if size <= 2 or is_small(move, [region]):
         return [(root, j, region) for j in others], []
@@ -71,7 +71,7 @@ def _rounds(move: Move, region: Dense) -> tuple[list[Message], list[Message]]:
 def _bind(transport: Transport, move: Move, region: Dense) -> Action:
     """The function that brings the root's region of an array to all; it yields twice."""
     rounds = [[m for m in messages if move.index in m[:2]] for messages in _rounds(move, region)]
-    root = move.scene.root
+    root = move.context.root
 
     def run(data: Data) -> Iterator[None]:
         window = transport.window_for(move.group, data.x)
@@ -98,9 +98,9 @@ def _addressed(messages: Sequence[Message], move: Move, data: Data) -> tuple[Add
 
 def _bind_payload(action: Action, move: Move) -> Action:
     """The same on payload buffers: that of the root stays where it is, the others get one of its size."""
-    held = move.before[move.scene.root]
+    held = move.before[move.context.root]
     assert isinstance(held, Packed)
-    nbytes, is_root = held.nbytes, move.index == move.scene.root
+    nbytes, is_root = held.nbytes, move.index == move.context.root
 
     def run(data: Data) -> Iterator[None]:
         if not is_root:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..data.layout import Packed, State
+from ..data.layout import Layout, Packed
 from ..data.transfers import Wish
-from .base import DealingOp, Scene, register
+from .base import CollectiveContext, DealingOp, register
 
 
 @register
@@ -20,11 +20,11 @@ class Gather(DealingOp):
 
     name = "gather"
 
-    def wishes(self, scene: Scene, states: Sequence[State]) -> list[Wish]:
+    def wishes(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Wish]:
         """The root wants every part of every copy, the others nothing."""
         packed = [s for s in states if isinstance(s, Packed)]
         everything = [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
-        return [everything if member == scene.root else [[]] for member in range(len(states))]
+        return [everything if member == context.root else [[]] for member in range(len(states))]
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -16,9 +16,9 @@ import numpy as np
 from espresso_mpi.arrays.device import device_of
 
 from ..data import reduction
-from ..data.layout import Copy, Dense, Packed, State
+from ..data.layout import Copy, Dense, Layout, Packed
 from ..messages.transport import Transport
-from .base import Action, CollectiveOp, Data, Move, Scene, bodies, idle, on_payload, register
+from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bodies, idle, on_payload, register
 
 Owned = Sequence[Sequence[Dense]]
 """Regions of an array by the member that they belong to; every member has equally many (empty ones where need be)."""
@@ -30,11 +30,11 @@ class ReduceScatter(CollectiveOp):
 
     name = "reduce_scatter"
 
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
-        region, pieces = states[0], scene.topology.pieces(scene.level)
+    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+        region, pieces = states[0], context.topology.pieces(context.level)
         if isinstance(region, Dense):
             return list(region.split(pieces, len(states)))
-        divisor = region.divisor * scene.topology.divisor(scene.level)
+        divisor = region.divisor * context.topology.divisor(context.level)
         return [Packed((parts,), divisor) for parts in _dealt(region, pieces, len(states))]
 
     def bind(self, transport: Transport, move: Move) -> Action:
@@ -52,7 +52,7 @@ class ReduceScatter(CollectiveOp):
 
     def _owned(self, move: Move) -> tuple[Owned, str | None]:
         """What belongs to whom, and the element type; None if there is nothing."""
-        after = self.advance(move.scene, move.before)
+        after = self.advance(move.context, move.before)
         if isinstance(move.before[0], Dense):
             return [[state] for state in after if isinstance(state, Dense)], move.dtype
         each = [bodies(state) for state in after if isinstance(state, Packed)]
@@ -77,7 +77,7 @@ def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
 
     It yields once.
     """
-    rule = move.reduce
+    reduce_op = move.reduce_op
 
     def run(data: Data) -> Iterator[None]:
         window = transport.window_for(move.group, data.x)
@@ -85,7 +85,7 @@ def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
             yield from by_messages(data)
             return
         for regions in zip(*owned):
-            data.saturated += window.reduce_scatter(data.x, data.dtype, [(r.start, r.stop) for r in regions], rule)
+            data.saturated += window.reduce_scatter(data.x, data.dtype, [(r.start, r.stop) for r in regions], reduce_op)
         yield
 
     def by_messages(data: Data) -> Iterator[None]:
@@ -100,7 +100,7 @@ def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
         transport.finish(pending)
         for region, block in zip(mine, rows):
             out = data.x[region.start : region.stop]
-            data.saturated += reduction.reduce_rows(out, block, move.index, rule, data.dtype)
+            data.saturated += reduction.reduce_rows(out, block, move.index, reduce_op, data.dtype)
 
     return run
 
