@@ -20,6 +20,7 @@ from .engine.intake import Flat, checked_name
 from .feedback import Feedback
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options, Tuning
 from .sessions.checkpoints import Checkpoints
+from .sessions.collectives import Collectives
 from .sessions.planning import Planning
 from .tracing.stats import Stats
 from .types import Plan, Route
@@ -63,7 +64,7 @@ class Handle:
         return f"<Handle of {kind} {name!r}: {'done' if self.done() else 'under way'}>"
 
 
-class Session(Planning, Checkpoints):
+class Session(Planning, Checkpoints, Collectives):
     """Averages gradients over the ranks of a communicator.
 
     Args:

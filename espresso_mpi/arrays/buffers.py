@@ -184,10 +184,10 @@ def _from_numpy(name: str, array: np.ndarray, rebuild: Callable[[], Any] | None 
             f"x, which gets the mean"
         )
     own = array if plain else np.asarray(array)
-    return _flat(_spec(name, array.shape, dtype), own.view(np.uint16) if ITEMSIZE[dtype] == 2 else own, rebuild)
+    return flat_over(_spec(name, array.shape, dtype), own.view(np.uint16) if ITEMSIZE[dtype] == 2 else own, rebuild)
 
 
-def _flat(
+def flat_over(
     spec: TensorSpec,
     array: np.ndarray,
     rebuild: Callable[[], Any] | None = None,
@@ -236,13 +236,13 @@ def _from_torch(name: str, tensor: Any) -> Gradient:
             f"{name}: got a tensor on {tensor.device}; expected cpu or cuda; pass y = x.cpu() and copy the mean "
             f"back after the call: x.copy_(y)"
         )
-    version, whole = _version(tensor)
+    version, whole = version_of(tensor)
     tensor = tensor.detach()
     bits = tensor.view(torch.int16) if ITEMSIZE[dtype] == 2 else tensor
     if tensor.device.type == "cuda":
         return _from_torch_cuda(name, bits, dtype)._replace(version=version, whole=whole)
     array = bits.numpy().view(np.uint16) if ITEMSIZE[dtype] == 2 else bits.numpy()
-    return _flat(_spec(name, tuple(tensor.shape), dtype), array, version=version, whole=whole)
+    return flat_over(_spec(name, tuple(tensor.shape), dtype), array, version=version, whole=whole)
 
 
 def _from_torch_cuda(name: str, bits: Any, dtype: str) -> Gradient:
@@ -260,7 +260,7 @@ def _from_torch_cuda(name: str, bits: Any, dtype: str) -> Gradient:
     return _from_cuda(name, copied, shape, dtype)._replace(source=bits, write_back=write_back)
 
 
-def _version(tensor: Any) -> tuple[Callable[[], int] | None, bool]:
+def version_of(tensor: Any) -> tuple[Callable[[], int] | None, bool]:
     """What reads the counter of in-place changes of a torch tensor, and whether torch alone leads to its memory.
 
     None where there is no counter (inference mode), and where the tensor is a part of its storage: the parts of a

@@ -48,6 +48,7 @@ class Program:
         segment_bytes: target size of a segment between nodes, in bytes; 0 keeps the tensor whole.
         payload_bytes: the size from which the number of segments follows; default: the compressor's payload. State is
             kept by segment, so a compressor whose payload changes with the step needs one size for all steps.
+        total: the result is the sum over the ranks instead of their mean.
     """
 
     def __init__(
@@ -59,14 +60,16 @@ class Program:
         dtype: str,
         segment_bytes: int = 0,
         payload_bytes: int | None = None,
+        total: bool = False,
     ) -> None:
         self._transport, self._compressor, self._dtype, self._route = transport, compressor, dtype, route
         self._operations: dict[DeviceKind, tuple[RouteOperation, ...]] = {}
         nbytes = payload_bytes or (n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n))
         whole = compressor is not None and compressor.whole
-        self._regions = segments(n, nbytes, transport.topology, 0 if whole else segment_bytes)
+        topology = transport.topology.undivided if total else transport.topology
+        self._regions = segments(n, nbytes, topology, 0 if whole else segment_bytes)
         compiled = [
-            compile_route(route, transport.topology, region, dtype, transport.rank, compressor)
+            compile_route(route, topology, region, dtype, transport.rank, compressor)
             for region in self._regions
         ]
         self._segments = [[(step, self._bound(step)) for step in steps] for steps in compiled]

@@ -34,6 +34,7 @@ class Item:
         compressor: the compressor for the tensor's shape, with parameter schedules not yet evaluated.
         feedback: its error feedback.
         group: the tensors of the plan that share a buffer with it, itself included.
+        total: the result is the sum over the ranks instead of their mean.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Item:
     compressor: Compressor | None
     feedback: Feedback
     group: tuple[str, ...] = ()
+    total: bool = False
 
     @property
     def dtype(self) -> str:
@@ -53,17 +55,21 @@ class Item:
 class Batch:
     """What is known about the tensors of a call: prepared once, and used for every call with equal tensors.
 
-    ``empty``: (name, group) of the members of groups that are None or have no elements.
+    ``empty``: (name, group) of the members of groups that are None or have no elements. ``exact``: values that are not
+    finite are summed like others.
     """
 
     specs: tuple[TensorSpec, ...]
     items: tuple[Item, ...]
     digest: bytes
     empty: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    exact: bool = False
 
     @cached_property
     def portions(self) -> tuple[ranges.Portion, ...]:
         """The portions in which the values are searched for those that cannot be summed."""
+        if self.exact:
+            return ()
         return ranges.portions((item.index, item.spec, item.compressor is not None) for item in self.items)
 
 
@@ -140,6 +146,11 @@ class Bucket:
         if len(self.members) == 1:
             return self.name
         return f"{self.name} {zlib.crc32(repr(self.sizes).encode()):08x}"
+
+    @property
+    def total(self) -> bool:
+        """Whether the result is the sum over the ranks instead of their mean."""
+        return self.members[0][1].total
 
     @cached_property
     def size(self) -> int:
@@ -320,7 +331,7 @@ def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bu
         if item.compressor is not None or nbytes >= fuse_bytes:
             found.append([(call, item)])
             continue
-        kind = (item.spec.dtype, item.spec.device, way(item.strategy))
+        kind = (item.spec.dtype, item.spec.device, item.total, way(item.strategy))
         if kind not in open_ or nbytes > left[kind]:
             open_[kind], left[kind] = [], room
             found.append(open_[kind])

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..arrays.buffers import Gradient
+from ..collectives.messages.agreement import fingerprint
+from ..collectives.progress import Progress
 from ..errors import EspressoError
 from .batches import Batch
 from .diagnostics import CallKey, Content, spelled
 from .guard import Watch
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a call does that is no mean of gradients.
+
+    Attributes:
+        said: what must be equal on all ranks, as JSON values.
+        tensors: [name, type and shape, device] of each tensor, which must be equal as well.
+        progress: runs once all ranks have made the call, with what the engine keeps.
+    """
+
+    said: Any
+    tensors: tuple[tuple[str, str, str], ...]
+    progress: Callable[[Any], Progress]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Short for ``said``."""
+        return fingerprint([self.said, [list(tensor) for tensor in self.tensors]])
 
 
 class PendingCall:
@@ -36,6 +60,7 @@ class PendingCall:
         waiting_tensors: number of tensors that wait for the rest of their group.
         finished, error, result: how it ended.
         watch: finds tensors that the caller changes in the meantime; None if it cannot.
+        exchange: instead of a batch: what the call does.
     """
 
     def __init__(
@@ -50,11 +75,12 @@ class PendingCall:
         title: str = "",
         gpu: int | None = None,
         watch: Watch | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self.key, self.given, self.gradients, self.batch = key, given, list(gradients), batch
         self.title = title or spelled(key)
         self.problem, self.priority, self.action = problem, priority, action
-        self.gpu, self.watch = gpu, watch
+        self.gpu, self.watch, self.exchange = gpu, watch, exchange
         self.number: int | None = None
         self.bad: dict[str, str] = {}
         self.large: frozenset[int] = frozenset()
@@ -68,13 +94,20 @@ class PendingCall:
     @property
     def content(self) -> Content:
         """What must be equal on all ranks."""
+        if self.exchange is not None:
+            return Content(self.key, self.priority, self.exchange.tensors, self._digest.hex())
         tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in self.gradients)
-        return Content(self.key, self.priority, tensors, self.batch.digest.hex() if self.batch else "")
+        return Content(self.key, self.priority, tensors, self._digest.hex())
 
     @property
     def signature(self) -> tuple[Any, ...]:
         """A short form of ``content``."""
-        return (self.key, self.priority, self.batch.digest if self.batch else b"")
+        return (self.key, self.priority, self._digest)
+
+    @property
+    def _digest(self) -> bytes:
+        known = self.batch or self.exchange
+        return known.digest if known is not None else b""
 
     def note(self) -> dict[str, Any]:
         """The description for other ranks of a call that is new to them, or that has a problem."""

@@ -22,7 +22,7 @@ from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
-from .calls import PendingCall
+from .calls import Exchange, PendingCall
 from .fusion import Buffer, measured_limit
 from .guard import Check
 from .nonfinite import NonFinite, blank
@@ -121,7 +121,8 @@ class Dispatcher:
         """Run a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
         start, step = time.perf_counter(), self._dense_steps[bucket.name]
         arrays = arrays_of([call] * len(bucket.members), bucket)
-        fast_path.unpack_mean(messages, header_size, bucket, self._transport.topology, arrays)
+        topology = self._transport.topology.undivided if bucket.total else self._transport.topology
+        fast_path.unpack_mean(messages, header_size, bucket, topology, arrays)
         intra, inter = (self._transport.sent[level] - before[level] for level in ("intra", "inter"))
         self._recorder.add("wire", bucket.name, step, 0, start, time.perf_counter(), "fast path", "flat", intra, inter)
         self._dense_steps[bucket.name] += 1
@@ -137,6 +138,23 @@ class Dispatcher:
         batches = [call.batch for call in calls if call.batch is not None]
         runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in self._arranged(numbers, batches)]
         self._queue([*runs, *self._complete_groups(calls, batches, skips)], calls)
+
+    @property
+    def transport(self) -> Transport:
+        """What exchanges move their data by."""
+        return self._transport
+
+    def begin_exchange(self, call: PendingCall, exchange: Exchange) -> None:
+        """Queue a call that is no mean of gradients."""
+        self.running[call], call.left = None, 1
+        if call.gpu is not None:
+            self._transport.choose_device_way()
+
+        def progress() -> Progress:
+            yield from exchange.progress(self)
+            self._bucket_done([call])
+
+        self.runner.add(Segment(call.title, 0, iter([progress()]), lambda: True), call.priority)
 
     def dissolve_groups(self) -> None:
         """Let the tensors of incomplete groups travel alone. Only for plans that the session made by itself."""
@@ -317,13 +335,13 @@ class Dispatcher:
     def _program(self, bucket: Bucket, step: int) -> Program:
         compressor = bucket.compressor and bucket.compressor.at(step)
         dtype = bucket.dtype if compressor is None else "float32"
-        key = (bucket.compressor, compressor, bucket.strategy.route, bucket.size, dtype)
+        key = (bucket.compressor, compressor, bucket.strategy.route, bucket.size, dtype, bucket.total)
         program = self._programs.get(key)
         if program is None:
             final = None if bucket.compressor is None else bucket.compressor.at(None).nbytes(bucket.size)
             program = Program(
                 self._transport, bucket.strategy.route, compressor, bucket.size, dtype, self._options.segment_bytes,
-                final,
+                final, bucket.total,
             )  # fmt: skip
             if len(self._programs) >= _PROGRAMS:
                 self._programs.clear()

@@ -303,6 +303,9 @@ class Engine:
             if call.action is not None:
                 self._actions.append(call)
                 continue
+            if call.exchange is not None:
+                self._dispatcher.begin_exchange(call, call.exchange)
+                continue
             said = self._negotiation.bad.pop(number, {})
             skip = self.nonfinite.settle(call, said, contents[number], self._options.nonfinite)
             if skip is None:

@@ -65,7 +65,7 @@ def unpack_mean(
     rows = [message[start:].view(kind) for message in messages]
     levels = _LEVELS[bucket.strategy.route]
     if levels == ("flat",) or len(topology.nodes) == topology.size:
-        mean = _mean(rows, topology.size, dtype)
+        mean = _mean(rows, topology.divisor("flat"), dtype)
     else:
         intra, inter = topology.divisor("intra"), topology.divisor("inter")
         mean = _mean([_mean([rows[r] for r in ranks], intra, dtype) for ranks in topology.nodes], inter, dtype)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..arrays import buffers, device
+from ..arrays.any_dtype import adopt_any
 from ..arrays.buffers import Gradient
 from ..collectives.data.layout import Topology
 from ..errors import ConfigError, EspressoError, GradientError
@@ -16,7 +17,7 @@ from ..options import Options
 from ..types import TensorSpec
 from . import guard
 from .batches import Batch, Batches, batch_of
-from .calls import PendingCall
+from .calls import Exchange, PendingCall
 from .diagnostics import CallKey
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -81,6 +82,43 @@ class Intake:
         self._tell_of_copies(gradients)
         watch = guard.Watch(title, gradients, claimed, options().debug)
         return PendingCall(key, given, gradients, batch, None, order, title=title, gpu=gpu, watch=watch)
+
+    def collective(
+        self,
+        key: CallKey,
+        arrays: Mapping[str, Any],
+        given: Any,
+        title: str,
+        make: Callable[[Sequence[Gradient]], Batch | Exchange],
+        debug: bool,
+    ) -> PendingCall:
+        """A pending call of a collective; an error is stored until all ranks know of it.
+
+        Args:
+            arrays: by name, of any element type; given: what the call returns, one of them or None.
+            make: decides what is done with them.
+        """
+        gradients = list[Gradient]()
+        claimed: guard.Spans = ()
+        made, problem, gpu = None, None, None
+        try:
+            gradients += [adopt_any(name, value) for name, value in arrays.items()]
+            spans = guard.spans(gradients, title)
+            if any(device.device_of(g.array) == "gpu" for g in gradients):
+                gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
+            made = make(gradients)
+            self._claims.claim(spans)
+            claimed = spans
+        except EspressoError as error:
+            problem = error
+        except Exception as error:  # a foreign array may raise anything
+            problem = GradientError(f"{title}: cannot be done: {type(error).__name__}: {error}")
+        batch, exchange = (made, None) if isinstance(made, Batch) else (None, made)
+        result = [g for g, value in zip(gradients, arrays.values()) if value is given]
+        watch = guard.Watch(title, gradients, claimed, debug) if problem is None else None
+        return PendingCall(
+            key, given, result, batch, problem, title=title, gpu=gpu, watch=watch, exchange=exchange
+        )  # fmt: skip
 
     def release(self, call: PendingCall, read: bool = True) -> EspressoError | None:
         """Release the memory of a finished call, and check that the caller has not changed it before.

@@ -84,6 +84,11 @@ class SessionBase:
         """Whether ``sync`` may be called: not closed, and no failure that leaves ranks out of step."""
         return self._engine.broken is None
 
+    @property
+    def nonfinite(self) -> str:
+        """What becomes of values that are not finite; see ``Session``."""
+        return self._options.nonfinite
+
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def wait_all(self) -> None:

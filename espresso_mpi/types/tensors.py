@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 DeviceKind = Literal["cpu", "gpu"]
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -38,7 +40,7 @@ class TensorSpec:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the uncompressed tensor."""
-        return self.size * ITEMSIZE[self.dtype] if self.dtype else 0
+        return self.size * (ITEMSIZE.get(self.dtype) or np.dtype(self.dtype).itemsize) if self.dtype else 0
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}" if self.dtype else "None"

@@ -75,10 +75,22 @@ class Topology:
         """
         return {"flat": self.size, "intra": self.size / len(self.nodes), "inter": len(self.nodes)}[level]
 
+    @cached_property
+    def undivided(self) -> Topology:
+        """The same ranks, over which a route gives the sum instead of the mean."""
+        return _Undivided(self.nodes)
+
     def __str__(self) -> str:
         counts = [len(ranks) for ranks in self.nodes]
         even = len(set(counts)) == 1
         return f"{len(counts)} x {counts[0]} ranks" if even else f"nodes of {' + '.join(map(str, counts))} ranks"
+
+
+class _Undivided(Topology):
+    """See ``Topology.undivided``."""
+
+    def divisor(self, level: Level) -> float:
+        return 1.0
 
 
 @dataclass(frozen=True)

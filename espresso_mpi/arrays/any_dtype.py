@@ -1,0 +1,57 @@
+"""Adopts arrays of every element type that MPI has, not of gradients' types only."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ..errors import GradientError
+from ..types import ITEMSIZE, TensorSpec
+from . import buffers
+from .buffers import Gradient
+
+_KINDS = "biufc"
+
+
+def adopt_any(name: str, value: Any) -> Gradient:
+    """As ``buffers.adopt``; also integers, bool and complex numbers in host memory.
+
+    Raises:
+        GradientError: as ``buffers.adopt``; the array is None.
+    """
+    if value is None:
+        raise GradientError(f"{name}: got None; expected an array (numpy, CuPy, torch, JAX, or with DLPack)")
+    if not isinstance(value, np.ndarray) and not hasattr(value, "dtype"):
+        return buffers.adopt(name, value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype in ITEMSIZE:
+        return buffers.adopt(name, value)
+    if isinstance(value, np.ndarray):
+        return _from_host(name, value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor) and value.device.type == "cpu":
+        version, whole = buffers.version_of(value)
+        return _from_host(name, value.detach().numpy())._replace(version=version, whole=whole)
+    raise GradientError(
+        f"{name}: got elements of type {dtype} in {type(value).__name__}; expected {', '.join(ITEMSIZE)}, or a numpy array "
+        f"or torch tensor in host memory; pass a copy there, y = numpy.array(x), and use that y"
+    )
+
+
+def _from_host(name: str, array: np.ndarray) -> Gradient:
+    if array.dtype.kind not in _KINDS or not array.dtype.isnative or array.dtype.itemsize > 16:
+        raise GradientError(f"{name}: got elements of type {array.dtype}; expected numbers or bool, in native byte order")
+    if not array.flags.writeable:
+        raise GradientError(f"{name}: got a read-only array; expected a writable one; pass x = numpy.array(...), a copy")
+    return buffers.flat_over(TensorSpec(name, array.shape, array.dtype.name), np.asarray(array))
+
+
+def empty_like(value: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the library, type and device of another one; of numpy for libraries whose arrays are immutable."""
+    if hasattr(value, "new_empty"):  # torch
+        return value.new_empty(shape)
+    if isinstance(value, np.ndarray) or not hasattr(value, "__cuda_array_interface__"):
+        return np.empty(shape, value.dtype)
+    return sys.modules[type(value).__module__.split(".")[0]].empty(shape, value.dtype)
