@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Handle": "session",
+    "Handle": "sessions.handles",
     "Session": "session",
     "Stats": "tracing.stats",
     "sync": "default",
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .default import sync as sync
     from .feedback import Feedback as Feedback
     from .options import Tuning as Tuning
-    from .session import Handle as Handle
+    from .sessions.handles import Handle as Handle
     from .session import Session as Session
     from .tracing.stats import Stats as Stats
     from .types import ROUTES as ROUTES

@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.device import copy, device_of
 from ..arrays.workspace import Workspace
 from .data.layout import Dense, Topology
+from .data.reduction import ReduceOp
 from .messages.transport import Transport
 from .ops import allgather
+from .ops import reduce_scatter as scatter
 from .ops.base import CollectiveContext, Data, Move, idle, operations
 from .progress import Progress
 
@@ -129,6 +132,28 @@ def exchange(
     )
     yield
     transport.finish(pending)
+    transport.give_back(workspace)
+
+
+def reduce_scatter(transport: Transport, x: Any, own: Any, dtype: str, regions: Spans, divisor: float) -> Progress:
+    """Sum an array over the ranks, and leave each rank its region of the sum.
+
+    Args:
+        x: flat, 16-bit floating-point numbers as their bits; not changed in the end.
+        own: receives this rank's region; dtype: the element type.
+        regions: of elements, by rank; divisor: of the sums.
+    """
+    topology, me = transport.topology, transport.rank
+    owned = [[Dense(*region)] for region in regions]
+    context = CollectiveContext(topology, "flat", False)
+    whole = (Dense(0, x.size),) * topology.size
+    move = Move(context, tuple(range(topology.size)), me, whole, dtype, ReduceOp("sum", divisor))
+    mine = x[slice(*regions[me])]
+    before = mine.copy() if device_of(x) == "cpu" else mine.copy_to_host()
+    workspace = transport.borrow()
+    yield from scatter.bind_sums(transport, move, owned)(Data(x, dtype, workspace))
+    copy(own, mine)
+    copy(mine, before)
     transport.give_back(workspace)
 
 

@@ -58,7 +58,7 @@ class PendingCall:
         since: when it was made.
         left: number of buckets that are not finished.
         waiting_tensors: number of tensors that wait for the rest of their group.
-        finished, error, result: how it ended.
+        finished, error, result: how it ended; on_finish: called then, by the thread that ends it.
         watch: finds tensors that the caller changes in the meantime; None if it cannot.
         exchange: instead of a batch: what the call does.
     """
@@ -88,6 +88,7 @@ class PendingCall:
         self.since = time.perf_counter()
         self.left = self.waiting_tensors = 0
         self.finished = False
+        self.on_finish: Callable[[], None] | None = None
         self.error: BaseException | None = None
         self.result: Any = given
 

@@ -219,6 +219,8 @@ class Engine:
             call.gradients, call.given, call.finished = [], None, True
             self.unfinished.pop(id(call), None)
             self._driver.changed.notify_all()
+        if call.on_finish is not None:
+            call.on_finish()
 
     # --- negotiation rounds -------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from ..feedback import NO_FEEDBACK, Feedback
 from ..options import Options
 from ..types import ITEMSIZE, Route, TensorSpec
 from .base import SessionBase
+from .handles import Handle
 
 ReduceName = Literal["mean", "sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"]
 _MPI = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
@@ -45,6 +45,7 @@ class Collectives(SessionBase):
         compressor: str = "none",
         route: str | Route | None = None,
         feedback: Feedback | str | bool = "none",
+        blocking: bool = True,
     ) -> Any:
         """Reduce an array elementwise over the ranks; every rank gets the result.
 
@@ -57,6 +58,7 @@ class Collectives(SessionBase):
             out: receives the result; like ``x``.
             compressor, route: as for ``Session``, for this call; only for mean and sum of floating-point numbers.
             feedback: as for ``Session``; default: none, so that the call leaves no state behind.
+            blocking: wait for the result; else return a ``Handle`` at once. So in all collectives.
 
         Returns:
             ``x``, or ``out``; a new array if it is immutable (JAX).
@@ -81,9 +83,12 @@ class Collectives(SessionBase):
             _require_plain("allreduce", op, compressor, route)
             return _by_mpi("allreduce", gradients[0], op, None)
 
-        return self._collective("allreduce", name, {"x": target}, target, make)
+        return self._collective("allreduce", name, {"x": target}, target, make, blocking)
 
-    def reduce(self, x: Any, op: ReduceName = "mean", *, root: int = 0, name: str = "", out: Any = None) -> Any:
+    def reduce(
+        self, x: Any, op: ReduceName = "mean", *, root: int = 0, name: str = "", out: Any = None,
+        blocking: bool = True,
+    ) -> Any:  # fmt: skip
         """Reduce an array elementwise over the ranks; the root gets the result, on others the array is undefined.
 
         Args:
@@ -100,9 +105,9 @@ class Collectives(SessionBase):
                 raise ConfigError(f"reduce: op='mean' of {spec.dtype}; expected floating-point numbers; use op='sum'")
             return _by_mpi("reduce", gradients[0], op, root)
 
-        return self._collective("reduce", name, {"x": target}, target, make)
+        return self._collective("reduce", name, {"x": target}, target, make, blocking)
 
-    def broadcast(self, x: Any, root: int = 0, *, name: str = "") -> Any:
+    def broadcast(self, x: Any, root: int = 0, *, name: str = "", blocking: bool = True) -> Any:
         """Give every rank the root's array, in place.
 
         Args:
@@ -122,9 +127,9 @@ class Collectives(SessionBase):
             x = _bytes(gradients[0])
             return _exchange(["broadcast", root], gradients, lambda engine: calls.broadcast(engine.transport, x, root))
 
-        return self._collective("broadcast", name, {"x": x}, x, make)
+        return self._collective("broadcast", name, {"x": x}, x, make, blocking)
 
-    def allgather(self, x: Any, *, name: str = "", out: Any = None) -> Any:
+    def allgather(self, x: Any, *, name: str = "", out: Any = None, blocking: bool = True) -> Any:
         """Concatenate the ranks' arrays along the first dimension, in rank order; every rank gets the result.
 
         Args:
@@ -154,9 +159,53 @@ class Collectives(SessionBase):
 
             return _exchange(["allgather"], gradients, progress)
 
-        return self._collective("allgather", name, {"x": x, "out": out}, out, make)
+        return self._collective("allgather", name, {"x": x, "out": out}, out, make, blocking)
 
-    def gather(self, x: Any, *, root: int = 0, name: str = "", out: Any = None) -> Any:
+    def reduce_scatter(
+        self, x: Any, op: ReduceName = "mean", *, name: str = "", out: Any = None, blocking: bool = True
+    ) -> Any:
+        """Reduce an array elementwise over the ranks, and give each rank a part of the result, in rank order.
+
+        Args:
+            x: of the same shape and element type on every rank; not changed. Its first dimension is cut into as many
+                equal parts as there are ranks.
+            op, name: as for ``allreduce``; out: receives this rank's part; shape (x.shape[0] / ranks, *x.shape[1:]).
+
+        Returns:
+            ``out``, or a new array of the library of ``x`` (of numpy for JAX).
+
+        Raises:
+            ConfigError: the first dimension cannot be cut so; others as ``allreduce``.
+        """
+        shape, size = _shape("reduce_scatter", x), self.topology.size
+        if shape[0] % size:
+            raise ConfigError(f"reduce_scatter: {shape[0]} rows for {size} ranks; expected equal parts; pad the array")
+        out = empty_like(x, (shape[0] // size, *shape[1:])) if out is None else out
+
+        def make(gradients: Sequence[Gradient]) -> Exchange:
+            whole, own = gradients
+            _require_size("reduce_scatter", own.spec, whole.spec.size // size)
+            spans = _spans([1] * size, own.spec.size)
+            if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
+                divisor, dtype = float(size) if op == "mean" else 1.0, str(whole.spec.dtype)
+                return _exchange(
+                    ["reduce_scatter", op], gradients,
+                    lambda engine: calls.reduce_scatter(engine.transport, whole.array, own.array, dtype, spans, divisor),
+                )  # fmt: skip
+            if op == "mean":
+                raise ConfigError(f"reduce_scatter: op='mean' of {whole.spec.dtype}; expected floating-point numbers")
+            copied = whole._replace(array=whole.array.copy())
+            reduced, me = _by_mpi("reduce_scatter", copied, op, None), self._transport.rank
+
+            def progress(engine: Any) -> Any:
+                yield from reduced.progress(engine)
+                own.array[...] = copied.array[slice(*spans[me])]
+
+            return Exchange(reduced.said, reduced.tensors, progress)
+
+        return self._collective("reduce_scatter", name, {"x": x, "out": out}, out, make, blocking)
+
+    def gather(self, x: Any, *, root: int = 0, name: str = "", out: Any = None, blocking: bool = True) -> Any:
         """As ``allgather``, but only the root gets the result; other ranks get None."""
         shape, size, me = _shape("gather", x), self.topology.size, self._transport.rank
         if out is None and me == root:
@@ -174,7 +223,7 @@ class Collectives(SessionBase):
             )
 
         arrays = {"x": x, "out": out} if me == root else {"x": x}
-        return self._collective("gather", name, arrays, out if me == root else None, make)
+        return self._collective("gather", name, arrays, out if me == root else None, make, blocking)
 
     def alltoall(
         self,
@@ -184,6 +233,7 @@ class Collectives(SessionBase):
         received: Sequence[int] | None = None,
         name: str = "",
         out: Any = None,
+        blocking: bool = True,
     ) -> Any:
         """Send a part of an array to each rank, and concatenate what arrives along the first dimension, in rank order.
 
@@ -215,7 +265,7 @@ class Collectives(SessionBase):
                 lambda engine: calls.exchange(engine.transport, mine, every, sends, receives),
             )  # fmt: skip
 
-        return self._collective("alltoall", name, {"x": x, "out": out}, out, make)
+        return self._collective("alltoall", name, {"x": x, "out": out}, out, make, blocking)
 
     def barrier(self) -> None:
         """Wait until every rank has called it and all calls before it have ended."""
@@ -225,13 +275,19 @@ class Collectives(SessionBase):
 
     def _collective(
         self, kind: str, name: str, arrays: dict[str, Any], given: Any,
-        make: Callable[[Sequence[Gradient]], Batch | Exchange],
+        make: Callable[[Sequence[Gradient]], Batch | Exchange], blocking: bool,
     ) -> Any:  # fmt: skip
         self._engine.require_usable()
         self._held.release()
+        if not blocking:
+            self._transport.require_threads()
         title = f"{kind}({name!r})" if name else kind
         call = self._intake.collective((kind, name), arrays, given, title, make, self._options.debug)
-        return self._wait(self._engine.submit(call))
+        if blocking:
+            return self._wait(self._engine.submit(call))
+        self._engine.submit(call, background=True)
+        self._pending.add(call)
+        return Handle(self, call)
 
     def _target(self, x: Any, out: Any) -> Any:
         """The array to work on: ``x`` itself, or ``out`` with the values of ``x``."""

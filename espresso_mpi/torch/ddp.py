@@ -1,6 +1,7 @@
-"""The communication hook of DistributedDataParallel."""
+"""The communication hook of DistributedDataParallel.
 
-from __future__ import annotations
+torch reads the annotations of a hook, so they must not be texts: no ``from __future__ import annotations`` here.
+"""
 
 import gc
 from collections.abc import Sequence
