@@ -12,7 +12,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from espresso_mpi.compressors import Compressor, Context, Summary, register, unregister
-from espresso_mpi.compressors.base import check_positive_int
+from espresso_mpi.compressors.checks import check_positive_int
 from espresso_mpi.compressors.kernels.cpu import host
 
 
