@@ -11,12 +11,13 @@ import numpy as np
 
 from espresso_mpi.cluster import launch
 from espresso_mpi.compressors import get
-from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError
+from espresso_mpi.errors import ConfigError, NonFiniteError
 from espresso_mpi.session import Session
 
 from . import text
 from .defaults import Optimizers as Defaults
 from .gpt_shape import Shape as Shape
+from .harness.replicas import mean_loss, place_on_node, require_same_start
 from .model import learning_rate, to_bits
 from .training import Method
 
@@ -115,8 +116,9 @@ def train(comm: Any, corpus: text.Corpus, cell: Cell, settings: Settings, advanc
     """
     from .gpt import Replica
 
-    replica = Replica(settings.shape, cell.seed, cell.optimizer, cell.momentum, _threads(comm))
-    _require_same_start(comm, corpus, replica)
+    threads = launch.threads_per_rank(place_on_node(comm)[0])
+    replica = Replica(settings.shape, cell.seed, cell.optimizer, cell.momentum, threads)
+    require_same_start(comm, corpus.sha256, replica.digest(), "torch")
     method = cell.method
     with Session(comm, compressor=method.compressor, seed=cell.seed, feedback=method.feedback) as session:
         return _Loop(comm, session, replica, corpus, settings, cell).run(advance)
@@ -132,12 +134,8 @@ def validation_loss(comm: Any, replica: Replica, corpus: text.Corpus, settings: 
     """Mean bits a character over the windows of the validation text, shared among the ranks. Collective."""
     context = settings.shape.context
     starts = np.arange(0, len(corpus.validation) - context, context * settings.validation_stride)
-    mine = starts[comm.rank :: comm.size]
-    total = 0.0
-    for first in range(0, len(mine), _CHUNK):
-        part = mine[first : first + _CHUNK]
-        total += len(part) * replica.loss(*sequences(corpus.validation, part, context))
-    return to_bits(sum(comm.allgather(total)) / len(starts))
+    nats = mean_loss(comm, starts, _CHUNK, lambda part: replica.loss(*sequences(corpus.validation, part, context)))
+    return to_bits(nats)
 
 
 class _Loop:
@@ -200,23 +198,3 @@ class _Loop:
             seconds=max(comm.allgather(seconds)),
             curve=tuple((step, loss if np.isfinite(loss) else None) for step, loss in self._curve),
         )
-
-
-def _threads(comm: Any) -> int:
-    """The cores of this node shared out among its ranks."""
-    from mpi4py import MPI
-
-    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    threads = launch.threads_per_rank(local.size)
-    local.Free()
-    return threads
-
-
-def _require_same_start(comm: Any, corpus: text.Corpus, replica: Replica) -> None:
-    starts = comm.allgather((corpus.sha256, replica.digest()))
-    for rank, (sha256, digest) in enumerate(starts):
-        if (sha256, digest) != starts[0]:
-            what = "training text" if sha256 != starts[0][0] else "initial weights"
-            raise MismatchError(
-                f"rank {rank} has another {what} than rank 0; run the same Python and torch on all nodes"
-            )

@@ -8,8 +8,6 @@ written at once, and a later call with the same file goes on where the last one 
 from __future__ import annotations
 
 import itertools
-import json as jsonlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -26,6 +24,7 @@ from ..files import output
 from . import optimizer_tables as tables
 from . import text
 from .defaults import Optimizers as Defaults
+from .harness.replicas import world
 from .optimizer_runs import RATES, WARMUP, Cell, Row, Settings, Shape, train
 from .training import Method
 
@@ -72,7 +71,7 @@ def main(
             could not be written later on.
         CorpusError: this Python has no training text.
     """
-    comm = _world() if comm is None else comm
+    comm = world() if comm is None else comm
     settings = Settings(
         steps=steps,
         batch=max(1, TOTAL_BATCH // comm.size) if batch is None else batch,
@@ -147,12 +146,6 @@ def _numbers(option: str, given: str, kind: Callable[[str], Any]) -> list[Any]:
 # --- before the first run ---------------------------------------------------------------------------------------------
 
 
-def _world() -> Any:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
-
-
 def _corpus(settings: Settings) -> text.Corpus:
     if find_spec("torch") is None:
         raise ConfigError("bench optimizers trains with PyTorch, which is not installed: pip install torch")
@@ -163,8 +156,6 @@ def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | Non
     """What the JSON file holds, or will hold before the first run, once it is known that all files can be written."""
     output.check_writable(json)
     output.check_plot(plot)
-    from espresso_mpi.cluster.environment import environment
-
     from .gpt import version
 
     conditions = {
@@ -184,8 +175,8 @@ def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | Non
             f"--json {json}: holds runs with {name} {before['settings'].get(name)}, this call has {conditions[name]}; "
             "name another file, or call it as then"
         )
-    rows = before["rows"] if before else []
-    return {"kind": "optimizers", "environment": environment(), "settings": conditions, "rows": rows}
+    rows = tables.rows_of(before["rows"]) if before else []
+    return output.result_of(rows, kind="optimizers", settings=conditions)
 
 
 def _held(json: Path | None) -> dict[str, Any] | None:
@@ -218,9 +209,7 @@ class _Report:
         """Keep a run, and write all of them at once: the next one may be interrupted."""
         self.rows.append(row)
         if self._path is not None:
-            beside = self._path.with_name(self._path.name + ".part")
-            beside.write_text(jsonlib.dumps(self.result(), indent=1, allow_nan=False) + "\n")
-            os.replace(beside, self._path)
+            schema.write(self._path, self.result())
             print(f"{tables.line(row)}; wrote {self._path}", file=sys.stderr, flush=True)
 
     def result(self) -> dict[str, Any]:
@@ -238,8 +227,7 @@ def _heading(corpus: text.Corpus, settings: Settings, ranks: int, todo: int, cel
 
 
 def _show(rows: Sequence[Row], plot: Path | None) -> None:
-    header, lines = tables.table(rows)
-    output.show("Loss: validation, bits a character", header, lines, left=("optimizer", "method", "replicas"))
+    tables.TABLE.show("loss: validation, bits a character", tables.groups(rows))
     if plot is not None:
         from . import plots
 

@@ -23,7 +23,7 @@ from ..autotune.autoplan import summary
 from ..collectives.messages.agreement import on_rank_0
 from ..compressors import read_specs
 from ..errors import ConfigError
-from ..files.output import check_writable, progress, show, write_rows
+from ..files.output import check_writable, progress, write_rows
 from ..options import Tuning
 from ..planner.model.beside import beside
 from ..planner.model.problem import evaluated
@@ -40,8 +40,8 @@ from . import text, validate_tables
 from .deep import DeepModel, DeepShape
 from .defaults import Validate as Defaults
 from .model import CharModel, ModelShape
-from .planner.rows import Validation
 from .ticks import STEPS, Ticks
+from .validate_tables import Row
 
 AUTO = "auto"
 CALLS = ("sync", "push")
@@ -83,7 +83,7 @@ def main(
     profile_seconds: float = Defaults.profile_seconds,
     json: Path | None = None,
     keep: Path | None = None,
-) -> list[Validation]:
+) -> list[Row]:
     """Measure, print tables on rank 0, and write JSON if asked. Collective.
 
     Args:
@@ -255,7 +255,7 @@ def _of_rank_0(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan
 def _compared(
     comm: Any, trainee: _Trainee, case: Case, made: Mapping[str, Plan], known: _Known, tuning: Tuning,
     seconds: float,
-) -> list[Validation]:  # fmt: skip
+) -> list[Row]:  # fmt: skip
     """Steps of all plans of a case in turns."""
     trace, profile = known.traces[case], known.profile
     guesses = {name: predicted(plan, trace, profile) for name, plan in made.items()}
@@ -287,7 +287,7 @@ def _in_turns(
 
 def rows_of(
     case: Case, recorded: float, times: np.ndarray, guesses: Mapping[str, float], plans: Mapping[str, Plan]
-) -> list[Validation]:
+) -> list[Row]:
     """The result, in the order of ``guesses``.
 
     Args:
@@ -297,14 +297,14 @@ def rows_of(
     computing, medians = np.median(times, axis=1).tolist()
     p90 = np.percentile(times[1], 90, axis=0).tolist()
     return [
-        Validation(case.tensors, case.calls, name, guess, medians[k], p90[k], recorded, computing[k], name == AUTO,
+        Row(case.tensors, case.calls, name, guess, medians[k], p90[k], recorded, computing[k], name == AUTO,
               medians[k] / min(medians), summary(plans[name]))
         for k, (name, guess) in enumerate(guesses.items())
     ]  # fmt: skip
 
 
-def _print(rows: Sequence[Validation]) -> None:
+def _print(rows: Sequence[Row]) -> None:
     for own in validate_tables.by_case(rows).values():
         ordered = sorted(own, key=lambda row: row.measured)
         validate_tables.TABLE.show("a training step", ordered)
-    show("all cases", validate_tables.CASES_HEADER, validate_tables.cases(rows), ("tensors", "calls", "best"))
+    validate_tables.CASES.show("all cases", validate_tables.cases(rows))

@@ -1,8 +1,12 @@
-"""What ``bench planner`` and ``bench validate`` find, as rows; every kind of row names the part that it belongs to."""
+"""What ``bench planner`` finds, as rows; every kind of row names the part that it belongs to."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from espresso_mpi.files import schema
 
 
 @dataclass(frozen=True)
@@ -208,34 +212,17 @@ class Orders:
     part: str = "orders"
 
 
-@dataclass(frozen=True)
-class Validation:
-    """One method's step, predicted and measured.
-
-    Attributes:
-        tensors, calls: the case: how many tensors a step has, and whether they are pushed as they come (``push``) or
-            synchronised at the end (``sync``).
-        predicted, measured: seconds of a step, measured the median; p90: of the measured ones.
-        recorded, computing: seconds until all gradients are there: in the trace, and the median of the measured steps.
-        chosen: this is what ``auto`` chose. ratio_to_best: measured over the quickest method's of the case.
-        plan: what travelled how, in words.
-    """
-
-    tensors: int
-    calls: str
-    method: str
-    predicted: float
-    measured: float
-    p90: float
-    recorded: float
-    computing: float
-    chosen: bool
-    ratio_to_best: float
-    plan: str = ""
-
-
 Row = Selection | Gap | Cases | Against | Factor | Distance | Growth | Orders
 
 KINDS: dict[str, type[Row]] = {
     kind.part: kind for kind in (Selection, Gap, Cases, Against, Factor, Distance, Growth, Orders)
 }  # fmt: skip
+
+
+def read(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Rows from what a JSON file holds.
+
+    Raises:
+        KeyError: there is no such part. ConfigError: a row has other fields.
+    """
+    return [schema.convert(row, KINDS[row["part"]], f"rows: part {row['part']}") for row in raw]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.files.output import check_plot, check_writable, progress, show, write_rows
+from espresso_mpi.files.output import check_plot, check_writable, progress, write_rows
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
 from espresso_mpi.planner.workloads.models import MODELS
 
@@ -194,21 +194,15 @@ STEPS: dict[str, Callable[[Amount], int]] = {
 
 
 def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
-    notes = {part.name: own_notes for part, own in parts(rows) if (own_notes := _notes(part.name, own))}
     for part, own in parts(rows):
-        show(part.title, part.header, part.lines(own), part.left)
-        print("\n".join(notes.get(part.name, [])))
+        part.table.show(part.title, own)
+        print("\n".join(part.notes(own)))
     grown = [row for row in rows if isinstance(row, Growth)]
     if plot is not None and grown:
         time.draw(grown, plot)
         print(f"wrote {plot}")
     if json is not None:
-        write_rows(json, rows, kind="planner", notes=notes, picture=None if plot is None else str(plot))
-
-
-def _notes(part: str, rows: Sequence[Row]) -> list[str]:
-    """What is to be said below a table."""
-    return time.notes([row for row in rows if isinstance(row, Growth)]) if part == "growth" else []
+        write_rows(json, rows, kind="planner", picture=None if plot is None else str(plot))
 
 
 assert {part.name for part in PARTS} - {"scaling"} == set(RUNS)

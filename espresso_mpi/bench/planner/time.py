@@ -169,31 +169,6 @@ def _grown(
     return Growth(along, label, at, menus, decide, found.seconds / found.bound - 1, repeats)
 
 
-def exponent(rows: Sequence[Growth], part: Callable[[Growth], float], least: int = 100) -> float | None:
-    """The power of ``at`` that seconds grow with, by least squares of logarithms over points from ``least`` on.
-
-    None for fewer than two such points.
-    """
-    points = [(row.at, part(row)) for row in rows if row.at >= least and part(row) > 0]
-    if len({at for at, _ in points}) < 2:
-        return None
-    x, y = np.log(np.array(points, np.float64)).T
-    return float(np.polyfit(x, y, 1)[0])
-
-
-def notes(rows: Sequence[Growth]) -> list[str]:
-    """The fitted exponents in words."""
-    found = []
-    for along in dict.fromkeys(row.along for row in rows):
-        own = [row for row in rows if row.along == along]
-        powers = [exponent(own, part) for part in (lambda r: r.problem, lambda r: r.decide)]
-        if all(power is not None for power in powers):
-            menus, decide = powers
-            found.append(f"Seconds grow as a power of the number of {along}, fitted from 100 on: menus {menus:.2f}, "
-                         f"decision {decide:.2f}.")  # fmt: skip
-    return found
-
-
 def draw(rows: Sequence[Growth], path: Path) -> None:
     """Write a PNG: seconds against tensors and against options."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
