@@ -9,7 +9,7 @@ import numpy as np
 
 from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 
 
 def small_profile(**changes: object) -> Profile:
@@ -25,11 +25,11 @@ def small_profile(**changes: object) -> Profile:
     return replace(profile, **changes)
 
 
-def small_trace(tensors: int, seed: int) -> Trace:
+def small_workload(tensors: int, seed: int) -> Workload:
     rng = np.random.default_rng(seed)
     ready = np.cumsum(rng.uniform(0, 2e-4, tensors))
     sizes = (10 ** rng.uniform(2, 5, tensors)).astype(int)
-    return Trace(tuple(TracedTensor(f"t{i}", int(n), float(t)) for i, (n, t) in enumerate(zip(sizes, ready))))
+    return Workload(tuple(WorkloadTensor(f"t{i}", int(n), float(t)) for i, (n, t) in enumerate(zip(sizes, ready))))
 
 
 def contiguous(tensors: int) -> list[tuple[tuple[int, ...], ...]]:

@@ -21,7 +21,7 @@ from ..options import Options, Tuning, default_route
 from ..planner.explain import short
 from ..planner.model.beside import beside
 from ..planner.model.profile import Profile
-from ..planner.model.trace import Trace
+from ..planner.model.workload import Workload
 from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
@@ -36,7 +36,7 @@ _FINALISTS = 4
 """Plans whose trial is repeated for longer."""
 
 FEWEST = 3
-"""Steps that a trace is made of at least."""
+"""Steps that a workload is made of at least."""
 
 _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
@@ -54,7 +54,7 @@ class Made:
 
     plan: Plan
     seconds: float
-    trace: Trace
+    workload: Workload
     profile: Profile
     trials: tuple[Entry, ...]
 
@@ -65,18 +65,18 @@ def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence
     Raises:
         ConfigError, PlanError: on every rank, if the steps have different tensors or nothing can be planned.
     """
-    trace = recorded(transport, steps, "recorded by the session")
-    sizes = sorted({tensor.size for tensor in trace.tensors} | {sum(tensor.size for tensor in trace.tensors)})
+    workload = recorded(transport, steps, "recorded by the session")
+    sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
     pushed = steps[-1].pushed
     profile = profiled(
-        transport, options, tuning.compressors, sizes, tuning.seconds, device=trace.device, pushes=pushed
+        transport, options, tuning.compressors, sizes, tuning.seconds, device=workload.device, pushes=pushed
     )
-    plans = _proposed(transport, options, trace, profile, tuning)
+    plans = _proposed(transport, options, workload, profile, tuning)
     if options.plan is not None and options.plan.forecast is not None:
         plans.append(options.plan)
-    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds, pushed)
+    now, (best, *others) = _tried(transport, options, plans, workload, tuning.seconds, pushed)
     assert best.plan is not None
-    return Made(best.plan, best.seconds, trace, profile, (now, best, *others))
+    return Made(best.plan, best.seconds, workload, profile, (now, best, *others))
 
 
 def profiled(
@@ -114,21 +114,21 @@ def slowest(transport: Transport, seconds: float) -> float:
     return float(floats(transport, seconds).max())
 
 
-def write_trace(transport: Transport, steps: Sequence[Step], path: Path) -> None:
-    """Write the trace of the steps that were watched, on rank 0. Collective.
+def write_workload(transport: Transport, steps: Sequence[Step], path: Path) -> None:
+    """Write the workload of the steps that were watched, on rank 0. Collective.
 
     Raises:
         PlanError: on every rank: too few steps, or steps that are not alike; ConfigError: the file cannot be written.
     """
-    trace = recorded(transport, steps, f"recorded on {transport.topology}")
-    on_rank_0(transport, lambda: trace.save(path), ConfigError)
+    workload = recorded(transport, steps, f"recorded on {transport.topology}")
+    on_rank_0(transport, lambda: workload.save(path), ConfigError)
 
 
-# --- the trace --------------------------------------------------------------------------------------------------------
+# --- the workload -----------------------------------------------------------------------------------------------------
 
 
-def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Trace:
-    """The trace of the steps that the ranks have watched. Collective; the same on every rank.
+def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Workload:
+    """The workload of the steps that the ranks have watched. Collective; the same on every rank.
 
     A tensor is ready when the last rank has it, which is another one in every step: no collective can finish before all
     have given their part. So it is the median over the steps of the maximum over the ranks. They begin a step together,
@@ -146,7 +146,7 @@ def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Trace:
     order = sorted(range(len(specs)), key=lambda column: first[specs[column].name])  # of equal times rank 0's
     where: DeviceKind = "gpu" if any(spec.device == "gpu" for spec in specs) else "cpu"
     text = f"{source}; {count} steps, the slowest of {len(said)} ranks in each"
-    return Trace.of_steps([specs[c] for c in order], latest[:, order], seconds, np.zeros(count), where, text)
+    return Workload.of_steps([specs[c] for c in order], latest[:, order], seconds, np.zeros(count), where, text)
 
 
 def _alike(steps: Sequence[Step]) -> list[Step]:
@@ -193,12 +193,14 @@ def _ready(step: Step) -> dict[str, float]:
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def _proposed(transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning) -> list[Plan]:
+def _proposed(
+    transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
+) -> list[Plan]:
     """Plans that are worth a trial, of rank 0 for all."""
 
     def make() -> list[Any]:
         try:
-            return [to_json(one) for one in _candidates(transport, options, trace, profile, tuning)]
+            return [to_json(one) for one in _candidates(transport, options, workload, profile, tuning)]
         except Exception as error:  # the kind says what the planner was about
             raise PlanError(
                 f"no plan could be made: {transport.describe(0)}: {type(error).__name__}: {error}"
@@ -209,38 +211,40 @@ def _proposed(transport: Transport, options: Options, trace: Trace, profile: Pro
 
 
 def _candidates(
-    transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning
+    transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
 ) -> Iterator[Plan]:
     """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
-    trace, profile = beside(trace, profile)
-    best = plan(trace, profile, tuning.compressors, baselines=False)
+    workload, profile = beside(workload, profile)
+    best = plan(workload, profile, tuning.compressors, baselines=False)
     assert best.forecast is not None
-    dense = plan(trace, profile, (), baselines=False) if compresses(best) else best
+    dense = plan(workload, profile, (), baselines=False) if compresses(best) else best
     alone = [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]  # cost the same
-    cases = [Case(trace, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
-    routes = {"none": None, **{case.compressor: case.usual(trace.device).route for case in cases}}
-    given = [simple for way in routes.items() for simple in _simple(transport, options, trace, *way)]
-    plans = [best, dense, *(described(simple, best, trace, profile) for simple in given)]
+    cases = [Case(workload, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
+    routes = {"none": None, **{case.compressor: case.usual(workload.device).route for case in cases}}
+    given = [simple for way in routes.items() for simple in _simple(transport, options, workload, *way)]
+    plans = [best, dense, *(described(simple, best, workload, profile) for simple in given)]
     other = Strategy("none", Route.parse(default_route(transport.topology, compressed=False)))
     return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
 
 
-def _simple(transport: Transport, options: Options, trace: Trace, spec: str, route: Route | None) -> Iterator[Plan]:
+def _simple(
+    transport: Transport, options: Options, workload: Workload, spec: str, route: Route | None
+) -> Iterator[Plan]:
     """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer."""
     usual = replace(options, compressor=spec, route=route, plan=None, tuning=None)
-    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, trace.device) for t in trace.tensors]
+    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, workload.device) for t in workload.tensors]
     strategies = {spec.name: usual.strategy(spec, transport.topology) for spec in specs}
-    small = [t.name for t in trace.tensors if strategies[t.name].compressor == "none"]
-    yield Plan(strategies, groups=_of_one_type(trace, small if spec != "none" else []), fuse_bytes=0)
-    together = usual.strategy(TensorSpec("all", (trace.nbytes,), "float32", trace.device), transport.topology)
-    yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(trace, list(strategies)), fuse_bytes=0)
+    small = [t.name for t in workload.tensors if strategies[t.name].compressor == "none"]
+    yield Plan(strategies, groups=_of_one_type(workload, small if spec != "none" else []), fuse_bytes=0)
+    together = usual.strategy(TensorSpec("all", (workload.nbytes,), "float32", workload.device), transport.topology)
+    yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(workload, list(strategies)), fuse_bytes=0)
 
 
-def _of_one_type(trace: Trace, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _of_one_type(workload: Workload, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Groups of these tensors, one for each element type."""
     groups: dict[str, list[str]] = {}
     wanted = set(names)
-    for tensor in trace.tensors:
+    for tensor in workload.tensors:
         if tensor.name in wanted:
             groups.setdefault(tensor.dtype, []).append(tensor.name)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
@@ -256,7 +260,7 @@ class Entry:
 
 
 def _tried(
-    transport: Transport, options: Options, plans: Sequence[Plan], trace: Trace, seconds: float, pushed: bool
+    transport: Transport, options: Options, plans: Sequence[Plan], workload: Workload, seconds: float, pushed: bool
 ) -> tuple[Entry, list[Entry]]:
     """Trials of what the session does now, and of the plans, the best first. Collective.
 
@@ -265,7 +269,7 @@ def _tried(
     """
 
     def tried(entry: Entry, share: float) -> Entry:
-        return Entry(entry.plan, *trial(transport, options, entry.plan or options.plan, trace, share, pushed))
+        return Entry(entry.plan, *trial(transport, options, entry.plan or options.plan, workload, share, pushed))
 
     entries = [Entry(None), *map(Entry, plans)]
     now, *first = [tried(entry, seconds / 2 / len(entries)) for entry in entries]

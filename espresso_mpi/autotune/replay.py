@@ -20,7 +20,7 @@ from ..engine.diagnostics import Call
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..options import Options
-from ..planner.model.trace import Trace, TracedTensor
+from ..planner.model.workload import Workload, WorkloadTensor
 from ..state.memory import Keeping
 from ..tracing.recording import Recorder
 from ..types import DeviceKind, Plan, Strategy
@@ -34,11 +34,11 @@ _LEAST, _MOST = 3, 100
 
 
 def trial(
-    transport: Transport, options: Options, plan: Plan | None, trace: Trace, seconds: float, pushed: bool
+    transport: Transport, options: Options, plan: Plan | None, workload: Workload, seconds: float, pushed: bool
 ) -> tuple[float, float]:
-    """Median seconds of a step like the trace's by a plan, on the slowest rank, and its uncertainty. Collective.
+    """Median seconds of a step like the workload's by a plan, on the slowest rank, and its uncertainty. Collective.
 
-    Gradients appear when the trace says so, and the processor is at work until then: it may be the same that
+    Gradients appear when the workload says so, and the processor is at work until then: it may be the same that
     synchronises, and links rest meanwhile. The arrays are others, with normal values, and nothing of them is kept.
 
     Args:
@@ -46,7 +46,7 @@ def trial(
         pushed: gradients are pushed when they are there; else all are synchronised at once at the end.
     """
     with rehearsing(transport, replace(options, plan=plan and _settled(plan))) as session:
-        step = _Step(session, trace, Work(transport, trace.device), transport.rank, pushed)
+        step = _Step(session, workload, Work(transport, workload.device), transport.rank, pushed)
         times: list[float] = []
         started = time.perf_counter()
         while len(times) < _WARM_UP + _MOST:
@@ -72,12 +72,12 @@ def _settled(plan: Plan) -> Plan:
 
 
 class _Step:
-    """The step of a trace with arrays of its own."""
+    """The step of a workload with arrays of its own."""
 
-    def __init__(self, session: Rehearsal, trace: Trace, work: Work, rank: int, pushed: bool) -> None:
+    def __init__(self, session: Rehearsal, workload: Workload, work: Work, rank: int, pushed: bool) -> None:
         self._session, self._work, self._pushed = session, work, pushed
-        self._arrays = {tensor.name: _array(tensor, trace.device, rank) for tensor in trace.tensors}
-        self._gaps = [float(gap) for gap in trace.backward]
+        self._arrays = {tensor.name: _array(tensor, workload.device, rank) for tensor in workload.tensors}
+        self._gaps = [float(gap) for gap in workload.backward]
 
     def run(self) -> None:
         """Compute and synchronise."""
@@ -91,7 +91,7 @@ class _Step:
         self._session.wait_all()
 
 
-def _array(tensor: TracedTensor, where: DeviceKind, rank: int) -> Any:
+def _array(tensor: WorkloadTensor, where: DeviceKind, rank: int) -> Any:
     """An array like a tensor, where it is. bfloat16 is stood in for by float16, which takes as long."""
     kind = np.float16 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype)
     values = np.random.default_rng([rank, tensor.size]).standard_normal(tensor.size, np.float32)

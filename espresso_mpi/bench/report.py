@@ -124,8 +124,9 @@ Steps are simulated, in the order `schedule` unless a table says otherwise; time
 
 _VALIDATE = """
 Training steps as the planner predicts them and as they were measured. Predictions are made from a profile of this
-cluster and from a trace of the training, both recorded before, in other sessions; then all methods of a case train in
-turns. *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come (`push`).
+cluster and from the workload of the training, both recorded before, in other sessions; then all methods of a case
+train in turns. *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come
+(`push`).
 *error* is of the prediction; *bias*: the median of the errors with their signs. *computing*: how long it took until all
 gradients were there, over the recorded time: with `sync` it shows how far the node's speed changed in between.
 *time / best*: over the quickest method measured; *auto / best*: that of what `plan="auto"` chose.

@@ -29,7 +29,7 @@ from ..planner.model.beside import beside
 from ..planner.model.problem import evaluated
 from ..planner.model.profile import Profile
 from ..planner.model.timetables import with_schedule
-from ..planner.model.trace import Trace
+from ..planner.model.workload import Workload
 from ..planner.plan import defaults
 from ..planner.plan import plan as planned
 from ..planner.planfile import from_json, to_json
@@ -93,7 +93,7 @@ def main(
         seconds: time for the training steps of all methods and cases together.
         profile_seconds: time for the profile; a session that plans for itself measures for a fifth of that.
         json: file for the result.
-        keep: folder for the profile and the traces that predictions are made from; default: they are not kept.
+        keep: folder for the profile and the workloads that predictions are made from; default: they are not kept.
 
     Raises:
         ConfigError: an argument does not fit, or there is one rank only.
@@ -110,7 +110,8 @@ def main(
     with _folder(world, keep) as folder:
         known = _Known.gathered(world, folder, names, {case: trainees[case.tensors] for case in cases}, profile_seconds)
     made = {
-        case: _of_rank_0(world, partial(plans, trace, known.profile, names)) for case, trace in known.traces.items()
+        case: _of_rank_0(world, partial(plans, workload, known.profile, names))
+        for case, workload in known.workloads.items()
     }
     rows = []
     for case in cases:
@@ -119,7 +120,9 @@ def main(
     if world.rank == 0:
         _print(rows)
         if json is not None:
-            write_rows(json, rows, kind="validate", nbytes=max(trace.nbytes for trace in known.traces.values()))
+            write_rows(
+                json, rows, kind="validate", nbytes=max(workload.nbytes for workload in known.workloads.values())
+            )
     return rows
 
 
@@ -189,7 +192,7 @@ class _Known:
     """All that is known before anything is measured: what predictions are made from, the same on every rank."""
 
     profile: Profile
-    traces: Mapping[Case, Trace]
+    workloads: Mapping[Case, Workload]
 
     @classmethod
     def gathered(
@@ -206,16 +209,16 @@ class _Known:
         return cls(profile, {case: _recorded(comm, folder, case, one) for case, one in trainees.items()})
 
 
-def plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:
+def plans(workload: Workload, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:
     """The planner's own, and the baselines that can be used on such tensors, with every compressor; each once."""
-    trace, profile = beside(trace, profile)
-    found = {"model": planned(trace, profile, names)}
-    for name in usable(trace):
+    workload, profile = beside(workload, profile)
+    found = {"model": planned(workload, profile, names)}
+    for name in usable(workload):
         for compressor in names:
-            plan = baseline(name, trace, profile, compressor)
+            plan = baseline(name, workload, profile, compressor)
             lossy = any(strategy.compressor == compressor for strategy in plan.strategies.values())
             apart = replace(plan, fuse_bytes=0)  # as it is predicted: every tensor by itself
-            single = with_schedule(apart, trace, profile, *defaults(trace, profile))
+            single = with_schedule(apart, workload, profile, *defaults(workload, profile))
             found.setdefault(f"{name}, {compressor}" if lossy and name != compressor else name, single)
     first: dict[str, str] = {}
     for label, plan in found.items():
@@ -223,24 +226,24 @@ def plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Pla
     return {label: found[label] for label in first.values()}
 
 
-def predicted(plan: Plan, trace: Trace, profile: Profile) -> float:
+def predicted(plan: Plan, workload: Workload, profile: Profile) -> float:
     """Seconds of a step by a plan, as the executor goes about it."""
-    trace, profile = beside(trace, profile)
-    lanes, order = defaults(trace, profile)
-    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
+    workload, profile = beside(workload, profile)
+    lanes, order = defaults(workload, profile)
+    problem, choice = evaluated(plan, workload, profile, lanes=lanes, order=order)
     return problem.seconds(choice)
 
 
-def _recorded(comm: Any, folder: Path, case: Case, trainee: _Trainee) -> Trace:
-    """The trace of a case, from a session of its own. Collective."""
+def _recorded(comm: Any, folder: Path, case: Case, trainee: _Trainee) -> Workload:
+    """The workload of a case, from a session of its own. Collective."""
     path = folder / f"{case.tensors}-{case.calls}.json"
     with Session(comm) as session:
         for _ in range(_CHANGE_OVER):
             trainee.step(session, case.calls)
-        with session.record_trace(path):
+        with session.record_workload(path):
             for _ in range(_RECORDED):
                 trainee.step(session, case.calls)
-    return Trace.from_json(comm.bcast(Trace.load(path).to_json() if comm.rank == 0 else None))
+    return Workload.from_json(comm.bcast(Workload.load(path).to_json() if comm.rank == 0 else None))
 
 
 def _of_rank_0(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
@@ -257,8 +260,8 @@ def _compared(
     seconds: float,
 ) -> list[Row]:  # fmt: skip
     """Steps of all plans of a case in turns."""
-    trace, profile = known.traces[case], known.profile
-    guesses = {name: predicted(plan, trace, profile) for name, plan in made.items()}
+    workload, profile = known.workloads[case], known.profile
+    guesses = {name: predicted(plan, workload, profile) for name, plan in made.items()}
     with ExitStack() as stack:
         auto = stack.enter_context(Session(comm, plan="auto", tuning=tuning))
         while auto.plan is None:
@@ -270,7 +273,9 @@ def _compared(
         chosen = auto.plan
     assert chosen is not None
     everyone = {AUTO: chosen, **made}
-    return rows_of(case, trace.tensors[-1].ready, times, {AUTO: predicted(chosen, trace, profile), **guesses}, everyone)
+    return rows_of(
+        case, workload.tensors[-1].ready, times, {AUTO: predicted(chosen, workload, profile), **guesses}, everyone
+    )
 
 
 def _in_turns(
@@ -291,7 +296,7 @@ def rows_of(
     """The result, in the order of ``guesses``.
 
     Args:
-        recorded: seconds of the backward pass in the trace.
+        recorded: seconds of the backward pass in the workload.
         times: seconds until all gradients are there, and of whole steps, shape (2, steps, methods).
     """
     computing, medians = np.median(times, axis=1).tolist()

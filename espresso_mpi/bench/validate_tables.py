@@ -19,7 +19,7 @@ class Row:
         tensors, calls: the case: how many tensors a step has, and whether they are pushed as they come (``push``) or
             synchronised at the end (``sync``).
         predicted, measured: seconds of a step, measured the median; p90: of the measured ones.
-        recorded, computing: seconds until all gradients are there: in the trace, and the median of the measured steps.
+        recorded, computing: seconds until all gradients are there, in the workload and in the measured steps (median).
         chosen: this is what ``auto`` chose. ratio_to_best: measured over the quickest method's of the case.
         plan: what travelled how, in words.
     """

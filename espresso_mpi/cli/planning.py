@@ -63,8 +63,9 @@ def plan(
         str,
         typer.Option(metavar="FILE", help="Of espresso-mpi profile, or a testbed: nvlink-100g, pcie-25g."),
     ],
-    trace: Annotated[
-        str, typer.Option(metavar="FILE", help="Of session.record_trace; or a model: vgg16, resnet101, bert-base, ….")
+    workload: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Of session.record_workload; or a model: vgg16, resnet101, bert-base, …."),
     ],
     compressors: Compressors = "fp16,int8",
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The plan to write.")] = Path(
@@ -93,12 +94,12 @@ def plan(
 ) -> None:
     """Choose for every tensor whether, where and how to compress it, and by which collectives. No MPI.
 
-    [dim]espresso-mpi plan --profile profile.json --trace trace.json --compressors fp16,int8 -o plan.json[/dim]
+    [dim]espresso-mpi plan --profile profile.json --workload workload.json --compressors fp16,int8 -o plan.json[/dim]
     """
     from espresso_mpi.cli import plan as command
 
     command.plan_main(
-        profile=profile, trace=trace, compressors=compressors, output=output, order=order, lanes=lanes,
+        profile=profile, workload=workload, compressors=compressors, output=output, order=order, lanes=lanes,
         error_budget=error_budget, picture=picture, device=device, backward=backward,
     )  # fmt: skip
 

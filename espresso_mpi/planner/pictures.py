@@ -101,7 +101,7 @@ def shown(problem: Problem, choice: np.ndarray) -> list[Shown]:
         rows += [0.0] * (row + 1 - len(rows))
         rows[row] = one.stop
         kind, what = names(one)
-        tensor = "" if one.tensor < 0 else problem.trace.tensors[one.tensor].name
+        tensor = "" if one.tensor < 0 else problem.workload.tensors[one.tensor].name
         found.append(Shown(kind, what, tensor, one.segment, one.lane, row, one.start, one.stop))
     return found
 
@@ -119,7 +119,7 @@ def _names(problem: Problem, choice: np.ndarray) -> Any:
 
     def name(one: Interval) -> tuple[str, str]:
         if one.tensor < 0:
-            return "backward", f"backward {problem.trace.tensors[one.position].name}"
+            return "backward", f"backward {problem.workload.tensors[one.position].name}"
         slot = slots[one.tensor][one.position]
         wire = INSIDE if slot.resource == "intra" else "wire"
         return (wire if slot.kind == "move" else slot.kind), slot.what

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...planner.model.problem import evaluated
 from ...planner.model.profile import Profile
-from ...planner.model.trace import Trace, TracedTensor
+from ...planner.model.workload import Workload, WorkloadTensor
 from ...types import Plan, Strategy
 from ..synthetic_load import Work
 from .fits import call_costs, steeper
@@ -86,6 +86,6 @@ def _known(strategy: Strategy, count: int, n: int, profile: Profile, lanes: str)
 
     What is measured is a session without a plan: it has no schedule to follow, so the order is ``fifo``.
     """
-    trace = Trace(tuple(TracedTensor(str(k), n, 0.0) for k in range(count)))
-    problem, choice = evaluated(Plan(default=strategy), trace, profile, lanes=lanes, order="fifo")
+    workload = Workload(tuple(WorkloadTensor(str(k), n, 0.0) for k in range(count)))
+    problem, choice = evaluated(Plan(default=strategy), workload, profile, lanes=lanes, order="fifo")
     return problem.timeline.seconds(choice)

@@ -27,7 +27,7 @@ from ...errors import ConfigError
 from ...planner.model.problem import evaluated
 from ...planner.model.profile import Profile
 from ...planner.model.timetables import with_schedule
-from ...planner.model.trace import Trace, TracedTensor
+from ...planner.model.workload import Workload, WorkloadTensor
 from ...planner.plan import defaults
 from ...types import Plan, Strategy
 from .fits import Effects, effects_of, step_costs
@@ -45,10 +45,10 @@ class Step:
     size: int
     seconds: float
 
-    def trace(self, pushed: bool) -> Trace:
+    def workload(self, pushed: bool) -> Workload:
         """The step as a planner sees it."""
         ready = [self.seconds * (k + 1) / self.count if pushed else self.seconds for k in range(self.count)]
-        return Trace(tuple(TracedTensor(name, self.size, at) for name, at in zip(self.names, ready)))
+        return Workload(tuple(WorkloadTensor(name, self.size, at) for name, at in zip(self.names, ready)))
 
     @property
     def names(self) -> list[str]:
@@ -82,7 +82,7 @@ def measured(
     layers, late, early = _Layers(transport), [], []
     for strategy in usual:
         with ExitStack() as stack:
-            plans = [[_planned(strategy, step.trace(pushed), profile) for pushed in kinds] for step in STEPS]
+            plans = [[_planned(strategy, step.workload(pushed), profile) for pushed in kinds] for step in STEPS]
             sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in ways] for ways in plans]
             found = repeating.in_turns([partial(_steps, ways, layers, transport.rank, step)
                            for ways, step in zip(sessions, STEPS)])  # fmt: skip
@@ -149,9 +149,9 @@ def _steps(ways: Sequence[Any], layers: _Layers, rank: int, step: Step) -> list[
     return marks
 
 
-def _planned(strategy: Strategy, trace: Trace, profile: Profile) -> tuple[Plan, float]:
+def _planned(strategy: Strategy, workload: Workload, profile: Profile) -> tuple[Plan, float]:
     """A plan by which every tensor travels by itself, and the seconds of its step by the timeline."""
-    lanes, order = defaults(trace, profile)
-    plan = with_schedule(Plan(default=strategy, fuse_bytes=0), trace, profile, lanes, order)
-    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
+    lanes, order = defaults(workload, profile)
+    plan = with_schedule(Plan(default=strategy, fuse_bytes=0), workload, profile, lanes, order)
+    problem, choice = evaluated(plan, workload, profile, lanes=lanes, order=order)
     return plan, problem.seconds(choice)

@@ -11,8 +11,8 @@ from numba import njit
 from espresso_mpi.planner.model.dispatch import scheduled
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import ROUNDS, Order, Timeline, backprop_time
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import Chosen, algorithm1, algorithm2, on_cpu
 from espresso_mpi.planner.search.bound import lower_bound
 from espresso_mpi.planner.search.search import search
@@ -134,13 +134,13 @@ def offload_case(rng: np.random.Generator, order: Order = "schedule") -> Problem
     tensors, at = [], rng.uniform(0, 0.01)
     for number in range(int(rng.integers(3, 7))):
         at += 10 ** rng.uniform(-4, -2)
-        tensors.append(TracedTensor(f"t{number}", int(rng.choice(sizes)), float(at)))
+        tensors.append(WorkloadTensor(f"t{number}", int(rng.choice(sizes)), float(at)))
     on_gpu = routes(("gpu",))
     packed = [route for route in on_gpu if route.compressed]
     some = [packed[place] for place in rng.choice(len(packed), size=8, replace=False)]
     ways = [*(route for route in on_gpu if not route.compressed), *some, *(route.on("cpu") for route in some)]
-    trace = Trace(tuple(tensors), device="gpu")
-    return Problem.of(trace, _cluster(rng).profile(), ["onebit"], routes=ways, order=order, prune=False)
+    workload = Workload(tuple(tensors), device="gpu")
+    return Problem.of(workload, _cluster(rng).profile(), ["onebit"], routes=ways, order=order, prune=False)
 
 
 def _cluster(rng: np.random.Generator) -> Cluster:

@@ -22,7 +22,7 @@ BUFFER = 25 << 20
 def gap(at: Scene, fused: bool) -> Gap:
     """Our search beside its bound, Algorithms 1 and 2, and fusion."""
     return Gap(
-        at.model, at.testbed, at.compressor, len(at.trace.tensors), at.found.seconds, at.found.bound,
+        at.model, at.testbed, at.compressor, len(at.workload.tensors), at.found.seconds, at.found.bound,
         at.algorithms.seconds, at.fused.seconds if fused else None, at.fused.bound if fused else None, at.dense,
     )  # fmt: skip
 

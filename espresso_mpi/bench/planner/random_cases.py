@@ -10,7 +10,7 @@ from espresso_mpi.planner.model.dispatch import scheduled, served
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.timeline import ORDERS, ROUNDS, Lanes, Options, Order, Timeline, backprop_time, virtual
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.types import Route
 
 _ROUTE = Route.parse("flat")
@@ -28,13 +28,13 @@ def random_case(
     counts = rng.integers(1, options + 1, tensors)
     table = _options(rng, int(counts.sum()), where, bool(rng.integers(2)))
     backward = rng.uniform(0, 1, tensors) * rng.choice([0.0, 0.3, 1.0], tensors)
-    trace = Trace(tuple(TracedTensor(f"t{i}", 1, float(ready)) for i, ready in enumerate(np.cumsum(backward))))
-    timeline = Timeline(np.ascontiguousarray(trace.backward), table, where, order)
+    workload = Workload(tuple(WorkloadTensor(f"t{i}", 1, float(ready)) for i, ready in enumerate(np.cumsum(backward))))
+    timeline = Timeline(np.ascontiguousarray(workload.backward), table, where, order)
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     rows = table.count.size
     profile, menu = Profile(1, 1, {}, {}, {}, Curve.line(0, 0)), np.arange(tensors, dtype=np.int64)
     dense, route = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
-    return Problem(trace, profile, (), (_ROUTE,), timeline, menu, first, dense, route)
+    return Problem(workload, profile, (), (_ROUTE,), timeline, menu, first, dense, route)
 
 
 def _lanes(rng: np.random.Generator) -> Lanes:

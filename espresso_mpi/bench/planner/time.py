@@ -13,8 +13,8 @@ import numpy as np
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.timeline import Order
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import algorithm1, algorithm2
 from espresso_mpi.planner.search.fused_search import search_fused
 from espresso_mpi.planner.search.search import search
@@ -38,7 +38,7 @@ def selection(scene: Scene, timed: Timed, ways: Sequence[str]) -> Iterator[Selec
         first = time.perf_counter() - begin
         took = decide(scene, timed)
         yield Selection(
-            scene.model, scene.testbed, scene.compressor, way, len(scene.trace.tensors), took.menus, took.options,
+            scene.model, scene.testbed, scene.compressor, way, len(scene.workload.tensors), took.menus, took.options,
             took.repeats, first, took.problem, took.decide, took.offload,
             paper.decide if paper else None, paper.offload if paper else None,
         )  # fmt: skip
@@ -72,7 +72,7 @@ def _search(scene: Scene, timed: Timed) -> _Took:
 def _fused(scene: Scene, timed: Timed) -> _Took:
     """Buffers have menus of their own, which are priced within the search."""
     found, decide, repeats = replace(timed, least=1)(
-        lambda: search_fused(scene.trace, scene.profile, [scene.compressor])
+        lambda: search_fused(scene.workload, scene.profile, [scene.compressor])
     )
     problem = found[1]
     return _Took(problem.first.size - 1, _options(problem), repeats, 0.0, decide)
@@ -91,14 +91,14 @@ TENSORS, DIFFERENT, OPTIONS = "tensors", "tensors of different sizes", "options"
 RELAXED = "tensors, in backprop"
 
 
-def synthetic(trace: Trace, tensors: int, different: bool = False) -> Trace:
+def synthetic(workload: Workload, tensors: int, different: bool = False) -> Workload:
     """A model of so many tensors, with the sizes of a real one in its order, each with its part of the backward pass.
 
     Args:
         different: a size that was there before grows by as many elements as it was, so that none repeats.
     """
-    places = np.arange(tensors) * len(trace.tensors) // tensors
-    sizes = [trace.tensors[place].size for place in places]
+    places = np.arange(tensors) * len(workload.tensors) // tensors
+    sizes = [workload.tensors[place].size for place in places]
     if different:
         seen: set[int] = set()
         for number, size in enumerate(sizes):
@@ -106,9 +106,9 @@ def synthetic(trace: Trace, tensors: int, different: bool = False) -> Trace:
                 size += 1
             seen.add(size)
             sizes[number] = size
-    ready = np.cumsum(trace.backward[places])
-    made = tuple(TracedTensor(f"t{i}", size, float(at)) for i, (size, at) in enumerate(zip(sizes, ready)))
-    return replace(trace, tensors=made, source=f"{tensors} tensors after {trace.source}")
+    ready = np.cumsum(workload.backward[places])
+    made = tuple(WorkloadTensor(f"t{i}", size, float(at)) for i, (size, at) in enumerate(zip(sizes, ready)))
+    return replace(workload, tensors=made, source=f"{tensors} tensors after {workload.source}")
 
 
 def by_tensors(
@@ -117,10 +117,10 @@ def by_tensors(
 ) -> list[Growth]:  # fmt: skip
     """Search in synthetic models of more and more tensors."""
     rows, along = [], DIFFERENT if different else TENSORS if order == "schedule" else RELAXED
-    search(Problem.of(synthetic(scene.trace, 3), scene.profile, [scene.compressor], order=order))  # compiles
+    search(Problem.of(synthetic(scene.workload, 3), scene.profile, [scene.compressor], order=order))  # compiles
     for count in counts:
-        trace = synthetic(scene.trace, count, different)
-        rows.append(_grown(along, "", count, trace, scene.profile, [scene.compressor], None, timed, order))
+        workload = synthetic(scene.workload, count, different)
+        rows.append(_grown(along, "", count, workload, scene.profile, [scene.compressor], None, timed, order))
         tick()
     return rows
 
@@ -151,20 +151,20 @@ def by_options(scene: Scene, given: Sequence[Choice], timed: Timed, tick: Callab
     """Search in one model with more and more to choose from."""
     rows = []
     for choice in given:
-        single = replace(scene.trace, tensors=scene.trace.tensors[-1:])
+        single = replace(scene.workload, tensors=scene.workload.tensors[-1:])
         full = Problem.of(single, scene.profile, choice.compressors, routes=choice.routes, prune=False)
-        rows.append(_grown(OPTIONS, choice.label, _options(full), scene.trace, scene.profile, choice.compressors,
+        rows.append(_grown(OPTIONS, choice.label, _options(full), scene.workload, scene.profile, choice.compressors,
                            choice.routes, timed))  # fmt: skip
         tick()
     return rows
 
 
 def _grown(
-    along: str, label: str, at: int, trace: Trace, profile: Profile, compressors: Sequence[str],
+    along: str, label: str, at: int, workload: Workload, profile: Profile, compressors: Sequence[str],
     given: Sequence[Route] | None, timed: Timed, order: Order = "schedule",
 ) -> Growth:  # fmt: skip
-    Problem.of(trace, profile, compressors, routes=given)  # walks the routes
-    problem, menus, repeats = timed(lambda: Problem.of(trace, profile, compressors, routes=given, order=order))
+    Problem.of(workload, profile, compressors, routes=given)  # walks the routes
+    problem, menus, repeats = timed(lambda: Problem.of(workload, profile, compressors, routes=given, order=order))
     found, decide, _ = timed(lambda: search(problem))
     return Growth(along, label, at, menus, decide, found.seconds / found.bound - 1, repeats)
 

@@ -25,8 +25,8 @@ from .menus import Menu, full_menus, needed_menus
 from .pricing import priced
 from .profile import Profile
 from .timeline import Lanes, Options, Order, Timeline, lanes_of
-from .trace import Trace, TracedTensor
 from .tree import routes as all_routes
+from .workload import Workload, WorkloadTensor
 
 _AT_ONCE = 64
 """Sizes of tensors that are priced together: all options of ten thousand would fill the memory, before pruning."""
@@ -37,14 +37,14 @@ class Problem:
     """Tensors in backprop order, and a menu for each.
 
     Attributes:
-        trace, profile: what is planned for.
+        workload, profile: what is planned for.
         compressors: specs; routes: both named by menus.
         timeline: prices choices; a choice is an int64 array (tensors,) of rows of all menus together.
         menu: int64 (tensors,), which menu a tensor has; first: int64 (menus + 1,), where menus begin among the rows.
         method, route: int32 (rows,), as in ``Menu``.
     """
 
-    trace: Trace
+    workload: Workload
     profile: Profile
     compressors: tuple[str, ...]
     routes: tuple[Route, ...]
@@ -57,7 +57,7 @@ class Problem:
     @classmethod
     def of(
         cls,
-        trace: Trace,
+        workload: Workload,
         profile: Profile,
         compressors: Sequence[str],
         *,
@@ -71,7 +71,7 @@ class Problem:
 
         Args:
             compressors: specs, ``none`` among them or not: dense routes are always options.
-            routes: default: all of the decision tree for the trace's device, and those that sum payloads where a
+            routes: default: all of the decision tree for the workload's device, and those that sum payloads where a
                 compressor is linear.
             lanes: which resources share a lane, or the name of one of ``LANES``.
             prune: leave out what is dominated in the order; see ``dominance`` and ``menus``.
@@ -84,11 +84,11 @@ class Problem:
         specs = tuple(dict.fromkeys(str(_method(text)) for text in given_once if text != "none"))
         methods = tuple(_method(text) for text in specs)
         where = lanes_of(lanes)
-        given = tuple(routes) if routes is not None else _default_routes(trace, methods)
-        shape = Shape(profile.nodes, profile.ranks_per_node, trace.device)
+        given = tuple(routes) if routes is not None else _default_routes(workload, methods)
+        shape = Shape(profile.nodes, profile.ranks_per_node, workload.device)
         tables = compiled(given, shape, where, _checks(profile))
         sizes: dict[tuple[int, int], int] = {}
-        menu = [sizes.setdefault(_size(tensor), len(sizes)) for tensor in trace.tensors]
+        menu = [sizes.setdefault(_size(tensor), len(sizes)) for tensor in workload.tensors]
         different, menus = list(sizes), list[Menu]()
         for begin in range(0, len(different), _AT_ONCE):
             blocks = priced(tables, methods, profile, different[begin : begin + _AT_ONCE], free_codecs)
@@ -96,11 +96,11 @@ class Problem:
                 menus += needed_menus(tables, blocks, where.count)
             else:
                 menus += pruned(tables, full_menus(tables, blocks), where) if prune else full_menus(tables, blocks)
-        return cls.of_menus(trace, profile, specs, given, menus, menu, where, order)
+        return cls.of_menus(workload, profile, specs, given, menus, menu, where, order)
 
     @classmethod
     def of_menus(
-        cls, trace: Trace, profile: Profile, specs: tuple[str, ...], routes: tuple[Route, ...],
+        cls, workload: Workload, profile: Profile, specs: tuple[str, ...], routes: tuple[Route, ...],
         menus: Sequence[Menu], menu: Sequence[int], lanes: Lanes, order: Order,
     ) -> Problem:  # fmt: skip
         """Of menus that were priced already; ``menu``: which of them each tensor has."""
@@ -111,9 +111,9 @@ class Problem:
                 for name in ("lane", "seconds", "count", "repeats")
             )
         )
-        timeline = Timeline(np.ascontiguousarray(trace.backward), options, lanes, order)
+        timeline = Timeline(np.ascontiguousarray(workload.backward), options, lanes, order)
         method, route = (np.concatenate([getattr(m, name) for m in menus]) for name in ("method", "route"))
-        return cls(trace, profile, specs, routes, timeline, np.array(menu, np.int64), first, method, route)
+        return cls(workload, profile, specs, routes, timeline, np.array(menu, np.int64), first, method, route)
 
     def menu_of(self, tensor: int) -> Menu:
         """The menu of a tensor."""
@@ -122,10 +122,10 @@ class Problem:
         options = Options(o.lane[part], o.seconds[part], o.count[part], o.repeats[part])
         return Menu(options, self.method[part], self.route[part])
 
-    def with_menus(self, trace: Trace, menus: Mapping[Any, Menu], keys: Sequence[Any]) -> Problem:
-        """Another trace, for each of whose tensors a key names the menu; menus are of this problem's methods."""
+    def with_menus(self, workload: Workload, menus: Mapping[Any, Menu], keys: Sequence[Any]) -> Problem:
+        """Another workload, for each of whose tensors a key names the menu; menus are of this problem's methods."""
         places = {key: number for number, key in enumerate(menus)}
-        return Problem.of_menus(trace, self.profile, self.compressors, self.routes, list(menus.values()),
+        return Problem.of_menus(workload, self.profile, self.compressors, self.routes, list(menus.values()),
                                 [places[key] for key in keys], self.timeline.lanes, self.timeline.order)  # fmt: skip
 
     @property
@@ -145,7 +145,7 @@ class Problem:
 
     def operations(self, row: int) -> tuple[Slot, ...]:
         """The operations of an option, in order."""
-        shape = Shape(self.profile.nodes, self.profile.ranks_per_node, self.trace.device)
+        shape = Shape(self.profile.nodes, self.profile.ranks_per_node, self.workload.device)
         return slots(self.routes[self.route[row]], shape, _checks(self.profile))
 
     def row(self, tensor: int, strategy: Strategy) -> int:
@@ -161,7 +161,7 @@ class Problem:
             found = np.flatnonzero((self.method[here] == method) & (self.route[here] == route))
             if found.size:
                 return rows[int(found[0])]
-        name = self.trace.tensors[tensor].name
+        name = self.workload.tensors[tensor].name
         raise PlanError(f"{name!r}: {strategy} is not among its options; price it with routes=[...] and prune=False")
 
     @cached_property
@@ -202,7 +202,7 @@ class Problem:
     @property
     def around(self) -> float:
         """Seconds of a step outside the timeline: the agreement of the ranks, and the update."""
-        return self.profile.call + self.trace.update
+        return self.profile.call + self.workload.update
 
     def ordered(self, order: Order) -> Problem:
         """The same with another order."""
@@ -210,23 +210,23 @@ class Problem:
 
     def chosen(self, plan: Plan) -> np.ndarray:
         """The choice that a plan without groups makes; see ``row``."""
-        ways = [plan.strategy(tensor.name) for tensor in self.trace.tensors]
+        ways = [plan.strategy(tensor.name) for tensor in self.workload.tensors]
         keys = [(menu, id(way)) for menu, way in zip(self.menu.tolist(), ways)]  # few differ, where tensors are many
         tensors = {key: number for number, key in enumerate(keys)}
         rows = {key: self.row(number, ways[number]) for key, number in tensors.items()}
         return np.array([rows[key] for key in keys], np.int64)
 
 
-def evaluated(plan: Plan, trace: Trace, profile: Profile, *, lanes: Lanes | str = "one-network",
+def evaluated(plan: Plan, workload: Workload, profile: Profile, *, lanes: Lanes | str = "one-network",
               order: Order = "schedule", free_codecs: bool = False) -> tuple[Problem, np.ndarray]:  # fmt: skip
     """The problem whose tensors are the buffers of a plan, and the choice that the plan makes in it.
 
     Raises:
         ConfigError, PlanError: the plan does not know a tensor; the profile lacks what it needs.
     """
-    buffers = fused(trace, plan.groups)
+    buffers = fused(workload, plan.groups)
     leader = {group[0]: buffer_name(group) for group in plan.groups if len(group) > 1}
-    by_buffer = {leader.get(t.name, t.name): plan.strategy(t.name) for t in trace.tensors}
+    by_buffer = {leader.get(t.name, t.name): plan.strategy(t.name) for t in workload.tensors}
     strategies = {t.name: by_buffer[t.name] for t in buffers.tensors}
     specs = [s.compressor for s in strategies.values()]
     ways = tuple(dict.fromkeys(s.route for s in strategies.values()))
@@ -235,9 +235,9 @@ def evaluated(plan: Plan, trace: Trace, profile: Profile, *, lanes: Lanes | str 
     return problem, problem.chosen(Plan(strategies))
 
 
-def _default_routes(trace: Trace, methods: Sequence[Compressor]) -> tuple[Route, ...]:
+def _default_routes(workload: Workload, methods: Sequence[Compressor]) -> tuple[Route, ...]:
     """All routes that tensors on this device can take with these methods."""
-    return all_routes(("cpu", "gpu") if trace.device == "gpu" else ("cpu",), any(m.linear for m in methods))
+    return all_routes(("cpu", "gpu") if workload.device == "gpu" else ("cpu",), any(m.linear for m in methods))
 
 
 def _method(spec: str) -> Compressor:
@@ -252,5 +252,5 @@ def _checks(profile: Profile) -> bool:
     return profile.tensor > 0 or any(profile.check.values)
 
 
-def _size(tensor: TracedTensor) -> tuple[int, int]:
+def _size(tensor: WorkloadTensor) -> tuple[int, int]:
     return tensor.size, ITEMSIZE[tensor.dtype]

@@ -14,7 +14,7 @@ from .dispatch import laid_out
 from .problem import Problem, evaluated
 from .profile import Profile
 from .timeline import Order
-from .trace import Trace
+from .workload import Workload
 
 
 def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> Schedule | None:
@@ -47,11 +47,11 @@ def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> S
     return Schedule(replace(lanes, compute=lanes.backward), buffers)
 
 
-def with_schedule(plan: Plan, trace: Trace, profile: Profile, lanes: Lanes | str, order: Order) -> Plan:
+def with_schedule(plan: Plan, workload: Workload, profile: Profile, lanes: Lanes | str, order: Order) -> Plan:
     """The plan with the schedule by which its step is predicted.
 
     Raises:
         PlanError: the plan does not know a tensor; ConfigError: the profile lacks what it needs.
     """
-    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
-    return replace(plan, schedule=schedule_of(problem, choice, [buffer.name for buffer in problem.trace.tensors]))
+    problem, choice = evaluated(plan, workload, profile, lanes=lanes, order=order)
+    return replace(plan, schedule=schedule_of(problem, choice, [buffer.name for buffer in problem.workload.tensors]))

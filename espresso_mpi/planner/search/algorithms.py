@@ -30,8 +30,8 @@ from ..model.dispatch import laid_out
 from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import TIE, Lanes, Order, Timeline, follow
-from ..model.trace import Trace
 from ..model.tree import routes as all_routes
+from ..model.workload import Workload
 from .confirmed import Confirmed
 from .steps import Backprop, Events, Step, follow_back, replaced
 
@@ -63,7 +63,12 @@ class Chosen:
 
 
 def published(
-    trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network", order: Order = "schedule"
+    workload: Workload,
+    profile: Profile,
+    compressor: str,
+    *,
+    lanes: Lanes | str = "one-network",
+    order: Order = "schedule",
 ) -> tuple[Problem, Chosen]:
     """What both algorithms choose for a step, and the problem that the choice's rows are of.
 
@@ -73,10 +78,16 @@ def published(
         ConfigError: the profile lacks what is needed.
     """
     problem = Problem.of(
-        trace, profile, [compressor], routes=reachable(trace.device == "gpu"), lanes=lanes, order=order, prune=False
+        workload,
+        profile,
+        [compressor],
+        routes=reachable(workload.device == "gpu"),
+        lanes=lanes,
+        order=order,
+        prune=False,
     )
     first = algorithm1(problem)
-    if trace.device != "gpu":
+    if workload.device != "gpu":
         return problem, first
     second = algorithm2(problem, first)
     return problem, replace(second, evaluations=first.evaluations + second.evaluations)
@@ -105,7 +116,7 @@ def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
             compress do it there.
         turns: the tensors in another order than the published one, largest first.
     """
-    order = _turns(problem.trace) if turns is None else turns
+    order = _turns(problem.workload) if turns is None else turns
     dense, candidates = problem.dense(), _at_home(problem)
     found = _greedy(problem, _step(problem, problem.timeline, dense), candidates, order)
     if problem.timeline.order != "schedule":
@@ -140,14 +151,14 @@ def _step(problem: Problem, timeline: Timeline, choice: np.ndarray) -> Step:
     return (Backprop if timeline.order == "backprop" else Events)(timeline, choice)
 
 
-def _turns(trace: Trace) -> list[int]:
+def _turns(workload: Workload) -> list[int]:
     """Tensors by size, the largest first; of equal ones the latest of the backward pass first."""
-    return sorted(range(len(trace.tensors)), key=lambda i: (-trace.tensors[i].nbytes, -i))
+    return sorted(range(len(workload.tensors)), key=lambda i: (-workload.tensors[i].nbytes, -i))
 
 
 def _at_home(problem: Problem) -> list[np.ndarray]:
     """Of each menu the rows whose encodes and decodes all run where the tensors are."""
-    wanted = _routes_at(Same(problem.routes), problem.trace.device)[problem.route]
+    wanted = _routes_at(Same(problem.routes), problem.workload.device)[problem.route]
     return [a + np.flatnonzero(wanted[a:b]) for a, b in zip(problem.first, problem.first[1:])]
 
 
@@ -195,7 +206,7 @@ def groups_of(problem: Problem, choice: np.ndarray) -> list[list[int]]:
     groups: dict[tuple[int, int], list[int]] = {}
     for tensor, row in enumerate(choice):
         if problem.method[row] >= 0:
-            groups.setdefault((problem.trace.tensors[tensor].nbytes, int(row)), []).append(tensor)
+            groups.setdefault((problem.workload.tensors[tensor].nbytes, int(row)), []).append(tensor)
     return list(groups.values())
 
 

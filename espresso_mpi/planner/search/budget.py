@@ -65,8 +65,8 @@ def checked(problem: Problem, error: ErrorBudget | None) -> Budget:
 
 def errors(problem: Problem) -> np.ndarray:
     """What each option adds to the error of a plan, float64 (rows,); nan where a compressor's is not known."""
-    total = sum(tensor.size for tensor in problem.trace.tensors)
-    size = {int(menu): tensor.size for menu, tensor in zip(problem.menu, problem.trace.tensors)}
+    total = sum(tensor.size for tensor in problem.workload.tensors)
+    size = {int(menu): tensor.size for menu, tensor in zip(problem.menu, problem.workload.tensors)}
     passes = np.array([sum(isinstance(step, Encode) for step in route.steps) for route in problem.routes], np.float64)
     found = np.empty(problem.method.size)
     for menu, n in size.items():

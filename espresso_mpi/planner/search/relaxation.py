@@ -31,7 +31,7 @@ import numpy as np
 
 from ..model.needs import apportioned, least, needs_of
 from ..model.problem import Problem
-from ..model.trace import Trace
+from ..model.workload import Workload
 from .bound import certified
 from .fused_bound import fusion_table
 
@@ -83,10 +83,10 @@ def relaxed(problem: Problem) -> Relaxed:
     return _Relaxation(needs, problem.menu, problem.first, timeline.backward, timeline.lanes.backward).solved()
 
 
-def fusion_bound(problem: Problem, trace: Trace) -> float:
+def fusion_bound(problem: Problem, workload: Workload) -> float:
     """Like that of ``bound``, by the relaxation."""
-    table, first, menu = fusion_table(problem, trace)
-    relaxation = _Relaxation(table, menu, first, trace.backward, problem.timeline.lanes.backward)
+    table, first, menu = fusion_table(problem, workload)
+    relaxation = _Relaxation(table, menu, first, workload.backward, problem.timeline.lanes.backward)
     return float(relaxation.solved().value + problem.around)
 
 

@@ -120,7 +120,7 @@ class _Improving:
 
     @cached_property
     def turns(self) -> np.ndarray:
-        return np.argsort([-tensor.nbytes for tensor in self.problem.trace.tensors], kind="stable")
+        return np.argsort([-tensor.nbytes for tensor in self.problem.workload.tensors], kind="stable")
 
     def climbed(self, time: float, key: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
         """The choice after exchanges of single options, and its F."""

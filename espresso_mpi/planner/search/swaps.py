@@ -247,7 +247,7 @@ def completed(problem: Problem, compressors: Sequence[str] = ()) -> Problem:
     """
     timeline = problem.timeline
     pieces = [problem] + [
-        Problem.of(problem.trace, problem.profile, specs, routes=problem.routes, lanes=timeline.lanes)
+        Problem.of(problem.workload, problem.profile, specs, routes=problem.routes, lanes=timeline.lanes)
         for specs in ([], *([text] for text in compressors))
     ]
     only = [np.ones(piece.method.size, bool) for piece in pieces]
@@ -283,7 +283,7 @@ def joined(pieces: Sequence[Problem], only: Sequence[np.ndarray] | None = None) 
             for part, piece, kept in zip(parts, pieces, only)
         ]
         menus.append(_once(slices, len(routes)))
-    return Problem.of_menus(first.trace, first.profile, specs, routes, menus, first.menu.tolist(),
+    return Problem.of_menus(first.workload, first.profile, specs, routes, menus, first.menu.tolist(),
                             first.timeline.lanes, first.timeline.order)  # fmt: skip
 
 

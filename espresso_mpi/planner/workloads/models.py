@@ -1,4 +1,4 @@
-"""Traces of well-known models, from their architectures: exact shapes, and times from operation counts.
+"""Workloads of well-known models, from their architectures: exact shapes, and times from operation counts.
 
 A model is a list of layers (``vision``, ``language``) and a published training throughput, from which follows the
 speed that the device achieves. Where the length of the backward pass was measured (``measured``), the times are scaled
@@ -19,7 +19,7 @@ from espresso_mpi.files import schema
 from espresso_mpi.files.schema import Finite, Positive
 from espresso_mpi.types import DeviceKind
 
-from ..model.trace import Trace, TracedTensor
+from ..model.workload import Workload, WorkloadTensor
 from . import language, vision
 from .layers import Schedule, Shape
 from .measured import Measured, Times
@@ -33,7 +33,7 @@ two moments."""
 
 
 LONGEST = 1e8
-"""Seconds of a backward pass, three years: times scaled to it stay below the end of what a trace may hold."""
+"""Seconds of a backward pass, three years: times scaled to it stay below the end of what a workload may hold."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Model:
     Attributes:
         name: in ``MODELS``.
         build: its training step.
-        batch: samples a step that a trace has unless told otherwise. With ``measured`` no more than what the modelled
-            times are computed with before they are scaled: it is not known how many samples the measured step had.
+        batch: samples of a step, unless told otherwise. Where ``measured`` is given, the modelled times are computed
+            with them before they are scaled: it is not known how many samples the measured step had.
         sample: what a sample is.
         optimizer: passes over the parameters in an update.
         published: what its speed is derived from; or the name of the model that it borrows the speed of.
@@ -133,15 +133,15 @@ class Model:
         return f"the speed of {self.published}: {MODELS[self.published].source}"
 
 
-def model_trace(
+def model_workload(
     name: str,
     *,
     batch: int | None = None,
     speed: float | None = None,
     backward: float | None = None,
     device: DeviceKind = "gpu",
-) -> Trace:
-    """The trace of a model in ``MODELS``.
+) -> Workload:
+    """The workload of a model in ``MODELS``.
 
     The length of six models' backward passes was measured on a V100 (``Model.measured``). It is a total: how it is
     spread over the tensors is modelled. The times of the others are modelled altogether.
@@ -172,7 +172,7 @@ def model_trace(
             f"the backward pass is: leave one out"
         )
     times, update = _seconds(model, batch, speed, backward)
-    return Trace(_tensors(model, times), device, update, source=_described(model, batch, speed, backward, times))
+    return Workload(_tensors(model, times), device, update, source=_described(model, batch, speed, backward, times))
 
 
 def _check(what: str, value: float | None, most: float, expected: str) -> None:
@@ -203,9 +203,9 @@ def _seconds(model: Model, batch: int, speed: float | None, backward: float | No
     return times if backward is None else times * (backward / times.backward), model.update
 
 
-def _tensors(model: Model, times: Times) -> tuple[TracedTensor, ...]:
+def _tensors(model: Model, times: Times) -> tuple[WorkloadTensor, ...]:
     return tuple(
-        TracedTensor(name, math.prod(shape), at, "float32", shape)
+        WorkloadTensor(name, math.prod(shape), at, "float32", shape)
         for (parameters, _), at in zip(model.schedule.gradients, times.ready)
         for name, shape in parameters
     )

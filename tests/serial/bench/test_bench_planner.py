@@ -24,7 +24,7 @@ from espresso_mpi.bench.planner import time as planner_time
 from espresso_mpi.bench.planner.published import CALIBRATION, GAINS, SCALING, SELECTION, TEST, Gain
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
 from espresso_mpi.bench.planner.rows import KINDS, Against, Cases, Gap, Growth, Selection, read
-from espresso_mpi.bench.planner.scenes import Timed, one_core, scene, together, trace_of
+from espresso_mpi.bench.planner.scenes import Timed, one_core, scene, together, workload_of
 from espresso_mpi.bench.validate_tables import Row
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError
@@ -34,7 +34,7 @@ from espresso_mpi.planner.model.tree import routes
 from espresso_mpi.planner.search.algorithms import offload_gap
 from espresso_mpi.planner.search.baselines import BASELINES
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
-from espresso_mpi.planner.workloads.models import MODELS, model_trace
+from espresso_mpi.planner.workloads.models import MODELS, model_workload
 from espresso_mpi.types import Collective, Decode, Encode, Plan, Route, Strategy
 
 DOC = (Path(__file__).parents[3] / "docs" / "planner.md").read_text()
@@ -184,7 +184,7 @@ def test_one_core_is_given_back():
 
 
 def test_synthetic_models_keep_sizes_order_and_work():
-    real = trace_of("lstm")
+    real = workload_of("lstm")
     twice = planner_time.synthetic(real, 20)
     assert [t.size for t in twice.tensors] == [size for t in real.tensors for size in (t.size, t.size)]
     assert twice.tensors[-1].ready == pytest.approx(2 * real.tensors[-1].ready)
@@ -254,7 +254,7 @@ def test_routes_that_compress_inside_nodes_are_known():
 
 def test_the_greedy_choice_spends_the_gpu_while_the_network_is_short():
     """BERT: with fewer candidates Algorithm 1 ends nearer to the bound: less of the GPU went into compressing."""
-    row = planner_distance.distance(trace_of("bert-base"), TESTBEDS["nvlink-100g"].profile(), "onebit")
+    row = planner_distance.distance(workload_of("bert-base"), TESTBEDS["nvlink-100g"].profile(), "onebit")
     assert row.between < row.usual and row.gpu_between < row.gpu
     assert row.upper <= row.bound * (1 + 1e-9) <= row.search * (1 + 1e-9)
     assert row.search <= min(row.usual, row.between)
@@ -264,18 +264,18 @@ def test_the_greedy_choice_spends_the_gpu_while_the_network_is_short():
 def test_the_fitted_backward_pass_scales_as_published():
     profile = TESTBEDS["nvlink-100g"].profile()
     backward = planner_distance.fitted("gpt2", profile, "dgc:ratio=0.01", 0.58)
-    row = planner_distance.distance(model_trace("gpt2", backward=backward), profile, "dgc:ratio=0.01")
+    row = planner_distance.distance(model_workload("gpt2", backward=backward), profile, "dgc:ratio=0.01")
     assert row.factor == pytest.approx(0.58, abs=0.002)
 
 
 def test_neighbours_of_one_strategy_share_buffers():
-    trace = trace_of("lstm")
+    workload = workload_of("lstm")
     dense, packed = Strategy("none", "flat"), Strategy("onebit", "flat-allgather")
-    names = [t.name for t in trace.tensors]
+    names = [t.name for t in workload.tensors]
     plan = Plan({name: packed if name == names[4] else dense for name in names})
-    groups = together(plan, trace, sum(t.nbytes for t in trace.tensors) + 1)
+    groups = together(plan, workload, sum(t.nbytes for t in workload.tensors) + 1)
     assert groups == (tuple(names[:4]), tuple(names[5:]))
-    assert together(plan, trace, 1) == ()
+    assert together(plan, workload, 1) == ()
 
 
 # --- validate ---------------------------------------------------------------------------------------------------------

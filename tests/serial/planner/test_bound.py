@@ -8,7 +8,7 @@ from dataclasses import replace
 import highspy
 import numpy as np
 import pytest
-from problem_cases import contiguous, small_profile, small_trace
+from problem_cases import contiguous, small_profile, small_workload
 
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
 from espresso_mpi.planner.model.dominance import matrices
@@ -60,9 +60,10 @@ def test_branching_lifts_a_bound_but_not_above_the_optimum() -> None:
 def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
     """Against the definition: every option of the whole menu has one in the pruned menu with no higher matrix."""
     for segment_bytes in (0, 20_000):
-        trace, profile = small_trace(2, 1), small_profile(segment_bytes=segment_bytes)
+        workload, profile = small_workload(2, 1), small_profile(segment_bytes=segment_bytes)
         slim, whole = (
-            Problem.of(trace, profile, ["int8"], lanes=HOST, order="backprop", prune=prune) for prune in (True, False)
+            Problem.of(workload, profile, ["int8"], lanes=HOST, order="backprop", prune=prune)
+            for prune in (True, False)
         )
         assert slim.method.size < whole.method.size
         for tensor in range(2):
@@ -77,9 +78,10 @@ def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
 def test_menus_for_schedules_hold_all_that_nothing_needs_less_than() -> None:
     """Against the definition, by the loads that bounds are made of."""
     for segment_bytes in (0, 20_000):
-        trace, profile = small_trace(2, 1), small_profile(segment_bytes=segment_bytes)
+        workload, profile = small_workload(2, 1), small_profile(segment_bytes=segment_bytes)
         slim, whole = (
-            Problem.of(trace, profile, ["int8"], lanes=HOST, order="schedule", prune=prune) for prune in (True, False)
+            Problem.of(workload, profile, ["int8"], lanes=HOST, order="schedule", prune=prune)
+            for prune in (True, False)
         )
         needs = [np.column_stack(loads(problem)) for problem in (slim, whole)]
         for tensor in range(2):
@@ -98,7 +100,7 @@ def test_relaxation_is_the_program_of_all_inequalities_and_options() -> None:
     for number in range(40):
         problem = random_case(rng, int(rng.integers(1, 6)), 4, order="schedule")
         if number % 2:  # tensors with one menu
-            problem = problem.with_menus(problem.trace, {0: problem.menu_of(0)}, [0] * problem.tensors)
+            problem = problem.with_menus(problem.workload, {0: problem.menu_of(0)}, [0] * problem.tensors)
         value = relaxation.relaxed(problem).value
         assert value <= enumerated(problem)[0]
         differ.append(whole_program(problem) - value)
@@ -167,15 +169,17 @@ def test_nothing_takes_no_time() -> None:
 @pytest.mark.parametrize("segment_bytes", [0, 100_000])
 def test_fusion_bound_is_below_every_fusion(order: Order, segment_bytes: int) -> None:
     profile = small_profile(segment_bytes=segment_bytes)
-    routes = [r for r in Problem.of(small_trace(1, 0), profile, ["int8"], lanes=HOST).routes if len(r.steps) <= 5][:40]
+    routes = [r for r in Problem.of(small_workload(1, 0), profile, ["int8"], lanes=HOST).routes if len(r.steps) <= 5][
+        :40
+    ]
     for seed in range(3):
-        trace, best = small_trace(3, seed), np.inf
+        workload, best = small_workload(3, seed), np.inf
         for way in contiguous(3):
-            buffers = fused(trace, [tuple(f"t{i}" for i in group) for group in way])
+            buffers = fused(workload, [tuple(f"t{i}" for i in group) for group in way])
             problem = Problem.of(buffers, profile, ["int8"], routes=routes, lanes=HOST, order=order)
             quick = [problem.quickest(problem.method < 0), problem.quickest(problem.method >= -1)]
             rng = np.random.default_rng(seed)
             tried = [np.array([rng.choice(problem.rows(i)) for i in range(problem.tensors)]) for _ in range(300)]
             best = min(best, *(problem.seconds(choice) for choice in [*quick, *tried]))
-        bound = (relaxation.fusion_bound if order == "schedule" else fusion_bound)(problem, trace)
+        bound = (relaxation.fusion_bound if order == "schedule" else fusion_bound)(problem, workload)
         assert 0.3 * best < bound <= best

@@ -16,7 +16,7 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.problem import evaluated
 from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.workloads.clusters import _METHODS, OPS, TESTBEDS, Cluster, Link, Memory, Speed, _work
-from espresso_mpi.planner.workloads.models import MODELS, model_trace
+from espresso_mpi.planner.workloads.models import MODELS, model_workload
 from espresso_mpi.types import DeviceKind, Level, Plan, Route, Strategy
 
 SHAPES = [(1, 2), (1, 5), (2, 1), (4, 1), (2, 2), (2, 3), (3, 2), (4, 3), (3, 4), (2, 8), (8, 8), (5, 3)]
@@ -228,10 +228,10 @@ AT_ROOTS = "reduce@intra/encode@{0}/alltoall@inter/decode@{0}/encode@{0}/allgath
 def test_published_scaling_factors_come_out_roughly(bed, model, batch, compressor, route, published):
     """What the testbeds were set by, with modelled steps and in the order ``backprop``; docs/cluster.md says which
     batches and routes are guesses."""
-    trace = model_trace(model, batch=batch, speed=MODELS[model].speed)
+    workload = model_workload(model, batch=batch, speed=MODELS[model].speed)
     plan = Plan({}, default=Strategy(compressor, Route.parse(route)))
-    problem, choice = evaluated(plan, trace, TESTBEDS[bed].profile(), lanes="separate", order="backprop")
-    alone = trace.tensors[-1].ready + trace.update
+    problem, choice = evaluated(plan, workload, TESTBEDS[bed].profile(), lanes="separate", order="backprop")
+    alone = workload.tensors[-1].ready + workload.update
     assert alone / problem.seconds(choice) == pytest.approx(published, abs=0.06)
 
 

@@ -14,8 +14,8 @@ from espresso_mpi.planner.model.cost import Prices, Shape, price_table, walk
 from espresso_mpi.planner.model.curve import Curve, Sample
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import Lanes
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.plan import plan
 from espresso_mpi.planner.workloads.clusters import TESTBEDS, Cluster, Link, Memory
 from espresso_mpi.types import Route
@@ -28,7 +28,7 @@ TOO_LARGE = (2**62, 2**63, 10**400, -(10**400), float("inf"), float("nan"), Frac
 
 
 def one(size=100, ready=0.5, **more):
-    return Trace((TracedTensor("w", size, ready, **more),), "gpu")
+    return Workload((WorkloadTensor("w", size, ready, **more),), "gpu")
 
 
 @pytest.mark.parametrize("method", [None, *METHODS])
@@ -42,7 +42,7 @@ def test_the_largest_tensors_on_the_largest_cluster_are_priced_exactly(method):
     assert price_table(prices, slots).tolist() == [[price.seconds(slot) for slot in slots] for price in prices]
 
 
-def test_a_plan_for_the_largest_trace_takes_as_long_as_its_bytes():
+def test_a_plan_for_the_largest_workload_takes_as_long_as_its_bytes():
     made = plan(one(MOST_ELEMENTS, dtype="float64"), LARGEST.profile(), ["fp16"], fusion=False, baselines=False)
     least = 8 * MOST_ELEMENTS * 1e-10 / 4 / LARGEST.gpus_per_host  # float16, over the card, shared or not
     assert made.forecast.seconds >= made.forecast.bound >= least
@@ -98,12 +98,12 @@ def test_no_number_of_a_description_is_out_of_range(number):
 
 
 def test_numbers_that_are_too_large_together_are_refused():
-    parts = tuple(TracedTensor(f"t{i}", MOST_ELEMENTS // 2, 0.1) for i in range(3))
-    assert Trace(parts[:2]).nbytes == 4 * MOST_ELEMENTS
+    parts = tuple(WorkloadTensor(f"t{i}", MOST_ELEMENTS // 2, 0.1) for i in range(3))
+    assert Workload(parts[:2]).nbytes == 4 * MOST_ELEMENTS
     with pytest.raises(ConfigError, match=f"{3 << 39} elements together; expected at most {MOST_ELEMENTS}"):
-        Trace(parts)
+        Workload(parts)
     with pytest.raises(ConfigError, match=r"shape: .* at most 64"):
-        TracedTensor("w", 1, 0.1, shape=(1,) * 65)
+        WorkloadTensor("w", 1, 0.1, shape=(1,) * 65)
     profile = LARGEST.profile()
     for make, says in (
         (lambda: replace(LARGEST, hosts=513), f"hosts 513 and gpus_per_host 512, which make {513 * 512} ranks"),

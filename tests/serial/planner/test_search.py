@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from problem_cases import contiguous, small_profile, small_trace
+from problem_cases import contiguous, small_profile, small_workload
 
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
 from espresso_mpi.errors import ConfigError, PlanError
@@ -15,7 +15,7 @@ from espresso_mpi.planner.model.fusion import fused
 from espresso_mpi.planner.model.needs import needs_of
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import HOST, ORDERS, Order
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search import climb
 from espresso_mpi.planner.search.budget import ErrorBudget
 from espresso_mpi.planner.search.buffers import joined
@@ -134,21 +134,21 @@ def test_bad_input_is_named() -> None:
 
 def test_joined_neighbours() -> None:
     kinds = ("float32", "float32", "float32", "float64", "float32")
-    trace = Trace(tuple(TracedTensor(f"t{i}", 10, i * 1.0, kind) for i, kind in enumerate(kinds)))
-    assert joined(trace, 0) == (0, 1, 2, 3, 4)
-    assert joined(trace, 80) == (0, 2, 3, 4)
-    assert joined(trace, 10**9) == (0, 3, 4)
+    workload = Workload(tuple(WorkloadTensor(f"t{i}", 10, i * 1.0, kind) for i, kind in enumerate(kinds)))
+    assert joined(workload, 0) == (0, 1, 2, 3, 4)
+    assert joined(workload, 80) == (0, 2, 3, 4)
+    assert joined(workload, 10**9) == (0, 3, 4)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_fusion_is_no_slower_than_none_and_above_its_bound(order: Order) -> None:
-    trace, profile = small_trace(6, 5), small_profile()
-    groups, problem, found = search_fused(trace, profile, ["int8"], lanes=HOST, order=order, effort="quick")
-    alone = search(Problem.of(trace, profile, ["int8"], lanes=HOST, order=order), effort="quick")
+    workload, profile = small_workload(6, 5), small_profile()
+    groups, problem, found = search_fused(workload, profile, ["int8"], lanes=HOST, order=order, effort="quick")
+    alone = search(Problem.of(workload, profile, ["int8"], lanes=HOST, order=order), effort="quick")
     assert found.claim == "fusions" and found.bound <= found.seconds <= alone.seconds
-    assert problem.trace == fused(trace, groups)
+    assert problem.workload == fused(workload, groups)
     assert found.seconds == problem.seconds(found.choice)
-    Plan({t.name: problem.strategy(0) for t in trace.tensors}, groups=groups)  # groups that a plan can have
+    Plan({t.name: problem.strategy(0) for t in workload.tensors}, groups=groups)  # groups that a plan can have
 
 
 @pytest.mark.parametrize("order", ["backprop", "schedule"])
@@ -156,10 +156,10 @@ def test_fusion_finds_the_best_of_few_tensors(order: Order) -> None:
     profile = small_profile()
     ratios = []
     for seed in range(4):
-        trace = small_trace(4, seed)
-        found = search_fused(trace, profile, ["int8"], lanes=HOST, order=order)[2]
+        workload = small_workload(4, seed)
+        found = search_fused(workload, profile, ["int8"], lanes=HOST, order=order)[2]
         best = min(
-            search(Problem.of(fused(trace, [tuple(f"t{i}" for i in g) for g in way]), profile, ["int8"], lanes=HOST,
+            search(Problem.of(fused(workload, [tuple(f"t{i}" for i in g) for g in way]), profile, ["int8"], lanes=HOST,
                               order=order), effort="quick").seconds
             for way in contiguous(4)
         )  # fmt: skip

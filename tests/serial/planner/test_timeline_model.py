@@ -14,7 +14,7 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.dominance import matrices, undominated
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import LANES, ORDERS, Interval, Lanes, Options, Timeline, follow
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import reachable
 
 # --- random cases -----------------------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def test_ready_times_are_never_wrapped(order):
     """Whole seconds and more count in full."""
     options = Options(np.array([[3]], np.int8), np.array([[1e-3]]), np.ones(1, np.int32), np.ones(1, np.int32))
     for ready in ([0.9, 1.0, 1.9995, 2.4, 3.7], [1.0, 2.0, 3.0], [1000.0, 1000.0005, 86400.25]):
-        trace = Trace(tuple(TracedTensor(f"t{i}", 64, at) for i, at in enumerate(ready)), "gpu")
-        timeline = Timeline(trace.backward, options, Lanes(), order)
+        workload = Workload(tuple(WorkloadTensor(f"t{i}", 64, at) for i, at in enumerate(ready)), "gpu")
+        timeline = Timeline(workload.backward, options, Lanes(), order)
         choice = np.zeros(len(ready), np.int64)
         sent = [one.start for one in timeline.intervals(choice) if one.tensor >= 0]
         assert sent == pytest.approx([max(at, before + 1e-3) for at, before in zip(ready, [-1, *sent])], abs=1e-9)
@@ -158,7 +158,9 @@ def test_what_is_dominated_is_never_missed():
 def test_a_pruned_problem_is_as_good():
     for seed in range(3):
         full = random_problem(seed, tensors=2, routes=reachable()[::5])
-        pruned = Problem.of(full.trace, full.profile, full.compressors, routes=full.routes, lanes=full.timeline.lanes)
+        pruned = Problem.of(
+            full.workload, full.profile, full.compressors, routes=full.routes, lanes=full.timeline.lanes
+        )
         assert pruned.first[-1] < full.first[-1]
         best = [
             min(p.seconds(np.array(c)) for c in itertools.product(p.rows(0), p.rows(1))) for p in (full, pruned)
