@@ -26,14 +26,14 @@ from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
 from ..types import DeviceKind, Plan, Route, Strategy, TensorSpec
-from .clock import Step
+from .clock import RecordedStep
 from .profiler import measure
-from .replay import opener, trial
+from .replay import opener, replay
 
 _LOG = logging.getLogger("espresso_mpi")
 
 _FINALISTS = 4
-"""Plans whose trial is repeated for longer."""
+"""Plans that are replayed again, for longer."""
 
 FEWEST = 3
 """Steps that a workload is made of at least."""
@@ -48,18 +48,18 @@ class Made:
 
     Attributes:
         plan: its forecast is the model's.
-        seconds: how long a step should take, by its trial.
-        trials: what the session did before, the plan, and every other one that was tried.
+        seconds: how long a step should take, by its replay.
+        replays: of what the session did before, of the plan, and of every other candidate.
     """
 
     plan: Plan
     seconds: float
     workload: Workload
     profile: Profile
-    trials: tuple[Entry, ...]
+    replays: tuple[Replay, ...]
 
 
-def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[Step]) -> Made:
+def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep]) -> Made:
     """A plan for the tensors of the steps that were watched, on this cluster. Collective.
 
     Raises:
@@ -74,7 +74,7 @@ def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence
     plans = _proposed(transport, options, workload, profile, tuning)
     if options.plan is not None and options.plan.forecast is not None:
         plans.append(options.plan)
-    now, (best, *others) = _tried(transport, options, plans, workload, tuning.seconds, pushed)
+    now, (best, *others) = _replayed(transport, options, plans, workload, tuning.seconds, pushed)
     assert best.plan is not None
     return Made(best.plan, best.seconds, workload, profile, (now, best, *others))
 
@@ -101,12 +101,12 @@ def report(transport: Transport, made: Made) -> None:
     if transport.rank != 0:
         return
     _LOG.info("plan: %s; a step should take %.4g s", summary(made.plan), made.seconds)
-    for entry in made.trials:
-        if entry.plan is not None and entry.plan.forecast is not None:
-            words = "tried: %.4g s a step, %.4g s by the model: %s"
-            _LOG.info(words, entry.seconds, entry.plan.forecast.seconds, summary(entry.plan))
+    for one in made.replays:
+        if one.plan is not None and one.plan.forecast is not None:
+            words = "replayed: %.4g s a step, %.4g s by the model: %s"
+            _LOG.info(words, one.seconds, one.plan.forecast.seconds, summary(one.plan))
         else:
-            _LOG.info("tried: %.4g s a step as it was before", entry.seconds)
+            _LOG.info("replayed: %.4g s a step as it was before", one.seconds)
 
 
 def slowest(transport: Transport, seconds: float) -> float:
@@ -114,7 +114,7 @@ def slowest(transport: Transport, seconds: float) -> float:
     return float(floats(transport, seconds).max())
 
 
-def write_workload(transport: Transport, steps: Sequence[Step], path: Path) -> None:
+def write_workload(transport: Transport, steps: Sequence[RecordedStep], path: Path) -> None:
     """Write the workload of the steps that were watched, on rank 0. Collective.
 
     Raises:
@@ -127,7 +127,7 @@ def write_workload(transport: Transport, steps: Sequence[Step], path: Path) -> N
 # --- the workload -----------------------------------------------------------------------------------------------------
 
 
-def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Workload:
+def recorded(transport: Transport, steps: Sequence[RecordedStep], source: str) -> Workload:
     """The workload of the steps that the ranks have watched. Collective; the same on every rank.
 
     A tensor is ready when the last rank has it, which is another one in every step: no collective can finish before all
@@ -149,7 +149,7 @@ def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Worklo
     return Workload.of_steps([specs[c] for c in order], latest[:, order], seconds, np.zeros(count), where, text)
 
 
-def _alike(steps: Sequence[Step]) -> list[Step]:
+def _alike(steps: Sequence[RecordedStep]) -> list[RecordedStep]:
     """The steps with the same tensors as the last."""
     if len(steps) < FEWEST:
         raise ConfigError(
@@ -168,11 +168,11 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
     return alike
 
 
-def _by_name(step: Step) -> list[TensorSpec]:
+def _by_name(step: RecordedStep) -> list[TensorSpec]:
     return sorted(step.specs, key=lambda spec: spec.name)
 
 
-def _times(alike: Sequence[Step]) -> dict[str, Any]:
+def _times(alike: Sequence[RecordedStep]) -> dict[str, Any]:
     """What all ranks are to know of the steps of one: when its tensors were ready, in the order of their names."""
     specs = _by_name(alike[-1])
     return {
@@ -186,7 +186,7 @@ def _no_plan(failures: Sequence[Failure | None]) -> str:
     return f"no plan could be made: {told_by_first(failures)}"
 
 
-def _ready(step: Step) -> dict[str, float]:
+def _ready(step: RecordedStep) -> dict[str, float]:
     return {spec.name: float(at) for spec, at in zip(step.specs, step.ready)}
 
 
@@ -196,7 +196,7 @@ def _ready(step: Step) -> dict[str, float]:
 def _proposed(
     transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
 ) -> list[Plan]:
-    """Plans that are worth a trial, of rank 0 for all."""
+    """Plans that are worth a replay, of rank 0 for all. Collective."""
 
     def make() -> list[Any]:
         try:
@@ -251,43 +251,44 @@ def _of_one_type(workload: Workload, names: Sequence[str]) -> tuple[tuple[str, .
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A plan on trial: median seconds of a step, and their uncertainty. ``plan`` None: what the session did before."""
+class Replay:
+    """Median seconds of a plan's step, and their uncertainty. ``plan`` None: what the session did before."""
 
     plan: Plan | None
     seconds: float = 0.0
     uncertain: float = 0.0
 
 
-def _tried(
+def _replayed(
     transport: Transport, options: Options, plans: Sequence[Plan], workload: Workload, seconds: float, pushed: bool
-) -> tuple[Entry, list[Entry]]:
-    """Trials of what the session does now, and of the plans, the best first. Collective.
+) -> tuple[Replay, list[Replay]]:
+    """Replays of what the session does now, and of the plans, the best first. Collective.
 
-    All plans have a short trial; the best of them, and the best without compression, a long one after it, each by its
-    schedule and also in turns: those hide latencies of small operations, which the timeline counts in full.
+    All plans are replayed for a short time. The best of them, and the best without compression, are replayed for
+    longer, by their schedule and also in turns: turns hide latencies of small operations, which the timeline counts
+    in full.
     """
 
-    def tried(entry: Entry, share: float) -> Entry:
-        return Entry(entry.plan, *trial(transport, options, entry.plan or options.plan, workload, share, pushed))
+    def replayed(one: Replay, share: float) -> Replay:
+        return Replay(one.plan, *replay(transport, options, one.plan or options.plan, workload, share, pushed))
 
-    entries = [Entry(None), *map(Entry, plans)]
-    now, *first = [tried(entry, seconds / 2 / len(entries)) for entry in entries]
-    first.sort(key=lambda entry: entry.seconds)
-    plain = [entry for entry in first if not compresses(entry.plan)][:1]
-    final = first[:_FINALISTS] + [entry for entry in plain if entry not in first[:_FINALISTS]]
-    final += [Entry(replace(e.plan, schedule=None)) for e in final if e.plan is not None and e.plan.schedule]
-    now, *again = [tried(entry, seconds / 2 / (len(final) + 1)) for entry in [now, *final]]
-    rest = [entry for entry in first if entry not in final]
+    every = [Replay(None), *map(Replay, plans)]
+    now, *first = [replayed(one, seconds / 2 / len(every)) for one in every]
+    first.sort(key=lambda one: one.seconds)
+    plain = [one for one in first if not compresses(one.plan)][:1]
+    final = first[:_FINALISTS] + [one for one in plain if one not in first[:_FINALISTS]]
+    final += [Replay(replace(e.plan, schedule=None)) for e in final if e.plan is not None and e.plan.schedule]
+    now, *again = [replayed(one, seconds / 2 / (len(final) + 1)) for one in [now, *final]]
+    rest = [one for one in first if one not in final]
     best = _best(again)
-    return now, [best, *(entry for entry in again if entry != best), *rest]
+    return now, [best, *(one for one in again if one != best), *rest]
 
 
-def _best(entries: Sequence[Entry]) -> Entry:
-    """The plan with the shortest step; with compression only if that is shorter by more than the trials' noise."""
-    best = min(entries, key=lambda entry: entry.seconds)
-    dense = [entry for entry in entries if not compresses(entry.plan)]
-    plain = min(dense, key=lambda entry: entry.seconds, default=best)
+def _best(replays: Sequence[Replay]) -> Replay:
+    """The plan with the shortest step; with compression only if that is shorter by more than the replays' noise."""
+    best = min(replays, key=lambda one: one.seconds)
+    dense = [one for one in replays if not compresses(one.plan)]
+    plain = min(dense, key=lambda one: one.seconds, default=best)
     return best if plain.seconds - best.seconds > plain.uncertain + best.uncertain else plain
 
 

@@ -58,7 +58,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunConfig:
     """What one run has for itself: an optimizer of ``RATES``, its peak learning rate, a method, a seed."""
 
     optimizer: str
@@ -108,8 +108,8 @@ def _has_momentum(spec: str) -> bool:
     return compressor.second_pass() != compressor
 
 
-def train(comm: Any, corpus: text.Corpus, cell: Cell, settings: Settings, advance: Callable[[], None]) -> Row:
-    """Train as ``cell`` says. Collective; every rank returns the same row.
+def train(comm: Any, corpus: text.Corpus, config: RunConfig, settings: Settings, advance: Callable[[], None]) -> Row:
+    """Train as ``config`` says. Collective; every rank returns the same row.
 
     Raises:
         MismatchError: the ranks do not start from the same text and weights.
@@ -117,11 +117,11 @@ def train(comm: Any, corpus: text.Corpus, cell: Cell, settings: Settings, advanc
     from .gpt import Replica
 
     threads = launch.threads_per_rank(place_on_node(comm)[0])
-    replica = Replica(settings.shape, cell.seed, cell.optimizer, cell.momentum, threads)
+    replica = Replica(settings.shape, config.seed, config.optimizer, config.momentum, threads)
     require_same_start(comm, corpus.sha256, replica.digest(), "torch")
-    method = cell.method
-    with Session(comm, compressor=method.compressor, seed=cell.seed, feedback=method.feedback) as session:
-        return _Loop(comm, session, replica, corpus, settings, cell).run(advance)
+    method = config.method
+    with Session(comm, compressor=method.compressor, seed=config.seed, feedback=method.feedback) as session:
+        return _Loop(comm, session, replica, corpus, settings, config).run(advance)
 
 
 def sequences(symbols: np.ndarray, starts: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,14 +142,14 @@ class _Loop:
     """The steps of one run, and what is measured on the way."""
 
     def __init__(
-        self, comm: Any, session: Session, replica: Replica, corpus: text.Corpus, settings: Settings, cell: Cell
+        self, comm: Any, session: Session, replica: Replica, corpus: text.Corpus, settings: Settings, config: RunConfig
     ) -> None:
         self._comm, self._session, self._replica = comm, session, replica
-        self._corpus, self._settings, self._cell = corpus, settings, cell
+        self._corpus, self._settings, self._config = corpus, settings, config
         start, stop = text.shard_bounds(len(corpus.train), comm.size, comm.rank)
         self._shard = corpus.train[start:stop]
         # Of the seed and the rank alone, so that every method sees the same batches.
-        self._rng = np.random.default_rng([cell.seed, comm.rank])
+        self._rng = np.random.default_rng([config.seed, comm.rank])
         self._curve: list[tuple[int, float]] = []
 
     def run(self, advance: Callable[[], None]) -> Row:
@@ -174,7 +174,7 @@ class _Loop:
             self._session.sync(grads)
         except NonFiniteError:
             return False
-        self._replica.update(learning_rate(step, self._settings.steps, self._cell.lr, WARMUP))
+        self._replica.update(learning_rate(step, self._settings.steps, self._config.lr, WARMUP))
         return True
 
     def _measure(self, step: int) -> None:
@@ -182,15 +182,15 @@ class _Loop:
 
     def _row(self, done: int, finite: bool, seconds: float) -> Row:
         sent = self._comm.allgather(sum(self._session.stats().bytes_by_level.values()))
-        cell, comm = self._cell, self._comm
+        config, comm = self._config, self._comm
         return Row(
-            optimizer=cell.optimizer,
-            lr=cell.lr,
-            momentum=cell.momentum,
-            method=cell.method.label,
-            compressor=cell.method.compressor,
-            feedback=cell.method.feedback,
-            seed=cell.seed,
+            optimizer=config.optimizer,
+            lr=config.lr,
+            momentum=config.momentum,
+            method=config.method.label,
+            compressor=config.method.compressor,
+            feedback=config.method.feedback,
+            seed=config.seed,
             loss=self._curve[-1][1] if finite else None,
             diverged_at=None if finite else done,
             replicas_identical=len(set(comm.allgather(self._replica.digest()))) == 1,

@@ -25,7 +25,7 @@ from . import optimizer_tables as tables
 from . import text
 from .defaults import Optimizers as Defaults
 from .harness.replicas import world
-from .optimizer_runs import RATES, WARMUP, Cell, Row, Settings, Shape, train
+from .optimizer_runs import RATES, WARMUP, Row, RunConfig, Settings, Shape, train
 from .training import Method
 
 TOTAL_BATCH = 8
@@ -78,30 +78,30 @@ def main(
         eval_every=max(1, steps // 3) if eval_every is None else eval_every,
         shape=shape or Shape(),
     )
-    cells = cells_of(optimizer, lr, _methods(methods, without_feedback), seeds)
-    return _trained(comm, settings, cells, json, plot)
+    configs = configs_of(optimizer, lr, _methods(methods, without_feedback), seeds)
+    return _trained(comm, settings, configs, json, plot)
 
 
 def _trained(
-    comm: Any, settings: Settings, cells: Sequence[Cell], json: Path | None, plot: Path | None
+    comm: Any, settings: Settings, configs: Sequence[RunConfig], json: Path | None, plot: Path | None
 ) -> dict[str, Any]:
     """What the JSON file holds when all runs are done."""
     corpus, _ = on_every_rank(comm, lambda: _corpus(settings), wording=told_by_first)
     before = on_rank_0(comm, lambda: _start(settings, corpus, comm.size, json, plot))
     report = _Report(before, json if comm.rank == 0 else None)
-    todo = [cell for cell in cells if not any(same_run(cell, row) for row in report.rows)]
+    todo = [config for config in configs if not any(same_run(config, row) for row in report.rows)]
     if comm.rank == 0:
-        print(_heading(corpus, settings, comm.size, len(todo), len(cells)), flush=True)
-    for cell in todo:
-        with output.progress(cell.label, settings.steps, comm.rank == 0) as advance:
-            report.add(train(comm, corpus, cell, settings, advance))
+        print(_heading(corpus, settings, comm.size, len(todo), len(configs)), flush=True)
+    for config in todo:
+        with output.progress(config.label, settings.steps, comm.rank == 0) as advance:
+            report.add(train(comm, corpus, config, settings, advance))
     result = report.result()
     if comm.rank == 0:
         _show(report.rows, plot)
     return result
 
 
-def cells_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds: str) -> list[Cell]:
+def configs_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds: str) -> list[RunConfig]:
     """The runs that the arguments of ``main`` ask for, in the order in which they are made.
 
     Raises:
@@ -113,17 +113,17 @@ def cells_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds: s
             raise ConfigError(f"--optimizer {name!r}; expected {' or '.join(RATES)}, or both with a comma")
     rates = None if lr is None else _numbers("--lr", lr, float)
     runs = [
-        Cell(name, rate, method, seed)
+        RunConfig(name, rate, method, seed)
         for seed, name in itertools.product(_numbers("--seeds", seeds, int), names)
         for rate, method in itertools.product(rates or [RATES[name]], methods)
     ]
     return list(dict.fromkeys(runs))
 
 
-def same_run(cell: Cell, row: Row) -> bool:
-    """Whether ``row`` is the result of ``cell``."""
-    method = cell.method
-    return (cell.optimizer, cell.lr, method.compressor, method.feedback, cell.seed) == (
+def same_run(config: RunConfig, row: Row) -> bool:
+    """Whether ``row`` is the result of ``config``."""
+    method = config.method
+    return (config.optimizer, config.lr, method.compressor, method.feedback, config.seed) == (
         row.optimizer, row.lr, row.compressor, row.feedback, row.seed,
     )  # fmt: skip
 
@@ -217,12 +217,12 @@ class _Report:
         return {**self._start, "rows": [asdict(row) for row in self.rows]}
 
 
-def _heading(corpus: text.Corpus, settings: Settings, ranks: int, todo: int, cells: int) -> str:
+def _heading(corpus: text.Corpus, settings: Settings, ranks: int, todo: int, configs: int) -> str:
     return (
         f"Text: {corpus.characters} characters, SHA-256 {corpus.sha256}\n"
         f"Model: GPT, {settings.shape.parameters} parameters, {settings.shape.context} characters of context; {ranks} "
         f"ranks x batch {settings.batch}, {settings.steps} steps\n"
-        f"Runs: {todo} to do, {cells - todo} done already"
+        f"Runs: {todo} to do, {configs - todo} done already"
     )
 
 

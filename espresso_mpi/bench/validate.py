@@ -106,9 +106,9 @@ def main(
     if world.size == 1:
         raise ConfigError("bench validate: one rank has nobody to synchronise with; start it on several, or in the lab")
     names = [name for name in read_specs(compressors) if name != "none"]
-    trainees = {n: _Trainee(n, max(1, batch // world.size), world) for n in dict.fromkeys(c.tensors for c in cases)}
+    trainers = {n: _Trainer(n, max(1, batch // world.size), world) for n in dict.fromkeys(c.tensors for c in cases)}
     with _folder(world, keep) as folder:
-        known = _Known.gathered(world, folder, names, {case: trainees[case.tensors] for case in cases}, profile_seconds)
+        known = _Known.gathered(world, folder, names, {case: trainers[case.tensors] for case in cases}, profile_seconds)
     made = {
         case: _of_rank_0(world, partial(plans, workload, known.profile, names))
         for case, workload in known.workloads.items()
@@ -116,7 +116,7 @@ def main(
     rows = []
     for case in cases:
         tuning = Tuning(tuple(names), seconds=profile_seconds / 5, every=10**9)
-        rows += _compared(world, trainees[case.tensors], case, made[case], known, tuning, seconds / len(cases))
+        rows += _compared(world, trainers[case.tensors], case, made[case], known, tuning, seconds / len(cases))
     if world.rank == 0:
         _print(rows)
         if json is not None:
@@ -143,7 +143,7 @@ def _cases(tensors: str, calls: str) -> list[Case]:
 # --- what trains ------------------------------------------------------------------------------------------------------
 
 
-class _Trainee:
+class _Trainer:
     """One rank's model and its shard of the text. The weights do not move: all methods see the same gradients."""
 
     def __init__(self, tensors: int, batch: int, comm: Any) -> None:
@@ -196,17 +196,17 @@ class _Known:
 
     @classmethod
     def gathered(
-        cls, comm: Any, folder: Path, names: Sequence[str], trainees: Mapping[Case, _Trainee], seconds: float
+        cls, comm: Any, folder: Path, names: Sequence[str], trainers: Mapping[Case, _Trainer], seconds: float
     ) -> _Known:
         """Profile the cluster and record a step of every case. Collective."""
-        models = {id(one): one.model for one in trainees.values()}.values()
+        models = {id(one): one.model for one in trainers.values()}.values()
         sizes = sorted({size for m in models for size in (m.gradient.size, *(x.size for x in m.grads.values()))})
         with Session(comm) as session, progress("profile", STEPS, comm.rank == 0) as tick:
             every = list(dict.fromkeys([*names, "fp16"]))  # a baseline whatever else is compared
             profile = session.measure(every, sizes=sizes, seconds=seconds, tick=Ticks(tick))
         if comm.rank == 0:
             profile.save(folder / "profile.json")
-        return cls(profile, {case: _recorded(comm, folder, case, one) for case, one in trainees.items()})
+        return cls(profile, {case: _recorded(comm, folder, case, one) for case, one in trainers.items()})
 
 
 def plans(workload: Workload, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:
@@ -234,15 +234,15 @@ def predicted(plan: Plan, workload: Workload, profile: Profile) -> float:
     return problem.seconds(choice)
 
 
-def _recorded(comm: Any, folder: Path, case: Case, trainee: _Trainee) -> Workload:
+def _recorded(comm: Any, folder: Path, case: Case, trainer: _Trainer) -> Workload:
     """The workload of a case, from a session of its own. Collective."""
     path = folder / f"{case.tensors}-{case.calls}.json"
     with Session(comm) as session:
         for _ in range(_CHANGE_OVER):
-            trainee.step(session, case.calls)
+            trainer.step(session, case.calls)
         with session.record_workload(path):
             for _ in range(_RECORDED):
-                trainee.step(session, case.calls)
+                trainer.step(session, case.calls)
     return Workload.from_json(comm.bcast(Workload.load(path).to_json() if comm.rank == 0 else None))
 
 
@@ -256,7 +256,7 @@ def _of_rank_0(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan
 
 
 def _compared(
-    comm: Any, trainee: _Trainee, case: Case, made: Mapping[str, Plan], known: _Known, tuning: Tuning,
+    comm: Any, trainer: _Trainer, case: Case, made: Mapping[str, Plan], known: _Known, tuning: Tuning,
     seconds: float,
 ) -> list[Row]:  # fmt: skip
     """Steps of all plans of a case in turns."""
@@ -265,11 +265,11 @@ def _compared(
     with ExitStack() as stack:
         auto = stack.enter_context(Session(comm, plan="auto", tuning=tuning))
         while auto.plan is None:
-            trainee.step(auto, case.calls)
+            trainer.step(auto, case.calls)
         sessions = {AUTO: auto}
         for name, plan in made.items():
             sessions[name] = stack.enter_context(Session(comm, plan=replace(plan, made_for=None)))
-        times = _in_turns(comm, trainee, case, list(sessions.values()), seconds)
+        times = _interleaved(comm, trainer, case, list(sessions.values()), seconds)
         chosen = auto.plan
     assert chosen is not None
     everyone = {AUTO: chosen, **made}
@@ -278,14 +278,14 @@ def _compared(
     )
 
 
-def _in_turns(
-    comm: Any, trainee: _Trainee, case: Case, sessions: Sequence[Session], seconds: float
+def _interleaved(
+    comm: Any, trainer: _Trainer, case: Case, sessions: Sequence[Session], seconds: float
 ) -> np.ndarray:  # fmt: skip
     """Seconds of the slowest rank until all gradients are there and of whole steps, shape (2, steps, sessions)."""
     found: list[list[list[tuple[float, float]]]] = []
     start = time.perf_counter()
     while len(found) < 2 or comm.bcast(time.perf_counter() - start) < seconds:
-        found.append([[trainee.step(one, case.calls) for _ in range(_TURN)][_CHANGE_OVER:] for one in sessions])
+        found.append([[trainer.step(one, case.calls) for _ in range(_TURN)][_CHANGE_OVER:] for one in sessions])
     mine = np.array(found).transpose(3, 0, 2, 1).reshape(2, -1, len(sessions))
     return np.max(comm.allgather(mine), axis=0)
 

@@ -141,7 +141,8 @@ def validate(
     ] = defaults.Validate.profile_seconds,
     json: JsonOut = None,
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the profile and the workloads that predictions are made from.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the profile and the workloads that predictions are made from."),
     ] = None,
 ) -> None:
     """Compare predicted with measured training steps, of a session that plans for itself and of every baseline.

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy, Tuning
 from espresso_mpi.autotune.autoplan import recorded
-from espresso_mpi.autotune.clock import Step
+from espresso_mpi.autotune.clock import RecordedStep
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, PlanError
 from espresso_mpi.planner.model.workload import Workload
 from espresso_mpi.planner.planfile import load, save
@@ -349,7 +349,7 @@ def test_a_tensor_is_ready_when_the_last_rank_has_it_in_each_step(world, open_se
 
     def step(number):
         late = number % SIZE == world.rank
-        return Step(specs, np.array([2.0, 3.0 if late else 1.0]), 4.0 + late)
+        return RecordedStep(specs, np.array([2.0, 3.0 if late else 1.0]), 4.0 + late)
 
     steps = [step(number) for number in range(3 * SIZE)]
     workload = session._together("workload", lambda: recorded(session._transport, steps, "made up"))

@@ -200,7 +200,7 @@ class Repeating:
         """Seconds left for this kind."""
         return max(0.0, self._deadline - self._agreed_time(self._start))
 
-    def in_turns(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
+    def interleaved(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
         """Seconds of the steps of some passes, each of shape (repetitions, steps)."""
         points = [Point("", "", number, partial(self._timed, one)) for number, one in enumerate(passes)]
         return [point.found for point in self.surveyed(points, needed=True) if point.found is not None]

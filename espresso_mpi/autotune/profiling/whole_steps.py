@@ -38,7 +38,7 @@ _PRODUCTS = 100
 
 
 @dataclass(frozen=True)
-class Step:
+class SyntheticStep:
     """``count`` tensors of ``size`` float32 elements, with so many seconds of computing shared out before them."""
 
     count: int
@@ -56,7 +56,9 @@ class Step:
         return [f"{self.count} of {self.size}: {k}" for k in range(self.count)]
 
 
-STEPS = (Step(5, 1 << 15, 0.01), Step(10, 1 << 13, 0.02), Step(30, 1 << 11, 0.01), Step(30, 1 << 8, 0.005))
+STEPS = tuple(
+    SyntheticStep(*one) for one in ((5, 1 << 15, 0.01), (10, 1 << 13, 0.02), (30, 1 << 11, 0.01), (30, 1 << 8, 0.005))
+)
 
 
 def measured(
@@ -69,7 +71,7 @@ def measured(
     """The profile with what whole steps take beyond what timelines expect. Collective.
 
     Args:
-        usual: ways that tensors travel while this is measured; profile: what else is known of the cluster.
+        usual: strategies of the tensors while this is measured; profile: what else is known of the cluster.
         pushes: whether steps that push are measured as well, where this MPI allows it.
     """
     transport = repeating.transport
@@ -79,27 +81,27 @@ def measured(
         pushes = False
     repeating.allow("steps")
     kinds = (False, True) if pushes else (False,)
-    layers, late, early = _Layers(transport), [], []
+    layers, late, early = _SyntheticLayers(transport), [], []
     for strategy in usual:
         with ExitStack() as stack:
             plans = [[_planned(strategy, step.workload(pushed), profile) for pushed in kinds] for step in STEPS]
-            sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in ways] for ways in plans]
-            found = repeating.in_turns([partial(_steps, ways, layers, transport.rank, step)
-                           for ways, step in zip(sessions, STEPS)])  # fmt: skip
-        for step, ways, seconds in zip(STEPS, plans, found):
+            sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in both] for both in plans]
+            found = repeating.interleaved([partial(_steps, both, layers, transport.rank, step)
+                           for both, step in zip(sessions, STEPS)])  # fmt: skip
+        for step, both, seconds in zip(STEPS, plans, found):
             computing, after, *pushed = np.median(seconds, axis=0)
-            at_end = ways[0][1]
+            at_end = both[0][1]
             known = at_end - step.seconds - profile.call - step.count * profile.tensor
             late.append((step.count, after - known, after))
             if pushes:
                 whole, most = computing + after, step.seconds * (1 - 1 / step.count)
-                early.append((at_end - ways[1][1], most, step.count, pushed[0] - whole, whole))
+                early.append((at_end - both[1][1], most, step.count, pushed[0] - whole, whole))
     call, tensor = step_costs(np.array(late))
     effects = effects_of(np.array(early)) if pushes else Effects(profile.hidden, profile.slowed, profile.pushed)
     return replace(profile, call=call, tensor=tensor, **vars(effects))
 
 
-class _Layers:
+class _SyntheticLayers:
     """Matrix products as small layers make them, in the place of a backward pass. Collective.
 
     Each is one call that leaves the interpreter to other threads: how often they have to take turns decides how much
@@ -117,7 +119,7 @@ class _Layers:
             rates.append(_PRODUCTS / (perf_counter() - start))
         self._rate = float(floats(transport, float(np.median(rates))).min())
 
-    def last(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         """Compute for about so long, at least one product."""
         self._multiply(max(1, round(seconds * self._rate)))
 
@@ -126,23 +128,23 @@ class _Layers:
             np.matmul(self._a, self._b, out=self._c)
 
 
-def _steps(ways: Sequence[Any], layers: _Layers, rank: int, step: Step) -> list[float]:
+def _steps(sessions: Sequence[Any], layers: _SyntheticLayers, rank: int, step: SyntheticStep) -> list[float]:
     """Begin and end of computing, of the call after it, and of a step that pushes, if there is a second session."""
-    late, *early = ways
+    late, *early = sessions
     grads = {
         name: np.random.default_rng([rank, k]).standard_normal(step.size, np.float32)
         for k, name in enumerate(step.names)
     }
     gap, marks = step.seconds / step.count, [perf_counter()]
     for _ in grads:
-        layers.last(gap)
+        layers.run(gap)
     marks += [perf_counter()] * 2
     late.sync(grads)
     marks.append(perf_counter())
     for session in early:
         marks.append(marks[-1])
         for name, x in grads.items():
-            layers.last(gap)
+            layers.run(gap)
             session.push(name, x)
         session.wait_all()
         marks.append(perf_counter())

@@ -32,15 +32,15 @@ SAME = 1e-9
 
 
 @njit(cache=True)
-def _least(menus, sizes, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def _least(options, sizes, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """The least F over all choices: counts through them like an odometer, and prices each from its begin.
 
     Args:
-        menus: int64 (tensors, most options), rows; sizes: int64 (tensors,), how many of them count.
+        options: int64 (tensors, most options), of each tensor; sizes: int64 (tensors,), how many of them count.
         rounds: of justifying schedules; below 0: in the order ``backprop``.
     """
     tensors = sizes.size
-    at, choice = np.zeros(tensors, np.int64), menus[:, 0].copy()
+    at, choice = np.zeros(tensors, np.int64), options[:, 0].copy()
     best = np.inf
     while True:
         if rounds < 0:
@@ -52,20 +52,20 @@ def _least(menus, sizes, rounds, backward, home, total, lane, seconds, count, re
         while place < tensors:
             at[place] += 1
             if at[place] < sizes[place]:
-                choice[place] = menus[place, at[place]]
+                choice[place] = options[place, at[place]]
                 break
             at[place] = 0
-            choice[place] = menus[place, 0]
+            choice[place] = options[place, 0]
             place += 1
         if place == tensors:
             return best
 
 
-def least(timeline: Timeline, menus: list[list[int]]) -> float:
-    """The least F, in the orders ``schedule`` and ``backprop``, if each tensor may take any of its rows. For small
+def least(timeline: Timeline, options: list[list[int]]) -> float:
+    """The least F, in the orders ``schedule`` and ``backprop``, if each tensor may take any of its options. For small
     cases."""
-    sizes = np.array([len(menu) for menu in menus], np.int64)
-    padded = np.array([menu + menu[:1] * (sizes.max() - len(menu)) for menu in menus], np.int64)
+    sizes = np.array([len(own) for own in options], np.int64)
+    padded = np.array([own + own[:1] * (sizes.max() - len(own)) for own in options], np.int64)
     return float(_least(padded, sizes, ROUNDS if timeline.order == "schedule" else -1, *timeline.tables))
 
 
@@ -138,9 +138,9 @@ def offload_case(rng: np.random.Generator, order: Order = "schedule") -> Problem
     on_gpu = routes(("gpu",))
     packed = [route for route in on_gpu if route.compressed]
     some = [packed[place] for place in rng.choice(len(packed), size=8, replace=False)]
-    ways = [*(route for route in on_gpu if not route.compressed), *some, *(route.on("cpu") for route in some)]
+    every = [*(route for route in on_gpu if not route.compressed), *some, *(route.on("cpu") for route in some)]
     workload = Workload(tuple(tensors), device="gpu")
-    return Problem.of(workload, _cluster(rng).profile(), ["onebit"], routes=ways, order=order, prune=False)
+    return Problem.of(workload, _cluster(rng).profile(), ["onebit"], routes=every, order=order, prune=False)
 
 
 def _cluster(rng: np.random.Generator) -> Cluster:

@@ -27,7 +27,7 @@ from espresso_mpi.types import Collective, Decode, Encode, Route
 
 from .published import DISTANCE, GAINS, SCALING
 from .rows import Distance
-from .scenes import profile_of
+from .setups import profile_of
 
 SHORTEST, LONGEST, CLOSE = 1e-3, 10.0, 1.001
 """Seconds of a backward pass that are tried for the published scaling factor, and to which factor."""
@@ -39,7 +39,7 @@ def distances(models: Sequence[str]) -> list[Distance]:
     places = [(o.model, o.testbed, o.compressor) for o in SCALING]
     places += [(o.model, o.testbed, o.compressor) for o in GAINS]
     for model, testbed, compressor in dict.fromkeys(places):
-        factors = [o.factor for o in SCALING if (o.model, o.testbed, o.way) == (model, testbed, "fp32")]
+        factors = [o.factor for o in SCALING if (o.model, o.testbed, o.method) == (model, testbed, "fp32")]
         if model not in models or not (factors or model in DISTANCE):
             continue
         published = factors[0] if factors else None
@@ -67,8 +67,8 @@ def distance(workload: Workload, profile: Profile, compressor: str) -> Distance:
     ours = search(Problem.of(workload, profile, [compressor]))
     return Distance(
         "", "", compressor, None, workload.seconds / _fp32(workload, profile, compressor), None, upper,
-        usual.seconds, only.seconds, earliest.seconds, ours.seconds, ours.bound, busy(every, usual), busy(fewer, only),
-        None,
+        usual.seconds, only.seconds, earliest.seconds, ours.seconds, ours.bound,
+        gpu_seconds(every, usual), gpu_seconds(fewer, only), None,
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def decided(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
     return algorithm2(problem, algorithm1(problem, turns))
 
 
-def busy(problem: Problem, chosen: Chosen) -> float:
+def gpu_seconds(problem: Problem, chosen: Chosen) -> float:
     """Seconds that compression takes of the GPU in a plan."""
     options, lanes = problem.timeline.options, problem.timeline.lanes
     lane = options.lane[chosen.choice] % lanes.count

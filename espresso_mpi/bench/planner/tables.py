@@ -38,20 +38,20 @@ class Part:
 # --- selection time ---------------------------------------------------------------------------------------------------
 
 
-def verdict(row: Selection) -> str:
-    """Whether the times are at most the allowed ones; nothing for models without."""
+def within_limit(row: Selection) -> str:
+    """Whether the times are at most the allowed ones: yes, the decision only, no; nothing for models without."""
     if row.paper_decide is None or row.paper_offload is None:
         return ""
     if row.offload is None:
         allowed = TIMES * (row.paper_decide + row.paper_offload)
-        return _verdict(row.problem + row.decide <= allowed, row.decide <= allowed)
+        return _answer(row.problem + row.decide <= allowed, row.decide <= allowed)
     offload = row.offload <= row.paper_offload
     decide = row.decide <= row.paper_decide
-    return _verdict(offload and row.problem + row.decide <= row.paper_decide, offload and decide)
+    return _answer(offload and row.problem + row.decide <= row.paper_decide, offload and decide)
 
 
-def _verdict(whole: bool, search: bool) -> str:
-    return "met" if whole else "decision met, with menus not" if search else "not met"
+def _answer(whole: bool, decision: bool) -> str:
+    return "yes" if whole else "decision only" if decision else "no"
 
 
 def allowed(row: Selection) -> str:
@@ -125,10 +125,10 @@ def growth_notes(rows: Sequence[Growth]) -> list[str]:
     found = []
     for along in dict.fromkeys(row.along for row in rows):
         own = [row for row in rows if row.along == along]
-        menus, decide = exponent(own, lambda row: row.problem), exponent(own, lambda row: row.decide)
-        if menus is not None and decide is not None:
-            found.append(f"Seconds grow as a power of the number of {along}, fitted from 100 on: menus {menus:.2f}, "
-                         f"decision {decide:.2f}.")  # fmt: skip
+        candidates, decide = exponent(own, lambda row: row.problem), exponent(own, lambda row: row.decide)
+        if candidates is not None and decide is not None:
+            found.append(f"Seconds grow as a power of the number of {along}, fitted from 100 on: candidates "
+                         f"{candidates:.2f}, decision {decide:.2f}.")  # fmt: skip
     return found
 
 
@@ -139,18 +139,19 @@ PARTS: tuple[Part, ...] = (
         "selection",
         "Selection time",
         f"""
-One core. *menus* is `Problem.of`: every route priced for every size, and what is dominated left out. *decide* is
+One core. *candidates* is `Problem.of`: every route priced for every size, and what is dominated left out. *decide* is
 Algorithm 1, or all of our search with its bound; *offload* is Algorithm 2. Medians, with everything compiled and the
 tree's routes walked; *first s* is the first decision of the process with that (kernels come from numba's cache once
-they have been compiled). *paper ms* are the published times of Algorithm 1 and of Algorithm 2's search; our search may
-take {TIMES} times both. *met* counts the menus with the decision.
+they have been compiled). *paper ms* are the published times of Algorithm 1 and of Algorithm 2's search. They are the
+limit of both algorithms; that of our search is {TIMES} times their sum. *within limit*: *yes* counts the candidates
+with the decision, *decision only* does not.
 """,
         Table((
-            _MODEL, _TESTBED, Column("way", "way", left=True), Column("tensors", "tensors"), Column("sizes", "menus"),
-            Column("options", "options"), Column("first s", "first", RATIO), Column("menus", "problem", MS),
-            Column("decide", "decide", MS), Column("offload", "offload", MS),
+            _MODEL, _TESTBED, Column("method", "method", left=True), Column("tensors", "tensors"),
+            Column("sizes", "sizes"), Column("options", "options"), Column("first s", "first", RATIO),
+            Column("candidates", "problem", MS), Column("decide", "decide", MS), Column("offload", "offload", MS),
             Column("paper ms", lambda row, rows: allowed(row)),
-            Column("verdict", lambda row, rows: verdict(row), left=True),
+            Column("within limit", lambda row, rows: within_limit(row), left=True),
         )),
     ),
     Part(
@@ -189,14 +190,14 @@ was below the best.
         "paper",
         "The paper's gains side by side",
         """
-*gain* is how much more throughput the plan has than that way, all simulated, on 8 nodes of 8 GPUs; *of 1+2* is that
+*gain* is how much more throughput the plan has than that method, all simulated, on 8 nodes of 8 GPUs; *of 1+2* is that
 of the plan by Algorithms 1 and 2. The published ones were measured on the paper's clusters; ours are as
 [docs/cluster.md](docs/cluster.md) describes them, with one serial network lane. How long the backward passes take is
 measured, how they are spread over tensors is modelled ([docs/models.md](docs/models.md)). *test*: nothing was set for
 this figure. The last column says what the run shows of a difference, and "open" where it shows nothing.
 """,
         Table((
-            _MODEL, _COMPRESSOR, _TESTBED, Column("over", "way", left=True), Column("its", "seconds", MS),
+            _MODEL, _COMPRESSOR, _TESTBED, Column("over", "method", left=True), Column("its", "seconds", MS),
             Column("gain", lambda row, rows: f"{round(row.gain)} %"),
             Column("of 1+2", lambda row, rows: f"{round(row.gain_of_algorithms)} %"),
             Column("published", "published", Unit("", 1, ".0f", " %", "–")),
@@ -235,7 +236,7 @@ for them, with modelled steps ([docs/cluster.md](docs/cluster.md)); they are no 
 table have measured backward passes, which were set for nothing.
 """,
         Table((
-            _MODEL, _COMPRESSOR, _TESTBED, Column("way", "way", left=True), Column("factor", "factor", RATIO),
+            _MODEL, _COMPRESSOR, _TESTBED, Column("method", "method", left=True), Column("factor", "factor", RATIO),
             Column("published", "published", _FACTOR),
             Column("use", lambda row, rows: None if row.published is None else USE_OF_SCALING, left=True),
         )),
@@ -246,12 +247,12 @@ table have measured backward passes, which were set for nothing.
         """
 Synthetic models with the sizes of a real one, in its order. *tensors*: sizes repeat as they do in the real one; *in
 backprop*: the same, planned for the order `backprop`.
-*tensors of different sizes*: none repeats, so every tensor needs a menu of its own. *options*: the real model, with
+*tensors of different sizes*: none repeats, so every tensor needs candidates of its own. *options*: the real model, with
 more and more to choose from; *at* is the number of options of a tensor before any is left out.
 """,
         Table((
             Column("along", "along", left=True), Column("", "label", left=True), Column("at", "at"),
-            Column("menus", "problem", MS), Column("decide", "decide", MS),
+            Column("candidates", "problem", MS), Column("decide", "decide", MS),
             Column("both", lambda row, rows: row.problem + row.decide, MS), Column("gap", "gap", PERCENT_2),
         )),
         growth_notes,

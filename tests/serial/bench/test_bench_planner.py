@@ -24,7 +24,7 @@ from espresso_mpi.bench.planner import time as planner_time
 from espresso_mpi.bench.planner.published import CALIBRATION, GAINS, SCALING, SELECTION, TEST, Gain
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
 from espresso_mpi.bench.planner.rows import KINDS, Against, Cases, Gap, Growth, Selection, read
-from espresso_mpi.bench.planner.scenes import Timed, one_core, scene, together, workload_of
+from espresso_mpi.bench.planner.setups import Timer, one_core, setup, together, workload_of
 from espresso_mpi.bench.validate_tables import Row
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError
@@ -71,7 +71,7 @@ def test_what_was_found_keeps_its_promises(measured):
             assert row.seconds <= row.dense * (1 + 1e-9)
         if isinstance(row, Cases):
             assert row.violations in (0, None)
-        if isinstance(row, Against) and row.way == "upper bound":
+        if isinstance(row, Against) and row.method == "upper bound":
             assert row.gain < 1e-6
 
 
@@ -96,32 +96,32 @@ def test_a_part_that_there_is_not_is_refused():
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def selected(problem, decide, offload, way="search"):
+def selected(problem, decide, offload, method="search"):
     paper = SELECTION["bert-base"]
-    return Selection("bert-base", "pcie-25g", "onebit", way, 206, 9, 4000, 5, 1.0, problem, decide, offload,
+    return Selection("bert-base", "pcie-25g", "onebit", method, 206, 9, 4000, 5, 1.0, problem, decide, offload,
                      paper.decide, paper.offload)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "problem, decide, offload, said",
     [
-        (0.020, 0.100, 0.044, "met"),
-        (0.030, 0.100, 0.044, "decision met, with menus not"),
-        (0.000, 0.126, 0.001, "not met"),
-        (0.000, 0.001, 0.045, "not met"),
-        (0.690, 1.000, None, "met"),
-        (0.700, 1.000, None, "decision met, with menus not"),
-        (0.000, 1.700, None, "not met"),
+        (0.020, 0.100, 0.044, "yes"),
+        (0.030, 0.100, 0.044, "decision only"),
+        (0.000, 0.126, 0.001, "no"),
+        (0.000, 0.001, 0.045, "no"),
+        (0.690, 1.000, None, "yes"),
+        (0.700, 1.000, None, "decision only"),
+        (0.000, 1.700, None, "no"),
     ],
 )
 def test_times_are_held_against_the_paper(problem, decide, offload, said):
     """BERT-base: 125 + 44 ms, ours ten times their sum."""
-    assert planner_tables.verdict(selected(problem, decide, offload)) == said
+    assert planner_tables.within_limit(selected(problem, decide, offload)) == said
 
 
-def test_models_that_the_paper_has_not_have_no_verdict():
+def test_models_that_the_paper_has_not_have_no_limit():
     row = replace(selected(0, 9, None), paper_decide=None, paper_offload=None)
-    assert planner_tables.verdict(row) == planner_tables.allowed(row) == ""
+    assert planner_tables.within_limit(row) == planner_tables.allowed(row) == ""
 
 
 def test_gaps_are_summed_up_by_their_geometric_mean():
@@ -135,7 +135,7 @@ def test_the_papers_figures_are_of_what_we_have():
     for one in (*GAINS, *SCALING):
         assert one.model in MODELS
     assert {gain.baseline for gain in GAINS} <= set(BASELINES)
-    assert {way for ways in planner_paper.WAYS.values() for way in ways} <= set(BASELINES)
+    assert {method for methods in planner_paper.METHODS.values() for method in methods} <= set(BASELINES)
     assert [g.percent for g in GAINS if g.model == "ugatit"] == [149, 205, 50, 35]
 
 
@@ -167,10 +167,10 @@ def test_offload_agrees_with_the_algorithms_own_comparison():
 
 def test_repetitions_end():
     calls = []
-    result, seconds, repeats = Timed(least=2, most=7, seconds=60.0)(lambda: calls.append(1) or len(calls))
+    result, seconds, repeats = Timer(least=2, most=7, seconds=60.0)(lambda: calls.append(1) or len(calls))
     assert result == repeats == len(calls) == 7
     assert seconds >= 0
-    assert Timed(least=2, most=7, seconds=0.0)(lambda: 0)[2] == 2
+    assert Timer(least=2, most=7, seconds=0.0)(lambda: 0)[2] == 2
 
 
 def test_one_core_is_given_back():
@@ -198,7 +198,7 @@ def test_synthetic_models_keep_sizes_order_and_work():
 def test_a_power_law_is_found():
     rows = [Growth("tensors", "", n, 1e-4 * n**1.5, 1e-3 * n, 0.0, 3) for n in (10, 100, 300, 1000)]
     assert planner_tables.exponent(rows, lambda row: row.problem) == pytest.approx(1.5)
-    assert "menus 1.50, decision 1.00" in planner_tables.growth_notes(rows)[0]
+    assert "candidates 1.50, decision 1.00" in planner_tables.growth_notes(rows)[0]
     assert planner_tables.growth_notes(rows[:2]) == []
 
 
@@ -214,7 +214,7 @@ def test_growth_is_drawn(tmp_path):
 
 def test_a_reason_is_what_the_run_shows():
     """The LSTM's step by HiPress: a published gain near ours, above all that is possible, below ours, and between."""
-    at = scene("lstm", "pcie-25g", "onebit")
+    at = setup("lstm", "pcie-25g", "onebit")
     most, ours = (100 * (at.by("hipress") / seconds - 1) for seconds in (at.compute, at.found.seconds))
 
     def against(percent):

@@ -55,7 +55,11 @@ def test_json_text_comes_back_exactly(workload):
 
 
 def test_a_short_file_has_defaults():
-    document = {"kind": "espresso-workload", "version": KIND.version, "tensors": [{"name": "a", "size": 2, "ready": 1}]}
+    document = {
+        "kind": "espresso_mpi workload",
+        "version": KIND.version,
+        "tensors": [{"name": "a", "size": 2, "ready": 1}],
+    }
     assert Workload.from_json(document) == Workload((WorkloadTensor("a", 2, 1.0),))
 
 
@@ -112,7 +116,7 @@ def changed(**change):
 @pytest.mark.parametrize(
     "document, message",
     [
-        ([], r"got \[\]; expected an object of kind 'espresso-workload', as made by Session.record_workload"),
+        ([], r"got \[\]; expected an object of kind 'espresso_mpi workload', as made by Session.record_workload"),
         ({}, "got kind None"),
         (changed(kind="espresso-profile"), "got kind 'espresso-profile'"),
         (changed(version=2), "got version 2; expected 1; make it anew"),

@@ -40,7 +40,7 @@ def workload_of(model: str) -> Workload:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Setup:
     """A model on a cluster with one compressor; what is decided about it is kept."""
 
     model: str
@@ -62,9 +62,9 @@ class Scene:
         """Seconds of a step whose synchronisation takes no time: what one GPU takes alone."""
         return self.workload.seconds
 
-    # --- the ways to decide ---
+    # --- the methods to decide ---
 
-    def menus(self) -> Problem:
+    def candidates(self) -> Problem:
         """Everything that our search may choose from."""
         return Problem.of(self.workload, self.profile, [self.compressor])
 
@@ -74,8 +74,8 @@ class Scene:
 
     @cached_property
     def problem(self) -> Problem:
-        """``menus``, once."""
-        return self.menus()
+        """``candidates``, once."""
+        return self.candidates()
 
     @cached_property
     def found(self) -> Found:
@@ -103,15 +103,15 @@ class Scene:
         """F of nothing compressed, each tensor by the dense route that is quickest by itself."""
         return self.problem.seconds(self.problem.dense())
 
-    def by(self, way: str, buffer: int = 0) -> float:
+    def by(self, method: str, buffer: int = 0) -> float:
         """F of a baseline, or of the Upper Bound.
 
         Args:
             buffer: bytes that neighbours of one strategy are brought together in buffers of; 0: each by itself.
         """
-        if way == UPPER_BOUND:
+        if method == UPPER_BOUND:
             return upper_bound(self.workload, self.profile, self.compressor)
-        plan = baseline(way, self.workload, self.profile, self.compressor)
+        plan = baseline(method, self.workload, self.profile, self.compressor)
         if buffer:
             plan = replace(plan, groups=together(plan, self.workload, buffer))
         problem, choice = evaluated(plan, self.workload, self.profile)
@@ -136,16 +136,16 @@ UPPER_BOUND = "upper bound"
 
 
 @cache
-def scene(model: str, testbed: str, compressor: str) -> Scene:
-    """The one scene of these names, with all that was decided about it."""
-    return Scene(model, testbed, compressor)
+def setup(model: str, testbed: str, compressor: str) -> Setup:
+    """The one setup of these names, with all that was decided about it."""
+    return Setup(model, testbed, compressor)
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timer:
     """How often something is repeated: at least ``least`` times, then until ``seconds`` or ``most`` are reached."""
 
     least: int = 5
