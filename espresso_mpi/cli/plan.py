@@ -12,8 +12,8 @@ from ..compressors.registry import read_specs
 from ..errors import ConfigError
 from ..files.output import WIDTH, check_writable, show
 from ..planner import planfile
-from ..planner.agenda import Table
 from ..planner.explain import Explanation, explain
+from ..planner.lane_tables import Table
 from ..planner.model.beside import beside
 from ..planner.model.problem import evaluated
 from ..planner.model.profile import Profile

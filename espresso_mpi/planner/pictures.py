@@ -74,7 +74,7 @@ def picture(problem: Problem, choice: np.ndarray, path: Path, title: str = "") -
     """Draw a choice to a .png or .svg file, or write it to a .json file for https://ui.perfetto.dev.
 
     Args:
-        choice: int64 (tensors,), rows of the problem.
+        choice: int64 (tensors,), options of the problem.
         title: what stands above, before the time of the step.
 
     Raises:
@@ -115,7 +115,7 @@ def _beside(problem: Problem, choice: np.ndarray, one: Interval) -> bool:
 
 def _names(problem: Problem, choice: np.ndarray) -> Any:
     """A function that says of an interval which kind it is and what is done in it."""
-    slots = [problem.operations(int(row)) for row in choice]
+    slots = [problem.operations(int(option)) for option in choice]
 
     def name(one: Interval) -> tuple[str, str]:
         if one.tensor < 0:

@@ -132,7 +132,7 @@ def described(given: Plan, like: Plan, workload: Workload, profile: Profile) -> 
 
 @dataclass(frozen=True)
 class Draft:
-    """A choice on its way to a plan. ``groups``: of all buffers, those of one tensor too."""
+    """A choice that becomes a plan. ``groups``: of all buffers, those of one tensor too."""
 
     groups: tuple[tuple[str, ...], ...]
     problem: Problem
@@ -149,7 +149,7 @@ class Draft:
         return bool((self.problem.method[self.choice] >= 0).any())
 
     def on(self, problem: Problem) -> Draft:
-        """The same on menus that begin with these."""
+        """The same on candidate sets that begin with these."""
         return replace(self, problem=problem, choice=moved(self.choice, self.problem, problem))
 
     def schedule(self) -> Schedule | None:
@@ -158,7 +158,7 @@ class Draft:
 
     def strategies(self) -> list[tuple[tuple[str, ...], Strategy]]:
         """The tensors of each buffer and how it travels."""
-        return [(group, self.problem.strategy(int(row))) for group, row in zip(self.groups, self.choice)]
+        return [(group, self.problem.strategy(int(option))) for group, option in zip(self.groups, self.choice)]
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class _Maker:
 
     def allowed(self, rival: Draft) -> bool:
         """Whether a draft uses nothing that is not to be used."""
-        used = {rival.problem.strategy(int(row)) for row in np.unique(rival.choice)}
+        used = {rival.problem.strategy(int(option)) for option in np.unique(rival.choice)}
         return all(s.compressor in {*self.compressors, "none"} and s.route in self.routes for s in used)
 
     def quickest(self, draft: Draft, rivals: Sequence[Draft]) -> Draft:
@@ -262,9 +262,9 @@ class _Maker:
         if not rivals:
             return draft
         best = min(rivals, key=lambda rival: rival.seconds)
-        menus = joined([best.problem, self.problem(best.problem.workload, self.compressors)])
-        best = best.on(menus)
-        return replace(best, choice=min(improved(rough(menus), best.choice), best.choice, key=menus.seconds))
+        complete = joined([best.problem, self.problem(best.problem.workload, self.compressors)])
+        best = best.on(complete)
+        return replace(best, choice=min(improved(rough(complete), best.choice), best.choice, key=complete.seconds))
 
     def sure(self, draft: Draft) -> Draft:
         """The draft without compression that noise could explain."""
@@ -300,8 +300,8 @@ class _Maker:
     @property
     def claim(self) -> str:
         """What the bound is on."""
-        ways = "all fusions of neighbours and all routes" if self.fusion else "all routes, no fusion"
-        return f"{ways}, with {', '.join(self.compressors) or 'no compressor'}"
+        choices = "all fusions of neighbours and all routes" if self.fusion else "all routes, no fusion"
+        return f"{choices}, with {', '.join(self.compressors) or 'no compressor'}"
 
     def as_given(self, strategy: Strategy) -> Strategy:
         """A strategy with the compressor as it was spelled: the search knows it with all schedules at their end."""
@@ -318,7 +318,7 @@ class _Maker:
 
 
 def outlooks(draft: Draft) -> tuple[Outlook, ...]:
-    """What is predicted for each buffer of a draft whose menus are complete.
+    """What is predicted for each buffer of a draft whose candidate sets are complete.
 
     In orders in which every swap is a timeline of its own, and where tensors are many, only the options of each that
     take least by themselves are looked at for a runner-up. Many tensors are swapped in the order ``backprop``.
@@ -328,20 +328,20 @@ def outlooks(draft: Draft) -> tuple[Outlook, ...]:
     free, nothing = with_free(problem.timeline)
     exposed = _settled(plain - swapped(free, choice, everyone, np.full(size, nothing)), plain)
     every = problem.timeline.order == "backprop" and size <= MANY
-    tensors, rows = swaps_of(problem, None if every else quickest_alone(problem, RUNNERS_UP))
-    others = rows != choice[tensors]
-    tensors, rows = tensors[others], rows[others]
-    longer = _settled(swapped(problem.timeline, choice, tensors, rows) - plain, plain)
+    tensors, options = swaps_of(problem, None if every else quickest_alone(problem, RUNNERS_UP))
+    others = options != choice[tensors]
+    tensors, options = tensors[others], options[others]
+    longer = _settled(swapped(problem.timeline, choice, tensors, options) - plain, plain)
     for place in np.flatnonzero(longer < 0):  # with the keys as they are; a plan would have a schedule of its own
-        trial = np.where(everyone == tensors[place], rows[place], choice)
+        trial = np.where(everyone == tensors[place], options[place], choice)
         longer[place] = _settled(np.array(problem.timeline.seconds(trial) - plain), plain)
-    second = best_of_each(tensors, longer, problem.alone[rows], size)
+    second = best_of_each(tensors, longer, problem.alone[options], size)
     dense = _settled(swapped(problem.timeline, choice, everyone, best_dense(problem, choice)) - plain, plain)
     dense[problem.method[choice] < 0] = 0.0
     return tuple(
         Outlook(
             group, float(problem.alone[choice[i]]), float(np.clip(exposed[i], 0.0, problem.alone[choice[i]])),
-            problem.strategy(int(rows[second[i]])) if second[i] >= 0 else None,
+            problem.strategy(int(options[second[i]])) if second[i] >= 0 else None,
             float(longer[second[i]]) if second[i] >= 0 else 0.0, float(dense[i]),
         )
         for i, group in enumerate(draft.groups)
@@ -372,7 +372,7 @@ def defaults(workload: Workload, profile: Profile) -> tuple[str, Order]:
 def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]:
     """The compressors that a profile has both curves of, on all of some devices."""
     specs = dict.fromkeys(spec for spec, _, _ in profile.codecs)
-    wanted = [(device, way) for device in devices for way in ("encode", "decode")]
+    wanted = [(device, direction) for device in devices for direction in ("encode", "decode")]
     return tuple(s for s in specs if all((s, *rest) in profile.codecs for rest in wanted))
 
 

@@ -16,7 +16,7 @@ from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import Chosen, algorithm1, algorithm2, on_cpu
 from espresso_mpi.planner.search.bound import lower_bound
 from espresso_mpi.planner.search.search import search
-from espresso_mpi.planner.workloads.clusters import Cluster, Link, Memory
+from espresso_mpi.planner.workloads.clusters import Cluster, DeviceMemory, Link
 
 from .random_cases import enumerated, random_case
 from .rows import Cases
@@ -149,8 +149,8 @@ def _cluster(rng: np.random.Generator) -> Cluster:
         "random", int(rng.integers(2, 9)), int(rng.integers(1, 9)),
         intra=Link(3e-6, 10 ** rng.uniform(-11, -10)), inter=Link(1e-5, 10 ** rng.uniform(-10, -8.5)),
         memory={
-            "gpu": Memory(10 ** rng.uniform(10, 12), 0.5, launch=2e-5),
-            "cpu": Memory(10 ** rng.uniform(9.5, 11), 0.5, launch=5e-6),
+            "gpu": DeviceMemory(10 ** rng.uniform(10, 12), 0.5, launch=2e-5),
+            "cpu": DeviceMemory(10 ** rng.uniform(9.5, 11), 0.5, launch=5e-6),
         },
         compressors=("onebit",), copy=Link(1e-5, 1 / 10 ** rng.uniform(9.5, 10.5)),
     )  # fmt: skip

@@ -9,7 +9,16 @@ from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.dispatch import scheduled, served
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.timeline import ORDERS, ROUNDS, Lanes, Options, Order, Timeline, backprop_time, virtual
+from espresso_mpi.planner.model.timeline import (
+    ORDERS,
+    ROUNDS,
+    Lanes,
+    OptionTable,
+    Order,
+    Timeline,
+    backprop_time,
+    virtual,
+)
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.types import Route
 
@@ -32,9 +41,9 @@ def random_case(
     timeline = Timeline(np.ascontiguousarray(workload.backward), table, where, order)
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     rows = table.count.size
-    profile, menu = Profile(1, 1, {}, {}, {}, Curve.line(0, 0)), np.arange(tensors, dtype=np.int64)
+    profile, set_of = Profile(1, 1, {}, {}, {}, Curve.line(0, 0)), np.arange(tensors, dtype=np.int64)
     dense, route = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
-    return Problem(workload, profile, (), (_ROUTE,), timeline, menu, first, dense, route)
+    return Problem(workload, profile, (), (_ROUTE,), timeline, set_of, first, dense, route)
 
 
 def _lanes(rng: np.random.Generator) -> Lanes:
@@ -45,7 +54,7 @@ def _lanes(rng: np.random.Generator) -> Lanes:
     return Lanes(place[gpu], place[cpu], place[intra], place[inter], compute)
 
 
-def _options(rng: np.random.Generator, rows: int, lanes: Lanes, whole: bool) -> Options:
+def _options(rng: np.random.Generator, rows: int, lanes: Lanes, whole: bool) -> OptionTable:
     most, total = 5, lanes.count
     count = rng.integers(0, most + 1, rows).astype(np.int32)
     lane = rng.integers(0, total, (rows, most)).astype(np.int8)
@@ -53,14 +62,14 @@ def _options(rng: np.random.Generator, rows: int, lanes: Lanes, whole: bool) -> 
         lane[row] = virtual(lane[row], int(count[row]), total, lanes.backward)
     seconds = rng.uniform(0, 1, (rows, most)) * (rng.uniform(0, 1, (rows, most)) < 0.8)
     repeats = np.where(rng.uniform(0, 1, rows) < 0.7, 1, rng.integers(1, 4, rows)).astype(np.int32)
-    return Options(lane, np.round(seconds, 1) if whole else seconds, count, repeats)
+    return OptionTable(lane, np.round(seconds, 1) if whole else seconds, count, repeats)
 
 
 def enumerated(problem: Problem) -> tuple[float, np.ndarray]:
     """The least time of a step over all choices, one after the other, and the first that has it."""
     timeline = problem.timeline
-    first = problem.first[:-1][problem.menu]
-    sizes = np.diff(problem.first)[problem.menu]
+    first = problem.first[:-1][problem.set_of]
+    sizes = np.diff(problem.first)[problem.set_of]
     best, choice = _least(
         first, sizes, ORDERS.index(timeline.order), ROUNDS, *timeline.tables,
     )  # fmt: skip

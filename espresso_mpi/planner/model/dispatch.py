@@ -25,25 +25,25 @@ def laid_out(choice, backward, home, total, lane, seconds, count, repeats):  # t
     """
     first = np.zeros(choice.size + 1, np.int64)
     for tensor in range(choice.size):
-        row = choice[tensor]
-        first[tensor + 1] = first[tensor] + 1 + repeats[row] * count[row]
+        option = choice[tensor]
+        first[tensor + 1] = first[tensor] + 1 + repeats[option] * count[option]
     size = first[choice.size]
     owner, where = np.empty(size, np.int64), np.empty(size, np.int64)
     took, tail = np.empty(size), np.empty(size)
     rest = 0.0
     for tensor in range(choice.size - 1, -1, -1):
-        row, part = choice[tensor], first[tensor]
+        option, part = choice[tensor], first[tensor]
         begin = part + 1
-        for _ in range(repeats[row]):
+        for _ in range(repeats[option]):
             left = 0.0
-            for position in range(count[row] - 1, -1, -1):
+            for position in range(count[option] - 1, -1, -1):
                 place = begin + position
-                owner[place], where[place] = tensor, lane[row, position] % total
-                took[place] = seconds[row, position]
-                left += seconds[row, position]
+                owner[place], where[place] = tensor, lane[option, position] % total
+                took[place] = seconds[option, position]
+                left += seconds[option, position]
                 tail[place] = left
             rest = max(rest, left)
-            begin += count[row]
+            begin += count[option]
         rest += backward[tensor]
         owner[part], where[part], took[part], tail[part] = tensor, home, backward[tensor], rest
     return first, owner, where, took, tail
@@ -178,9 +178,9 @@ def reverse(choice, first, owner, where, took, count, repeats, key, total, start
     waiting, missing = np.zeros(total, np.int64), np.zeros(tensors, np.int64)
     running, until = np.full(total, -1, np.int64), np.full(total, np.inf)
     for tensor in range(tensors):
-        row = choice[tensor]
-        missing[tensor] = (tensor + 1 < tensors) + (repeats[row] if count[row] else 0)
-        for place in range(first[tensor] + max(1, count[row]), first[tensor + 1], max(1, count[row])):
+        option = choice[tensor]
+        missing[tensor] = (tensor + 1 < tensors) + (repeats[option] if count[option] else 0)
+        for place in range(first[tensor] + max(1, count[option]), first[tensor + 1], max(1, count[option])):
             _wait(keys, places, waiting, where[place], key[place], place)
         if missing[tensor] == 0:
             place = first[tensor]
@@ -280,7 +280,7 @@ def quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds
 
 
 @njit(cache=True)
-def exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds, count, repeats, limit):  # type: ignore[no-untyped-def]
+def exchanged(choice, tensor, option, first, key, took, backward, home, total, lane, seconds, count, repeats, limit):  # type: ignore[no-untyped-def]
     """When all is done if a tensor travels by another row and everything else keeps its key; and the new keys.
 
     The tensor's own operations get keys by which it would be there when it should be now. Beyond ``limit``: inf.
@@ -293,7 +293,7 @@ def exchanged(choice, tensor, row, first, key, took, backward, home, total, lane
     for place in range(part + 1, stop):
         due = max(due, key[place] + took[place])
     old = choice[tensor]
-    choice[tensor] = row
+    choice[tensor] = option
     new_first, owner, where, new_took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
     new_key = np.empty(new_took.size)
     new_key[: part + 1] = key[: part + 1]

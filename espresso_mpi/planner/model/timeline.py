@@ -70,8 +70,8 @@ def lanes_of(lanes: Lanes | str) -> Lanes:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Ways in which tensors can travel, as numbers: a row an option.
+class OptionTable:
+    """All options of all candidate sets, as numbers: a row an option.
 
     Attributes:
         lane: int8 (options, most operations), the virtual lane of each operation: that of its resource, plus the number
@@ -173,7 +173,7 @@ class Timeline:
 
     Attributes:
         backward: float64 (tensors,), seconds of the backward pass that end with each gradient.
-        options: of all tensors together; a choice names a row.
+        options: of all tensors together; a choice names an option.
         lanes: which resources are one.
 
     Raises:
@@ -181,7 +181,7 @@ class Timeline:
     """
 
     backward: np.ndarray
-    options: Options
+    options: OptionTable
     lanes: Lanes = SEPARATE
     order: Order = "schedule"
 
@@ -225,10 +225,10 @@ class Timeline:
         _, starts = self._served(choice)
         first, _, where, took, _ = laid_out(choice, *self.tables)
         found = []
-        for tensor, row in enumerate(choice):
+        for tensor, option in enumerate(choice):
             part, stop = int(first[tensor]), int(first[tensor + 1])
             for place in range(part, stop):
-                segment, position = divmod(place - part - 1, max(1, int(self.options.count[row])))
+                segment, position = divmod(place - part - 1, max(1, int(self.options.count[option])))
                 what = (tensor, segment, position) if place > part else (-1, 0, tensor)
                 begin = float(starts[place])
                 found.append(Interval(*what, int(where[place]), begin, begin + float(took[place])))

@@ -1,4 +1,4 @@
-"""The schedule of a choice: from the rows of a timeline to what a plan keeps and the executor carries out."""
+"""The schedule of a choice: from the options of a timeline to what a plan keeps and the executor carries out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> S
     is the same in every order in which the lane never waits while there is something to do.
 
     Args:
-        choice: int64 (buffers,), rows of the problem; names: of its buffers, as a plan calls them.
+        choice: int64 (buffers,), options of the problem; names: of its buffers, as a plan calls them.
     """
     timeline = problem.timeline
     lanes = timeline.lanes

@@ -33,7 +33,7 @@ from ..model.timeline import TIE, Lanes, Order, Timeline, follow
 from ..model.tree import routes as all_routes
 from ..model.workload import Workload
 from .confirmed import Confirmed
-from .steps import Backprop, Events, Step, follow_back, replaced
+from .incremental import Backprop, Events, IncrementalTimeline, follow_back, replaced
 
 LIMIT = 300_000
 """Steps of the search through the combinations of Algorithm 2, a tensor placed each: a few hundredths of a second."""
@@ -47,7 +47,7 @@ class Chosen:
     """What an algorithm chose.
 
     Attributes:
-        choice: int64 (tensors,), a row of the problem for each.
+        choice: int64 (tensors,), an option of the problem for each.
         seconds: of the step, ``Problem.seconds(choice)``.
         evaluations: how many choices were priced.
         complete: Algorithm 2 went through all combinations, or has shown the others to be no better.
@@ -70,7 +70,7 @@ def published(
     lanes: Lanes | str = "one-network",
     order: Order = "schedule",
 ) -> tuple[Problem, Chosen]:
-    """What both algorithms choose for a step, and the problem that the choice's rows are of.
+    """What both algorithms choose for a step, and the problem that the choice's options are of.
 
     Tensors in host memory have nothing to offload: Algorithm 1 alone then chooses, with compression on the CPU.
 
@@ -128,24 +128,26 @@ def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
     return replace(found, evaluations=evaluations, rough=rough.choice)
 
 
-def _greedy(problem: Problem, step: Step, candidates: Sequence[np.ndarray], turns: Iterable[int]) -> Chosen:
+def _greedy(
+    problem: Problem, step: IncrementalTimeline, candidates: Sequence[np.ndarray], turns: Iterable[int]
+) -> Chosen:
     """One pass of Algorithm 1 by the figures of a step."""
     waiting, evaluations = ~step.before_bubble(), 0
     for tensor in turns:
         if not waiting[tensor]:
             continue
-        rows = candidates[problem.menu[tensor]]
-        times = step.candidates(tensor, rows)
-        evaluations += rows.size
+        options = candidates[problem.set_of[tensor]]
+        times = step.candidates(tensor, options)
+        evaluations += options.size
         waiting[tensor] = False
-        best = _best(times, rows, int(step.choice[tensor]), problem.alone)
+        best = _best(times, options, int(step.choice[tensor]), problem.alone)
         if best != step.choice[tensor]:
             step.take(tensor, best)
             waiting[step.before_bubble()] = False
     return Chosen(step.choice, step.seconds() + problem.around, evaluations)
 
 
-def _step(problem: Problem, timeline: Timeline, choice: np.ndarray) -> Step:
+def _step(problem: Problem, timeline: Timeline, choice: np.ndarray) -> IncrementalTimeline:
     if timeline.order == "schedule":
         return Confirmed(timeline, choice, problem.alone)
     return (Backprop if timeline.order == "backprop" else Events)(timeline, choice)
@@ -157,7 +159,7 @@ def _turns(workload: Workload) -> list[int]:
 
 
 def _at_home(problem: Problem) -> list[np.ndarray]:
-    """Of each menu the rows whose encodes and decodes all run where the tensors are."""
+    """Of each candidate set the options whose encodes and decodes all run where the tensors are."""
     wanted = _routes_at(Same(problem.routes), problem.workload.device)[problem.route]
     return [a + np.flatnonzero(wanted[a:b]) for a, b in zip(problem.first, problem.first[1:])]
 
@@ -169,9 +171,9 @@ def _routes_at(same: Same, home: DeviceKind) -> np.ndarray:
     return np.array([found <= {home} for found in devices])
 
 
-def _best(times: np.ndarray, rows: np.ndarray, now: int, alone: np.ndarray) -> int:
-    """The row with the least time; see ``algorithm1`` for ties."""
-    least = rows[times <= times.min() * (1 + TIE)]
+def _best(times: np.ndarray, options: np.ndarray, now: int, alone: np.ndarray) -> int:
+    """The option with the least time; see ``algorithm1`` for ties."""
+    least = options[times <= times.min() * (1 + TIE)]
     return now if now in least else int(least[np.argmin(alone[least])])
 
 
@@ -204,27 +206,30 @@ def algorithm2(problem: Problem, chosen: Chosen, *, limit: int | None = None) ->
 def groups_of(problem: Problem, choice: np.ndarray) -> list[list[int]]:
     """The compressed tensors by size and option, earliest first."""
     groups: dict[tuple[int, int], list[int]] = {}
-    for tensor, row in enumerate(choice):
-        if problem.method[row] >= 0:
-            groups.setdefault((problem.workload.tensors[tensor].nbytes, int(row)), []).append(tensor)
+    for tensor, option in enumerate(choice):
+        if problem.method[option] >= 0:
+            groups.setdefault((problem.workload.tensors[tensor].nbytes, int(option)), []).append(tensor)
     return list(groups.values())
 
 
 def on_cpu(problem: Problem, choice: np.ndarray) -> np.ndarray:
-    """Of each compressed tensor the row of the same way with all encodes and decodes on the CPU, else the row it has.
+    """Of each compressed tensor its strategy's option with all encodes and decodes on the CPU, else the option it has.
 
     Raises:
         PlanError: the problem lacks it.
     """
     found, there = choice.copy(), _there(Same(problem.routes))
-    for row in np.unique(choice[problem.method[choice] >= 0]):
-        having = choice == row
+    for option in np.unique(choice[problem.method[choice] >= 0]):
+        having = choice == option
         tensor = int(np.argmax(having))
-        rows = np.arange(problem.rows(tensor).start, problem.rows(tensor).stop)
-        same = rows[(problem.method[rows] == problem.method[row]) & (problem.route[rows] == there[problem.route[row]])]
+        options = np.arange(problem.options(tensor).start, problem.options(tensor).stop)
+        same = options[
+            (problem.method[options] == problem.method[option])
+            & (problem.route[options] == there[problem.route[option]])
+        ]
         if not same.size:
-            way = problem.strategy(row)
-            problem.row(tensor, Strategy(way.compressor, way.route.on("cpu")))  # says what is missing
+            strategy = problem.strategy(option)
+            problem.option(tensor, Strategy(strategy.compressor, strategy.route.on("cpu")))  # says what is missing
         found[having] = same[0]
     return found
 
@@ -272,7 +277,7 @@ def _offloaded_by_schedule(
 
 
 def _in_turn(
-    step: Step, start: np.ndarray, moved: np.ndarray, groups: Sequence[Sequence[int]]
+    step: IncrementalTimeline, start: np.ndarray, moved: np.ndarray, groups: Sequence[Sequence[int]]
 ) -> tuple[np.ndarray, float, int]:
     """Coordinate descent: the best number of one group after the other, until none gets better.
 
@@ -332,7 +337,7 @@ def _all(
 
 @njit(cache=True)
 def _least_behind(start, moved, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
-    """Of every tensor how long the step goes on at least, whichever way it and those behind it go."""
+    """Of every tensor how long the step goes on at least, whichever options it and those behind it have."""
     tensors = start.size
     behind = np.full((tensors + 1, 2 * total), -np.inf)
     behind[tensors, home] = 0.0
@@ -361,7 +366,7 @@ def _branch(start, moved, group_of, groups, choice, limit, best, backward, home,
     tensors = start.size
     behind = _least_behind(start, moved, backward, home, total, lane, seconds, count, repeats)
     free, there = np.zeros((tensors + 1, 2 * total)), np.zeros(tensors + 1)
-    way = np.zeros(tensors, np.int64)  # 0: not tried, 1: as it was, 2: on the CPU
+    state_of = np.zeros(tensors, np.int64)  # 0: not tried, 1: as it was, 2: on the CPU
     ended = np.full(groups, tensors)  # the tensor that ended the group
     nothing, tried = np.empty((0, 0)), start.copy()
     priced, steps, tensor = 0, 0, 0
@@ -375,20 +380,20 @@ def _branch(start, moved, group_of, groups, choice, limit, best, backward, home,
             tensor -= 1
             continue
         group = group_of[tensor]
-        if way[tensor] == 1 and group >= 0 and ended[group] == tensor:
+        if state_of[tensor] == 1 and group >= 0 and ended[group] == tensor:
             ended[group] = tensors
         open_ = group >= 0 and ended[group] > tensor
-        way[tensor] += 1
-        if way[tensor] == 3 or (way[tensor] == 2 and not open_):
-            way[tensor] = 0
+        state_of[tensor] += 1
+        if state_of[tensor] == 3 or (state_of[tensor] == 2 and not open_):
+            state_of[tensor] = 0
             tensor -= 1
             continue
         steps += 1
         if steps > limit:
             return priced, False
-        if way[tensor] == 1 and open_:
+        if state_of[tensor] == 1 and open_:
             ended[group] = tensor
-        option = start[tensor] if way[tensor] == 1 else moved[tensor]
+        option = start[tensor] if state_of[tensor] == 1 else moved[tensor]
         tried[tensor] = option
         state = free[tensor + 1]
         replaced(state, free[tensor])

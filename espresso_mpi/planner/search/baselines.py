@@ -66,31 +66,33 @@ class Case:
         named = [r.on(device) for r in named_routes(method, self.hierarchical) if r.sums_payloads or not method.common]
         problem = Problem.of(self.workload, self.profile, [spec], routes=named, lanes=self.lanes, order=self.order,
                              prune=False)  # fmt: skip
-        ways = [Strategy(spec, route) for route in named]
-        rows = [np.array([problem.row(i, way) for i in range(problem.tensors)]) for way in ways]
-        return ways[int(np.argmin([problem.seconds(row) for row in rows]))]
+        strategies = [Strategy(spec, route) for route in named]
+        options = [np.array([problem.option(i, strategy) for i in range(problem.tensors)]) for strategy in strategies]
+        return strategies[int(np.argmin([problem.seconds(option) for option in options]))]
 
     def everywhere(self, strategy: Strategy) -> Plan:
-        """The plan in which every tensor travels the same way."""
+        """The plan in which every tensor has the same strategy."""
         return Plan({tensor.name: strategy for tensor in self.workload.tensors})
 
     def quicker(self, *strategies: Strategy) -> Plan:
-        """The plan in which every tensor travels the way that is quickest for it by itself; of equal ones the first."""
+        """The plan in which every tensor has the strategy that is quickest for it by itself; of equal ones the first."""
         routes = tuple(dict.fromkeys(s.route for s in strategies))
         specs = tuple(dict.fromkeys(s.compressor for s in strategies))
         problem = Problem.of(self.workload, self.profile, specs, routes=routes, lanes=self.lanes, order=self.order,
                              prune=False)  # fmt: skip
-        tensors = {menu: tensor for tensor, menu in enumerate(problem.menu.tolist())}
-        rows = {menu: [problem.row(tensor, s) for s in strategies] for menu, tensor in tensors.items()}
-        best = {menu: row[int(np.argmin(problem.alone[row]))] for menu, row in rows.items()}
-        return self.plan(problem, [best[menu] for menu in problem.menu.tolist()])
+        tensors = {number: tensor for tensor, number in enumerate(problem.set_of.tolist())}
+        options = {number: [problem.option(tensor, s) for s in strategies] for number, tensor in tensors.items()}
+        best = {number: option[int(np.argmin(problem.alone[option]))] for number, option in options.items()}
+        return self.plan(problem, [best[number] for number in problem.set_of.tolist()])
 
     def plan(self, problem: Problem, choice: Iterable[int]) -> Plan:
         """The plan of a choice, with the compressor as it was spelled: a problem knows schedules only by their end."""
-        rows = list(choice)
-        routes = {row: problem.routes[problem.route[row]] for row in dict.fromkeys(rows)}
-        ways = {row: Strategy(self.compressor if at.compressed else "none", at) for row, at in routes.items()}
-        return Plan({tensor.name: ways[row] for tensor, row in zip(self.workload.tensors, rows)})
+        options = list(choice)
+        routes = {option: problem.routes[problem.route[option]] for option in dict.fromkeys(options)}
+        strategies = {
+            option: Strategy(self.compressor if at.compressed else "none", at) for option, at in routes.items()
+        }
+        return Plan({tensor.name: strategies[option] for tensor, option in zip(self.workload.tensors, options)})
 
 
 # --- the baselines ----------------------------------------------------------------------------------------------------
@@ -125,10 +127,10 @@ def everything_cpu(case: Case) -> Plan:
 
 
 def myopic(case: Case) -> Plan:
-    """Every tensor by its own quickest way, as if it were alone: the choice by size.
+    """Every tensor by its own quickest strategy, as if it were alone: the choice by size.
 
     The paper's ablation (EuroSys'23) compresses a tensor if that shortens its own communication by more than
-    it takes; this takes the best of all ways on one device, dense or compressed, and so is a little stronger.
+    it takes. This takes the best of all strategies on one device, dense or compressed, so it is a little stronger.
     """
     routes = reachable() if case.workload.device == "gpu" else all_routes(("cpu",))
     problem = Problem.of(case.workload, case.profile, [case.compressor], routes=routes, lanes=case.lanes,

@@ -9,8 +9,8 @@ import numpy as np
 
 from espresso_mpi.types import ITEMSIZE, Route, buffer_name
 
+from ..model.candidates import CandidateSet
 from ..model.fusion import fused
-from ..model.menus import Menu
 from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import Lanes, Order
@@ -42,7 +42,7 @@ class Buffers:
     ) -> None:  # fmt: skip
         self.workload, self.profile, self.compressors = workload, profile, compressors
         self.routes, self.lanes, self.order = routes, lanes, order
-        self.menus: dict[tuple[int, str], Menu] = {}
+        self.candidates: dict[tuple[int, str], CandidateSet] = {}
         self.known: dict[tuple[int, int], WorkloadTensor] = {}
         self.problems: dict[Cut, Problem] = {}
         self.priced: Problem | None = None
@@ -73,20 +73,20 @@ class Buffers:
         places = {name: number for number, name in enumerate(names)}
         order = np.array([places[tensor.name] for tensor in workload.tensors])  # of equal ready times others come first
         problem = self.problem(cut)
-        firsts = [problem.workload.tensors[number] for number in np.unique(problem.menu, return_index=True)[1]]
-        menus = {menu: self.menus[buffer.size, buffer.dtype] for menu, buffer in enumerate(firsts)}
-        return problem.with_menus(workload, menus, problem.menu[order].tolist()), choice[order]
+        firsts = [problem.workload.tensors[number] for number in np.unique(problem.set_of, return_index=True)[1]]
+        sets = {number: self.candidates[buffer.size, buffer.dtype] for number, buffer in enumerate(firsts)}
+        return problem.with_sets(workload, sets, problem.set_of[order].tolist()), choice[order]
 
     def price(self, cuts: Iterable[Cut]) -> None:
-        """Menus for all buffers of some cuts."""
+        """Candidates for all buffers of some cuts."""
         sizes = {(buffer.size, buffer.dtype) for cut in cuts for buffer in self.buffer_tensors(cut)}
-        missing = sorted(sizes - self.menus.keys())
+        missing = sorted(sizes - self.candidates.keys())
         if not missing and self.priced is not None:
             return
         alike = tuple(WorkloadTensor(str(n), size, 0.0, kind) for n, (size, kind) in enumerate(missing))
         self.priced = Problem.of(replace(self.workload, tensors=alike), self.profile, self.compressors,
                                  routes=self.routes, lanes=self.lanes, order=self.order)  # fmt: skip
-        self.menus |= {size: self.priced.menu_of(number) for number, size in enumerate(missing)}
+        self.candidates |= {size: self.priced.candidates_of(number) for number, size in enumerate(missing)}
 
     def problem(self, cut: Cut) -> Problem:
         """The problem whose tensors are the buffers of a cut; see ``buffer_tensors``."""
@@ -96,7 +96,7 @@ class Buffers:
             tensors = self.buffer_tensors(cut)
             sizes = [(buffer.size, buffer.dtype) for buffer in tensors]
             workload = replace(self.workload, tensors=tensors)
-            self.problems[cut] = self.priced.with_menus(workload, {size: self.menus[size] for size in sizes}, sizes)
+            self.problems[cut] = self.priced.with_sets(workload, {size: self.candidates[size] for size in sizes}, sizes)
         return self.problems[cut]
 
     def more(self, cut: Cut) -> list[Cut]:

@@ -20,7 +20,7 @@ from numba import njit
 
 from ..model.dispatch import exchanged, laid_out, scheduled
 from ..model.timeline import ROUNDS, TIE, Timeline
-from .steps import Backprop
+from .incremental import Backprop
 
 KEPT = 8
 """Candidates of a tensor that are served: with 16 or 32 the plans for the eight models are no better."""
@@ -37,7 +37,7 @@ class Confirmed:
     """See the module; a ``Step``.
 
     Attributes:
-        alone: float64 (rows,), seconds of every option by itself: of equal candidates the one with less is kept.
+        alone: float64 (options,), seconds of every option by itself: of equal candidates the one with less is kept.
     """
 
     def __init__(self, timeline: Timeline, choice: np.ndarray, alone: np.ndarray) -> None:
@@ -60,17 +60,17 @@ class Confirmed:
     def seconds(self) -> float:
         return float(self.time)
 
-    def candidates(self, tensor: int, rows: np.ndarray) -> np.ndarray:
-        times = np.full(rows.size, np.inf)
-        times[rows == self.choice[tensor]] = self.time
+    def candidates(self, tensor: int, options: np.ndarray) -> np.ndarray:
+        times = np.full(options.size, np.inf)
+        times[options == self.choice[tensor]] = self.time
         if self.critical[tensor]:
-            rough = self.rough.candidates(tensor, rows)
-            self.known = _confirmed(self.choice, tensor, rows, rough, self.alone, self.time, times, self.first,
+            rough = self.rough.candidates(tensor, options)
+            self.known = _confirmed(self.choice, tensor, options, rough, self.alone, self.time, times, self.first,
                                     self.key, self.took, *self.tables)  # fmt: skip
         return times
 
-    def take(self, tensor: int, row: int) -> None:
-        self.rough.take(tensor, row)
+    def take(self, tensor: int, option: int) -> None:
+        self.rough.take(tensor, option)
         self._settle()
 
     def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
@@ -79,8 +79,8 @@ class Confirmed:
                                 self.key, self.took, *self.tables)  # fmt: skip
         return times
 
-    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
-        self.rough.give(group, rows)
+    def give(self, group: Sequence[int], options: np.ndarray) -> None:
+        self.rough.give(group, options)
         self._settle()
 
     def before_bubble(self) -> np.ndarray:
@@ -89,13 +89,14 @@ class Confirmed:
 
 @njit(cache=True)
 def _confirmed(  # type: ignore[no-untyped-def]
-    choice, tensor, rows, rough, alone, now, times, first, key, took,
+    choice, tensor, options, rough, alone, now, times, first, key, took,
     backward, home, total, lane, seconds, count, repeats
 ):  # fmt: skip
     """Serve the best candidates of a tensor, and give the best of these a schedule.
 
     Args:
-        rough: float64 (these rows,), F in the order ``backprop``; alone: float64 (all rows,); now: F of the choice.
+        rough: float64 (these options,), F in the order ``backprop``.
+        alone: float64 (all options,); now: F of the choice.
         times: receives F of the one that got a schedule.
 
     Returns:
@@ -103,30 +104,30 @@ def _confirmed(  # type: ignore[no-untyped-def]
     """
     old, left, tried = choice[tensor], rough.copy(), choice.copy()
     best, place = now * (1 + NEAR), -1
-    for _ in range(min(KEPT, rows.size)):
-        at = _least(left, rows, alone)
+    for _ in range(min(KEPT, options.size)):
+        at = _least(left, options, alone)
         left[at] = np.inf
-        if rows[at] == old:
+        if options[at] == old:
             continue
-        time = exchanged(choice, tensor, rows[at], first, key, took, backward, home, total, lane, seconds, count,
+        time = exchanged(choice, tensor, options[at], first, key, took, backward, home, total, lane, seconds, count,
                          repeats, best)[0]  # fmt: skip
-        if time < best * (1 - TIE) or (time <= best and (place < 0 or alone[rows[at]] < alone[rows[place]])):
+        if time < best * (1 - TIE) or (time <= best and (place < 0 or alone[options[at]] < alone[options[place]])):
             best, place = time, at
     if place < 0:
         return choice[:0], (now, key, took)
-    tried[tensor] = rows[place]
+    tried[tensor] = options[place]
     found = scheduled(tried, backward, home, total, lane, seconds, count, repeats, ROUNDS)
     times[place] = found[0]
     return tried, found
 
 
 @njit(cache=True)
-def _least(times, rows, alone):  # type: ignore[no-untyped-def]
+def _least(times, options, alone):  # type: ignore[no-untyped-def]
     """The place of the least time; of equal ones that with the least seconds by itself."""
     best = 0
     for place in range(1, times.size):
         equal = abs(times[place] - times[best]) <= TIE * min(times[place], times[best])
-        if alone[rows[place]] < alone[rows[best]] if equal else times[place] < times[best]:
+        if alone[options[place]] < alone[options[best]] if equal else times[place] < times[best]:
             best = place
     return best
 

@@ -36,19 +36,19 @@ def fusion_bound(problem: Problem, workload: Workload) -> float:
 
 def _fusion_network(problem: Problem, workload: Workload) -> tuple[Network, np.ndarray]:
     """The network of loads of tensors in buffers, and a choice to begin with."""
-    table, first, menu = fusion_table(problem, workload)
-    network = network_of_loads(table[:, :-1], table[:, -1], problem.timeline.lanes.backward, menu, first,
+    table, first, set_of = fusion_table(problem, workload)
+    network = network_of_loads(table[:, :-1], table[:, -1], problem.timeline.lanes.backward, set_of, first,
                         np.ascontiguousarray(workload.backward))  # fmt: skip
     quick = [a + int(np.argmin(table[a:b, :-1].sum(axis=1))) for a, b in pairwise(first)]
-    return network, np.array(quick, np.int64)[menu]
+    return network, np.array(quick, np.int64)[set_of]
 
 
 def fusion_table(problem: Problem, workload: Workload) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What tensors cost in buffers, by the claim of ``fusion_bound``.
 
     Returns:
-        float64 (rows, lanes + 1), seconds on each lane and of a segment; where menus begin among the rows; the menu of
-        each tensor.
+        float64 (rows, lanes + 1), seconds on each lane and of a segment; where candidate sets begin among the
+        rows; the candidate set of each tensor.
     """
     units = {dtype: _units(problem, workload, dtype) for dtype in {tensor.dtype for tensor in workload.tensors}}
     limit = problem.profile.segment_bytes
@@ -61,8 +61,8 @@ def fusion_table(problem: Problem, workload: Workload) -> tuple[np.ndarray, np.n
         rows = unit[ends >= least]
         blocks.append(np.hstack([rows[:, :-1] * size, rows[:, -1:]]))
     first = np.cumsum([0, *map(len, blocks)])
-    menu = np.array([kinds[key] for key in keys], np.int64)
-    return np.concatenate(blocks), first, menu
+    set_of = np.array([kinds[key] for key in keys], np.int64)
+    return np.concatenate(blocks), first, set_of
 
 
 def _units(problem: Problem, workload: Workload, dtype: str) -> tuple[np.ndarray, np.ndarray]:

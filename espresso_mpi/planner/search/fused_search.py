@@ -137,10 +137,10 @@ class _FusedSearch:
         for other, begin, end in nearby:
             new = self.buffers.buffer_tensors(other)[begin : begin + len(other) - len(cut) + end - begin]
             parts = np.diff([problem.workload.tensors[begin - 1].ready if begin else 0.0, *(one.ready for one in new)])
-            menus = tuple(self.buffers.menus[buffer.size, buffer.dtype] for buffer in new)
-            seconds, where = guesses.worth(Move(begin, end, menus, tuple(parts)))
+            sets = tuple(self.buffers.candidates[buffer.size, buffer.dtype] for buffer in new)
+            seconds, where = guesses.worth(Move(begin, end, sets, tuple(parts)))
             if seconds < time:
-                own = (found.choice - problem.first[problem.menu]).tolist()
+                own = (found.choice - problem.first[problem.set_of]).tolist()
                 best, time, places = other, seconds, (*own[:begin], *where, *own[end:])
         if best == cut:
             return cut, found
@@ -185,7 +185,7 @@ class _FusedSearch:
     def fewer(self, cut: Cut) -> list[Cut]:
         """Two neighbours of equal strategy and type joined, the smallest first."""
         problem, choice = self.buffers.problem(cut), self.found(cut, self.effort).choice
-        strategies = [problem.strategy(int(row)) for row in choice]
+        strategies = [problem.strategy(int(option)) for option in choice]
         members = self.buffers.members(cut)
         pairs = [n for n in range(1, len(cut)) if strategies[n] == strategies[n - 1] and alike(members[n - 1 : n + 1])]
         pairs.sort(key=lambda n: sum(t.size for t in members[n - 1] + members[n]))

@@ -75,7 +75,7 @@ def improved(
     """The best choice that is found from some others, and its F.
 
     Args:
-        errors: float64 (rows,); their sum over a choice stays at most ``limit``, where that of a start is.
+        errors: float64 (options,); their sum over a choice stays at most ``limit``, where that of a start is.
     """
     return _Improving(problem, relaxed, errors, limit, how).found(starts)
 
@@ -127,9 +127,9 @@ class _Improving:
         tries = min(max(self.how.tries * start.size, self.how.least // key.size), self.how.climb // key.size)
         choice = start.copy()
         for most in (self.how.options // FEWER, self.how.options):  # of few first: those lead further
-            rows = _promising(self.problem, self.relaxed, time, most)
+            options = _promising(self.problem, self.relaxed, time, most)
             above, tries = climbed(
-                choice, time, key, *rows, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
+                choice, time, key, *options, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
                 self.relaxed.value * (1 + ENOUGH), *self.loads, *self.tables,
             )  # fmt: skip
             if above < time:
@@ -141,10 +141,10 @@ class _Improving:
         size = laid_out(choice, *self.tables)[1].size
         steps = min(max(self.how.steps * choice.size**2, self.how.least // size), self.how.work // size)
         hot = AFRESH if afresh else min(HOTTEST, max(HOT, 0.75 * (time / max(self.relaxed.value, 1e-300) - 1)))
-        rows = _promising(self.problem, self.relaxed, time, self.how.options // 2)
+        options = _promising(self.problem, self.relaxed, time, self.how.options // 2)
         heats, draws = time * np.geomspace(hot, COLD, steps), rng.random((steps, 3))
         near, rounds = (NEAR_RULES, ROUNDS) if self.how.justifies else (0.0, 0)
-        annealed(choice, *rows, self.errors, self.limit, heats, draws, near, rounds, *self.loads, *self.tables)
+        annealed(choice, *options, self.errors, self.limit, heats, draws, near, rounds, *self.loads, *self.tables)
         return choice
 
 
@@ -154,7 +154,7 @@ def _promising(problem: Problem, relaxed: Relaxed, time: float, most: int) -> tu
     for first, above in zip(relaxed.first, relaxed.above):
         order = np.argsort(above, kind="stable")[:most]
         near = order[above[order] <= time - relaxed.value + 1e-12]
-        kept.append(problem.rows(first).start + (near if near.size else order[:1]))
-    sizes = np.array([rows.size for rows in kept])
+        kept.append(problem.options(first).start + (near if near.size else order[:1]))
+    sizes = np.array([options.size for options in kept])
     begin = np.append(0, sizes[relaxed.kind].cumsum())
     return np.concatenate([kept[kind] for kind in relaxed.kind]), begin

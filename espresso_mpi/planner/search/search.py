@@ -80,9 +80,9 @@ def _tried(problem: Problem, lanes: BackpropSearch, starts: list[np.ndarray], tr
     timeline, o = problem.timeline, problem.timeline.options
     budget = lanes.budget
     most = max(4, tries // (8 * problem.tensors))
-    rows = [lanes.promising(tensor, most) for tensor in range(problem.tensors)]
-    table = np.full((problem.tensors, max(map(len, rows))), -1, np.int64)
-    for tensor, found in enumerate(rows):
+    options = [lanes.promising(tensor, most) for tensor in range(problem.tensors)]
+    table = np.full((problem.tensors, max(map(len, options))), -1, np.int64)
+    for tensor, found in enumerate(options):
         table[tensor, : found.size] = found
     best, time = starts[0], np.inf
     for start in [*starts, *lanes.own()]:

@@ -21,7 +21,7 @@ from espresso_mpi.types import DeviceKind
 
 from ..model.workload import Workload, WorkloadTensor
 from . import language, vision
-from .layers import Schedule, Shape
+from .layers import NetworkStep, Shape
 from .measured import Measured, Times
 
 BANDWIDTH = 750e9
@@ -69,7 +69,7 @@ class Model:
     """
 
     name: str
-    build: Callable[[], Schedule]
+    build: Callable[[], NetworkStep]
     batch: int
     sample: str
     optimizer: int
@@ -77,13 +77,13 @@ class Model:
     measured: Measured | None = None
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def step(self) -> NetworkStep:
         """Its training step."""
         return self.build()
 
     def shapes(self) -> dict[str, Shape]:
         """The shapes of its parameters by name, in the order in which the backward pass yields their gradients."""
-        return {name: shape for parameters, _ in self.schedule.events for name, shape in parameters}
+        return {name: shape for parameters, _ in self.step.events for name, shape in parameters}
 
     @property
     def parameters(self) -> int:
@@ -92,7 +92,7 @@ class Model:
 
     def flops(self, batch: int | None = None) -> float:
         """Floating-point operations of a step: of the forward and the backward pass."""
-        step = self.schedule
+        step = self.step
         return (self.batch if batch is None else batch) * (step.before.flops + sum(w.flops for _, w in step.events))
 
     @property
@@ -105,7 +105,7 @@ class Model:
         """Operations a second with which the published throughput comes out, once memory has had its time."""
         if isinstance(self.published, str):
             return MODELS[self.published].speed
-        batch, step = self.published.batch, self.schedule
+        batch, step = self.published.batch, self.step
         moving = step.before.moving(batch, BANDWIDTH) + sum(w.moving(batch, BANDWIDTH) for _, w in step.events)
         seconds = batch / self.published.throughput - moving - self.published.update * self.update
         return self.flops(batch) / seconds
@@ -113,7 +113,7 @@ class Model:
     def modelled(self, batch: int | None = None) -> Times:
         """Seconds that a step computes, from its operations and the speed; of its usual batch if None."""
         samples, speed = self.batch if batch is None else batch, self.speed
-        works = [self.schedule.before, *(work for _, work in self.schedule.gradients)]
+        works = [self.step.before, *(work for _, work in self.step.gradients)]
         forward, *gaps = (work.seconds(samples, speed, BANDWIDTH) for work in works)
         return Times(forward, tuple(gaps))
 
@@ -206,7 +206,7 @@ def _seconds(model: Model, batch: int, speed: float | None, backward: float | No
 def _tensors(model: Model, times: Times) -> tuple[WorkloadTensor, ...]:
     return tuple(
         WorkloadTensor(name, math.prod(shape), at, "float32", shape)
-        for (parameters, _), at in zip(model.schedule.gradients, times.ready)
+        for (parameters, _), at in zip(model.step.gradients, times.ready)
         for name, shape in parameters
     )
 

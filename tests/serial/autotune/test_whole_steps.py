@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi.autotune.profiling.fits import Effects, effects_of, nonnegative, step_costs
-from espresso_mpi.autotune.profiling.whole_steps import Step
+from espresso_mpi.autotune.profiling.whole_steps import SyntheticStep
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.beside import beside
 from espresso_mpi.planner.model.curve import ZERO
@@ -91,7 +91,7 @@ def test_steps_without_pushes_and_backward_passes_of_gpus_stay_as_they_are():
 
 
 def test_a_step_shares_its_computing_out():
-    step = Step(4, 100, 0.02)
+    step = SyntheticStep(4, 100, 0.02)
     assert [t.ready for t in step.workload(pushed=True).tensors] == pytest.approx([0.005, 0.01, 0.015, 0.02])
     assert {t.ready for t in step.workload(pushed=False).tensors} == {0.02}
 

@@ -148,7 +148,7 @@ def test_enumeration_finds_the_least():
     for _ in range(10):
         problem = random_case(rng, 4, 4)
         best, _ = enumerated(problem)
-        found = planner_cases.least(problem.timeline, [list(problem.rows(i)) for i in range(4)])
+        found = planner_cases.least(problem.timeline, [list(problem.options(i)) for i in range(4)])
         assert found + problem.around == pytest.approx(best, rel=1e-12)
 
 

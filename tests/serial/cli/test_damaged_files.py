@@ -20,7 +20,7 @@ from espresso_mpi.planner.model.curve import Curve, Sample
 from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.workloads import clusters as cluster_module
-from espresso_mpi.planner.workloads.clusters import Cluster, Link, Memory
+from espresso_mpi.planner.workloads.clusters import Cluster, DeviceMemory, Link
 from espresso_mpi.tracing import pictures, trace_file
 from espresso_mpi.tracing.recording import Span
 from espresso_mpi.types import Forecast, MadeFor, Outlook, Plan, Strategy
@@ -75,7 +75,7 @@ def plan():
 
 
 def cluster():
-    memory = {"cpu": Memory(1e11, 0.5, 1e-6, 4)}
+    memory = {"cpu": DeviceMemory(1e11, 0.5, 1e-6, 4)}
     return Cluster("two", 2, 4, Link(1e-6, 1e-10), Link(1e-5, 1e-9), {}, memory, ("onebit",)).to_json()
 
 

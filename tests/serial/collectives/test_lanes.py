@@ -17,7 +17,7 @@ from espresso_mpi.collectives.program import compile_route
 from espresso_mpi.collectives.route_operations import RouteOperation, route_operations
 from espresso_mpi.collectives.turns import Segment
 from espresso_mpi.compressors import get
-from espresso_mpi.planner.agenda import by_lane
+from espresso_mpi.planner.lane_tables import by_lane
 from espresso_mpi.planner.model.cost import Shape, walk
 from espresso_mpi.planner.model.dispatch import laid_out
 from espresso_mpi.planner.model.problem import evaluated

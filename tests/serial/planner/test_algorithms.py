@@ -87,7 +87,7 @@ def literal1(problem):
                 continue
             left.remove(tensor)
             times = {}
-            for row in problem.rows(tensor):
+            for row in problem.options(tensor):
                 route = problem.routes[problem.route[row]]
                 if all(step.device == "gpu" for step in route.steps if hasattr(step, "device")):
                     tried = choice.copy()
@@ -153,7 +153,7 @@ def test_bubbles_are_those_of_the_schedule():
             assert step.seconds() == problem.timeline.seconds(step.choice)
             found += len(expected)
             tensor = int(rng.integers(6))
-            step.take(tensor, int(rng.choice(problem.rows(tensor))))
+            step.take(tensor, int(rng.choice(problem.options(tensor))))
     assert found
 
 
@@ -200,8 +200,8 @@ def everything_compressed(problem, seed):
     rng = np.random.default_rng(seed)
     choice, rows = problem.dense(), {}
     for tensor in range(problem.tensors):
-        own = [r for r in problem.rows(tensor) if problem.method[r] >= 0 and r - problem.rows(tensor)[0] < 174]
-        kept = rows.setdefault(problem.menu[tensor], rng.choice(own))
+        own = [r for r in problem.options(tensor) if problem.method[r] >= 0 and r - problem.options(tensor)[0] < 174]
+        kept = rows.setdefault(problem.set_of[tensor], rng.choice(own))
         choice[tensor] = rng.choice([kept, kept, kept, rng.choice(own), choice[tensor]])
     return Chosen(choice, problem.seconds(choice), 0)
 
@@ -260,7 +260,7 @@ def test_moving_to_the_cpu_moves_all_of_a_tensor():
     for tensor, (before, after) in enumerate(zip(start.choice, moved)):
         old, new = problem.strategy(before), problem.strategy(after)
         assert (new.compressor, new.route) == (old.compressor, old.route.on("cpu"))
-        assert after in problem.rows(tensor)
+        assert after in problem.options(tensor)
 
 
 def test_a_problem_without_the_routes_on_the_cpu_is_refused():
@@ -316,7 +316,7 @@ def test_a_step_read_backwards_gives_the_same_time():
         problem = random_problem([seed, 4], tensors=5, lanes=lanes, order="backprop")
         timeline, o = problem.timeline, problem.timeline.options
         rng, home, total = np.random.default_rng(seed), timeline.lanes.backward, timeline.lanes.count
-        choice = np.array([rng.choice(problem.rows(i)) for i in range(5)])
+        choice = np.array([rng.choice(problem.options(i)) for i in range(5)])
         expected, free = timeline.seconds(choice), np.zeros(2 * total)
         behind = [np.full(2 * total, -np.inf)]
         behind[0][home] = 0.0

@@ -15,7 +15,7 @@ from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.problem import evaluated
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.workloads.clusters import _METHODS, OPS, TESTBEDS, Cluster, Link, Memory, Speed, _work
+from espresso_mpi.planner.workloads.clusters import _METHODS, OPS, TESTBEDS, Cluster, DeviceMemory, Link, Speed, _work
 from espresso_mpi.planner.workloads.models import MODELS, model_workload
 from espresso_mpi.types import DeviceKind, Level, Plan, Route, Strategy
 
@@ -165,7 +165,7 @@ def test_levels_with_one_member_have_no_curves():
 
 def test_speeds_from_memory():
     """8 and 12 bytes an element and the payload (1/8, and 4 bytes a block), at half of 10 GB/s, for one of 5 ranks."""
-    onebit, memory = get("onebit"), Memory(10e9, efficiency=0.5, launch=7e-6, shared_by=5)
+    onebit, memory = get("onebit"), DeviceMemory(10e9, efficiency=0.5, launch=7e-6, shared_by=5)
     payload = onebit.nbytes(1 << 24) / (1 << 24)
     speed = memory.speed(onebit)
     assert (speed.launch, speed.encode) == (7e-6, pytest.approx((12 + payload) / 1e9, rel=1e-4))

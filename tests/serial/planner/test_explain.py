@@ -39,7 +39,7 @@ PLAN = Plan(
 
 def said(explanation):
     """All of it as one text, spaces counting once."""
-    cells = [cell for table in explanation.tables for row in (table.header, *table.rows) for cell in row]
+    cells = [cell for table in explanation.tables for row in (table.header, *table.options) for cell in row]
     return " ".join(" ".join([*explanation.words, *cells]).split())
 
 
@@ -52,7 +52,7 @@ def said(explanation):
         "compression gains 100.0 ms, of which 10 ms is uncertain. The plan's error is 0.1",
         "order 'backprop' with lanes 'one-network'",
         "exposed: how much shorter the step would be",
-        "runner-up: the best other way",
+        "runner-up: the best other strategy",
     ],
 )
 def test_the_whole_plan_in_words(part):

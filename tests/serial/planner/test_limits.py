@@ -17,11 +17,11 @@ from espresso_mpi.planner.model.timeline import Lanes
 from espresso_mpi.planner.model.tree import routes
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.plan import plan
-from espresso_mpi.planner.workloads.clusters import TESTBEDS, Cluster, Link, Memory
+from espresso_mpi.planner.workloads.clusters import TESTBEDS, Cluster, DeviceMemory, Link
 from espresso_mpi.types import Route
 
 METHODS = ("fp16", "topk:ratio=1.0", "powersgd:rank=256")
-MEMORY = {"cpu": Memory(1e11, 0.5, 1e-6, 8), "gpu": Memory(1e12, 0.5, 1e-6)}
+MEMORY = {"cpu": DeviceMemory(1e11, 0.5, 1e-6, 8), "gpu": DeviceMemory(1e12, 0.5, 1e-6)}
 NEAR, FAR = Link(1e-6, 1e-11), Link(1e-5, 1e-10)
 LARGEST = Cluster("largest", 512, MOST_RANKS // 512, NEAR, FAR, {}, MEMORY, METHODS, NEAR)
 TOO_LARGE = (2**62, 2**63, 10**400, -(10**400), float("inf"), float("nan"), Fraction(10**400, 3))

@@ -12,7 +12,7 @@ import pytest
 
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.workloads import language, vision
-from espresso_mpi.planner.workloads.layers import Layer, Schedule, Work, backwards, schedule
+from espresso_mpi.planner.workloads.layers import Layer, NetworkStep, Work, backwards, network_step
 from espresso_mpi.planner.workloads.measured import Measured, Times
 from espresso_mpi.planner.workloads.models import BANDWIDTH, MODELS, Published, model_workload
 
@@ -182,7 +182,7 @@ def test_berts_blocks_and_their_operations_are_those_of_torchs_encoder():
 
 @pytest.mark.parametrize("name, products", [("vgg16", 15.47e9), ("resnet50", 4.089e9), ("resnet101", 7.801e9)])
 def test_forward_operations_are_twice_torchvisions_products(name, products):
-    assert MODELS[name].schedule.before.flops == pytest.approx(2 * products, rel=1e-3)
+    assert MODELS[name].step.before.flops == pytest.approx(2 * products, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_token_takes_six_operations_a_weight_and_attention_besides(name, weigh
 
 def test_backward_is_twice_forward_but_for_the_first_layer():
     first = 2 * 64 * 3 * 7**2 * 112**2
-    forward = MODELS["resnet50"].schedule.before.flops
+    forward = MODELS["resnet50"].step.before.flops
     assert MODELS["resnet50"].flops(1) == pytest.approx(3 * forward - first)
 
 
@@ -205,8 +205,8 @@ def test_a_step_by_hand():
     for each of 3 samples, and 8 bytes of weights."""
     one = Layer((("a.weight", (2,)), ("a.bias", (1,))), Work(10), Work(20))
     two = Layer((("b", (3,)),), Work(20), Work(40, 6, 8))
-    step = schedule([one, two])
-    assert step == Schedule(
+    step = network_step([one, two])
+    assert step == NetworkStep(
         Work(30), (((("b", (3,)),), Work(40, 6, 8)), ((("a.bias", (1,)), ("a.weight", (2,))), Work(10)))
     )
     assert step.before.seconds(3, 10, 2) == 9
@@ -254,14 +254,14 @@ def ready(workload):
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_begin_after_the_forward_pass(name):
     model, workload = MODELS[name], MODELLED[name]
-    forward = model.schedule.before.seconds(model.batch, model.speed, BANDWIDTH)
+    forward = model.step.before.seconds(model.batch, model.speed, BANDWIDTH)
     assert workload.tensors[0].ready > forward > 0
     assert np.all(workload.backward >= 0)
 
 
 def test_what_yields_no_gradient_counts_for_the_next_that_does():
     events = (((), Work(1, 2, 3)), ((("a", (2,)),), Work(4)), ((("b", (1,)),), Work()), ((), Work(8)))
-    assert Schedule(Work(9), events).gradients == (((("a", (2,)),), Work(5, 2, 3)), ((("b", (1,)),), Work()))
+    assert NetworkStep(Work(9), events).gradients == (((("a", (2,)),), Work(5, 2, 3)), ((("b", (1,)),), Work()))
 
 
 # --- measured totals --------------------------------------------------------------------------------------------------

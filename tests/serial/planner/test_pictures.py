@@ -23,7 +23,7 @@ from espresso_mpi.tracing.pictures import COLOURS
 
 def mixed(problem, seed=0):
     rng = np.random.default_rng(seed)
-    return np.array([rng.choice(problem.rows(tensor)) for tensor in range(problem.tensors)])
+    return np.array([rng.choice(problem.options(tensor)) for tensor in range(problem.tensors)])
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -32,7 +32,7 @@ SEVERAL = (COMPRESSOR, "fp16", "onebit")
 def chosen(problem, seed):
     """A random choice."""
     rng = np.random.default_rng(seed)
-    return np.array([rng.choice(problem.rows(i)) for i in range(problem.tensors)], np.int64)
+    return np.array([rng.choice(problem.options(i)) for i in range(problem.tensors)], np.int64)
 
 
 def swap(choice, tensor, row):
@@ -61,15 +61,15 @@ def test_a_swap_with_the_same_keys_is_a_schedule_of_the_swapped_choice():
     times = swapped(problem.timeline, choice, tensors, rows)
     for tensor, row, time in zip(tensors, rows, times):
         alone = swap(choice, tensor, row)
-        menus = {i: problem.menu_of(i).only(_place(problem, i, r)) for i, r in enumerate(alone)}
-        only = problem.with_menus(problem.workload, menus, list(menus))
+        menus = {i: problem.candidates_of(i).only(_place(problem, i, r)) for i, r in enumerate(alone)}
+        only = problem.with_sets(problem.workload, menus, list(menus))
         assert relaxed(only).value <= time * (1 + 1e-12)
         assert time <= 1.5 * problem.timeline.seconds(alone)
         assert row != choice[tensor] or time == problem.timeline.seconds(choice)
 
 
 def _place(problem, tensor, row):
-    return np.array([row - problem.rows(tensor).start])
+    return np.array([row - problem.options(tensor).start])
 
 
 @pytest.mark.parametrize("order", EXACT)
@@ -89,7 +89,7 @@ def test_improved_choices_have_no_much_better_neighbour_by_schedules():
         start = chosen(problem, seed)
         found = improved(problem, start)
         assert problem.seconds(found) <= problem.seconds(start)
-        neighbours = [swap(found, i, row) for i in range(problem.tensors) for row in problem.rows(i)]
+        neighbours = [swap(found, i, row) for i in range(problem.tensors) for row in problem.options(i)]
         above.append(problem.seconds(found) / min(map(problem.seconds, neighbours)) - 1)
     assert np.mean(above) <= 0.01 and min(above) <= 1e-12
 
@@ -104,12 +104,12 @@ def test_completed_menus_hold_more_and_the_same_choice():
     assert [problem.strategy(row) for row in choice] == [whole.strategy(row) for row in same]
     assert problem.seconds(choice) == whole.seconds(same)
     for i in range(whole.tensors):
-        menu = [whole.strategy(row) for row in whole.rows(i)]
+        menu = [whole.strategy(row) for row in whole.options(i)]
         assert len(set(menu)) == len(menu)
         assert {strategy.compressor for strategy in menu} == {"none", "topk", "fp16", "onebit"}
         alone = replace(workload, tensors=workload.tensors[i : i + 1])
         fp16 = Problem.of(alone, profile, ["fp16"], routes=problem.routes)
-        assert {fp16.strategy(row) for row in fp16.rows(0)} <= set(menu)
+        assert {fp16.strategy(row) for row in fp16.options(0)} <= set(menu)
 
 
 # --- what is foretold -------------------------------------------------------------------------------------------------
@@ -130,11 +130,11 @@ def test_outlooks_are_what_brute_force_finds(order, seed):
     draft = Draft(tuple((t.name,) for t in workload.tensors), problem, choice)
     plain = problem.timeline.seconds(choice)
     for i, entry in enumerate(outlooks(draft)):
-        others = {row: problem.timeline.seconds(swap(choice, i, row)) for row in problem.rows(i) if row != choice[i]}
+        others = {row: problem.timeline.seconds(swap(choice, i, row)) for row in problem.options(i) if row != choice[i]}
         dense = [s for row, s in others.items() if problem.method[row] < 0]
         assert entry.seconds == pytest.approx(problem.alone[choice[i]])
         assert entry.margin == pytest.approx(min(others.values()) - plain, abs=1e-12)
-        runner_up = problem.row(i, entry.runner_up)
+        runner_up = problem.option(i, entry.runner_up)
         assert others[runner_up] == pytest.approx(min(others.values()))
         expected = min(dense) - plain if problem.method[choice[i]] >= 0 else 0.0
         assert entry.dense_margin == pytest.approx(expected, abs=1e-12)
@@ -288,8 +288,8 @@ def test_one_of_two_that_stand_in_for_each_other_stays_compressed():
     profile = replace(two_nodes(line), measured=False)
     profile = replace(profile, moves={**profile.moves, ("allgather", "flat", False): constant(1e-3)})
     problem = Problem.of(workload, profile, ["onebit"], lanes="host")
-    both = np.array([problem.row(i, Strategy("onebit", "flat-allgather")) for i in (0, 1)]
-                    + [problem.row(2, Strategy("none", "flat"))])  # fmt: skip
+    both = np.array([problem.option(i, Strategy("onebit", "flat-allgather")) for i in (0, 1)]
+                    + [problem.option(2, Strategy("none", "flat"))])  # fmt: skip
     kept = without_noise(Doubts(problem), both)
     assert (problem.method[kept] >= 0).sum() == 1
     assert problem.seconds(kept) == pytest.approx(problem.seconds(both))
@@ -376,11 +376,11 @@ def test_a_baseline_that_compresses_everything_is_improved_with_all_options():
     maker = _Maker.of(workload, profile, [COMPRESSOR], None, "schedule", False, True, None, None, 0.0, "normal")
     problem = maker.problem(workload, [COMPRESSOR])
     rival = maker.rival("everything-gpu", COMPRESSOR)
-    slowest = [problem.rows(i)[int(np.argmax(problem.alone[list(problem.rows(i))]))] for i in range(5)]
+    slowest = [problem.options(i)[int(np.argmax(problem.alone[list(problem.options(i))]))] for i in range(5)]
     slow = Draft(rival.groups, problem, np.array(slowest))
     found = maker.quickest(slow, [rival])
     assert found.seconds <= rival.seconds < slow.seconds
-    assert all((found.problem.method[list(found.problem.rows(i))] < 0).any() for i in range(5))
+    assert all((found.problem.method[list(found.problem.options(i))] < 0).any() for i in range(5))
 
 
 def test_a_plan_says_what_it_was_made_for():
@@ -436,7 +436,7 @@ def test_the_error_of_a_plan_is_the_mean_over_its_elements():
     profile = random_profile(np.random.default_rng(18))
     two_passes, dense = Strategy(COMPRESSOR, "flat-alltoall"), Strategy("none", "flat")
     problem = Problem.of(workload, profile, [COMPRESSOR], routes=[two_passes.route, dense.route], prune=False)
-    choice = np.array([problem.row(0, two_passes), problem.row(1, dense)])
+    choice = np.array([problem.option(0, two_passes), problem.option(1, dense)])
     from espresso_mpi import compressors
 
     once = compressors.get(COMPRESSOR).gaussian_error(30000)

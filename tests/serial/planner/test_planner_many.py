@@ -94,8 +94,8 @@ def test_numbers_of_a_group_are_what_the_timeline_says(seed):
     """Of all numbers at once, and after some were moved, against a timeline for each."""
     rng = np.random.default_rng(seed)
     problem_ = random_problem([seed, 3], tensors=12, order="backprop")
-    start = np.array([rng.choice(problem_.rows(i)) for i in range(12)], np.int64)
-    moved = np.array([rng.choice(problem_.rows(i)) for i in range(12)], np.int64)
+    start = np.array([rng.choice(problem_.options(i)) for i in range(12)], np.int64)
+    moved = np.array([rng.choice(problem_.options(i)) for i in range(12)], np.int64)
     step, plain = (kind(problem_.timeline, start) for kind in (algorithms.Backprop, algorithms.Events))
     for group in ([0, 4, 5, 9], [11], [1, 2, 3], [0, 4, 5, 9], list(range(12))):
         np.testing.assert_allclose(

@@ -35,7 +35,7 @@ def test_small_cases_are_solved(order: Order) -> None:
         found = search(problem)
         assert found.bound <= least <= found.seconds + 1e-12
         assert found.seconds == problem.seconds(found.choice)
-        assert all(row in problem.rows(tensor) for tensor, row in enumerate(found.choice))
+        assert all(row in problem.options(tensor) for tensor, row in enumerate(found.choice))
         if order == "backprop":
             assert found.bound >= least * (1 - 1e-8)
         above.append(found.seconds / least - 1 if least else 0.0)
@@ -48,7 +48,7 @@ def test_enumeration_is_that_of_all_choices() -> None:
     rng = np.random.default_rng(20)
     for order in ORDERS:
         problem = random_case(rng, 3, 4, order=order)
-        times = [problem.seconds(np.array(c)) for c in itertools.product(*map(problem.rows, range(3)))]
+        times = [problem.seconds(np.array(c)) for c in itertools.product(*map(problem.options, range(3)))]
         least, choice = enumerated(problem)
         assert least == min(times) == problem.seconds(choice)
 
@@ -68,7 +68,7 @@ def test_a_start_is_never_made_worse() -> None:
     rng = np.random.default_rng(23)
     for order in ORDERS:
         problem = random_case(rng, 10, 6, order=order)
-        start = np.array([rng.choice(problem.rows(tensor)) for tensor in range(problem.tensors)])
+        start = np.array([rng.choice(problem.options(tensor)) for tensor in range(problem.tensors)])
         assert search(problem, effort="quick", starts=[start]).seconds <= problem.seconds(start)
 
 
@@ -80,13 +80,13 @@ def test_error_budget(order: Order) -> None:
     for _ in range(60):
         problem = random_case(rng, int(rng.integers(1, 5)), 4, order=order)
         errors = rng.uniform(0, 1, problem.method.size) * rng.integers(0, 2, problem.method.size)
-        least = sum(errors[list(problem.rows(tensor))].min() for tensor in range(problem.tensors))
+        least = sum(errors[list(problem.options(tensor))].min() for tensor in range(problem.tensors))
         limit = least + rng.uniform(0, 1)
         found = search(problem, error=ErrorBudget(limit, errors))
         assert errors[found.choice].sum() <= limit + 1e-12
         best = min(
             problem.seconds(np.array(rows))
-            for rows in itertools.product(*map(problem.rows, range(problem.tensors)))
+            for rows in itertools.product(*map(problem.options, range(problem.tensors)))
             if errors[list(rows)].sum() <= limit
         )
         assert found.bound <= best <= found.seconds + 1e-12
@@ -100,12 +100,12 @@ def test_schedules_are_given_up_only_beyond_the_limit() -> None:
     for _ in range(200):
         problem = random_case(rng, 5, 4, order="schedule")
         tables, total = problem.timeline.tables, problem.timeline.lanes.count
-        choice = np.array([rng.choice(problem.rows(tensor)) for tensor in range(5)], np.int64)
+        choice = np.array([rng.choice(problem.options(tensor)) for tensor in range(5)], np.int64)
         needs, ready = needs_of(*tables[3:], total), np.cumsum(problem.timeline.backward)
         heights = np.empty((5, total))
         climb._heights(choice, needs, ready, problem.timeline.lanes.backward, heights)
         tensor, other = int(rng.integers(5)), choice.copy()
-        other[tensor] = rng.choice(problem.rows(tensor))
+        other[tensor] = rng.choice(problem.options(tensor))
         first, owner, where, took, _ = laid_out(other, *tables)
         start, key = np.empty(took.size), rng.uniform(0, 1, took.size)
         time = forward(other, first, owner, where, took, tables[5], key, False, total, np.inf, start)

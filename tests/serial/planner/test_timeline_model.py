@@ -13,7 +13,7 @@ from timeline_cases import random_case, random_options, simulated
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.dominance import matrices, undominated
 from espresso_mpi.planner.model.problem import Problem
-from espresso_mpi.planner.model.timeline import LANES, ORDERS, Interval, Lanes, Options, Timeline, follow
+from espresso_mpi.planner.model.timeline import LANES, ORDERS, Interval, Lanes, OptionTable, Timeline, follow
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import reachable
 
@@ -77,14 +77,14 @@ def test_operations_of_a_tensor_follow_each_other():
 
 def test_an_order_can_be_told_from_the_others():
     """By the second of two cases; in the first nobody has a choice."""
-    options = Options(
+    options = OptionTable(
         np.array([[3], [3]], np.int8), np.array([[10.0], [1.0]]), np.ones(2, np.int32), np.ones(2, np.int32)
     )
     backward, choice = np.array([1.0, 1.0, 1.0]), np.array([0, 1, 1])
     for order in ORDERS:
         timeline = Timeline(backward, options, Lanes(), order)
         assert timeline.seconds(choice) == 13.0
-    late = Options(np.array([[0, 3, 4], [3, 0, 0]], np.int8), np.array([[1.0, 2.0, 4.0], [1.0, 0, 0]]),
+    late = OptionTable(np.array([[0, 3, 4], [3, 0, 0]], np.int8), np.array([[1.0, 2.0, 4.0], [1.0, 0, 0]]),
                    np.array([3, 1], np.int32), np.ones(2, np.int32))  # fmt: skip
     told = {order: Timeline(np.array([1.0, 5.0]), late, Lanes(), order) for order in ORDERS}
     # The decode of tensor 0 comes to the GPU during the backward pass of tensor 1: it waits. In the order backprop it
@@ -97,7 +97,7 @@ def test_an_order_can_be_told_from_the_others():
 @pytest.mark.parametrize("order", ORDERS)
 def test_ready_times_are_never_wrapped(order):
     """Whole seconds and more count in full."""
-    options = Options(np.array([[3]], np.int8), np.array([[1e-3]]), np.ones(1, np.int32), np.ones(1, np.int32))
+    options = OptionTable(np.array([[3]], np.int8), np.array([[1e-3]]), np.ones(1, np.int32), np.ones(1, np.int32))
     for ready in ([0.9, 1.0, 1.9995, 2.4, 3.7], [1.0, 2.0, 3.0], [1000.0, 1000.0005, 86400.25]):
         workload = Workload(tuple(WorkloadTensor(f"t{i}", 64, at) for i, at in enumerate(ready)), "gpu")
         timeline = Timeline(workload.backward, options, Lanes(), order)
@@ -163,7 +163,7 @@ def test_a_pruned_problem_is_as_good():
         )
         assert pruned.first[-1] < full.first[-1]
         best = [
-            min(p.seconds(np.array(c)) for c in itertools.product(p.rows(0), p.rows(1))) for p in (full, pruned)
+            min(p.seconds(np.array(c)) for c in itertools.product(p.options(0), p.options(1))) for p in (full, pruned)
         ]  # fmt: skip
         assert best[1] == pytest.approx(best[0], rel=1e-12)
 

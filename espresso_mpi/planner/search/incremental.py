@@ -17,28 +17,28 @@ from numba import njit
 from ..model.timeline import Interval, Lanes, Timeline, follow
 
 
-class Step(Protocol):
-    """A step of which one tensor after the other is changed."""
+class IncrementalTimeline(Protocol):
+    """F of a step of which one tensor after the other is changed."""
 
     choice: np.ndarray
 
     def seconds(self) -> float:
         """F of the choice."""
 
-    def candidates(self, tensor: int, rows: np.ndarray) -> np.ndarray:
-        """F with each of the rows for one tensor, float64 (rows,)."""
+    def candidates(self, tensor: int, options: np.ndarray) -> np.ndarray:
+        """F with each of the options for one tensor, float64 (options,)."""
 
-    def take(self, tensor: int, row: int) -> None:
+    def take(self, tensor: int, option: int) -> None:
         """Change the choice for good."""
 
     def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
         """F with the first 0, 1, ... tensors of a group on ``moved``, its others on ``start``: (tensors + 1,).
 
         Args:
-            group: rising; start, moved: int64 (all tensors,), rows.
+            group: rising; start, moved: int64 (all tensors,), options.
         """
 
-    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
+    def give(self, group: Sequence[int], options: np.ndarray) -> None:
         """Change the choice of several tensors, rising, for good."""
 
     def before_bubble(self) -> np.ndarray:
@@ -59,15 +59,15 @@ class Events:
     def seconds(self) -> float:
         return self.timeline.seconds(self.choice)
 
-    def candidates(self, tensor: int, rows: np.ndarray) -> np.ndarray:
-        tried, times = self.choice.copy(), np.empty(rows.size)
-        for place, row in enumerate(rows):
-            tried[tensor] = row
+    def candidates(self, tensor: int, options: np.ndarray) -> np.ndarray:
+        tried, times = self.choice.copy(), np.empty(options.size)
+        for place, option in enumerate(options):
+            tried[tensor] = option
             times[place] = self.timeline.seconds(tried)
         return times
 
-    def take(self, tensor: int, row: int) -> None:
-        self.choice[tensor] = row
+    def take(self, tensor: int, option: int) -> None:
+        self.choice[tensor] = option
 
     def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
         tried, times = self.choice.copy(), np.empty(len(group) + 1)
@@ -78,8 +78,8 @@ class Events:
             times[place + 1] = self.timeline.seconds(tried)
         return times
 
-    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
-        self.choice[group] = rows
+    def give(self, group: Sequence[int], options: np.ndarray) -> None:
+        self.choice[group] = options
 
     def before_bubble(self) -> np.ndarray:
         found = np.full((self.choice.size, 0), True)
@@ -140,13 +140,13 @@ class Backprop:
     def seconds(self) -> float:
         return self.timeline.seconds(self.choice)
 
-    def candidates(self, tensor: int, rows: np.ndarray) -> np.ndarray:
-        times = np.empty(rows.size)
-        _candidates(tensor, rows, times, self.free, self.there, self.behind, *self.options)
+    def candidates(self, tensor: int, options: np.ndarray) -> np.ndarray:
+        times = np.empty(options.size)
+        _candidates(tensor, options, times, self.free, self.there, self.behind, *self.options)
         return times
 
-    def take(self, tensor: int, row: int) -> None:
-        self.choice[tensor] = row
+    def take(self, tensor: int, option: int) -> None:
+        self.choice[tensor] = option
         _refresh(self.choice, tensor, tensor, *self._kept, *self.options)
 
     def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
@@ -155,8 +155,8 @@ class Backprop:
         _by_number(np.array(group, np.int64), ours, moved, times, self.free, self.there, self.behind, *self.options)
         return times
 
-    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
-        self.choice[group] = rows
+    def give(self, group: Sequence[int], options: np.ndarray) -> None:
+        self.choice[group] = options
         _refresh(self.choice, group[0], group[-1], *self._kept, *self.options)
 
     def before_bubble(self) -> np.ndarray:
@@ -236,15 +236,15 @@ def replaced(target, source):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _candidates(tensor, rows, times, free, there, behind, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
-    """F with each row for one tensor: what is before it, its own operations, what is behind it."""
+def _candidates(tensor, options, times, free, there, behind, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+    """F with each option for one tensor: what is before it, its own operations, what is behind it."""
     nothing, after = np.empty((0, 0)), behind[tensor + 1]
     state = np.empty(free.shape[1])
-    for place in range(rows.size):
-        row = rows[place]
+    for place in range(options.size):
+        option = options[place]
         replaced(state, free[tensor])
         state[home] += backward[tensor]
-        end = follow(state, state[home], lane[row], seconds[row], count[row], repeats[row], nothing)
+        end = follow(state, state[home], lane[option], seconds[option], count[option], repeats[option], nothing)
         end = max(end, there[tensor])
         for which in range(state.size):
             end = max(end, state[which] + after[which])
