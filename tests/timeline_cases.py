@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from espresso_mpi.planner.model.timeline import LANES, Lanes, Options, Timeline, virtual
+from espresso_mpi.planner.model.timeline import LANES, Lanes, OptionTable, Timeline, virtual
 from espresso_mpi.timetable import RESOURCES
 
 # --- the slow simulation ----------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def random_options(rng, lanes, rows=6, most=5, whole=False):
         own = np.array([lanes.of(RESOURCES[r]) for r in rng.integers(0, 4, most)], np.int8)
         lane[row] = virtual(own, count[row], lanes.count, lanes.backward)
     seconds = rng.integers(0, 4, (rows, most)).astype(float) if whole else rng.exponential(1.0, (rows, most))
-    return Options(lane, seconds, count, rng.integers(1, 4, rows).astype(np.int32))
+    return OptionTable(lane, seconds, count, rng.integers(1, 4, rows).astype(np.int32))
 
 
 def random_case(seed, order, whole=False):

@@ -1,7 +1,7 @@
-"""How a session plans for itself: it measures the cluster, plans, and tries the best plans before it takes one.
+"""How a session plans for itself: it measures the cluster, plans, and replays the best plans before it takes one.
 
-All of it is collective and happens between two steps, when nothing else is under way. What was measured on the slowest
-rank counts, rank 0 plans, and every rank gets the same plan.
+Everything here is collective and happens between two steps, when nothing else is under way. The times of the slowest
+rank count, rank 0 plans, and every rank gets the same plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Holds pushes back while steps are recorded: what the recorded backward pass takes is computing alone."""
+"""Holds pushes back while steps are recorded, so that the recorded backward pass is computing alone."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""``MPI_Allreduce`` as good as the library at hand does it, for ``bench sync`` to compare with.
+"""``MPI_Allreduce`` at its best, for ``bench sync`` to compare with.
 
-- float16 is summed by a compiled C callback, in place, on MPI's 16-bit type: MPI's own half types are slow or missing,
-  and an operator written in Python costs more than the sum.
-- Where the library lets its algorithms be chosen (Open MPI's component ``tuned``, by the tool interface MPI_T), all
-  are tried on a communicator each, in place and from another buffer, and the quickest is measured beside the library's
-  own choice, in turns with everything else.
+- A compiled C callback sums float16, in place, on MPI's 16-bit type. MPI's own half types are slow or missing, and an
+  operator written in Python costs more than the sum.
+- Some libraries let the caller choose the algorithm: Open MPI's component ``tuned``, by the tool interface MPI_T. All
+  algorithms are tried on a communicator each, in place and with a second buffer. The quickest is then measured beside
+  the library's own choice, in turns with everything else.
 
 MPI's functions that mpi4py does not offer are called through the library that mpi4py itself has loaded.
 """
@@ -24,6 +24,7 @@ from numba import carray
 from ..collectives.data.layout import Topology
 from ..compressors.kernels.cpu import host
 from ..errors import EspressoError
+from ..files.compiled import cached
 from ..types import Route
 from .bound import memory_traffic
 from .harness.checks import wrong_mean, wrong_together
@@ -248,7 +249,8 @@ def _compiled_sum() -> Any:
     from numba import cfunc, types
 
     halves, count = types.CPointer(types.uint16), types.CPointer(types.int32)
-    return cfunc(types.void(halves, halves, count, types.voidptr), cache=True)(_add_halves)
+    signature = types.void(halves, halves, count, types.voidptr)
+    return cached(lambda cache: cfunc(signature, cache=cache)(_add_halves))
 
 
 def _add_halves(source, target, count, datatype):  # type: ignore[no-untyped-def]

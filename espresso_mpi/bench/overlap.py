@@ -1,7 +1,7 @@
 """``bench overlap``: what a training step takes when gradients travel while the next ones are still being computed.
 
 The main thread multiplies matrices and pushes a gradient after each share of them, the last layer's first, as a
-backward pass does. All of it is measured in one run, in turns: computing alone, and of every method one ``sync`` of all
+backward pass does. One run measures everything in turns: computing alone, and of every method one ``sync`` of all
 gradients (T_s), a ``sync`` of the largest alone, and the step that overlaps. How long a product takes is known from the
 one computing that took turns with all of them; a method's T_c is its number of products times that. Unless given, T_c
 is about T_s, where there is most to hide.

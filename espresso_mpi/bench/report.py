@@ -213,7 +213,7 @@ def _section(result: Result, picture: Path | None) -> str:
 
 
 def _made_of(result: Result, make: Callable[[], str]) -> str:
-    """A text about a result, of whose rows only those of some kinds are checked when they are read.
+    """A text about a result; where a field is damaged, an error that names the file.
 
     Raises:
         ConfigError: naming the file, where something in it is not as the benchmark writes it.

@@ -1,7 +1,7 @@
 """``bench routes``: one array by every named route, compressor by compressor: what the session's own choice rests on.
 
-The routes of a compressor take turns, and each is told beside the quickest of them. Results of arrays up to 16 MiB are
-checked, but for those of routes on which MPI adds the payloads; ``bench sync --route`` checks larger ones too.
+The routes of a compressor take turns, and each is compared with the quickest of them. Results of arrays up to 16 MiB
+are checked, but for those of routes on which MPI adds the payloads; ``bench sync --route`` checks larger ones too.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class _Suite:
         return {"link": self.yardsticks.link, "copy": self.yardsticks.copy}
 
     def _compare(self, repetition: int) -> None:
-        """Take the yardsticks in repetitions 0, 1, 2, 4, 8 and so on: nobody knows how many there will be."""
+        """Measure the yardsticks in repetitions 0, 1, 2, 4, 8 and so on: their number is not known before."""
         if repetition & (repetition - 1) == 0:
             self.yardsticks.measure()
 

@@ -1,7 +1,7 @@
-"""`espresso-mpi bench train`: what each compression method costs in loss and saves in time and bytes.
+"""`espresso-mpi bench train`: what each compression method costs in loss, and what it saves in time and bytes.
 
-The same small language model is trained from the same weights on the same batches with every method in turn,
-over all ranks of the job. `train_tables.Row` says what the printed columns mean.
+The same small language model is trained by every method in turn, over all ranks of the job, from the same weights and
+on the same batches. `train_tables.Row` says what the printed columns mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One training run over all ranks with one compression method, its clock, and what is measured on the way.
+"""One training run over all ranks with one compression method, its clock, and what is measured meanwhile.
 
-Each rank holds a replica of the model and its own shard of the text. Validation lies outside the clock: the
-clock of a rank runs only from the start of a step to its end, and all ranks meet after a validation before
-the next step.
+Each rank holds a replica of the model and its own shard of the text. Validation is outside the clock: a rank's clock
+runs only from the start of a step to its end, and all ranks meet after a validation, before the next step.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ def train(
 
 
 def _options(method: Method, settings: Settings) -> dict[str, Any]:
-    """What a session is told about how tensors travel."""
+    """The options of a session that say how tensors travel."""
     if method.plan == "auto":
         return {"plan": "auto", "compressors": method.candidates}
     if method.plan is not None:

@@ -227,7 +227,7 @@ def plans(workload: Workload, profile: Profile, names: Sequence[str]) -> dict[st
 
 
 def predicted(plan: Plan, workload: Workload, profile: Profile) -> float:
-    """Seconds of a step by a plan, as the executor goes about it."""
+    """Predicted seconds of a step by a plan, as the executor carries it out."""
     workload, profile = beside(workload, profile)
     lanes, order = defaults(workload, profile)
     problem, choice = evaluated(plan, workload, profile, lanes=lanes, order=order)

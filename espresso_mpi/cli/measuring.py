@@ -162,7 +162,9 @@ def planner(
     quick: Annotated[bool, typer.Option(help="A few cases only.")] = False,
     only: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Parts: selection, gap, cases, paper, growth, orders; default: all."),
+        typer.Option(
+            metavar="LIST", help="Parts: selection, gap, cases, paper, distance, growth, orders; default: all."
+        ),
     ] = None,
     json: JsonOut = None,
     plot: Annotated[
@@ -260,7 +262,7 @@ def optimizers(
         str, typer.Option(metavar="LIST", help="Compressors to train with in turn; none is fp32.")
     ] = defaults.Optimizers.methods,
     without_feedback: Annotated[
-        str, typer.Option(metavar="LIST", help="Those to train with once more, without error feedback.")
+        str, typer.Option(metavar="LIST", help="Compressors to train with again, without error feedback.")
     ] = defaults.Optimizers.without_feedback,
     optimizer: Annotated[
         str, typer.Option(metavar="LIST", help="adamw, sgd (momentum 0.9), or both.")

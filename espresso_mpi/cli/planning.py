@@ -61,11 +61,13 @@ def describe_profile(
 def plan(
     profile: Annotated[
         str,
-        typer.Option(metavar="FILE", help="Of espresso-mpi profile, or a testbed: nvlink-100g, pcie-25g."),
+        typer.Option(metavar="FILE", help="File of espresso-mpi profile, or a testbed: nvlink-100g, pcie-25g."),
     ],
     workload: Annotated[
         str,
-        typer.Option(metavar="FILE", help="Of session.record_workload; or a model: vgg16, resnet101, bert-base, …."),
+        typer.Option(
+            metavar="FILE", help="File of session.record_workload; or a model: vgg16, resnet101, bert-base, …."
+        ),
     ],
     compressors: Compressors = "fp16,int8",
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The plan to write.")] = Path(

@@ -85,7 +85,7 @@ def _check_picture(plot: Path | None) -> None:
 
 
 def tables(profile: Profile) -> Iterator[Table]:
-    """What people read; tables without lines are left out."""
+    """The tables that have lines."""
     every = (_cluster(profile), _codecs(profile), _moves(profile), _copies(profile))
     return (table for table in every if table[2])
 

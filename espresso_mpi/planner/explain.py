@@ -17,7 +17,10 @@ EXPOSED = (
     "exposed: how much shorter the step would be if everything done for this tensor took no time; the rest is "
     "overlapped by the backward pass and by other tensors."
 )
-RUNNER_UP = "runner-up: the best other strategy for it with all other tensors as planned, and how much longer the step would be."
+RUNNER_UP = (
+    "runner-up: the best other strategy for it with all other tensors as planned, and how much longer the step would "
+    "be."
+)
 
 
 @dataclass(frozen=True)

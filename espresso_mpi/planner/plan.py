@@ -294,7 +294,7 @@ class _Maker:
 
     @property
     def lanes_name(self) -> str:
-        """The lanes as people call them."""
+        """The name of the lanes."""
         return next((name for name, known in LANES.items() if known == self.lanes), str(self.lanes))
 
     @property

@@ -1,8 +1,8 @@
-"""Collectives: steps of routes that are carried out whole, one pass after the other.
+"""Collectives: steps of whole routes, pass after pass.
 
-Between passes ranks exchange a few bytes, as sessions do between calls: so links and caches are as busy as in training.
-A step lasts from when the last rank began it until the last rank has ended it. What a rank ends is where it begins the
-next, so that the steps of a pass add up to the pass, and nothing is counted twice.
+Between passes ranks exchange a few bytes, as sessions do between calls. Links and caches are thus as busy as in
+training. A step lasts from when the last rank began it until the last rank has ended it. The end of a step is the begin
+of the next on every rank, so the steps of a pass add up to the pass, and nothing is counted twice.
 """
 
 from __future__ import annotations

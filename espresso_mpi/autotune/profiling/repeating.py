@@ -1,7 +1,7 @@
 """Passes that are repeated until their medians are known, on one clock for all nodes.
 
-Every point is visited again and again until its median is known well enough or the time is used up: some passes at a
-time, so that a disturbance of a second does not spoil a point. Ranks decide so from numbers that all of them have.
+Every point is visited again and again until its median is known well enough or the time is used up. A visit makes few
+passes, so that a disturbance of a second does not spoil a point. All ranks decide from the same numbers.
 """
 
 from __future__ import annotations

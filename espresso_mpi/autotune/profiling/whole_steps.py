@@ -1,13 +1,13 @@
 """Measures whole steps of training: what they take beyond what timelines expect.
 
-Ranks that share cores do not end computing at the same time, caches are cold, and a plan's schedule is followed: so a
-call costs more after the computing of a step than in a row of calls. What steps take beyond the operations of their
-tensors is shared out over the call and each tensor.
+A call costs more after the computing of a step than in a row of calls: ranks that share cores do not end computing at
+the same time, caches are cold, and the session follows a plan's schedule. The time beyond the operations of the tensors
+is divided between the call and each tensor.
 
-A step that computes and pushes takes turns with one that computes as much and hands everything over at its end. By the
-timeline the first is shorter by what it hides. Where ranks have no cores to spare for the thread that communicates it
-hides less, computing gets slower beside it, and each push costs something: the share that is hidden, the slowdown and
-that cost are what explains the differences of all steps best.
+Two kinds of steps take turns. One pushes while it computes; the other computes as much and synchronises everything at
+its end. By the timeline the first is shorter by what it hides. If ranks have no spare cores for the thread that
+communicates, the first hides less, its computing gets slower, and each push costs something. The hidden share, the
+slowdown and the cost of a push are those that explain the measured differences best.
 """
 
 from __future__ import annotations

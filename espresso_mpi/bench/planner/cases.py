@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numba import njit
 
+from espresso_mpi.files.compiled import compiled
 from espresso_mpi.planner.model.dispatch import scheduled
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import ROUNDS, Order, Timeline, backprop_time
@@ -31,7 +31,7 @@ SAME = 1e-9
 # --- enumeration ------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@compiled
 def _least(options, sizes, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """The least F over all choices: counts through them like an odometer, and prices each from its begin.
 

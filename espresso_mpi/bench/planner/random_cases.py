@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from espresso_mpi.files.compiled import compiled
 from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.dispatch import scheduled, served
 from espresso_mpi.planner.model.problem import Problem
@@ -76,7 +76,7 @@ def enumerated(problem: Problem) -> tuple[float, np.ndarray]:
     return best + problem.around, choice
 
 
-@njit(cache=True)
+@compiled
 def _least(  # type: ignore[no-untyped-def]
     first, sizes, order, rounds, backward, home, total, lane, seconds, count, repeats
 ):

@@ -226,7 +226,7 @@ def read(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Rows from what a JSON file holds.
 
     Raises:
-        KeyError: there is no such part. ConfigError: a row has other fields.
+        KeyError: an unknown part. ConfigError: a row has other fields.
     """
     named = [{_FORMER.get(key, key): value for key, value in row.items()} for row in raw]
     return [schema.convert(row, KINDS[row["part"]], f"rows: part {row['part']}") for row in named]

@@ -1,8 +1,8 @@
 """``bench planner``: how quick and how good the planner is, and the paper's figures beside its own. No MPI, one core.
 
-The parts: time of selection, gaps to the certified bound, random cases against full enumeration, the paper's gains and
-scaling factors, how far its algorithms end from the Upper Bound, growth of the time with tensors and options, and
-plans for the order ``backprop`` beside those for schedules, which all other parts are of.
+The parts: time of selection; gaps to the certified bound; random cases against full enumeration; the paper's gains and
+scaling factors; the distance of its algorithms from the Upper Bound; growth of the time with tensors and options; and
+plans for the order ``backprop`` beside those for schedules. All other parts are of plans for schedules.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main(quick: bool = False, only: str | None = None, json: Path | None = None,
         json, plot: files to write; the plot is of growth, as PNG.
 
     Raises:
-        ConfigError: a part that there is not, or a file that could not be written later on.
+        ConfigError: an unknown part, or a file that could not be written later on.
     """
     check_writable(json)
     check_plot(plot)

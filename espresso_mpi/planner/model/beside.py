@@ -1,9 +1,9 @@
-"""What becomes of a step where communication runs beside the backward pass and takes cores from it.
+"""The effect of communication that runs beside the backward pass and takes cores from it.
 
-A workload says when gradients are there if nothing but the backward pass runs. A timeline lets communication run
-beside it for nothing. Where ranks and the threads that communicate share cores, less is hidden: the profile says which
-share (``Profile.hidden``), by how much the backward pass gets longer (``slowed``), and what each tensor or buffer that
-travels by itself costs more (``pushed``).
+A workload says when gradients are ready if nothing but the backward pass runs. In a timeline, communication beside it
+costs nothing. Where ranks and the threads that communicate share cores, less is hidden. The profile says which share is
+hidden (``Profile.hidden``), by how much the backward pass gets longer (``slowed``), and by how much each tensor or
+buffer that travels by itself costs more (``pushed``).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 from .candidates import CandidateSet
 from .compiled_routes import Compiled
@@ -26,7 +27,7 @@ def matrices(options: OptionTable, lanes: Lanes) -> np.ndarray:
     return _matrices(options.lane, options.seconds, options.count, options.repeats, lanes.count, lanes.backward)
 
 
-@njit(cache=True)
+@compiled
 def _matrices(lane, seconds, count, repeats, total, home):  # type: ignore[no-untyped-def]
     found, nothing = np.empty((count.size, 2 * total, 2 * total + 1)), np.empty((0, 0))
     for option in range(count.size):
@@ -65,10 +66,18 @@ def pruned(tables: Compiled, sets: Sequence[CandidateSet], lanes: Lanes) -> list
     return kept
 
 
-@njit(cache=True)
+@compiled
+def nowhere_above(left, i, right, j):  # type: ignore[no-untyped-def]
+    """Whether no entry of row ``i`` of ``left`` is above that of row ``j`` of ``right``: so row i dominates row j."""
+    for entry in range(left.shape[1]):  # noqa: SIM110  numba compiles no quick all()
+        if left[i, entry] > right[j, entry]:
+            return False
+    return True
+
+
+@compiled
 def _quicker(seconds, count, repeats, route, run, kinds, order):  # type: ignore[no-untyped-def]
     """The options that no other of their kind dominates, rising; ``order``: options by kind."""
-    width = seconds.shape[1]
     sums, total = np.zeros(seconds.shape), np.zeros(count.size)
     for option in range(count.size):
         for place in range(count[option]):
@@ -86,12 +95,7 @@ def _quicker(seconds, count, repeats, route, run, kinds, order):  # type: ignore
             dominated = False
             for place in range(size):
                 other = kept[place]
-                worse = repeats[other] > repeats[option]
-                for entry in range(width):
-                    if sums[other, entry] > sums[option, entry]:
-                        worse = True
-                        break
-                if not worse:
+                if repeats[other] <= repeats[option] and nowhere_above(sums, other, sums, option):
                     dominated = True
                     break
             if dominated:
@@ -110,7 +114,7 @@ def undominated(options: OptionTable, lanes: Lanes) -> np.ndarray:
     return np.sort(front(flat, np.argsort(weight, kind="stable")))
 
 
-@njit(cache=True)
+@compiled
 def _compared(lane, seconds, count, repeats, total, home):  # type: ignore[no-untyped-def]
     """The entries of the options' matrices in which they differ, (options, entries), and the sum of finite ones."""
     nothing, virtual = np.empty((0, 0)), 2 * total
@@ -145,7 +149,7 @@ def _compared(lane, seconds, count, repeats, total, home):  # type: ignore[no-un
     return slim, weight
 
 
-@njit(cache=True)
+@compiled
 def front(flat, order):  # type: ignore[no-untyped-def]
     kept, size = np.empty(order.size, np.int64), 0
     finite = np.zeros(order.size, np.int64)  # a bit an entry: what depends on more lanes dominates nothing
@@ -159,12 +163,7 @@ def front(flat, order):  # type: ignore[no-untyped-def]
             other = kept[place]
             if finite[other] & missing:
                 continue
-            worse = False
-            for entry in range(flat.shape[1]):
-                if flat[other, entry] > flat[option, entry]:
-                    worse = True
-                    break
-            if not worse:
+            if nowhere_above(flat, other, flat, option):
                 dominated = True
                 if place:  # what dominates much is tried first
                     kept[place], kept[place - 1] = kept[place - 1], kept[place]

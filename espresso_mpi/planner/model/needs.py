@@ -7,10 +7,11 @@ is all that the relaxation of a step knows of it (see ``relaxation``).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 
-@njit(cache=True)
+@compiled
 def visited(routes, index, count, slots):  # type: ignore[no-untyped-def]
     """Which of so many slots are operations of options along ``routes``, bool (slots,)."""
     found = np.zeros(slots, np.bool_)
@@ -20,7 +21,7 @@ def visited(routes, index, count, slots):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True)
+@compiled
 def needs(routes, index, lane, count, slots, repeats, total):  # type: ignore[no-untyped-def]
     """What options along ``routes`` need, float64 (options, lanes + 1).
 
@@ -38,7 +39,7 @@ def needs(routes, index, lane, count, slots, repeats, total):  # type: ignore[no
     return found
 
 
-@njit(cache=True)
+@compiled
 def needs_of(lane, seconds, count, repeats, total):  # type: ignore[no-untyped-def]
     """What the options of a problem need, float64 (options, lanes + 1)."""
     found = np.zeros((count.size, total + 1))
@@ -49,7 +50,7 @@ def needs_of(lane, seconds, count, repeats, total):  # type: ignore[no-untyped-d
     return found
 
 
-@njit(cache=True)
+@compiled
 def least(values):  # type: ignore[no-untyped-def]
     """The options (n, entries) that no other one is nowhere above, rising; of equal ones the first."""
     kept, size = np.empty(values.shape[0], np.int64), 0
@@ -80,7 +81,7 @@ def least(values):  # type: ignore[no-untyped-def]
     return np.sort(kept[:size])
 
 
-@njit(cache=True)
+@compiled
 def apportioned(kind, begin, shares):  # type: ignore[no-untyped-def]
     """A column for each tensor, int64 (tensors,), so that each class has of every column about as many as its share.
 

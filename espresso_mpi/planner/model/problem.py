@@ -80,7 +80,7 @@ class Problem:
             free_codecs: encodes and decodes take no time.
 
         Raises:
-            ConfigError: the profile lacks a compressor or a collective; a name that there is not.
+            ConfigError: the profile lacks a compressor or a collective; an unknown name.
         """
         given_once = dict.fromkeys(compressors)
         specs = tuple(dict.fromkeys(str(_method(text)) for text in given_once if text != "none"))

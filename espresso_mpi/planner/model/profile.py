@@ -45,10 +45,10 @@ class Profile:
         call: seconds that a sync costs whatever it brings.
         tensor: seconds that every tensor (or buffer of fused ones) adds whatever its size.
         segment_bytes: how sessions cut tensors, in bytes between nodes; 0: not at all.
-        overlaps: whether a tensor in host memory is worked on while another's messages are under way. Not so where
-            ranks share cores: there one's waiting is another's work already.
-        hidden: the share of the overlap with computing that the timeline expects and that comes true when gradients are
-            pushed, 0 to 1. Less than 1 where communication takes cores or memory from the backward pass.
+        overlaps: whether work on a tensor in host memory hides the messages of another. It does not where ranks share
+            cores: there other ranks work while one waits.
+        hidden: of the overlap with computing that the timeline expects, the share that is measured when gradients are
+            pushed, 0 to 1. It is less than 1 where communication takes cores or memory from the backward pass.
         slowed: by which share of itself the backward pass gets longer when gradients are pushed beside it.
         pushed: seconds that every tensor (or buffer) adds besides where gradients are pushed.
         environment: what it was measured in, or what it describes.

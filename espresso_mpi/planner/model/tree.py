@@ -34,7 +34,7 @@ def routes(devices: Sequence[DeviceKind] = ("cpu", "gpu"), linear: bool = False)
             kinds of devices, 433 for one.
 
     Raises:
-        ConfigError: a device that there is not, one named twice, or none.
+        ConfigError: an unknown device, one named twice, or none.
     """
     given = tuple(devices)
     if not given or len(set(given)) < len(given) or not set(given) <= set(get_args(DeviceKind)):

@@ -20,9 +20,9 @@ from itertools import cycle, product
 from math import prod
 
 import numpy as np
-from numba import njit
 
 from espresso_mpi.errors import ConfigError
+from espresso_mpi.files.compiled import compiled
 from espresso_mpi.types import Decode, DeviceKind, Encode, Route, Strategy
 
 from ..model.compiled_routes import Same
@@ -335,7 +335,7 @@ def _all(
     return int(priced), bool(complete)
 
 
-@njit(cache=True)
+@compiled
 def _least_behind(start, moved, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """Of every tensor how long the step goes on at least, whichever options it and those behind it have."""
     tensors = start.size
@@ -354,7 +354,7 @@ def _least_behind(start, moved, backward, home, total, lane, seconds, count, rep
     return behind
 
 
-@njit(cache=True)
+@compiled
 def _branch(start, moved, group_of, groups, choice, limit, best, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """Go through the combinations depth first, in the order of the tensors; the best one into ``choice``.
 
@@ -405,7 +405,7 @@ def _branch(start, moved, group_of, groups, choice, limit, best, backward, home,
     return priced, True
 
 
-@njit(cache=True)
+@compiled
 def _at_least(there, state, behind):  # type: ignore[no-untyped-def]
     """How long a step takes at least whose lanes are in a state."""
     least = there

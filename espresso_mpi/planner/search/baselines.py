@@ -75,7 +75,7 @@ class Case:
         return Plan({tensor.name: strategy for tensor in self.workload.tensors})
 
     def quicker(self, *strategies: Strategy) -> Plan:
-        """The plan in which every tensor has the strategy that is quickest for it by itself; of equal ones the first."""
+        """The plan in which every tensor has the strategy that is quickest by itself; of equal ones the first."""
         routes = tuple(dict.fromkeys(s.route for s in strategies))
         specs = tuple(dict.fromkeys(s.compressor for s in strategies))
         problem = Problem.of(self.workload, self.profile, specs, routes=routes, lanes=self.lanes, order=self.order,

@@ -17,9 +17,9 @@ its options have.
 option leaves the lane later than the tensor is there. Proof: the tensor that visited a lane last was there at least
 that early, and *done* is the latest of all.
 
-**Claim 4** (``exact_network``). From the lane of the backward pass lead the edges of all lanes. Proof: no operation of
-a tensor, or of a later one, begins before its gradient is ready. So F stays the same if all lanes that are free earlier
-are held to be busy until then.
+**Claim 4** (``exact_network``). The lane of the backward pass has the edges of all lanes. Proof: no operation of a
+tensor, or of a later one, begins before its gradient is ready. So F stays the same if all lanes that are free earlier
+count as busy until then.
 
 **Claim 5** (``load_network``, for the other orders). Work of a tensor begins when its backward pass has ended; a lane
 does one thing at a time; the backward pass is work of its lane. So F is at least the backward pass up to a tensor, and
@@ -49,10 +49,10 @@ SAFETY = 1e-9
 def lower_bound(problem: Problem) -> float:
     """Seconds that no choice of the problem's options falls below, whatever the search: certified.
 
-    In the order ``backprop`` by the exact network, else by the network of loads; see the module for the proofs. In the
-    order ``backprop`` it holds for options too that were left out as dominated, which are never better; in the
-    others it does where nothing has several segments: a matrix that is nowhere lower has no lower load and no shorter
-    chain.
+    It comes from the exact network in the order ``backprop``, else from the network of loads; see the module for the
+    proofs. In the order ``backprop`` it also holds for dominated options that were left out: they are never better. In
+    the others it does so where nothing has several segments: a matrix that is nowhere lower has no lower load and no
+    shorter chain.
     """
     quick = problem.quickest(np.ones(problem.method.size, bool))
     return certified(relaxed(network_of(problem), quick).value) + problem.around

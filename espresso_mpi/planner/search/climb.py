@@ -7,13 +7,14 @@ time; a schedule in which everything else keeps its key, given up as soon as it 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 from ..model.dispatch import RULES, by_rule, exchanged, forward, justified, laid_out, quicker
 from .descent import summed
 
 
-@njit(cache=True)
+@compiled
 def _heights(choice, needs, ready, home, heights):  # type: ignore[no-untyped-def]
     """When all is done at least, by the loads of each lane from tensors up to each on: (tensors, lanes).
 
@@ -33,7 +34,7 @@ def _heights(choice, needs, ready, home, heights):  # type: ignore[no-untyped-de
             heights[tensor, lane] = max(heights[tensor, lane], heights[tensor - 1, lane])
 
 
-@njit(cache=True)
+@compiled
 def _hopeless(tensor, option, old, needs, ready, heights, limit):  # type: ignore[no-untyped-def]
     """Whether the loads alone say that an exchange ends beyond a limit."""
     total = heights.shape[1]
@@ -43,7 +44,7 @@ def _hopeless(tensor, option, old, needs, ready, heights, limit):  # type: ignor
     return time >= limit
 
 
-@njit(cache=True)
+@compiled
 def climbed(  # type: ignore[no-untyped-def]
     choice, best, key, tried, begin, turns, errors, limit, near, tries, rounds, enough, needs, ready,
     backward, home, total, lane, seconds, count, repeats
@@ -95,7 +96,7 @@ def climbed(  # type: ignore[no-untyped-def]
     return best, tries
 
 
-@njit(cache=True)
+@compiled
 def _exchange(  # type: ignore[no-untyped-def]
     choice, tensor, option, first, key, took, near, goal, rounds,
     backward, home, total, lane, seconds, count, repeats
@@ -123,7 +124,7 @@ def _exchange(  # type: ignore[no-untyped-def]
     return time, new_key, places, lasts, cost
 
 
-@njit(cache=True)
+@compiled
 def annealed(  # type: ignore[no-untyped-def]
     choice, tried, begin, errors, limit, heats, draws, near, rounds, needs, ready,
     backward, home, total, lane, seconds, count, repeats
@@ -176,7 +177,7 @@ def annealed(  # type: ignore[no-untyped-def]
     choice[:] = found
 
 
-@njit(cache=True)
+@compiled
 def replaced(  # type: ignore[no-untyped-def]
     choice, key, first, took, begin, end, options, parts, limit, rounds,
     backward, home, total, lane, seconds, count, repeats

@@ -1,13 +1,13 @@
 """Steps in the order ``schedule`` of which one tensor after the other is changed, for Algorithms 1 and 2.
 
-F of a choice is that of the best schedule that is found for it, and to find one takes some fifty times as long as to
-serve all operations once. So of many candidates few get one:
+F of a choice is that of the best schedule found for it. To find one takes some fifty times as long as to serve all
+operations once. So few of many candidates get a schedule:
 
-1. Only a tensor on the longest path is looked at: with the operations in their order, no other makes the step shorter.
-2. Of its candidates those are kept that are best in the order ``backprop``, where each costs its own operations only.
-3. These are served with all other operations' keys as they are; the best one gets a schedule, and F is that one's.
+1. Only tensors on the longest path are looked at. With the operations in their order, no other shortens the step.
+2. Of a tensor's candidates, the best in the order ``backprop`` are kept. There each costs its own operations only.
+3. These are served with the keys of all other operations as they are. The best one gets a schedule, and its F counts.
 
-What got none counts as endless. So a change is made only for a shorter F.
+A candidate without a schedule counts as endless, so a change is made only for a shorter F.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 from ..model.dispatch import exchanged, laid_out, scheduled
 from ..model.timeline import ROUNDS, TIE, Timeline
@@ -87,7 +88,7 @@ class Confirmed:
         return self.bubble
 
 
-@njit(cache=True)
+@compiled
 def _confirmed(  # type: ignore[no-untyped-def]
     choice, tensor, options, rough, alone, now, times, first, key, took,
     backward, home, total, lane, seconds, count, repeats
@@ -121,7 +122,7 @@ def _confirmed(  # type: ignore[no-untyped-def]
     return tried, found
 
 
-@njit(cache=True)
+@compiled
 def _least(times, options, alone):  # type: ignore[no-untyped-def]
     """The place of the least time; of equal ones that with the least seconds by itself."""
     best = 0
@@ -132,7 +133,7 @@ def _least(times, options, alone):  # type: ignore[no-untyped-def]
     return best
 
 
-@njit(cache=True)
+@compiled
 def _by_number(  # type: ignore[no-untyped-def]
     choice, group, start, moved, now, times, first, key, took,
     backward, home, total, lane, seconds, count, repeats
@@ -175,7 +176,7 @@ def _by_number(  # type: ignore[no-untyped-def]
     return best, schedule
 
 
-@njit(cache=True)
+@compiled
 def _read(choice, first, owner, where, took, count, start, networks, total):  # type: ignore[no-untyped-def]
     """Which tensors have operations on a longest path, one of them, and which are before a bubble on all networks."""
     size, tensors = took.size, choice.size

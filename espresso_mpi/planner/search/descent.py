@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 from ..model.timeline import follow
 
 
-@njit(cache=True)
+@compiled
 def to_go(choice, full, backward, home, ahead):  # type: ignore[no-untyped-def]
     """Time from each lane before each tensor to the end, into ``ahead`` (tensors + 1, virtual lanes)."""
     virtual = full.shape[1]
@@ -24,7 +25,7 @@ def to_go(choice, full, backward, home, ahead):  # type: ignore[no-untyped-def]
         ahead[tensor, home] += backward[tensor]
 
 
-@njit(cache=True)
+@compiled
 def descend(  # type: ignore[no-untyped-def]
     choice, tried, begin, errors, limit, price, passes, full, mass,
     lane, seconds, count, repeats, backward, home, set_of, first
@@ -62,7 +63,7 @@ def descend(  # type: ignore[no-untyped-def]
             return
 
 
-@njit(cache=True)
+@compiled
 def summed(choice, errors):  # type: ignore[no-untyped-def]
     """The sum of a choice's errors."""
     spent = 0.0
@@ -71,7 +72,7 @@ def summed(choice, errors):  # type: ignore[no-untyped-def]
     return spent
 
 
-@njit(cache=True)
+@compiled
 def _best(  # type: ignore[no-untyped-def]
     old, tried, errors, spent, limit, price, slack, end, state, ahead, mass,
     lane, seconds, count, repeats, home, after, best_state, nothing
@@ -102,7 +103,7 @@ def _best(  # type: ignore[no-untyped-def]
     return best, best_end
 
 
-@njit(cache=True)
+@compiled
 def soften(  # type: ignore[no-untyped-def]
     choice, tried, begin, errors, limit, heat, full,
     lane, seconds, count, repeats, backward, home, set_of, first
@@ -155,7 +156,7 @@ def soften(  # type: ignore[no-untyped-def]
         end = best_end
 
 
-@njit(cache=True)
+@compiled
 def soft_most(paths, heat):  # type: ignore[no-untyped-def]
     """The soft maximum: ``heat`` times the logarithm of the sum of exponentials."""
     most, total = paths.max(), 0.0
@@ -166,7 +167,7 @@ def soft_most(paths, heat):  # type: ignore[no-untyped-def]
     return most + heat * np.log(total)
 
 
-@njit(cache=True)
+@compiled
 def candidates(flow, slack, weight, set_of, first):  # type: ignore[no-untyped-def]
     """Options of choices with a time below the bound of a flow plus ``slack``: (options, where tensors begin)."""
     room = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from numba import njit
+from espresso_mpi.files.compiled import compiled
 
 from ..model.dispatch import served
 
 
-@njit(cache=True)
+@compiled
 def try_all(choice, candidates, errors, limit, tries, backward, home, total, lane, seconds, count, repeats, by_tensor):  # type: ignore[no-untyped-def]
     """Exchange one option, and where that no longer helps two, until nothing helps or ``tries`` are used up; returns F.
 

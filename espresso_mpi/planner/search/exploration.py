@@ -8,12 +8,14 @@ the most promising, and of them those that no other one dominates are the states
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from espresso_mpi.files.compiled import compiled
+
+from ..model.dominance import nowhere_above
 from ..model.timeline import follow
 
 
-@njit(cache=True)
+@compiled
 def explore(  # type: ignore[no-untyped-def]
     width, target, errors, limit_of_errors, lane, seconds, count, repeats, backward, home, set_of, first,
     masses, rests, flows, weight
@@ -52,7 +54,7 @@ def explore(  # type: ignore[no-untyped-def]
     return max(states[0, virtual], states[0, home]), choice, left_out
 
 
-@njit(cache=True)
+@compiled
 def _longest(first):  # type: ignore[no-untyped-def]
     """Options of the longest candidate set."""
     most = 0
@@ -61,7 +63,7 @@ def _longest(first):  # type: ignore[no-untyped-def]
     return most
 
 
-@njit(cache=True)
+@compiled
 def _to_come(errors, set_of, first):  # type: ignore[no-untyped-def]
     """Errors that the tensors from each one on make at least, (tensors + 1,)."""
     still = np.zeros(set_of.size + 1)
@@ -70,7 +72,7 @@ def _to_come(errors, set_of, first):  # type: ignore[no-untyped-def]
     return still
 
 
-@njit(cache=True)
+@compiled
 def _lifts(tensor, a, b, backward, home, masses, rests, flows, weight, above):  # type: ignore[no-untyped-def]
     """By how much each option from ``a`` to ``b`` lifts the bound of each cut, into ``above``."""
     for cut in range(masses.shape[0]):
@@ -83,7 +85,7 @@ def _lifts(tensor, a, b, backward, home, masses, rests, flows, weight, above):  
                     above[cut, option - a] += part * weight[edge, option]
 
 
-@njit(cache=True)
+@compiled
 def _grown(  # type: ignore[no-untyped-def]
     tensor, a, b, above, states, target, errors, still, limit_of_errors, lane, seconds, count, repeats, backward, home,
     masses, rests, children, value, born, by, heap
@@ -125,7 +127,7 @@ def _grown(  # type: ignore[no-untyped-def]
     return filled, limit
 
 
-@njit(cache=True)
+@compiled
 def _bounds(tensor, state, masses, rests, bases):  # type: ignore[no-untyped-def]
     """What every completion of a state takes at least, by each cut, into ``bases``."""
     for cut in range(bases.size):
@@ -134,7 +136,7 @@ def _bounds(tensor, state, masses, rests, bases):  # type: ignore[no-untyped-def
             bases[cut] += masses[cut, tensor, node] * state[node]
 
 
-@njit(cache=True)
+@compiled
 def _advanced(child, tensor, lane, seconds, count, repeats, backward, home, masses, rests, nothing):  # type: ignore[no-untyped-def]
     """Let a tensor travel by an option, in place; returns what every completion takes at least."""
     cuts, layers, nodes = masses.shape
@@ -158,7 +160,7 @@ def _advanced(child, tensor, lane, seconds, count, repeats, backward, home, mass
     return hope
 
 
-@njit(cache=True)
+@compiled
 def _noted(where, filled, limit, heap, value):  # type: ignore[no-untyped-def]
     """Count in a child at a place of the pool; a full pool is a heap, the worst on top, and lowers the limit."""
     pool = heap.size
@@ -172,7 +174,7 @@ def _noted(where, filled, limit, heap, value):  # type: ignore[no-untyped-def]
     return filled + 1, limit
 
 
-@njit(cache=True)
+@compiled
 def _settle(heap, value, size):  # type: ignore[no-untyped-def]
     """Let the top of a heap of places, the one with the largest value on top, sink."""
     place = 0
@@ -188,24 +190,18 @@ def _settle(heap, value, size):  # type: ignore[no-untyped-def]
         place = child
 
 
-@njit(cache=True)
+@compiled
 def _kept(filled, children, value, born, by, states, parents, taken):  # type: ignore[no-untyped-def]
     """The best of the pool that no better one dominates become the states.
 
     Returns:
         how many, and the least bound of what there was no room for, else inf.
     """
-    width, entries = states.shape
-    size = 0
+    width, size = states.shape[0], 0
     for where in np.argsort(value[:filled]):
         dominated = False
         for other in range(size):
-            worse = False
-            for entry in range(entries):
-                if states[other, entry] > children[where, entry]:
-                    worse = True
-                    break
-            if not worse:
+            if nowhere_above(states, other, children, where):
                 dominated = True
                 break
         if dominated:

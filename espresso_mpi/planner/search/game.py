@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 from .networks import Network
 
@@ -13,7 +14,7 @@ KEPT = 8
 """Options of a tensor that a mixture is made of, at most."""
 
 
-@njit(cache=True)
+@compiled
 def _ahead(mean, heads, tails, opened, final, adds, set_of, backward, heat, found):  # type: ignore[no-untyped-def]
     """Softly longest paths from every node to the end, into ``found`` (tensors + 1, nodes)."""
     nodes = final.size
@@ -34,7 +35,7 @@ def _ahead(mean, heads, tails, opened, final, adds, set_of, backward, heat, foun
                 found[tensor, node] = most[node] + heat * np.log(total[node]) + adds[node] * backward[tensor]
 
 
-@njit(cache=True)
+@compiled
 def _flow(mean, heads, tails, opened, start, adds, set_of, backward, heat, ahead, mass, flow):  # type: ignore[no-untyped-def]
     """The unit flow of the soft longest paths: ``mass`` (tensors + 1, nodes), ``flow`` (tensors, edges).
 
@@ -64,7 +65,7 @@ def _flow(mean, heads, tails, opened, start, adds, set_of, backward, heat, ahead
                 mass[tensor + 1, tails[edge]] += flow[tensor, edge]
 
 
-@njit(cache=True)
+@compiled
 def _answer(flow, mass, weight, start, final, adds, set_of, first, backward, best, rest):  # type: ignore[no-untyped-def]
     """The bound of a flow: ``rest`` (tensors + 1,) from each tensor on; ``best`` (tensors,): its cheapest options."""
     tensors, room = set_of.size, 0
@@ -96,7 +97,7 @@ def _answer(flow, mass, weight, start, final, adds, set_of, first, backward, bes
     return total
 
 
-@njit(cache=True)
+@compiled
 def _admit(best, options, parts):  # type: ignore[no-untyped-def]
     """Let the cheapest options take part in the mixtures, if need be in the place of that with the least part."""
     for tensor in range(best.size):
@@ -109,7 +110,7 @@ def _admit(best, options, parts):  # type: ignore[no-untyped-def]
                 options[tensor, least] = best[tensor]
 
 
-@njit(cache=True)
+@compiled
 def _slope(edges, path, change, step, heat):  # type: ignore[no-untyped-def]
     """How fast the soft maximum of paths grows along a change."""
     most = -np.inf
@@ -123,7 +124,7 @@ def _slope(edges, path, change, step, heat):  # type: ignore[no-untyped-def]
     return slope / total
 
 
-@njit(cache=True)
+@compiled
 def _sweep(mean, options, parts, heads, tails, weight, opened, start, adds, set_of, backward, heat, ahead):  # type: ignore[no-untyped-def]
     """Improve the mixtures tensor by tensor: move parts from the dearest option to the cheapest, by the best step.
 
@@ -167,7 +168,7 @@ def _sweep(mean, options, parts, heads, tails, weight, opened, start, adds, set_
         behind[:] = after
 
 
-@njit(cache=True)
+@compiled
 def _extremes(options, parts, weight, edges_of, path, use, count, heat):  # type: ignore[no-untyped-def]
     """Places of a mixture's cheapest option, and of the dearest that has a part; -1 where none is cheaper."""
     top = path[:count].max()
@@ -190,7 +191,7 @@ def _extremes(options, parts, weight, edges_of, path, use, count, heat):  # type
     return cheap, dear
 
 
-@njit(cache=True)
+@compiled
 def _step(count, path, change, limit, heat):  # type: ignore[no-untyped-def]
     """How far paths go along a change, at most to the limit, until their soft maximum rises."""
     if not _slope(count, path, change, limit, heat) > 0.0:
@@ -205,7 +206,7 @@ def _step(count, path, change, limit, heat):  # type: ignore[no-untyped-def]
     return low
 
 
-@njit(cache=True)
+@compiled
 def _mix(options, parts, weight, opened, mean):  # type: ignore[no-untyped-def]
     """The weights of a mixture into ``mean``."""
     for edge in range(opened.size):
@@ -217,7 +218,7 @@ def _mix(options, parts, weight, opened, mean):  # type: ignore[no-untyped-def]
             mean[edge] = value
 
 
-@njit(cache=True)
+@compiled
 def _played(  # type: ignore[no-untyped-def]
     mean, options, parts, heats, sweeps, heads, tails, weight, opened, start, final, adds, set_of, first, backward
 ):  # fmt: skip

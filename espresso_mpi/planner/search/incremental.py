@@ -1,9 +1,9 @@
-"""Steps of which one tensor after the other is changed: what Algorithms 1 and 2 ask of a timeline.
+"""F of steps of which one tensor after the other is changed: what Algorithms 1 and 2 ask of a timeline.
 
-In the order ``backprop`` a step is a max-plus system: what is before a tensor counts by when the lanes are free, and
-what comes after by how long the step goes on after each lane is free (``behind``). So a candidate costs the tensor's
-own operations, not those of the whole step. In the other orders every candidate is a timeline of its own; what the
-order ``schedule`` does about that stands in ``confirmed``.
+In the order ``backprop`` a step is a max-plus system. What is before a tensor counts by when the lanes are free. What
+comes after counts by how long the step goes on after each lane is free (``behind``). A candidate thus costs the
+tensor's own operations, not those of the whole step. In the other orders every candidate is a timeline of its own;
+``confirmed`` has what the order ``schedule`` does about that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 from ..model.timeline import Interval, Lanes, Timeline, follow
 
@@ -163,7 +164,7 @@ class Backprop:
         return _before_bubble(self.used, self.waited, self.networks)
 
 
-@njit(cache=True)
+@compiled
 def follow_back(behind, home, backward, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """Lead one tensor back through the lanes: ``follow``, and the part of the backward pass before it, read backwards.
 
@@ -187,7 +188,7 @@ def follow_back(behind, home, backward, lane, seconds, count, repeats):  # type:
     behind[home] = max(behind[home], ready) + backward
 
 
-@njit(cache=True)
+@compiled
 def _refresh(choice, first, last, free, there, behind, used, waited, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """Work out what is before the tensors after ``first`` and behind those up to ``last``, as far as it changes.
 
@@ -225,7 +226,7 @@ def _refresh(choice, first, last, free, there, behind, used, waited, backward, h
             break
 
 
-@njit(cache=True)
+@compiled
 def replaced(target, source):  # type: ignore[no-untyped-def]
     """Copy an array over another, and say whether that changed it. (Quicker to compile than expressions of arrays.)"""
     changed = False
@@ -235,7 +236,7 @@ def replaced(target, source):  # type: ignore[no-untyped-def]
     return changed
 
 
-@njit(cache=True)
+@compiled
 def _candidates(tensor, options, times, free, there, behind, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """F with each option for one tensor: what is before it, its own operations, what is behind it."""
     nothing, after = np.empty((0, 0)), behind[tensor + 1]
@@ -251,7 +252,7 @@ def _candidates(tensor, options, times, free, there, behind, backward, home, lan
         times[place] = end
 
 
-@njit(cache=True)
+@compiled
 def _by_number(group, choice, moved, times, free, there, behind, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """See ``Step.by_number``; ``choice``: with the whole group as it is at the start.
 
@@ -283,7 +284,7 @@ def _by_number(group, choice, moved, times, free, there, behind, backward, home,
             times[place] = _at_end(end, state, after[place])
 
 
-@njit(cache=True)
+@compiled
 def _at_end(end, state, behind):  # type: ignore[no-untyped-def]
     """F from when the tensors so far are there, when the lanes are free, and how long the step goes on after that."""
     for place in range(state.size):
@@ -291,7 +292,7 @@ def _at_end(end, state, behind):  # type: ignore[no-untyped-def]
     return end
 
 
-@njit(cache=True)
+@compiled
 def _before_bubble(used, waited, networks):  # type: ignore[no-untyped-def]
     """The tensors that use a network, and whose visits to networks all are before a bubble there."""
     tensors = used.shape[0]

@@ -1,8 +1,8 @@
-"""Which neighbours share a buffer, in the order ``schedule``: joins and cuts are guessed before they are searched.
+"""Which neighbours share a buffer, in the order ``schedule``: joins and cuts are estimated before they are searched.
 
-A join or a cut concerns one or two buffers. What it is worth is guessed from the schedule that is known: all other
-buffers keep their options and keys, and the new ones try those options that cost least by the prices of the relaxation,
-and those of the buffers that they come from.
+A join or a cut concerns one or two buffers. Its worth is estimated from the known schedule: all other buffers keep
+their options and keys. The new ones try the options that cost least by the prices of the relaxation, and those of the
+buffers that they come from.
 """
 
 from __future__ import annotations

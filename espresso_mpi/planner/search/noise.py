@@ -1,13 +1,13 @@
-"""What measurements leave uncertain, and which compression is not worth it for that.
+"""What measurements leave uncertain, and which compression is not worth it for that reason.
 
-Every curve of a profile may be wrong by a factor: by what its repetitions spread, and by what the fit leaves. A factor
-is common to all operations that are priced by the curve, so what two plans have in common cancels. It is carried
-through the timeline, so what nobody waits for does not count. The *noise* of a gain is the root of the sum over curves
-of the squares of how much the gain changes when the curve is scaled, up or down, whichever is more; for whole plans the
-backward pass, scaled by the spread of the measured steps, is one more term.
+Every curve of a profile may be wrong by a factor, which follows from the spread of its repetitions and from the errors
+of its fit. The factor is common to all operations that the curve prices, so what two plans have in common cancels. It
+is carried through the timeline, so hidden time does not count. Scale a curve up or down by its factor, and take the
+larger change of the gain. The *noise* of a gain is the root of the sum of the squares of these changes over all curves.
+For whole plans the backward pass, scaled by the spread of the measured steps, is one more term.
 
 The rule: compression stays only where its gain exceeds its noise. Tensors that fail it by themselves are made dense
-together if together they fail it as well, else the half of them that gain least is tried; until no tensor fails.
+together if together they fail it as well. Else the half of them that gains least is tried, until no tensor fails.
 """
 
 from __future__ import annotations

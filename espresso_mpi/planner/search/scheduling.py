@@ -1,16 +1,16 @@
 """Schedules: which operation a lane does when, for plans that an executor can keep.
 
-A schedule names for every lane the operations that it does one after the other. Executed as it stands, each operation
-begins when the one before it on its lane and the one before it of its tensor have ended; so the time of a step is the
-longest path through its operations, and none of them falls when another takes longer.
+A schedule names for every lane the operations that it does one after the other. Each operation begins when the one
+before it on its lane and the one before it of its tensor have ended. So the time of a step is the longest path through
+its operations, and no operation ends earlier when another takes longer.
 
-Schedules of a choice are found by list scheduling: every lane, whenever it is free, takes of what is ready the
-operation with the least key. The keys begin with three rules (by tensor; the backward pass first; the longest remaining
-way first). Then the schedule is *justified* (Wiest 1964; Li and Willis 1992): from its end, everything is pushed as
-late as it can be, then as early as it can be by that order, which never forgets what the other direction has found.
+List scheduling finds the schedules of a choice: whenever a lane is free, it takes the ready operation with the least
+key. The keys begin with three rules: by tensor; the backward pass first; the longest remaining path first. Then the
+schedule is *justified* (Wiest 1964; Li and Willis 1992): all operations are moved as late as possible, then as early as
+possible, each time in the order that the other direction has found.
 
-Choices are improved by exchanging one option at a time, with the keys as they are and then justified, from what the
-linear relaxation suggests (``relaxation``) and from other choices; then by annealing, and once more from there.
+Choices are improved by exchanging one option at a time: with the keys as they are, then justified. They start from what
+the linear relaxation suggests (``relaxation``) and from other choices. Annealing follows, and exchanges once more.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 
+from espresso_mpi.files.compiled import compiled
 from espresso_mpi.types import Route
 
 from ..model.candidates import CandidateSet
@@ -42,7 +42,7 @@ def swapped(timeline: Timeline, choice: np.ndarray, tensors: np.ndarray, options
     return found
 
 
-@njit(cache=True)
+@compiled
 def _backprop_swaps(choice, tensors, options, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     size, nothing = choice.size, np.empty((0, 0))
     before, done = np.zeros((size + 1, 2 * total)), np.zeros(size + 1)
@@ -78,7 +78,7 @@ def _backprop_swaps(choice, tensors, options, backward, home, total, lane, secon
     return found
 
 
-@njit(cache=True)
+@compiled
 def _event_swaps(choice, tensors, options, by_tensor, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     trial, found = choice.copy(), np.empty(tensors.size)
     for swap in range(tensors.size):
@@ -89,7 +89,7 @@ def _event_swaps(choice, tensors, options, by_tensor, backward, home, total, lan
     return found
 
 
-@njit(cache=True)
+@compiled
 def _scheduled_swaps(choice, tensors, options, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     trial, found = choice.copy(), np.empty(tensors.size)
     _, key, _ = scheduled(trial, backward, home, total, lane, seconds, count, repeats, rounds)

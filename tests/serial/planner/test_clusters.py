@@ -15,7 +15,16 @@ from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.problem import evaluated
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.workloads.clusters import _METHODS, OPS, TESTBEDS, Cluster, DeviceMemory, Link, Speed, _work
+from espresso_mpi.planner.workloads.clusters import (
+    _METHODS,
+    OPS,
+    TESTBEDS,
+    Cluster,
+    DeviceMemory,
+    Link,
+    Speed,
+    _traffic,
+)
 from espresso_mpi.planner.workloads.models import MODELS, model_workload
 from espresso_mpi.types import DeviceKind, Level, Plan, Route, Strategy
 
@@ -73,7 +82,7 @@ def test_bytes_are_those_of_the_messages(hosts, ranks):
             for alone in (False, True) if level == "inter" else (False,):
                 if {"flat": hosts * ranks, "intra": ranks, "inter": hosts}[level] == 1:
                     continue
-                work = _work(op, hosts, ranks, level, alone)
+                work = _traffic(op, hosts, ranks, level, alone)
                 found = (work.link, work.card)
                 assert found == pytest.approx(busiest(op, hosts, ranks, level, alone)), (op, level, alone)
 
@@ -83,7 +92,7 @@ def test_start_ups_of_a_ring_are_its_steps(hosts, ranks):
     """Nobody waits longer than for all steps; between nodes are as many as a round can have but one."""
     for op in OPS:
         rounds, size = (2 if op == "allreduce" else 1), hosts * ranks
-        work = _work(op, hosts, ranks, "flat", False)
+        work = _traffic(op, hosts, ranks, "flat", False)
         assert work.near + work.far == rounds * (size - 1)
         assert work.far == (size - ranks if op in ("alltoall", "gather") else rounds * (hosts - 1))
 

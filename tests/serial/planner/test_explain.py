@@ -39,7 +39,7 @@ PLAN = Plan(
 
 def said(explanation):
     """All of it as one text, spaces counting once."""
-    cells = [cell for table in explanation.tables for row in (table.header, *table.options) for cell in row]
+    cells = [cell for table in explanation.tables for row in (table.header, *table.rows) for cell in row]
     return " ".join(" ".join([*explanation.words, *cells]).split())
 
 
