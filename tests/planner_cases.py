@@ -30,12 +30,12 @@ def random_profile(rng, nodes=4, ranks=4, compressors=(COMPRESSOR,), **more):
     moves = {key: random_line(rng, 2e-5, rates[key[1]]) for key in keys if not key[2] or key[1] == "inter"}
     speeds = {"gpu": (3e-5, 3e9), "cpu": (1e-5, 4e8)}
     codecs = {
-        (spec, device, way): random_line(rng, *speeds[device])
+        (spec, device, direction): random_line(rng, *speeds[device])
         for spec in compressors
         for device in speeds
-        for way in ("encode", "decode")
+        for direction in ("encode", "decode")
     }
-    copies = {way: random_line(rng, 1e-5, 1e10) for way in ("to_host", "to_gpu")}
+    copies = {direction: random_line(rng, 1e-5, 1e10) for direction in ("to_host", "to_gpu")}
     return Profile(nodes, ranks, codecs, moves, copies, Curve.line(0, 0), **more)
 
 

@@ -35,7 +35,9 @@ TensorSizes = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Sizes of float32 arrays to use instead of ResNet-101's gradients."),
 ]
-Repeats = Annotated[int, typer.Option(min=1, metavar="N", help="Most timed repetitions of each method and size.")]
+Repeats = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Largest number of timed repetitions of each method and size.")
+]
 Seconds = Annotated[
     float | None,
     typer.Option(

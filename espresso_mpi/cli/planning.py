@@ -81,14 +81,14 @@ def plan(
         str | None, typer.Option(metavar="LANES", help="What shares a lane: separate, one-network, host or serial.")
     ] = None,
     error_budget: Annotated[
-        float | None, typer.Option(min=0.0, metavar="E", help="Most compression error of all tensors together.")
+        float | None, typer.Option(min=0.0, metavar="E", help="Largest compression error of all tensors together.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="cpu|gpu", help="Where the tensors of a shipped model are; default: gpu.")
     ] = None,
     backward: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Measured time from a shipped model's first gradient to its last."),
+        typer.Option(metavar="SECONDS", help="Measured time from the first gradient of a shipped model to its last."),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the step as PNG or SVG, or for Perfetto as JSON.")

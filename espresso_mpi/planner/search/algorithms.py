@@ -63,13 +63,9 @@ class Chosen:
 
 
 def published(
-    workload: Workload,
-    profile: Profile,
-    compressor: str,
-    *,
-    lanes: Lanes | str = "one-network",
+    workload: Workload, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network",
     order: Order = "schedule",
-) -> tuple[Problem, Chosen]:
+) -> tuple[Problem, Chosen]:  # fmt: skip
     """What both algorithms choose for a step, and the problem that the choice's options are of.
 
     Tensors in host memory have nothing to offload: Algorithm 1 alone then chooses, with compression on the CPU.
@@ -77,15 +73,8 @@ def published(
     Raises:
         ConfigError: the profile lacks what is needed.
     """
-    problem = Problem.of(
-        workload,
-        profile,
-        [compressor],
-        routes=reachable(workload.device == "gpu"),
-        lanes=lanes,
-        order=order,
-        prune=False,
-    )
+    routes = reachable(workload.device == "gpu")
+    problem = Problem.of(workload, profile, [compressor], routes=routes, lanes=lanes, order=order, prune=False)
     first = algorithm1(problem)
     if workload.device != "gpu":
         return problem, first

@@ -29,8 +29,8 @@ def strategies(plan, workload):
     return [plan.strategy(tensor.name) for tensor in workload.tensors]
 
 
-def alone(way, tensor, profile, device="gpu"):
-    return sum(one.seconds for one in operations(way, tensor.size, profile, device))
+def alone(strategy, tensor, profile, device="gpu"):
+    return sum(one.seconds for one in operations(strategy, tensor.size, profile, device))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -50,9 +50,9 @@ def quickest_named(workload, profile, spec, device):
     method, found = compressors.get(spec), {}
     for name in (name for name in ROUTES if name.startswith(shapes)):
         if name.endswith("-linear") if method.common else method.linear or not name.endswith("-linear"):
-            way = Strategy(spec, Route.parse(name).on(device))
-            problem, choice = evaluated(Plan(default=way), workload, profile)
-            found[way] = problem.seconds(choice)
+            strategy = Strategy(spec, Route.parse(name).on(device))
+            problem, choice = evaluated(Plan(default=strategy), workload, profile)
+            found[strategy] = problem.seconds(choice)
     return found
 
 
@@ -63,28 +63,32 @@ def test_everything_travels_by_the_named_route_that_is_quickest_on_this_cluster(
         rng = np.random.default_rng(seed)
         workload, profile = random_workload(rng, 6), random_profile(rng, *shape, compressors=(spec, "fp16"))
         for by, name, device in (("fp16", "fp16", "gpu"), *((spec, f"everything-{d}", d) for d in ("cpu", "gpu"))):
-            (way,) = set(strategies(baseline(name, workload, profile, spec), workload))
+            (strategy,) = set(strategies(baseline(name, workload, profile, spec), workload))
             seconds = quickest_named(workload, profile, by, device)
-            assert seconds[way] == min(seconds.values())
+            assert seconds[strategy] == min(seconds.values())
 
 
 def test_fp16_is_no_slower_than_its_linear_route_on_a_described_cluster():
     """Where the payload is carried on through the node, every rank decodes 64 payloads of each tensor."""
     workload, profile = model_workload("resnet101"), TESTBEDS["nvlink-100g"].profile()
-    (way,) = set(strategies(baseline("fp16", workload, profile, "fp16"), workload))
+    (strategy,) = set(strategies(baseline("fp16", workload, profile, "fp16"), workload))
     seconds = quickest_named(workload, profile, "fp16", "gpu")
-    assert seconds[way] == min(seconds.values())
-    assert 2 * seconds[way] < seconds[Strategy("fp16", Route.parse("hierarchical-alltoall-packed").on("gpu"))]
+    assert seconds[strategy] == min(seconds.values())
+    assert 2 * seconds[strategy] < seconds[Strategy("fp16", Route.parse("hierarchical-alltoall-packed").on("gpu"))]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_myopic_takes_what_is_quickest_alone(shape):
     workload, profile = case(3, shape)
-    ways = [
+    every = [
         Strategy(COMPRESSOR if route.compressed else "none", route) for d in ("gpu", "cpu") for route in routes((d,))
     ]
-    for tensor, way in zip(workload.tensors, strategies(baseline("myopic", workload, profile, COMPRESSOR), workload)):
-        assert alone(way, tensor, profile) == pytest.approx(min(alone(w, tensor, profile) for w in ways), rel=1e-12)
+    for tensor, strategy in zip(
+        workload.tensors, strategies(baseline("myopic", workload, profile, COMPRESSOR), workload)
+    ):
+        assert alone(strategy, tensor, profile) == pytest.approx(
+            min(alone(w, tensor, profile) for w in every), rel=1e-12
+        )
 
 
 def test_hipress_compresses_where_that_alone_is_quicker():
@@ -95,18 +99,18 @@ def test_hipress_compresses_where_that_alone_is_quicker():
         workload = replace(workload, tensors=(small, *workload.tensors))
         dense, packed = Strategy("none", "hierarchical"), Strategy(COMPRESSOR, "hierarchical-alltoall")
         packed = Strategy(COMPRESSOR, packed.route.on("gpu"))
-        for tensor, way in zip(
+        for tensor, strategy in zip(
             workload.tensors, strategies(baseline("hipress", workload, profile, COMPRESSOR), workload)
         ):
-            assert way == (packed if alone(packed, tensor, profile) < alone(dense, tensor, profile) else dense)
-            seen.add(way)
+            assert strategy == (packed if alone(packed, tensor, profile) < alone(dense, tensor, profile) else dense)
+            seen.add(strategy)
     assert len(seen) == 2
 
 
 def test_hitopkcomm_gathers_payloads_between_nodes():
     workload, profile = case(4)
-    (way,) = set(strategies(baseline("hitopkcomm", workload, profile, COMPRESSOR), workload))
-    assert str(way.route) == "reduce_scatter@intra/encode@gpu/allgather@inter/decode@gpu/allgather@intra"
+    (strategy,) = set(strategies(baseline("hitopkcomm", workload, profile, COMPRESSOR), workload))
+    assert str(strategy.route) == "reduce_scatter@intra/encode@gpu/allgather@inter/decode@gpu/allgather@intra"
 
 
 def test_byteps_compresses_on_the_cpu_what_is_large_enough():

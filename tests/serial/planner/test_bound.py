@@ -58,7 +58,7 @@ def test_branching_lifts_a_bound_but_not_above_the_optimum() -> None:
 
 
 def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
-    """Against the definition: every option of the whole menu has one in the pruned menu with no higher matrix."""
+    """Against the definition: every option of the whole set has one in the pruned set with no higher matrix."""
     for segment_bytes in (0, 20_000):
         workload, profile = small_workload(2, 1), small_profile(segment_bytes=segment_bytes)
         slim, whole = (
@@ -99,7 +99,7 @@ def test_relaxation_is_the_program_of_all_inequalities_and_options() -> None:
     rng, differ = np.random.default_rng(16), []
     for number in range(40):
         problem = random_case(rng, int(rng.integers(1, 6)), 4, order="schedule")
-        if number % 2:  # tensors with one menu
+        if number % 2:  # tensors with one candidate set
             problem = problem.with_sets(problem.workload, {0: problem.candidates_of(0)}, [0] * problem.tensors)
         value = relaxation.relaxed(problem).value
         assert value <= enumerated(problem)[0]
@@ -174,8 +174,8 @@ def test_fusion_bound_is_below_every_fusion(order: Order, segment_bytes: int) ->
     ]
     for seed in range(3):
         workload, best = small_workload(3, seed), np.inf
-        for way in contiguous(3):
-            buffers = fused(workload, [tuple(f"t{i}" for i in group) for group in way])
+        for groups in contiguous(3):
+            buffers = fused(workload, [tuple(f"t{i}" for i in group) for group in groups])
             problem = Problem.of(buffers, profile, ["int8"], routes=routes, lanes=HOST, order=order)
             quick = [problem.quickest(problem.method < 0), problem.quickest(problem.method >= -1)]
             rng = np.random.default_rng(seed)

@@ -60,8 +60,8 @@ def test_the_whole_plan_in_words(part):
 
 
 def test_the_whole_plan_in_tables():
-    ways, rivals, buffers = explain(PLAN).tables
-    assert [row[:3] for row in ways.rows] == [("2", "1", "none"), ("1", "0", "onebit")]
+    used, rivals, buffers = explain(PLAN).tables
+    assert [row[:3] for row in used.rows] == [("2", "1", "none"), ("1", "0", "onebit")]
     assert rivals.rows == (("myopic onebit", "330.0", "+10.0%"), ("fp32", "450.0", "+50.0%"))
     assert buffers.rows[0] == (
         "conv.weight", "onebit: flat-alltoall @gpu", "100.0", "37.5", "62.5", "onebit: flat-allgather @cpu", "2", "30"
@@ -141,8 +141,8 @@ def test_a_tensor_that_there_is_not():
 
 def test_every_route_is_a_sentence_of_its_own():
     every = [Strategy("fp16" if route.compressed else "none", route) for route in routes(("cpu",), linear=True)]
-    assert len({sentence(way) for way in every}) == len(every)
-    assert len({short(way) for way in every}) == len(every)
+    assert len({sentence(strategy) for strategy in every}) == len(every)
+    assert len({short(strategy) for strategy in every}) == len(every)
 
 
 @pytest.mark.parametrize(

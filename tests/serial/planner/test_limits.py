@@ -36,8 +36,8 @@ def test_the_largest_tensors_on_the_largest_cluster_are_priced_exactly(method):
     """Against Python's own whole numbers, which have no end."""
     profile, compressor = LARGEST.profile(), method and get(method)
     shape = Shape(LARGEST.hosts, LARGEST.gpus_per_host, "gpu")
-    ways = [route for route in routes(("cpu", "gpu"))[::7] if route.compressed is (method is not None)]
-    slots = list(dict.fromkeys(slot for route in ways for slot in walk(route, shape)))
+    every = [route for route in routes(("cpu", "gpu"))[::7] if route.compressed is (method is not None)]
+    slots = list(dict.fromkeys(slot for route in every for slot in walk(route, shape)))
     prices = [Prices(profile, n, compressor, 8) for n in (1, MOST_ELEMENTS - 1, MOST_ELEMENTS)]
     assert price_table(prices, slots).tolist() == [[price.seconds(slot) for slot in slots] for price in prices]
 

@@ -61,8 +61,8 @@ def test_a_swap_with_the_same_keys_is_a_schedule_of_the_swapped_choice():
     times = swapped(problem.timeline, choice, tensors, rows)
     for tensor, row, time in zip(tensors, rows, times):
         alone = swap(choice, tensor, row)
-        menus = {i: problem.candidates_of(i).only(_place(problem, i, r)) for i, r in enumerate(alone)}
-        only = problem.with_sets(problem.workload, menus, list(menus))
+        sets = {i: problem.candidates_of(i).only(_place(problem, i, r)) for i, r in enumerate(alone)}
+        only = problem.with_sets(problem.workload, sets, list(sets))
         assert relaxed(only).value <= time * (1 + 1e-12)
         assert time <= 1.5 * problem.timeline.seconds(alone)
         assert row != choice[tensor] or time == problem.timeline.seconds(choice)
@@ -104,12 +104,12 @@ def test_completed_menus_hold_more_and_the_same_choice():
     assert [problem.strategy(row) for row in choice] == [whole.strategy(row) for row in same]
     assert problem.seconds(choice) == whole.seconds(same)
     for i in range(whole.tensors):
-        menu = [whole.strategy(row) for row in whole.options(i)]
-        assert len(set(menu)) == len(menu)
-        assert {strategy.compressor for strategy in menu} == {"none", "topk", "fp16", "onebit"}
+        candidates = [whole.strategy(row) for row in whole.options(i)]
+        assert len(set(candidates)) == len(candidates)
+        assert {strategy.compressor for strategy in candidates} == {"none", "topk", "fp16", "onebit"}
         alone = replace(workload, tensors=workload.tensors[i : i + 1])
         fp16 = Problem.of(alone, profile, ["fp16"], routes=problem.routes)
-        assert {fp16.strategy(row) for row in fp16.options(0)} <= set(menu)
+        assert {fp16.strategy(row) for row in fp16.options(0)} <= set(candidates)
 
 
 # --- what is foretold -------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def two_nodes(dense, packed=8.9e-3, measured_as=None, **more):
         for level, alone in (("flat", False), ("inter", False), ("inter", True))
     }
     moves |= {("allreduce", "flat", False): dense, ("allgather", "flat", False): constant(packed)}
-    codecs = {("onebit", "cpu", way): constant(2.5e-5) for way in ("encode", "decode")}
+    codecs = {("onebit", "cpu", direction): constant(2.5e-5) for direction in ("encode", "decode")}
     codecs["onebit", "cpu", "decode"] = constant(3.75e-5)  # two payloads are decoded
     return Profile(2, 1, codecs, moves, {}, Curve.line(0, 0), **more)
 
@@ -246,7 +246,7 @@ ONE = Workload((WorkloadTensor("w", 1000, 1e-3),))
 """One tensor, which compression brings home in 9 ms instead of 10."""
 
 
-def ways(made):
+def compressors_of(made):
     return [strategy.compressor for strategy in made.strategies.values()]
 
 
@@ -255,7 +255,7 @@ def ways(made):
 )
 def test_compression_must_gain_more_than_the_noise(residual, expected):
     made = plan(ONE, two_nodes(constant(1e-2, residual)), ["onebit"])
-    assert ways(made) == [expected]
+    assert compressors_of(made) == [expected]
     forecast = made.forecast
     assert forecast.dense == pytest.approx(1.1e-2)
     assert forecast.seconds == pytest.approx(1.0e-2 if expected == "onebit" else 1.1e-2)
@@ -265,20 +265,20 @@ def test_compression_must_gain_more_than_the_noise(residual, expected):
 
 @pytest.mark.parametrize(("noise", "expected"), [(0.0, "onebit"), (0.05, "onebit"), (0.2, "none")])
 def test_noise_can_be_given(noise, expected):
-    assert ways(plan(ONE, two_nodes(constant(1e-2, 0.3)), ["onebit"], noise=noise)) == [expected]
+    assert compressors_of(plan(ONE, two_nodes(constant(1e-2, 0.3)), ["onebit"], noise=noise)) == [expected]
 
 
 def test_what_two_plans_have_in_common_is_not_noise():
     """A check that may be wrong by half takes far longer than what compression gains, in both plans alike."""
     profile = replace(two_nodes(constant(1e-2)), check=constant(0.5, 0.5))
-    assert ways(plan(ONE, profile, ["onebit"])) == ["onebit"]
+    assert compressors_of(plan(ONE, profile, ["onebit"])) == ["onebit"]
 
 
 def test_what_nobody_waits_for_is_not_noise():
     """A dense tensor that may take twice as long is still hidden; that gains nothing, so nothing is compressed."""
     workload = Workload((WorkloadTensor("w", 1000, 1e-3), WorkloadTensor("last", 10, 1.0)))
     made = plan(workload, two_nodes(constant(1e-2, 0.5), packed=1e-2), ["onebit"], fusion=False)
-    assert ways(made) == ["none", "none"]
+    assert compressors_of(made) == ["none", "none"]
 
 
 def test_one_of_two_that_stand_in_for_each_other_stays_compressed():
@@ -301,7 +301,7 @@ def test_the_spread_of_the_steps_is_carried_through_the_timeline(spread, expecte
     tensors = (WorkloadTensor("w", 1000, 0.0), WorkloadTensor("last", 1, 9.8e-3))
     line = Curve((0.0, 4.0, 4000.0), (0.0, 0.0, 1e-2))
     made = plan(Workload(tensors, spread=spread), two_nodes(line), ["onebit"], fusion=False)
-    assert ways(made) == [expected, "none"]
+    assert compressors_of(made) == [expected, "none"]
     assert made.forecast.seconds == pytest.approx(9.8e-3 if expected == "onebit" else 1e-2, rel=1e-3)
 
 
@@ -331,7 +331,7 @@ def test_dense_when_all_gains_together_are_below_the_noise():
     """Many tensors share a curve: it is wrong for all of them at once."""
     workload = Workload(tuple(WorkloadTensor(f"t{i}", 1000, 1e-3) for i in range(6)))
     made = plan(workload, two_nodes(constant(1e-2, 0.2)), ["onebit"], fusion=False)
-    assert set(ways(made)) == {"none"}
+    assert set(compressors_of(made)) == {"none"}
 
 
 # --- whole plans ------------------------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def test_without_compressors_a_plan_is_dense():
     rng = np.random.default_rng(15)
     profile, workload = random_profile(rng), random_workload(rng, 6)
     made = plan(workload, profile, [])
-    assert set(ways(made)) == {"none"}
+    assert set(compressors_of(made)) == {"none"}
     assert made.forecast.seconds == made.forecast.dense
     plain = evaluated(baseline("fp32", workload, profile, COMPRESSOR), workload, profile, lanes=made.forecast.lanes,
                       order=made.forecast.order)  # fmt: skip
@@ -414,7 +414,7 @@ def test_devices_and_sums_are_kept_to():
     profile, workload = random_profile(rng, compressors=SEVERAL), random_workload(rng, 5)
     slow = {key: scaled(curve, 30) for key, curve in profile.moves.items()}
     made = plan(workload, replace(profile, moves=slow), SEVERAL, devices=("cpu",), linear=False, noise=0.0)
-    assert set(ways(made)) != {"none"}
+    assert set(compressors_of(made)) != {"none"}
     assert not any("gpu" in str(s.route) or s.route.sums_payloads for s in made.strategies.values())
 
 

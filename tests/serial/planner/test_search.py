@@ -35,7 +35,7 @@ def test_small_cases_are_solved(order: Order) -> None:
         found = search(problem)
         assert found.bound <= least <= found.seconds + 1e-12
         assert found.seconds == problem.seconds(found.choice)
-        assert all(row in problem.options(tensor) for tensor, row in enumerate(found.choice))
+        assert all(option in problem.options(tensor) for tensor, option in enumerate(found.choice))
         if order == "backprop":
             assert found.bound >= least * (1 - 1e-8)
         above.append(found.seconds / least - 1 if least else 0.0)
@@ -159,9 +159,9 @@ def test_fusion_finds_the_best_of_few_tensors(order: Order) -> None:
         workload = small_workload(4, seed)
         found = search_fused(workload, profile, ["int8"], lanes=HOST, order=order)[2]
         best = min(
-            search(Problem.of(fused(workload, [tuple(f"t{i}" for i in g) for g in way]), profile, ["int8"], lanes=HOST,
-                              order=order), effort="quick").seconds
-            for way in contiguous(4)
+            search(Problem.of(fused(workload, [tuple(f"t{i}" for i in g) for g in groups]), profile, ["int8"],
+                              lanes=HOST, order=order), effort="quick").seconds
+            for groups in contiguous(4)
         )  # fmt: skip
         ratios.append(found.seconds / best)
     assert max(ratios) <= 1.05

@@ -120,8 +120,8 @@ def test_nothing_gets_quicker_when_something_takes_longer():
         rng = np.random.default_rng(seed)
         timeline, choice = random_case(seed, "backprop")
         before, slower = timeline.seconds(choice), timeline.options.seconds.copy()
-        row = rng.choice(choice)
-        slower[row, rng.integers(slower.shape[1])] += rng.exponential(1.0)
+        option = rng.choice(choice)
+        slower[option, rng.integers(slower.shape[1])] += rng.exponential(1.0)
         assert replace(timeline, options=replace(timeline.options, seconds=slower)).seconds(choice) >= before
         backward = timeline.backward.copy()
         backward[rng.integers(backward.size)] += rng.exponential(1.0)
@@ -134,17 +134,17 @@ def test_matrices_lead_where_the_kernel_leads():
         timeline, _ = random_case(seed, "backprop")
         options, lanes = timeline.options, timeline.lanes
         found = matrices(options, lanes)
-        for row in range(options.count.size):
+        for option in range(options.count.size):
             state = rng.exponential(3.0, 2 * lanes.count)
-            expected = (state[:, None] + found[row]).max(axis=0)
+            expected = (state[:, None] + found[option]).max(axis=0)
             after = state.copy()
-            there = follow(after, after[lanes.backward], options.lane[row], options.seconds[row], options.count[row],
-                           options.repeats[row], np.empty((0, 0)))  # fmt: skip
+            there = follow(after, after[lanes.backward], options.lane[option], options.seconds[option],
+                           options.count[option], options.repeats[option], np.empty((0, 0)))  # fmt: skip
             assert [*after, there] == pytest.approx(expected, rel=1e-12)
 
 
 def test_what_is_dominated_is_never_missed():
-    """The best of all combinations of a menu is the best of those of its undominated options."""
+    """The best of all combinations of a candidate set is the best of those of its undominated options."""
     for seed in range(40):
         rng = np.random.default_rng(seed)
         lanes = list(LANES.values())[seed % 3]
