@@ -36,8 +36,8 @@ def small_workload(tensors: int, seed: int) -> Workload:
 
 def contiguous(tensors: int) -> list[tuple[tuple[int, ...], ...]]:
     """All ways to cut some tensors into neighbours."""
-    cuts = []
+    found = []
     for cuts in itertools.product((False, True), repeat=tensors - 1):
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), tensors]
-        cuts.append(tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges)))
-    return cuts
+        found.append(tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges)))
+    return found
