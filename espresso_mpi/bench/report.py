@@ -157,9 +157,9 @@ class _Content(Struct):
 
 
 def _load(path: Path) -> Result:
-    def read(document: Any) -> Result:
-        schema.convert(document, _Content, "not the result of a benchmark, as bench ... --json makes it")
-        return {**document, "path": path, "kind": _kind(document)}
+    def read(content: Any) -> Result:
+        schema.convert(content, _Content, "not the result of a benchmark, as bench ... --json makes it")
+        return {**content, "path": path, "kind": _kind(content)}
 
     return schema.load(path, read, RESULT_BYTES)
 

@@ -249,7 +249,7 @@ def _recorded(comm: Any, folder: Path, case: Case, trainer: _Trainer) -> Workloa
 def _of_rank_0(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
     """Rank 0's plans, on every rank. Collective."""
     found = on_rank_0(comm, lambda: [(name, to_json(plan)) for name, plan in make().items()])
-    return {name: from_json(document) for name, document in found}
+    return {name: from_json(content) for name, content in found}
 
 
 # --- what happens -----------------------------------------------------------------------------------------------------
