@@ -164,7 +164,7 @@ class SessionBase:
     def _refuse_while_recording(self, name: str) -> None:
         """The options of now, and what tensors are owed on the way, are those of the record, not of the session."""
         if self._recording:
-            raise ConfigError(f"{name}: steps are being recorded; call it before or after record_trace()")
+            raise ConfigError(f"{name}: steps are being recorded; call it before or after record_workload()")
 
     def _follow(self, options: Options, keeping: Keeping | None = None) -> None:
         """Let tensors travel by other options from now on."""

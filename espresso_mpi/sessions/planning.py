@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..planner.model.profile import Profile
 
 _RECORDED = 1024
-"""Steps of a recorded trace that are kept, the last ones."""
+"""Steps of a recorded workload that are kept, the last ones."""
 
 
 class Planning(SessionBase):
@@ -89,7 +89,7 @@ class Planning(SessionBase):
         return profile
 
     @contextmanager
-    def record_trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+    def record_workload(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Record when the gradients of training steps are there, and write it as a file for ``espresso-mpi plan``.
 
         Collective at both ends; rank 0 writes. The with-block holds at least four steps of the training loop, with the
@@ -104,7 +104,7 @@ class Planning(SessionBase):
 
         before, target, transport = self._options, Path(path), self._transport
         if before.tuning is not None:
-            raise ConfigError("record_trace: this session plans for itself; use one without plan='auto'")
+            raise ConfigError("record_workload: this session plans for itself; use one without plan='auto'")
 
         def begin() -> None:
             on_rank_0(transport, lambda: refuse_unwritable(target), ConfigError)
@@ -114,9 +114,9 @@ class Planning(SessionBase):
         def end() -> None:
             self._recording = False
             self._follow(before, evened(transport, self._engine.keeping))
-            autoplan.write_trace(transport, list(clock.steps), target)
+            autoplan.write_workload(transport, list(clock.steps), target)
 
-        self._together("record_trace", begin)
+        self._together("record_workload", begin)
         self._clock = clock = StepClock(keep=_RECORDED)
         try:
             yield
@@ -126,7 +126,7 @@ class Planning(SessionBase):
             raise
         clock.end_step()
         self._clock = None
-        self._together("record_trace", end)
+        self._together("record_workload", end)
 
     def _watch(self, call: Call, specs: tuple[TensorSpec, ...] | None) -> None:
         """A call is made: note when, and do what is to be done between two steps.
