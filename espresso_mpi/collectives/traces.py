@@ -1,4 +1,4 @@
-"""Brings the traces of all ranks together in one file, on one clock."""
+"""Gathers the traces of all ranks in one file, on one clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tracing import recording as records
 from ..tracing import trace_file
 from ..tracing.recording import Recorder, Span
 from ..tracing.trace_file import RankTrace
-from .messages.agreement import on_every_rank, told_by_first
+from .messages.agreement import first_failure, on_every_rank
 from .messages.clocks import Clock, Correction, Reading, read
 from .messages.transport import Transport
 
@@ -93,7 +93,7 @@ Collected = list[tuple[RankTrace, Correction]]
 def collect(
     transport: Transport, spans: list[Span], dropped: int, readings: tuple[Reading, Reading]
 ) -> Collected | None:
-    """Everyone's spans with times of rank 0's clock, and the corrections that took them there; None but on rank 0.
+    """The spans of all ranks in rank 0's clock, and the clock corrections; None except on rank 0.
 
     Collective. The spans travel as compressed JSON: a trace is of most use where the network is slow.
     """
@@ -105,21 +105,21 @@ def collect(
     texts = _gather(transport, zlib.compress(json.dumps(mine).encode(), 1))
     if texts is None:
         return None
-    documents = [json.loads(zlib.decompress(text)) for text in texts]
-    return [_corrected(transport, rank, documents) for rank in range(len(documents))]
+    records_of = [json.loads(zlib.decompress(text)) for text in texts]
+    return [_corrected(transport, rank, records_of) for rank in range(len(records_of))]
 
 
-def _corrected(transport: Transport, rank: int, documents: list[dict[str, Any]]) -> tuple[RankTrace, Correction]:
+def _corrected(transport: Transport, rank: int, records_of: list[dict[str, Any]]) -> tuple[RankTrace, Correction]:
     node = transport.topology.node_of[rank]
     asker = transport.topology.nodes[node][0]
-    before, after = (Reading(*values) for values in documents[asker]["readings"])
+    before, after = (Reading(*values) for values in records_of[asker]["readings"])
     correction = Correction(before, after)
-    spans = records.restore(documents[rank], correction)
-    return RankTrace(rank, node, transport.hosts[rank], spans, documents[rank]["dropped"]), correction
+    spans = records.restore(records_of[rank], correction)
+    return RankTrace(rank, node, transport.hosts[rank], spans, records_of[rank]["dropped"]), correction
 
 
 def _about(transport: Transport, ranks: Collected) -> dict[str, Any]:
-    """What the file says of the job: nodes, and how well their clocks are known."""
+    """Metadata of the file: the nodes, and the uncertainty of their clocks."""
     clocks = []
     for number, members in enumerate(transport.topology.nodes):
         correction = ranks[members[0]][1]
@@ -144,9 +144,9 @@ def _gather(transport: Transport, mine: bytes) -> list[bytes] | None:
 
 
 def _together(transport: Transport, moment: str, act: Callable[[], None]) -> None:
-    """Do something on every rank and raise what it raised, on any of them, on all of them."""
-    _, said = on_every_rank(transport, act, say=lambda _: {"trace": moment}, wording=told_by_first)
-    for rank, one in enumerate(said):
+    """Run a function on every rank; a failure on any of them is an error on all."""
+    _, moments = on_every_rank(transport, act, say=lambda _: {"trace": moment}, wording=first_failure)
+    for rank, one in enumerate(moments):
         if one != {"trace": moment}:
             raise MismatchError(
                 f"trace: {transport.describe(rank)} is in another call while a trace {moment} elsewhere; enter and "

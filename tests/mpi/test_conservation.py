@@ -254,7 +254,7 @@ class Conservation(RuleBasedStateMachine):
     def teardown(self):
         try:
             if not self.failed:
-                self.tell("pay")
+                self.tell("flush")
         finally:
             self.tell("close")
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Tensors that change, or are handed over again, while they are on their way: without MPI."""
+"""Tensors that change, or are passed again, while they are in flight: without MPI."""
 
 from __future__ import annotations
 
