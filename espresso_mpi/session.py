@@ -71,8 +71,8 @@ class Session(Planning, Checkpoints):
         compressor: spec of a compressor such as ``"topk:ratio=0.01"``, or ``"none"``.
         route: name or spec of a Route; default: chosen from the nodes and the compressor (docs/routes.md).
         plan: instead of compressor and route: a Plan with a strategy for every tensor, or the path of a plan file.
-            ``"auto"``: the session times the first steps, which are dense, measures the cluster for a few seconds, makes
-            a plan, and continues with it. See docs/planner.md.
+            ``"auto"``: the session times the first steps, which are dense, measures the cluster for a few seconds, and
+            makes a plan for the other steps. See docs/planner.md.
         compressors: with ``plan="auto"``: specs of the allowed compressors; default: those of ``Tuning``.
         tuning: with ``plan="auto"``: a ``Tuning``, which says how long to time and measure, and when to plan again.
         seed: seed of stochastic compressors; the same on every rank.

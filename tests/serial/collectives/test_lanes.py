@@ -134,7 +134,7 @@ TWO = Schedule(
 
 
 def begun_of(schedule, coming, all_here=False):
-    """Which operations begin, in order, when some buffers arrive, one per progress step; and whether anything is left."""
+    """Which operations begin, in order, when some buffers arrive, one a step; and whether anything is left."""
     found = []
     lanes = LaneRunner(schedule, pytest.fail, lambda lane, segment, at, now: found.append((segment.bucket, at)))
     for name in coming:
