@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .layout import Packed, Part
 
 Wish = list[list[tuple[int, Part]]]
-"""What a member wants to hold: copies of parts, each named by the member that has it and its place there."""
+"""What a member is to hold: copies of parts, each with the member that has it."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Transfer:
 
 
 def place(wish: Wish, divisor: float) -> Packed:
-    """The state that fulfils a wish: its copies one after the other in a new buffer."""
+    """The layout that fulfils a wish: its copies one after the other in a new buffer."""
     return Packed(tuple(tuple(part for _, part in copy) for copy in wish), divisor).placed()
 
 
 def transfers(target: int, wish: Wish) -> Iterator[Transfer]:
-    """The pieces of memory that fulfil a wish, merged where both ends are adjacent (so both ends agree on them)."""
+    """The transfers that fulfil a wish; those that are adjacent at both ends are merged."""
     last: Transfer | None = None
     offset = 0
     for source, part in (item for copy in wish for item in copy):

@@ -1,7 +1,7 @@
 """Allgather, dense or of payloads: every member sends all it has to every other.
 
-Dense, it joins the regions that a scatter left. Of payloads it joins pieces where a scatter of its level is open;
-otherwise each member contributed to the whole region and the copies multiply, to be summed by the decode.
+A dense allgather joins the regions that a scatter left. An allgather of payloads joins pieces if a scatter of its level
+is open. Otherwise every member contributes to the whole region: the copies multiply, and the decode sums them.
 Each member sends (p-1) times its contribution s. Cost (p-1)·α + (p-1)·s·β.
 """
 
@@ -46,7 +46,7 @@ class Allgather(CollectiveOp):
 
 
 def joined(states: Sequence[Layout]) -> Dense:
-    """The region that the members' regions make together."""
+    """The union of the members' regions."""
     regions = [s for s in states if isinstance(s, Dense) and s.size]
     return Dense(min(r.start for r in regions), max(r.stop for r in regions)) if regions else Dense(0, 0)
 
@@ -63,12 +63,12 @@ def _wish(context: CollectiveContext, states: Sequence[Layout]) -> Wish:
 
 
 def bind_joins(transport: Transport, move: Move, owned: Sequence[Sequence[Dense]]) -> Action:
-    """The function that brings each member's regions of an array to all, by shared memory where the group has it.
+    """The function that sends each member's regions of an array to all, by shared memory if the group has it.
 
     It yields once.
 
     Args:
-        owned: regions by the member that has them; equally many of each.
+        owned: the regions of each member; equally many of each.
     """
 
     def run(data: Data) -> Iterator[None]:
