@@ -63,10 +63,10 @@ define mpi_tests
 	@set -e; for n in $(RANKS); do \
 	  echo "== tests/mpi on $$n ranks ($(1))"; \
 	  $(1)/bin/espresso-mpi run -n $$n --timeout $(MPI_TIMEOUT) -- \
-	    python -m mpi4py -m pytest --with-mpi -q $(2) tests/mpi; \
+	    python -m mpi4py -m pytest --with-mpi -q --color=no $(2) tests/mpi; \
 	done
 	@echo "== tests/gpu_sim: GPU sessions in numba's simulator, on 2 ranks ($(1))"
-	@$(1)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- python -m mpi4py -m pytest --with-mpi -q $(2) tests/gpu_sim
+	@$(1)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- python -m mpi4py -m pytest --with-mpi -q --color=no $(2) tests/gpu_sim
 endef
 
 demo: $(VENV)/.demo ## train a small model with compressed gradients on an emulated cluster (3 minutes and the set-up)

@@ -85,8 +85,11 @@ def test_samples_tell_how_they_were_made(world, opened):
 def test_larger_data_takes_longer(world, opened):
     found = measure(opened(), ["fp16"], open_session=partial(Session, world), sizes=[1 << 10, 1 << 20], seconds=4)
     for curve in (found.move("allreduce", "flat"), found.codec("fp16", "cpu", "encode"), found.check):
-        least, most = curve.knots[0], curve.knots[-1]
-        assert curve(most) > curve(least)
+        least, most = curve.samples[0], curve.samples[-1]
+        if most.size > 64 * least.size:
+            assert curve(most.size) > curve(least.size)
+        else:  # where other work takes the processor, large sizes would take longer than allowed
+            assert found.environment["left_out"]
 
 
 @pytest.mark.parametrize(
@@ -96,17 +99,17 @@ def test_larger_data_takes_longer(world, opened):
         ({"sizes": []}, "elements of tensors"),
         ({"sizes": [0]}, "elements of tensors"),
         ({"devices": ["tpu"]}, "cpu, gpu"),
-        ({"read_specs": ["nosuch"]}, "nosuch"),
-        ({"read_specs": "onebit"}, "a sequence of specs"),
+        ({"compressors": ["nosuch"]}, "nosuch"),
+        ({"compressors": "onebit"}, "a sequence of specs"),
     ],
 )
 def test_what_is_wrong_on_one_rank_is_an_error_on_all(world, opened, given, text):
     transport = opened()
-    arguments = {"read_specs": ["fp16"], "sizes": [1000], "seconds": 1.0}
+    arguments = {"compressors": ["fp16"], "sizes": [1000], "seconds": 1.0}
     if world.rank == world.size - 1:
         arguments |= given
     with pytest.raises(ConfigError, match=text):
-        measure(transport, arguments.pop("read_specs"), open_session=partial(Session, world), **arguments)
+        measure(transport, arguments.pop("compressors"), open_session=partial(Session, world), **arguments)
 
 
 def test_ranks_that_ask_for_different_things_hear_of_it(world, opened):

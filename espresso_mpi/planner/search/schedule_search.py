@@ -16,7 +16,7 @@ ROUNDS_TO_BEGIN = 12
 PATIENCES: dict[str, Patience] = {
     "quick": Patience(20, 500_000, 16, 0, 0, 0, 50_000),
     "normal": Patience(60, 2_000_000, 96, 3, 6, 1_000_000, 50_000),
-    "thorough": Patience(1000, 100_000_000, 4000, 12, 100, 6_000_000, 4_000_000, True),
+    "thorough": Patience(1000, 100_000_000, 4000, 24, 100, 3_000_000, 2_000_000, True),
 }
 """How long choices are improved in the order ``schedule``."""
 

@@ -184,6 +184,9 @@ def improved(problem: Problem, choice: np.ndarray, rounds: int = 20) -> np.ndarr
 _WORTH = 1e-4
 """What a round of swaps must gain, relative, for another one to follow: a round takes as long as the runners-up."""
 
+_FAILURES = 12
+"""Swaps in a row that promise a shorter step and do not give it, after which a round ends: each takes a timeline."""
+
 
 def refined(
     problem: Problem, choice: np.ndarray, wanted: np.ndarray, errors: np.ndarray, rounds: int = 3
@@ -206,14 +209,15 @@ def refined(
         times = swapped(problem.timeline, choice, tensors, rows)
         places = best_of_each(tensors, times, problem.alone[rows], problem.tensors)
         places = places[places >= 0]
-        began = current
+        began, failed = current, 0
         for place in places[np.argsort(times[places], kind="stable")]:
-            if times[place] >= began * (1 - TIE):
+            if times[place] >= began * (1 - TIE) or failed == _FAILURES:
                 break
             trial = choice.copy()
             trial[tensors[place]] = rows[place]
+            failed += 1
             if (seconds := problem.seconds(trial)) < current * (1 - TIE):
-                choice, current = trial, seconds
+                choice, current, failed = trial, seconds, 0
         if current >= began * (1 - _WORTH):
             break
     return choice
