@@ -287,9 +287,16 @@ class Dispatcher:
         step = counts[bucket.name]
         counts[bucket.name] += 1
         if bucket.compressor is not None:
-            self._warn_of_dropped(sync_state.use(bucket.kept, bucket.sizes))
+            self._warn_of_dropped(sync_state.use(bucket.store_name, bucket.sizes))
         return Job(
-            bucket.name, sync_state.store, bucket.feedback, self.seed, step, sync_state.weights, self.tally, bucket.kept
+            bucket.name,
+            sync_state.store,
+            bucket.feedback,
+            self.seed,
+            step,
+            sync_state.weights,
+            self.tally,
+            bucket.store_name,
         )
 
     def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:

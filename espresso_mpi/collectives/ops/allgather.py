@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..data.layout import Dense, Layout, Packed
-from ..data.transfers import Wish, place
+from ..data.transfers import Sources, place
 from ..messages.transport import Transport
 from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bind_payload, payload_sent, register
 
@@ -27,18 +27,18 @@ class Allgather(CollectiveOp):
         if isinstance(states[0], Dense):
             return [joined(states)] * len(states)
         divisor = states[0].divisor * (1.0 if context.joins else context.topology.divisor(context.level))
-        return [place(_wish(context, states), divisor)] * len(states)
+        return [place(_sources(context, states), divisor)] * len(states)
 
     def bind(self, transport: Transport, move: Move) -> Action:
         if isinstance(move.before[0], Dense):
             return bind_joins(transport, move, [[r] for r in move.before if isinstance(r, Dense)])
-        return bind_payload(transport, move, [_wish(move.context, move.before)] * len(move.group))
+        return bind_payload(transport, move, [_sources(move.context, move.before)] * len(move.group))
 
     def sent(self, move: Move) -> int:
         mine = move.before[move.index]
         if isinstance(mine, Dense):
             return (len(move.group) - 1) * move.bytes_of(mine)
-        return payload_sent(move, [_wish(move.context, move.before)] * len(move.group))
+        return payload_sent(move, [_sources(move.context, move.before)] * len(move.group))
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -51,7 +51,7 @@ def joined(states: Sequence[Layout]) -> Dense:
     return Dense(min(r.start for r in regions), max(r.stop for r in regions)) if regions else Dense(0, 0)
 
 
-def _wish(context: CollectiveContext, states: Sequence[Layout]) -> Wish:
+def _sources(context: CollectiveContext, states: Sequence[Layout]) -> Sources:
     packed = [s for s in states if isinstance(s, Packed)]
     if not context.joins:
         return [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]

@@ -35,7 +35,7 @@ class ReduceScatter(CollectiveOp):
         if isinstance(region, Dense):
             return list(region.split(pieces, len(states)))
         divisor = region.divisor * context.topology.divisor(context.level)
-        return [Packed((parts,), divisor) for parts in _dealt(region, pieces, len(states))]
+        return [Packed((parts,), divisor) for parts in _split_parts(region, pieces, len(states))]
 
     def bind(self, transport: Transport, move: Move) -> Action:
         owned, element = self._owned(move)
@@ -65,7 +65,7 @@ class ReduceScatter(CollectiveOp):
         return list(np.array_split(np.sum(inputs, axis=0), len(inputs)))
 
 
-def _dealt(packed: Packed, pieces: int, count: int) -> list[Copy]:
+def _split_parts(packed: Packed, pieces: int, count: int) -> list[Copy]:
     """The parts of the only copy by member; members beyond the pieces get none."""
     (copy,) = packed.copies
     each = len(copy) // pieces
