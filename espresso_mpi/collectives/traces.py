@@ -31,8 +31,8 @@ def recording(
 ) -> Iterator[None]:
     """Record the with-block on all ranks; rank 0 writes the file at its end. Collective at both ends.
 
-    If the block is left by an exception the other ranks may never come to its end, so nothing is sent or written.
-    Other messages of ``transport`` must not be under way at either end.
+    If an exception leaves the block, the other ranks may never reach its end, so nothing is sent or written. No other
+    messages of ``transport`` may be in flight at either end.
 
     Args:
         path: of the file; rank 0's counts.
@@ -53,7 +53,7 @@ def recording(
 
 
 def begin(recorder: Recorder, transport: Transport, path: str | Path, clock: Clock = time.perf_counter) -> Reading:
-    """The first half of ``recording``: start on all ranks or on none; what it returns is for ``finish``."""
+    """The first half of ``recording``: start on all ranks or on none. The result is an argument of ``finish``."""
 
     def check() -> None:
         if recorder.tracing:
@@ -129,7 +129,7 @@ def _about(transport: Transport, ranks: Collected) -> dict[str, Any]:
 
 
 def _gather(transport: Transport, mine: bytes) -> list[bytes] | None:
-    """Everyone's bytes in rank order on rank 0, None elsewhere."""
+    """The bytes of all ranks, in rank order, on rank 0; None on the others."""
     size, body = np.array([len(mine)], np.int64), np.frombuffer(mine, np.uint8).copy()
     if transport.rank != 0:
         transport.exchange([(0, size)], [])
