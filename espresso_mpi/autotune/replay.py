@@ -1,4 +1,4 @@
-"""Replays a training step, with arrays of its own, between two steps of training: for trials and measurements."""
+"""Synchronising arrays like those of training between two of its steps: what trials and measurements do."""
 
 from __future__ import annotations
 
@@ -27,27 +27,23 @@ from ..types import DeviceKind, Plan, Strategy
 from .synthetic_load import Work
 
 _WARM_UP = 1
-"""Number of steps of a trial that are not timed."""
+"""Trial steps of a plan that are not timed."""
 
 _LEAST, _MOST = 3, 100
-"""Minimum and maximum number of timed steps of a trial."""
+"""Trial steps of a plan that are timed."""
 
 
 def trial(
     transport: Transport, options: Options, plan: Plan | None, trace: Trace, seconds: float, pushed: bool
 ) -> tuple[float, float]:
-    """Median seconds of the trace's step by a plan, on the slowest rank, and its uncertainty. Collective.
+    """Median seconds of a step like the trace's by a plan, on the slowest rank, and its uncertainty. Collective.
 
-    Gradients appear at the times of the trace. Until then, the processor computes, because it may be the one that
-    synchronises. The arrays have normally distributed values, and their state is dropped afterwards.
+    Gradients appear when the trace says so, and the processor is at work until then: it may be the same that
+    synchronises, and links rest meanwhile. The arrays are others, with normal values, and nothing of them is kept.
 
     Args:
-        transport: the session's transport.
-        options: the session's options.
-        plan: the plan to try; None: none.
-        trace: the recorded step.
-        seconds: no repetition starts after this time, except for the first few.
-        pushed: whether gradients are pushed when they appear; else all are synchronised at once at the end.
+        seconds: no further repetition is begun after this time, but for the first few.
+        pushed: gradients are pushed when they are there; else all are synchronised at once at the end.
     """
     with replay_session(transport, replace(options, plan=plan and _settled(plan))) as session:
         step = _ReplayedStep(session, trace, Work(transport, trace.device), transport.rank, pushed)
@@ -67,7 +63,7 @@ def trial(
 
 
 def _settled(plan: Plan) -> Plan:
-    """The plan with all parameter schedules at their end, without a check of tensors: bfloat16 is replaced."""
+    """The plan with all schedules at their end, for whatever tensors: bfloat16 has a stand-in."""
     strategies = {
         name: Strategy("none" if s.compressor == "none" else str(compressors.get(s.compressor).at(None)), s.route)
         for name, s in plan.strategies.items()
@@ -76,7 +72,7 @@ def _settled(plan: Plan) -> Plan:
 
 
 class _ReplayedStep:
-    """The step of a trace, with arrays of its own."""
+    """The step of a trace with arrays of its own."""
 
     def __init__(self, session: ReplaySession, trace: Trace, work: Work, rank: int, pushed: bool) -> None:
         self._session, self._work, self._pushed = session, work, pushed
@@ -96,7 +92,7 @@ class _ReplayedStep:
 
 
 def _array(tensor: TracedTensor, where: DeviceKind, rank: int) -> Any:
-    """An array like a tensor, on its device. bfloat16 is replaced by float16, which takes as long."""
+    """An array like a tensor, where it is. bfloat16 is stood in for by float16, which takes as long."""
     kind = np.float16 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype)
     values = np.random.default_rng([rank, tensor.size]).standard_normal(tensor.size, np.float32)
     array = device.empty(tensor.size, kind, where)
@@ -105,7 +101,7 @@ def _array(tensor: TracedTensor, where: DeviceKind, rank: int) -> Any:
 
 
 class ReplaySession:
-    """A second engine on the session's transport, for measurements between two steps."""
+    """A session's engine beside the session's own, on the same ranks: for what is measured between steps."""
 
     def __init__(self, transport: Transport, options: Options) -> None:
         self._transport, self._options = transport, options
@@ -119,9 +115,7 @@ class ReplaySession:
 
     def push(self, name: str, grad: Any) -> None:
         """As ``Session.push``."""
-        self._open.append(
-            self._engine.submit(self._pending_call(("push", name), grad, [(name, grad)]), background=True)
-        )
+        self._open.append(self._engine.submit(self._pending_call(("push", name), grad, [(name, grad)]), background=True))
 
     def wait_all(self) -> None:
         """As ``Session.wait_all``."""
@@ -154,7 +148,7 @@ def replay_session(transport: Transport, options: Options) -> Iterator[ReplaySes
 
 
 def opener(transport: Transport, options: Options) -> Callable[..., Any]:
-    """The function with which the profiler opens replay sessions."""
+    """What the profiler opens sessions with."""
 
     def opened(**changes: Any) -> Any:
         checked, problem = Options.checked(**changes)
