@@ -115,7 +115,9 @@ class ReplaySession:
 
     def push(self, name: str, grad: Any) -> None:
         """As ``Session.push``."""
-        self._open.append(self._engine.submit(self._pending_call(("push", name), grad, [(name, grad)]), background=True))
+        self._open.append(
+            self._engine.submit(self._pending_call(("push", name), grad, [(name, grad)]), background=True)
+        )
 
     def wait_all(self) -> None:
         """As ``Session.wait_all``."""
