@@ -521,7 +521,7 @@ def test_pending_residuals_after_a_recording_are_the_same_on_every_rank(world, o
     halves = [[rank for rank in range(SIZE) if rank % 2 == half] for half in (0, 1)]
     plan = Plan(default=Strategy("topk:ratio=0.01", "hierarchical-allgather"))
     session, n = open_session(plan=plan, nodes=halves), 200
-    path = world.bcast(str(tmp_path / "trace.json"))
+    path = world.bcast(str(tmp_path / "workload.json"))
     given, got = np.zeros(n), np.zeros(n)
 
     def step(value, dtype=np.float16):
@@ -532,7 +532,7 @@ def test_pending_residuals_after_a_recording_are_the_same_on_every_rank(world, o
 
     step(50000)  # nearly all of it stays a residual
     session.follow(Plan(default=Strategy("topk:ratio=0.02", "hierarchical-allgather")))  # whole, from now on
-    with session.record_trace(path):
+    with session.record_workload(path):
         for _ in range(5):
             step(60000 if world.rank == SIZE - 1 else 0)
     step(0)
@@ -554,7 +554,7 @@ def test_states_do_not_change_under_tensors_that_are_under_way(world, open_sessi
             session._engine.unfinished[0] = None  # as if a push were under way, for as long as it takes
         refused_alike(world, ConfigError, act)
         session._engine.unfinished.pop(0, None)
-    with session.record_trace(world.bcast(str(tmp_path / "trace.json"))):
+    with session.record_workload(world.bcast(str(tmp_path / "workload.json"))):
         for act in (
             lambda: session.save(path),
             acts[0],

@@ -40,7 +40,7 @@ class Request:
     devices: tuple[DeviceKind, ...]
 
     def usual(self, topology: Topology) -> list[Strategy]:
-        """The ways that sessions choose by themselves: dense, and of the first and the last method."""
+        """The strategies that sessions choose by themselves: dense, and of the first and the last method."""
         found = [Strategy("none", Route.parse(default_route(topology, compressed=False)))]
         methods = list(self.methods.items())
         for name, method in dict([*methods[:1], *methods[-1:]]).items():
