@@ -174,12 +174,14 @@ def collective_problems(n: int) -> Iterator[str]:
 def _rule_problems(n: int) -> Iterator[str]:
     """Maxima, sums of integers that leave their range, and blends."""
     rng = np.random.default_rng(n)
-    cases = [(reduction.Rule("max"), "float32", rng.standard_normal((5, n)).astype(np.float32))]
+    cases = [(reduction.ReduceOp("max"), "float32", rng.standard_normal((5, n)).astype(np.float32))]
     for dtype in ("int8", "int16", "int32"):
         limits = np.iinfo(dtype)
-        cases.append((reduction.Rule("sum"), dtype, rng.integers(limits.min, limits.max, (5, n), dtype, endpoint=True)))
+        cases.append(
+            (reduction.ReduceOp("sum"), dtype, rng.integers(limits.min, limits.max, (5, n), dtype, endpoint=True))
+        )
     halves = rng.uniform(-60000, 60000, (5, n)).astype(np.float16).view(np.uint16)
-    cases += [(reduction.Rule("sum", divisor), "float16", halves) for divisor in (1.0, 1.5)]
+    cases += [(reduction.ReduceOp("sum", divisor), "float16", halves) for divisor in (1.0, 1.5)]
     for rule, dtype, rows in cases:
         out, out_gpu = rows[2].copy(), cuda.to_device(rows[2])
         counts = [

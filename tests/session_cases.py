@@ -38,7 +38,7 @@ def held(world, session, n, nodes):
     total = np.zeros(n)
     route_is_flat = world.size == 1 or not any("intra" in str(r) for r in session_routes(session))
     count = world.size if route_is_flat else len(nodes)
-    for memory in world.allgather(session.state_dict()["memory"]):
+    for memory in world.allgather(session.state_dict()["arrays"]):
         for key, value in memory.items():
             point, region, what = key.rsplit("|", 3)[1:]
             if what != "residual":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.messages.agreement import Failure, floats, on_every_rank, on_rank_0, told_by_first
+from ..collectives.messages.agreement import Failure, first_failure, floats, on_every_rank, on_rank_0
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, PlanError
 from ..options import Options, Tuning, default_route
@@ -183,7 +183,7 @@ def _times(alike: Sequence[RecordedStep]) -> dict[str, Any]:
 
 
 def _no_plan(failures: Sequence[Failure | None]) -> str:
-    return f"no plan could be made: {told_by_first(failures)}"
+    return f"no plan could be made: {first_failure(failures)}"
 
 
 def _ready(step: RecordedStep) -> dict[str, float]:

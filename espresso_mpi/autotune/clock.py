@@ -12,7 +12,7 @@ import numpy as np
 
 from ..types import TensorSpec
 
-Call = tuple[str, str]
+CallKey = tuple[str, str]
 """What a call is known by: sync, or push and the tensor's name."""
 
 
@@ -44,7 +44,7 @@ class StepClock:
         self._clock = clock
         self.steps: deque[RecordedStep] = deque(maxlen=keep)
         self.count = 0
-        self._calls: list[tuple[Call, tuple[TensorSpec, ...], float]] = []
+        self._calls: list[tuple[CallKey, tuple[TensorSpec, ...], float]] = []
         self._names: set[str] = set()
         self._began: float | None = None
         self._waited = self._idle = 0.0
@@ -53,7 +53,7 @@ class StepClock:
         """Whether a call with these tensors begins another step."""
         return any(spec.name in self._names for spec in specs)
 
-    def repeats(self, call: Call) -> bool:
+    def repeats(self, call: CallKey) -> bool:
         """Whether a call, of tensors that are not known because it failed on this rank, would begin another step."""
         return any(known == call for known, _, _ in self._calls)
 
@@ -78,12 +78,12 @@ class StepClock:
             if self._began is not None:
                 self._began = self._clock() - since
 
-    def called(self, call: Call, specs: Sequence[TensorSpec]) -> None:
+    def called(self, call: CallKey, specs: Sequence[TensorSpec]) -> None:
         """A call came."""
         self._calls.append((call, tuple(specs), self._clock() - self._idle))
         self._names.update(spec.name for spec in specs)
 
-    def waited(self, since: float, failed: Call | None = None) -> None:
+    def waited(self, since: float, failed: CallKey | None = None) -> None:
         """A call was waited for since then; one that failed, which it does on all ranks, was no part of the step."""
         self._waited = self._clock()
         self._idle += self._waited - since

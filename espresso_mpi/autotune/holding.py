@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import EspressoError
 
 if TYPE_CHECKING:
-    from ..engine.calls import Unit
+    from ..engine.calls import PendingCall
     from ..engine.engine import Engine
 
 
@@ -24,9 +24,9 @@ class Held:
     def __init__(self, engine: Engine, active: Callable[[], bool]) -> None:
         self._engine, self._active = engine, active
         self._lock = threading.Lock()
-        self._units: deque[Unit] = deque()
+        self._units: deque[PendingCall] = deque()
 
-    def submit(self, unit: Unit) -> None:
+    def submit(self, unit: PendingCall) -> None:
         """Take a push in.
 
         Raises:

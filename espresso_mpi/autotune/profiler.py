@@ -62,7 +62,7 @@ def measure(
     repeating.begin()
     steps = Profile(
         len(transport.topology.nodes),
-        transport.topology.lanes,
+        transport.topology.local_size,
         moves=moves.curves(),
         codecs=codecs.codecs(),
         copies=codecs.copies(),
@@ -92,7 +92,7 @@ def _surroundings(
     here = {**every[0]["environment"], "left_out": list(left_out), "hosts": sorted(set(transport.hosts))}
     fingerprint = {
         "nodes": len(transport.topology.nodes),
-        "ranks_per_node": transport.topology.lanes,
+        "ranks_per_node": transport.topology.local_size,
         "mpi": f"{mpi['library']} {mpi['version']}",
         "espresso_mpi": environment.version("espresso-mpi"),
         "devices": list(request.devices),

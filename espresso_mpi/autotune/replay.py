@@ -15,13 +15,13 @@ from ..arrays import buffers, device
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
 from ..engine.batches import Batches, batch_of
-from ..engine.calls import Unit
-from ..engine.diagnostics import Call
+from ..engine.calls import PendingCall
+from ..engine.diagnostics import CallKey
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..options import Options
 from ..planner.model.workload import Workload, WorkloadTensor
-from ..state.memory import Keeping
+from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from ..types import DeviceKind, Plan, Strategy
 from .synthetic_load import SyntheticLoad
@@ -107,50 +107,48 @@ class ReplaySession:
 
     def __init__(self, transport: Transport, options: Options) -> None:
         self._transport, self._options = transport, options
-        self._engine = Engine(transport, options, Keeping(), Recorder())
+        self._engine = Engine(transport, options, SyncState(), Recorder())
         self._batches = Batches()
-        self._open: list[Unit] = []
+        self._open: list[PendingCall] = []
 
     def sync(self, grads: Any) -> Any:
         """As ``Session.sync``."""
-        return self._engine.wait(self._engine.submit(self._unit(("sync", ""), grads, buffers.flatten(grads))))
+        return self._engine.wait(self._engine.submit(self._pending_call(("sync", ""), grads, buffers.flatten(grads))))
 
     def push(self, name: str, grad: Any) -> None:
         """As ``Session.push``."""
-        self._open.append(self._engine.submit(self._unit(("push", name), grad, [(name, grad)]), background=True))
+        self._open.append(
+            self._engine.submit(self._pending_call(("push", name), grad, [(name, grad)]), background=True)
+        )
 
     def wait_all(self) -> None:
         """As ``Session.wait_all``."""
-        units, self._open = self._open, []
-        for unit in units:
-            self._engine.wait(unit)
+        calls, self._open = self._open, []
+        for call in calls:
+            self._engine.wait(call)
 
-    def _unit(self, call: Call, given: Any, flat: Iterable[tuple[str, Any]]) -> Unit:
+    def _pending_call(self, key: CallKey, given: Any, flat: Iterable[tuple[str, Any]]) -> PendingCall:
         gradients = [buffers.adopt(name, value) for name, value in flat]
         specs = tuple(gradient.spec for gradient in gradients)
-        options, topology, alone = self._options, self._transport.topology, call[0] == "sync"
-        batch = self._batches.find(call, specs, lambda new: batch_of(new, options, topology, alone))
+        options, topology, alone = self._options, self._transport.topology, key[0] == "sync"
+        batch = self._batches.find(key, specs, lambda new: batch_of(new, options, topology, alone))
         gpu = device.current_gpu() if any(spec.device == "gpu" for spec in specs) else None
-        return Unit(call, given, gradients, batch, title="a replay", gpu=gpu)
+        return PendingCall(key, given, gradients, batch, title="a replay", gpu=gpu)
 
-    def leave(self) -> None:
-        """The end of it, on this rank."""
-        self._engine.leave("the replay is over", tell=False)
+    def shutdown(self) -> None:
+        """Shut its engine down, on this rank."""
+        self._engine.shutdown("the replay is over", notify=False)
 
 
 @contextmanager
 def replay_session(transport: Transport, options: Options) -> Iterator[ReplaySession]:
-    """A session for a replay; afterwards the transport serves the engine of the user's session again."""
-    before, background = transport.waiter.interrupted, transport.waiter.background
-    calls, callers = transport.whereabouts.calls, transport.whereabouts.callers
+    """A replay session for the with-block. Its engine monitors only its own waits, see ``Waiter.monitored``."""
     session = ReplaySession(transport, options)
     try:
         yield session
     finally:
-        session.leave()
+        session.shutdown()
         transport.forget_kinds()
-        transport.waiter.interrupted, transport.waiter.background = before, background
-        transport.whereabouts.calls, transport.whereabouts.callers = calls, callers
 
 
 def opener(transport: Transport, options: Options) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ from ..collectives.executor import compressor_at
 from ..collectives.messages.topology import discover
 from ..collectives.messages.transport import MESSAGE_BYTES
 from ..collectives.ops.base import operations
-from ..collectives.program import DecodeStep, EncodeStep, MoveStep, ScheduleStep, compile_route
+from ..collectives.program import DecodeStep, EncodeStep, MoveStep, ProgramStep, compile_route
 from ..compressors import Compressor
 from ..types import SUMS, Route
 
@@ -122,7 +122,7 @@ def memory_traffic(
     return [sum(_step_traffic(step, compressor, feedback) for step in steps) for steps in compiled]
 
 
-def _step_traffic(step: ScheduleStep, compressor: Compressor | None, feedback: bool) -> int:
+def _step_traffic(step: ProgramStep, compressor: Compressor | None, feedback: bool) -> int:
     if isinstance(step, MoveStep):
         return _move_traffic(step)
     if isinstance(step, EncodeStep) and compressor is not None:
@@ -136,13 +136,13 @@ def _step_traffic(step: ScheduleStep, compressor: Compressor | None, feedback: b
 
 
 def _move_traffic(step: MoveStep) -> int:
-    move, node_of = step.move, step.move.scene.topology.node_of
+    move, node_of = step.move, step.move.context.topology.node_of
     if step.op not in SUMS:
         return 2 * operations()[step.op].sent(move)
     members = [r for r, state in zip(move.group, move.before) if _nbytes(state, move.dtype)]
     me = move.group[move.index]
     far = sum(node_of[rank] != node_of[me] for rank in members)
-    after = operations()[step.op].advance(move.scene, move.before)[move.index]
+    after = operations()[step.op].advance(move.context, move.before)[move.index]
     result = _nbytes(after, move.dtype)
     if step.op != "allreduce":
         return result * (len(members) + 1 + 2 * far)

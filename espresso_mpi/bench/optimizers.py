@@ -19,7 +19,7 @@ from espresso_mpi.compressors import read_specs
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
-from ..collectives.messages.agreement import on_every_rank, on_rank_0, told_by_first
+from ..collectives.messages.agreement import first_failure, on_every_rank, on_rank_0
 from ..files import output
 from . import optimizer_tables as tables
 from . import text
@@ -86,7 +86,7 @@ def _trained(
     comm: Any, settings: Settings, configs: Sequence[RunConfig], json: Path | None, plot: Path | None
 ) -> dict[str, Any]:
     """What the JSON file holds when all runs are done."""
-    corpus, _ = on_every_rank(comm, lambda: _corpus(settings), wording=told_by_first)
+    corpus, _ = on_every_rank(comm, lambda: _corpus(settings), wording=first_failure)
     before = on_rank_0(comm, lambda: _start(settings, corpus, comm.size, json, plot))
     report = _Report(before, json if comm.rank == 0 else None)
     todo = [config for config in configs if not any(same_run(config, row) for row in report.rows)]

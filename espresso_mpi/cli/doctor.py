@@ -141,8 +141,8 @@ def _gpu_messages(gpus: list[dict[str, Any]] | str) -> dict[str, Any]:
         return {"device_pointers": None, "why": str(error), "forced": True}
     if forced is not None:
         return {"device_pointers": forced, "why": f"forced by {transport.SWITCH}={int(forced)}", "forced": True}
-    verdict = probe.verdict(gpu=0)
-    return {"device_pointers": verdict.works, "why": f"the probe says: {verdict.why}", "forced": False}
+    result = probe.probe_gpu(gpu=0)
+    return {"device_pointers": result.works, "why": f"the probe says: {result.why}", "forced": False}
 
 
 def _mpirun() -> dict[str, str] | str:

@@ -1,10 +1,10 @@
 """Routes, compiled and run.
 
-``program`` compiles a route for one rank, ``executor`` runs it, each segment as a ``journey`` that a ``job`` describes;
-``residuals`` is the arithmetic of feedback, ``kept`` the keys of what it keeps; ``turns``, ``lanes`` and
-``route_operations`` say what goes on next. Below them: ``ops``, one file for each collective; ``messages``, what
-carries bytes between ranks; ``data``, what a tensor is between two steps, and how it is summed. ``ranges`` finds values
-that sums cannot hold, ``traces`` gathers the traces of all ranks.
+``program`` compiles a route for one rank, and ``executor`` runs it: each segment is a ``segment_run``, described by a
+``job``. ``residuals`` is the arithmetic of error feedback, ``store_keys`` names what it keeps. ``progress``, ``lanes``
+and ``route_operations`` decide which segment is resumed next. Below them: ``ops`` has one file for each collective,
+``messages`` transfers bytes between ranks, ``data`` describes and sums tensors between two steps. ``ranges`` finds
+values that sums cannot hold, ``traces`` gathers the traces of all ranks.
 
 May import: ``planner`` (costs, for the order of lanes), ``compressors`` and what is below them. It knows no session. To
 add a collective, see ``ops``.

@@ -1,4 +1,4 @@
-"""Runs a schedule: the steps of one tensor on this rank."""
+"""Runs a program: the steps of one tensor on this rank."""
 
 from __future__ import annotations
 
@@ -12,39 +12,42 @@ from ..compressors import Compressor
 from ..tracing.recording import Recorder
 from ..types import ITEMSIZE, DeviceKind, Route
 from .job import Job
-from .journey import ACTS, Journey, Log
 from .messages.transport import Transport
 from .ops.base import Data, idle, operations
-from .program import DecodeStep, EncodeStep, IdleStep, MoveStep, ScheduleStep, compile_route, segments
-from .turns import Turns, interleave
+from .program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, compile_route, segments
+from .progress import Progress, interleave
+from .segment_run import HANDLERS, SegmentLog, SegmentRun
 
 if TYPE_CHECKING:
     from .route_operations import RouteOperation
 
 
 def compressor_at(point: int, compressor: Compressor) -> Compressor:
-    """The method of the encode with this number along a route."""
+    """The compressor of the encode point with this number."""
     return compressor if point == 0 else compressor.second_pass()
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of a segment on its way: what it is, what it works on, and the turns that carry it out."""
+    """One step of a running segment: the step, the data that it works on, and the function that runs it."""
 
-    step: ScheduleStep
+    step: ProgramStep
     data: Data
-    turns: Callable[[], Turns]
+    progress: Callable[[], Progress]
 
 
 class Program:
-    """A route made ready for tensors of one size: every message size known, every function bound.
+    """A route compiled for tensors of one size: all message sizes are known, all functions are bound.
 
     Args:
-        route, compressor: the strategy; compressor None for dense routes.
-        n: elements; dtype: element type of the working array (float32 where the route encodes).
-        segment_bytes: about how many bytes between nodes a segment has; 0 keeps the tensor whole.
-        payload_bytes: those that segments are counted by; default: the compressor's. What is kept from step to step
-            is kept by segment, so a compressor whose payload changes with the step needs one number for all steps.
+        transport: used for all messages.
+        route: the route.
+        compressor: the compressor; None for dense routes.
+        n: number of elements.
+        dtype: element type of the working array (float32 if the route encodes).
+        segment_bytes: target size of a segment between nodes, in bytes; 0 keeps the tensor whole.
+        payload_bytes: the size from which the number of segments follows; default: the compressor's payload. State is
+            kept by segment, so a compressor whose payload changes with the step needs one size for all steps.
     """
 
     def __init__(
@@ -68,15 +71,15 @@ class Program:
         ]
         self._segments = [[(step, self._bound(step)) for step in steps] for steps in compiled]
 
-    def _bound(self, step: ScheduleStep) -> Callable[[Journey], Turns]:
-        """The function that does a step."""
+    def _bound(self, step: ProgramStep) -> Callable[[SegmentRun], Progress]:
+        """The function that runs a step."""
         if isinstance(step, IdleStep):
             return partial(idle, phases=operations()[step.op].phases)
         if isinstance(step, MoveStep):
             action = operations()[step.op].bind(self._transport, step.move)
             return lambda segment: segment.move(step, action)
         assert self._compressor is not None, "a route that encodes needs a compressor"
-        act, compressor = ACTS[type(step)], compressor_at(step.point, self._compressor)
+        act, compressor = HANDLERS[type(step)], compressor_at(step.point, self._compressor)
         return lambda segment: act(segment, step, compressor)
 
     @property
@@ -84,26 +87,26 @@ class Program:
         """Number of segments."""
         return len(self._segments)
 
-    def segment(self, number: int, x: Any, job: Job, recorder: Recorder) -> Turns:
-        """The turns of one segment of replacing flat ``x`` by its mean over the ranks."""
-        for turns in self.turns_of_operations(number, x, job, recorder):
-            yield from turns
+    def segment(self, number: int, x: Any, job: Job, recorder: Recorder) -> Progress:
+        """Replace one segment of flat ``x`` by its mean over the ranks, in progress steps."""
+        for progress in self.operation_progress(number, x, job, recorder):
+            yield from progress
 
-    def steps(self, number: int) -> list[ScheduleStep]:
+    def steps(self, number: int) -> list[ProgramStep]:
         """The steps of one segment."""
         return [step for step, _ in self._segments[number]]
 
     def stages(self, number: int, x: Any, job: Job, recorder: Recorder) -> Iterator[Stage]:
-        """The steps of one segment, each to be carried out before the next is asked for: ``segment`` in slow motion."""
+        """As ``segment``, but step by step, for measurements; run each step before you ask for the next."""
         workspace = self._transport.borrow()
-        segment = Journey(Data(x, self._dtype, workspace), job, Log(recorder, job, number, self._transport))
+        segment = SegmentRun(Data(x, self._dtype, workspace), job, SegmentLog(recorder, job, number, self._transport))
         for step, act in self._segments[number]:
             yield Stage(step, segment.data, partial(act, segment))
         segment.finish(self._regions[number])
         self._transport.give_back(workspace)
 
     def operations(self, home: DeviceKind) -> tuple[RouteOperation, ...]:
-        """The operations of each segment of a tensor on a device."""
+        """The operations of each segment of a tensor that is on the device ``home``."""
         from .route_operations import route_operations  # imports the planner, which only schedules need
 
         found = self._operations.get(home)
@@ -113,7 +116,7 @@ class Program:
             )
         return found
 
-    def turns_of_operations(
+    def operation_progress(
         self,
         number: int,
         x: Any,
@@ -121,15 +124,19 @@ class Program:
         recorder: Recorder,
         route: Sequence[RouteOperation] = (),
         kind: str | None = None,
-    ) -> Iterator[Turns]:
-        """The turns of each operation of a segment, to be taken to their end before the next is asked for.
+    ) -> Iterator[Progress]:
+        """The progress of each operation of a segment; finish one before you ask for the next.
 
         Args:
-            route: what counts as one operation, see ``operations``; none: every step.
-            kind: of scratch memory, see ``Transport.borrow``.
+            number: index of the segment.
+            x: the flat tensor.
+            job: names and seeds of this run.
+            recorder: gets the time of every step.
+            route: the operations, see ``operations``; empty: every step is one.
+            kind: kind of the scratch memory, see ``Transport.borrow``.
         """
         workspace, region = self._transport.borrow(kind), self._regions[number]
-        segment = Journey(Data(x, self._dtype, workspace), job, Log(recorder, job, number, self._transport))
+        segment = SegmentRun(Data(x, self._dtype, workspace), job, SegmentLog(recorder, job, number, self._transport))
         steps = self._segments[number]
         for operation, then in zip(route, (*route[1:], None)):
             if operation.copies:
@@ -142,7 +149,7 @@ class Program:
         self._transport.give_back(workspace, kind)
 
     def run(self, x: Any, job: Job, recorder: Recorder | None = None) -> None:
-        """Replace flat ``x`` by its mean over the ranks, all at once."""
+        """Replace flat ``x`` by its mean over the ranks; blocks until it is done."""
         recorder = recorder or Recorder()
         try:
             interleave(self.segment(number, x, job, recorder) for number in range(self.count))

@@ -1,14 +1,14 @@
-"""Carries out the schedule of a plan: every lane does one operation at a time, of what is ready the one planned first.
+"""Executes the schedule of a plan: every lane runs one operation at a time, the ready one that is planned first.
 
-All ranks must go on with the same operation at every moment, or one waits for a message that another has not come to
-send. Their clocks differ, so decisions are taken in *planned time*: an operation lasts as long as the schedule says. It
-is begun when its lane is free by that time; a collective is gone on with in equal parts of its time, and waited for
-when what comes after it begins. While its messages are under way, other lanes do what is planned for that time. The
-first messages of a collective between nodes are posted as soon as it is ready, and those before it have posted
-theirs: so the wire does its work in the order of the schedule, and is not idle where it is quicker than planned.
+All ranks must continue with the same operation at every moment, or one waits for a message that another does not send
+yet. Their clocks differ, so decisions use *planned time*, in which an operation takes as long as the schedule says. An
+operation starts when its lane is free in planned time. A collective is resumed at equal intervals, and waited for when
+the next operation of its segment starts. While its messages are in flight, other lanes run what is planned for that
+time. The first messages of a collective between nodes are posted as soon as it is ready and all earlier ones have
+posted theirs. The network thus works in the order of the schedule, and is not idle if it is faster than planned.
 
-Tensors that come as the schedule expects them are served exactly in its order: of what is ready, the operation that was
-planned to begin first is the one that began. What comes earlier or later, or not at all, blocks nothing.
+Tensors that arrive as the schedule expects are served exactly in its order. A tensor that arrives earlier or later, or
+not at all, blocks nothing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..timetable import CHECK, Schedule, Timetable
-from .turns import ENDED, Segment, Turns
+from .progress import DONE, Progress, Segment
 
 Key = tuple[float, float, float, int]
-"""What is served first: (minus the priority, planned begin, seconds, how many came before).
+"""Sort key of ready operations: (minus the priority, planned start, seconds, number of arrival).
 
-Of two that begin at the same moment on one lane the first takes no time."""
+Of two operations that start at the same moment on one lane, the first takes no time."""
 
 
 @dataclass
-class _Progress:
-    """A segment under way: the operation that it has come to, and where and when each is done."""
+class _ActiveSegment:
+    """An active segment: the index of its current operation, and the lane, start and length of each operation."""
 
     segment: Segment
     urgency: float
@@ -40,22 +40,21 @@ class _Progress:
     seconds: tuple[float, ...]
     at: int = 0
     posted: bool = False
-    turns: Turns = field(default_factory=lambda: iter(()))
+    progress: Progress = field(default_factory=lambda: iter(()))
 
     @property
     def moves(self) -> bool:
-        """Whether the operation that it has come to is a collective."""
+        """Whether its current operation is a collective."""
         return self.segment.operations[self.at].resource in ("intra", "inter")
 
 
-class OnLanes:
-    """The segments under way, and what is done next.
+class LaneRunner:
+    """The active segments, and the choice of what runs next.
 
     Args:
-        schedule: buckets that it does not know travel after those that it knows, as if their operations took no time.
-        warn: is told, once, if a bucket's operations are not those of the schedule; it then travels like one that the
-            schedule does not know.
-        begun: is told the lane, the segment, the place of its operation and the planned time whenever one begins.
+        schedule: the schedule. Unknown buckets are served after the known ones, as if their operations took no time.
+        warn: called once if the operations of a bucket differ from the schedule; it is then served as unknown.
+        begun: called with the lane, the segment, the index of its operation and the planned time at every start.
     """
 
     def __init__(
@@ -73,33 +72,33 @@ class OnLanes:
 
     def _empty(self) -> None:
         self.now = 0.0
-        self._under_way: dict[int, _Progress] = {}
-        self._held: list[_Progress] = []
-        self._ready: list[list[tuple[Key, _Progress]]] = [[] for _ in range(self._lanes.count)]
+        self._active: dict[int, _ActiveSegment] = {}
+        self._held: list[_ActiveSegment] = []
+        self._ready: list[list[tuple[Key, _ActiveSegment]]] = [[] for _ in range(self._lanes.count)]
         self._occupied = [False] * self._lanes.count
-        self._events: list[tuple[float, int, _Progress, bool]] = []
+        self._events: list[tuple[float, int, _ActiveSegment, bool]] = []
         self._arrived: set[str] = set()
         self._first_missing = self._posted = 0
-        self._postable: dict[int, _Progress] = {}
+        self._postable: dict[int, _ActiveSegment] = {}
 
     def clear(self) -> list[Any]:
-        """Forget everything; returns what was under way."""
-        found = list(self._under_way.values())
+        """Drop all segments; returns the active ones."""
+        found = list(self._active.values())
         self._empty()
         return found
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self._under_way)
+        """Whether there are active segments."""
+        return bool(self._active)
 
     @property
     def waiting(self) -> bool:
-        """Whether something waits to begin."""
+        """Whether an operation waits to start."""
         return bool(self._held or any(self._ready))
 
     def add(self, segment: Segment, priority: float) -> None:
-        """Take a segment in; the higher its priority, the sooner it is served."""
+        """Add a segment; those of a higher priority are served earlier."""
         if (
             segment.number == 0 and segment.bucket in self._arrived and self.knows(segment.bucket)
         ):  # the next step begins
@@ -109,34 +108,34 @@ class OnLanes:
         while self._first_missing < len(self._backward) and self._backward[self._first_missing][1] in self._arrived:
             self._first_missing += 1
         one = self._planned(segment, priority)
-        self._under_way[id(one)] = one
+        self._active[id(one)] = one
         self._held.append(one)
 
-    def _planned(self, segment: Segment, priority: float) -> _Progress:
+    def _planned(self, segment: Segment, priority: float) -> _ActiveSegment:
         table = self._schedule.buffers.get(segment.bucket)
         if table is not None:
             first = _checks(table)
             expected, found = table.operations[first:], tuple(operation.what for operation in segment.operations)
             if expected == found:
                 starts = table.starts[min(segment.number, len(table.starts) - 1)]
-                return _Progress(segment, -priority, table.lanes[first:], starts[first:], table.seconds[first:])
+                return _ActiveSegment(segment, -priority, table.lanes[first:], starts[first:], table.seconds[first:])
             if expected and segment.bucket not in self._warned:
                 self._warned.add(segment.bucket)
                 self._warn(f"{segment.bucket}: the plan's schedule has {expected} for it, here it is {found}")
         lanes = tuple(self._lanes.of(operation.resource) for operation in segment.operations)
-        return _Progress(segment, -priority, lanes, (math.inf,) * len(lanes), (0.0,) * len(lanes))
+        return _ActiveSegment(segment, -priority, lanes, (math.inf,) * len(lanes), (0.0,) * len(lanes))
 
     def knows(self, bucket: str) -> bool:
         """Whether a bucket is in the schedule."""
         return bucket in self._schedule.buffers
 
-    # --- turns --------------------------------------------------------------------------------------------------------
+    # --- progress steps -----------------------------------------------------------------------------------------------
 
-    def turn(self, all_here: bool) -> bool:
-        """Begin what can begin now, and go on to when something ends; False if nothing can be done.
+    def progress(self, all_here: bool) -> bool:
+        """Start all operations that can start, and advance to the next event; False if nothing can be done.
 
         Args:
-            all_here: nobody is about to bring more.
+            all_here: no more tensors are about to arrive.
         """
         came = self._admit()
         self._serve(all_here)
@@ -149,15 +148,15 @@ class OnLanes:
             if last:
                 ending.append(one)
             else:
-                next(one.turns, ENDED)
+                next(one.progress, DONE)
         self._end(ending)
         return True
 
     def _admit(self) -> bool:
-        """Segments wait for a lane once their bucket of the step before has ended: what is kept belongs to that.
+        """Queue segments whose bucket has finished its previous step; until then its state belongs to that step.
 
         Returns:
-            whether any is let in.
+            Whether any was queued.
         """
         held, self._held = self._held, []
         for one in held:
@@ -167,12 +166,14 @@ class OnLanes:
                 self._held.append(one)
         return len(self._held) < len(held)
 
-    def _wait(self, one: _Progress) -> None:
-        """A segment waits for the lane of its next operation, if it has any."""
+    def _wait(self, one: _ActiveSegment) -> None:
+        """Queue a segment for the lane of its next operation, if it has any."""
         if one.at == len(one.lanes):
-            for _ in itertools.chain(one.turns, one.segment.turns_of_operations):  # also what is done at its end
+            for _ in itertools.chain(
+                one.progress, one.segment.operation_progress
+            ):  # runs the code after the last operation as well
                 pass
-            del self._under_way[id(one)]
+            del self._active[id(one)]
             return
         key = (one.urgency, one.starts[one.at], one.seconds[one.at], next(self._order))
         heapq.heappush(self._ready[one.lanes[one.at]], (key, one))
@@ -182,43 +183,43 @@ class OnLanes:
             self._post_in_order()
 
     def _serve(self, all_here: bool) -> None:
-        """Lanes that are free begin; the network first, so that messages are under way while the processor works."""
+        """Start an operation on every free lane; the network first, so that messages overlap with computation."""
         for lane in reversed(range(self._lanes.count)):
             ready = self._ready[lane]
             if ready and not self._occupied[lane] and (all_here or self._may_begin(lane, ready[0][0][1])):
                 self._begin(lane, heapq.heappop(ready)[1])
 
     def _may_begin(self, lane: int, start: float) -> bool:
-        """Whether that part of the backward pass is over which is to be done before on the same lane."""
+        """Whether the part of the backward pass that precedes it on the same lane is over."""
         if lane != self._lanes.backward or math.isinf(start) or self._first_missing == len(self._backward):
             return True
         return start <= self._backward[self._first_missing][0]
 
-    def _begin(self, lane: int, one: _Progress) -> None:
-        """Compute, or post the first messages of a collective; and see when it is to be gone on with."""
+    def _begin(self, lane: int, one: _ActiveSegment) -> None:
+        """Compute, or post the first messages of a collective, and plan when to resume it."""
         operation, seconds, place = one.segment.operations[one.at], one.seconds[one.at], self._place(one)
         self._begun(lane, one.segment, one.at, self.now)
         self._occupied[lane] = True
         if not one.posted:
             self._post(one)
-        one.posted, parts = False, operation.turns - 1 if one.moves else 0
+        one.posted, parts = False, operation.progress_steps - 1 if one.moves else 0
         if not parts:
-            for _ in one.turns:
+            for _ in one.progress:
                 pass
-        if place is not None and place >= self._posted:  # those before it are not here, or come late
+        if place is not None and place >= self._posted:  # those before it are missing or late
             self._posted = place + 1
             self._post_in_order()
         for part in range(1, parts):
             self._later(self.now + seconds * part / parts, one, last=False)
         self._later(self.now + seconds, one, last=True)
 
-    def _later(self, when: float, one: _Progress, last: bool) -> None:
+    def _later(self, when: float, one: _ActiveSegment, last: bool) -> None:
         heapq.heappush(self._events, (when, next(self._order), one, last))
 
-    def _end(self, ending: list[_Progress]) -> None:
+    def _end(self, ending: list[_ActiveSegment]) -> None:
         """End operations that end at the same moment.
 
-        The messages of a collective are waited for where the segment's next operation begins, which may be later.
+        A collective is waited for when the next operation of its segment starts, which may be later.
         """
         for one in sorted(ending, key=lambda one: one.moves):  # what follows on computing may post messages first
             self._occupied[one.lanes[one.at]] = False
@@ -233,21 +234,21 @@ class OnLanes:
             self._post(self._postable.pop(self._posted))
             self._posted += 1
 
-    def _post(self, one: _Progress) -> None:
-        for _ in one.turns:
+    def _post(self, one: _ActiveSegment) -> None:
+        for _ in one.progress:
             pass
-        one.turns, one.posted = next(one.segment.turns_of_operations), True
-        next(one.turns, ENDED)
+        one.progress, one.posted = next(one.segment.operation_progress), True
+        next(one.progress, DONE)
 
-    def _place(self, one: _Progress) -> int | None:
-        """Where the operation that a segment has come to stands among the collectives between nodes."""
+    def _place(self, one: _ActiveSegment) -> int | None:
+        """The position of the current operation among all scheduled collectives between nodes."""
         if one.segment.operations[one.at].resource != "inter":
             return None
         return self._between.get((one.segment.bucket, one.segment.number, one.at))
 
 
 def _between_nodes(schedule: Schedule) -> dict[tuple[str, int, int], int]:
-    """(buffer, segment, operation) of the collectives on the lane between nodes, numbered as they are to begin."""
+    """(buffer, segment, operation) of the collectives on the lane between nodes, numbered by their planned starts."""
     found = []
     for name, table in schedule.buffers.items():
         skipped = _checks(table)
@@ -258,5 +259,5 @@ def _between_nodes(schedule: Schedule) -> dict[tuple[str, int, int], int]:
 
 
 def _checks(table: Timetable) -> int:
-    """How many operations of a timetable are done when the call comes in, before it is agreed on."""
+    """The number of operations that run when the call arrives, before it is negotiated."""
     return 1 if table.operations[:1] == (CHECK,) else 0

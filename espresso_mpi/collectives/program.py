@@ -1,4 +1,4 @@
-"""Turns a route into what one rank does: the same states, advanced for all ranks, on every rank alike."""
+"""Compiles a route to the program of one rank, by advancing the layouts of all ranks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Literal
 from ..compressors import Compressor
 from ..errors import ConfigError
 from ..types import ALIGN, CLOSING, SUMS, Collective, Decode, DeviceKind, Encode, Level, Route
-from .data.layout import Copy, Dense, Packed, Part, State, Topology
-from .data.reduction import Rule
-from .ops.base import Move, Scene, operations
+from .data.layout import Copy, Dense, Layout, Packed, Part, Topology
+from .data.reduction import ReduceOp
+from .ops.base import CollectiveContext, Move, operations
 
 
 @dataclass(frozen=True)
 class SummaryStep:
-    """Work out what the ranks must agree on before they encode a region: a summary of each part, side by side.
+    """Compute the summary of each part of a region, on which the ranks agree before they encode it.
 
-    ``who`` as for the encode that follows.
+    ``who``: as for the encode that follows.
     """
 
     device: DeviceKind
@@ -35,10 +35,10 @@ class EncodeStep:
     """Compress a dense region into parts. ``point`` numbers the encodes of a route: each has its own residual.
 
     Attributes:
-        agreed: a summary was agreed on.
-        ranks: how many payloads are averaged at the next decode.
-        who: the lowest rank that holds the same data. Ranks that encode the same must write the same bits, so what is
-            random is drawn for this rank.
+        agreed: whether a summary was agreed on.
+        ranks: number of payloads that the next decode averages.
+        who: the lowest rank that holds the same data. Random bits are drawn for this rank, so that ranks which encode
+            the same data write the same payload.
         weight: what one unit of this rank's residual adds to the final mean once it is decoded: 1 / (product of the
             divisors of the levels still to be averaged over) / (number of ranks that hold the same data). Over all
             ranks and points, ``Σ mean(g) = Σ results + Σ weight · residual``.
@@ -66,7 +66,7 @@ class DecodeStep:
 
 @dataclass(frozen=True)
 class UpdateStep:
-    """Let the method look at the payloads, now summed over the ranks, of what this rank has encoded."""
+    """Pass the payloads, summed over the ranks, of what this rank has encoded to the compressor."""
 
     packed: Packed
     point: int
@@ -83,23 +83,23 @@ class MoveStep:
 
 @dataclass(frozen=True)
 class IdleStep:
-    """A collective that this rank has no part in: it lets the same number of turns pass as those that have."""
+    """A collective without this rank; it takes as many progress steps as on the ranks that take part."""
 
     op: str
 
 
-ScheduleStep = SummaryStep | EncodeStep | UpdateStep | DecodeStep | MoveStep | IdleStep
+ProgramStep = SummaryStep | EncodeStep | UpdateStep | DecodeStep | MoveStep | IdleStep
 
 
 def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> list[Dense]:
-    """The pieces of a tensor that follow each other along the route, so that one's sums hide behind another's messages.
+    """The segments of a tensor; they overlap, so that one's sums hide behind another's messages.
 
-    Inside one node there is nothing to hide behind, so the tensor stays whole; so it does with 0 bytes.
+    A tensor stays whole on a single node, where there is no network to hide behind, and if ``segment_bytes`` is 0.
 
     Args:
         n: elements of the tensor.
-        nbytes: bytes that they are between nodes: the payload's, or of the tensor itself where it stays dense.
-        segment_bytes: about how many of these a segment should have.
+        nbytes: its bytes between nodes: those of the payload, or of the tensor if it stays dense.
+        segment_bytes: target size of a segment.
     """
     several = len(topology.nodes) > 1 and segment_bytes
     count = max(1, min(round(nbytes / segment_bytes), -(-n // ALIGN))) if several else 1
@@ -121,17 +121,17 @@ def check_payloads(route: Route, compressor: Compressor | None) -> None:
 
 
 def check_route(route: Route, topology: Topology, compressor: Compressor | None = None) -> None:
-    """Refuse a route that this topology cannot run, or this compressor cannot go along.
+    """Refuse a route that this topology or this compressor cannot run.
 
-    Between nodes only as many ranks of each take part as the smallest node has. What the others hold must have
-    been handed to those before, by a scatter inside the node.
+    Only ``Topology.local_size`` ranks per node take part between nodes. A scatter inside the node must pass the data of
+    the others to these ranks first.
 
     Raises:
         ConfigError: nodes have unequal numbers of ranks and the route crosses them with nothing scattered inside;
             the route sums payloads and the compressor is not linear.
     """
     check_payloads(route, compressor)
-    uneven = any(len(ranks) != topology.lanes for ranks in topology.nodes)
+    uneven = any(len(ranks) != topology.local_size for ranks in topology.nodes)
     scattered = False
     for step in route.steps:
         if isinstance(step, Collective) and step.level == "intra":
@@ -145,8 +145,8 @@ def check_route(route: Route, topology: Topology, compressor: Compressor | None 
 
 def compile_route(
     route: Route, topology: Topology, whole: Dense, dtype: str, rank: int, compressor: Compressor | None = None
-) -> tuple[ScheduleStep, ...]:
-    """What ``rank`` does so that the mean of a region travels along ``route``.
+) -> tuple[ProgramStep, ...]:
+    """The program by which ``rank`` averages a region along ``route``.
 
     Args:
         whole: the elements to average.
@@ -166,14 +166,14 @@ def compile_route(
 
 
 class _Compilation:
-    """What all ranks hold at a place along a route, and what one rank has done to get there."""
+    """The layouts of all ranks at a place along a route, and the program of one rank up to there."""
 
     def __init__(
         self, route: Route, topology: Topology, whole: Dense, dtype: str, rank: int, compressor: Compressor | None
     ) -> None:
         self.route, self.topology, self.dtype, self.rank, self.compressor = route, topology, dtype, rank, compressor
-        self.states: list[State] = [whole] * topology.size
-        self.steps: list[ScheduleStep] = []
+        self.states: list[Layout] = [whole] * topology.size
+        self.steps: list[ProgramStep] = []
         self.averaged: set[Level] = set()
         self.points = 0
         self.encoded: list[list[Dense]] = []
@@ -182,7 +182,7 @@ class _Compilation:
     # --- encode and decode ---
 
     def encode(self, step: Encode, moves: Sequence[Collective]) -> None:
-        """Note an encode, and before it what the ranks must agree on."""
+        """Append an encode, and before it the agreement on summaries."""
         assert self.compressor is not None
         region, before = self.states[self.rank], self.states
         assert isinstance(region, Dense)
@@ -202,7 +202,7 @@ class _Compilation:
         self.states, self.points = list(packed), self.points + 1
 
     def decode(self, step: Decode) -> None:
-        """Note a decode."""
+        """Append a decode."""
         mine = self.states[self.rank]
         assert isinstance(mine, Packed)
         self.states = [state.region for state in self.states if isinstance(state, Packed)]
@@ -222,50 +222,51 @@ class _Compilation:
         return [rank for rank in sorted(same) if self.states[rank] == mine]
 
     def _group(self, level: Level) -> tuple[int, ...]:
-        """The ranks that this one communicates with at a level; none for a rank beyond the lanes."""
+        """The ranks that this one communicates with at a level; none for a rank beyond ``Topology.local_size``."""
         return next((group for group in self.topology.groups(level) if self.rank in group), ())
 
     def _agree(self, level: Level, packed: Packed) -> None:
-        """Note this rank's part in reducing the summaries over the ranks whose payloads will be summed."""
+        """Append the reduction of the summaries over the ranks whose payloads will be summed."""
         assert self.compressor is not None
         group = self._group(level)
         if not group:
             self.steps.append(IdleStep("allreduce"))
             return
         sizes = summary_sizes(self.compressor, packed.copies[0])
-        rule = Rule(_operator(self.compressor, packed)) if sizes else Rule("sum")
+        reduce_op = ReduceOp(_operator(self.compressor, packed)) if sizes else ReduceOp("sum")
         before = (Dense(0, sum(sizes)),) * len(group)
-        move = Move(Scene(self.topology, level, False), group, group.index(self.rank), before, "float32", rule)
+        move = Move(
+            CollectiveContext(self.topology, level, False), group, group.index(self.rank), before, "float32", reduce_op
+        )
         self.steps.append(MoveStep("allreduce", move, of_summary=True))
 
     # --- collectives ---
 
     def collective(self, step: Collective, later: Sequence[Collective]) -> None:
-        """Advance every group of the level; note this rank's part in it.
+        """Advance every group of the level; append this rank's part in it.
 
         Args:
             later: the collectives between this one and the next decode.
         """
         op, after = operations()[step.op], list(self.states)
         joins = step.op == "allgather" and step.level in self.averaged
-        mine: ScheduleStep = IdleStep(step.op)
+        mine: ProgramStep = IdleStep(step.op)
         for group in self.topology.groups(step.level):
-            scene = Scene(self.topology, step.level, joins, self.topology.root(step.level, group))
+            context = CollectiveContext(self.topology, step.level, joins, self.topology.root(step.level, group))
             before = tuple(self.states[rank] for rank in group)
-            for rank, state in zip(group, op.advance(scene, before)):
+            for rank, state in zip(group, op.advance(context, before)):
                 after[rank] = state
             if self.rank in group:
-                mine = MoveStep(step.op, Move(scene, group, group.index(self.rank), before, self.dtype))
+                mine = MoveStep(step.op, Move(context, group, group.index(self.rank), before, self.dtype))
         self.steps.append(mine)
         self.states = after
         self.averaged.add(step.level)
         self._update(later)
 
     def _update(self, later: Sequence[Collective]) -> None:
-        """Let the methods learn as soon as every rank holds the sum of all that it encoded.
+        """Append an update of the compressors as soon as every rank holds the sum of all that it encoded.
 
-        Where that never comes about before the decode, because the sums stay scattered, nobody learns: methods need
-        the same knowledge on all ranks.
+        If the sums stay scattered until the decode, no rank updates: compressors need the same input on all ranks.
         """
         if not self.encoded or _summed_levels(later):
             return
@@ -299,7 +300,7 @@ def _bounds(packed: Packed) -> list[Dense]:
     return [Dense(part.start, part.stop) for part in packed.copies[0] if part.size]
 
 
-def _pack(state: State, moves: Sequence[Collective], topology: Topology, compressor: Compressor) -> Packed:
+def _pack(state: Layout, moves: Sequence[Collective], topology: Topology, compressor: Compressor) -> Packed:
     """One copy of the region, cut so that the scatters to come can deal out whole parts."""
     assert isinstance(state, Dense)
     regions = [state] if state.size else []
@@ -328,6 +329,6 @@ def _operator(compressor: Compressor, packed: Packed) -> Literal["sum", "max"]:
     return next(summary.operator for summary in summaries if summary is not None)
 
 
-def bytes_sent(steps: Sequence[ScheduleStep]) -> int:
-    """Bytes that the rank of a schedule sends to other ranks."""
+def bytes_sent(steps: Sequence[ProgramStep]) -> int:
+    """Bytes that the rank of a program sends to other ranks."""
     return sum(operations()[s.op].sent(s.move) for s in steps if isinstance(s, MoveStep))

@@ -1,8 +1,9 @@
-"""How large values may be so that no sum over the ranks leaves the range of its type, and what is done about others.
+"""Limits of values, so that no sum over the ranks leaves the range of its type, and the treatment of larger values.
 
-The mean of finite values is finite, their sum need not be: two ranks with 3e38 each. The search for NaN also finds the
-values for which that could happen. Dense tensors that have any travel divided by a power of two, which changes no bit
-but those of the very smallest values. Compressed ones are refused, since what was not sent would have to be scaled too.
+The mean of finite values is finite, but their sum may not be: two ranks with 3e38 each. The search for NaN also finds
+the values for which that could happen. A dense tensor with such values is divided by a power of two while it travels,
+which changes no bit except in the smallest values. A compressed one is refused, because its residual would have to be
+scaled as well.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _SMALL, _JOINED = 2 << 10, 256 << 10
 """Bytes of an array that is searched together with others, and of all that are searched at once: a search of its own
 takes longer to begin than to go through so little."""
 
-Said = Mapping[int, Mapping[str, str]]
-"""By rank, what it finds odd about values, by position of the tensor; "" where they are only large."""
+Findings = Mapping[int, Mapping[str, str]]
+"""By rank and position of the tensor: the problem with its values; "" if they are only large."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Search:
         self._limits = {kind: limits(*kind, topology) for kind in kinds}
 
     def odd_values(self, searched: Iterable[Portion], arrays: Sequence[Any]) -> dict[str, str]:
-        """What is odd about the values of a call's tensors, by their positions; see ``Said``.
+        """What is odd about the values of a call's tensors, by their positions; see ``Findings``.
 
         Args:
             searched: what is searched at once; arrays: the flat arrays of the call, by position.
@@ -158,10 +159,10 @@ def _oddity(array: Any, portion: Portion, its: Limits) -> str | None:
     return ""
 
 
-def told_apart(said: Said) -> tuple[Said, frozenset[int]]:
-    """What forbids to sum the values, and the positions of the tensors whose values are only large on some rank."""
-    bad = {rank: {at: text for at, text in of_rank.items() if text} for rank, of_rank in said.items()}
-    large = frozenset(int(at) for of_rank in said.values() for at, text in of_rank.items() if not text)
+def separated(found: Findings) -> tuple[Findings, frozenset[int]]:
+    """The problems that forbid a sum, and the positions of the tensors whose values are only large on some rank."""
+    bad = {rank: {at: text for at, text in of_rank.items() if text} for rank, of_rank in found.items()}
+    large = frozenset(int(at) for of_rank in found.values() for at, text in of_rank.items() if not text)
     return {rank: of_rank for rank, of_rank in bad.items() if of_rank}, large
 
 

@@ -1,4 +1,4 @@
-"""The operations of a segment as a schedule names them: the same on every rank, whatever each has to do in them."""
+"""The operations of a segment as a schedule names them: the same on every rank, whatever each rank does in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..timetable import Resource
 from ..types import Collective, DeviceKind, Encode, Route
 from .data.layout import Topology
 from .ops.base import operations
-from .program import EncodeStep, ScheduleStep, UpdateStep
+from .program import EncodeStep, ProgramStep, UpdateStep
 
 
 @dataclass(frozen=True)
@@ -18,28 +18,28 @@ class RouteOperation:
     """One operation.
 
     Attributes:
-        what, resource: as in ``planner.cost``.
-        turns: how often it is gone on with before it is at its end.
-        steps: places of its steps in the compiled route.
-        copies: it is a copy between devices, which the step of the next operation would make, or the end.
+        what, resource: as in ``planner.model.cost``.
+        progress_steps: number of progress steps that it takes.
+        steps: indices of its steps in the program.
+        copies: whether it is a copy between devices, which the next step (or the end) would make otherwise.
     """
 
     what: str
     resource: Resource
-    turns: int
+    progress_steps: int
     steps: tuple[int, ...]
     copies: bool = False
 
 
 def route_operations(
-    route: Route, steps: Sequence[ScheduleStep], topology: Topology, home: DeviceKind
+    route: Route, steps: Sequence[ProgramStep], topology: Topology, home: DeviceKind
 ) -> tuple[RouteOperation, ...]:
-    """The operations of a compiled route, for tensors on a device.
+    """The operations of a program, for tensors on the device ``home``.
 
-    A collective among one rank is no operation: its step is done with the next one, or with the last. Nodes count
-    as the smallest, as in profiles.
+    A collective of a single rank is no operation: its step belongs to the next operation, or to the last. All nodes
+    count as the smallest one, as in profiles.
     """
-    shape = Shape(len(topology.nodes), topology.lanes, home)
+    shape = Shape(len(topology.nodes), topology.local_size, home)
     slots, found, waiting = list(walk(route, shape)), list[RouteOperation](), list[int]()
     for step, places in zip(route.steps, _by_step(route, steps)):
         if isinstance(step, Collective) and shape.members(step.level) == 1:
@@ -48,8 +48,8 @@ def route_operations(
         while slots[0].kind == "copy":
             found.append(_copy(slots.pop(0)))
         slot = slots.pop(0)
-        turns = 1 + operations()[step.op].phases if isinstance(step, Collective) else 1
-        found.append(RouteOperation(slot.what, slot.resource, turns, (*waiting, *places)))
+        progress_steps = 1 + operations()[step.op].phases if isinstance(step, Collective) else 1
+        found.append(RouteOperation(slot.what, slot.resource, progress_steps, (*waiting, *places)))
         waiting.clear()
     found += map(_copy, slots)
     if waiting:
@@ -62,8 +62,8 @@ def _copy(slot: Slot) -> RouteOperation:
     return RouteOperation(slot.what, slot.resource, 1, (), copies=True)
 
 
-def _by_step(route: Route, steps: Sequence[ScheduleStep]) -> Iterator[list[int]]:
-    """The places of the compiled steps of each step of the route: what ranks agree on before an encode goes with it."""
+def _by_step(route: Route, steps: Sequence[ProgramStep]) -> Iterator[list[int]]:
+    """The indices of the program steps of each route step; the agreement before an encode belongs to the encode."""
     place = 0
     for step in route.steps:
         first = place

@@ -1,11 +1,11 @@
-"""Calls from threads become messages that all ranks agree on.
+"""From the calls of user threads to collectives that all ranks run in the same order.
 
-``calls`` are what was handed over; in ``negotiation`` ranks learn of each other's; ``engine`` has the turns and
-``driver`` the thread that takes them; ``dispatcher`` makes segments of calls. ``batches``, ``fusion`` and ``parking``
-say which tensors travel together; ``fast_path`` is the short way of small tensors; ``nonfinite`` is about values that
-cannot be summed; ``diagnostics`` words the errors that all ranks raise; ``guard`` finds tensors that change on their
-way; ``handover`` is what tensors are owed when plans change.
+``intake`` turns arguments into ``calls``. In ``negotiation``, the ranks learn of each other's calls. ``engine`` makes
+progress steps, and ``driver`` decides which thread makes them. ``dispatcher`` splits calls into segments. ``batches``,
+``fusion`` and ``pending_groups`` decide which tensors share a buffer. ``fast_path`` serves small dense tensors.
+``nonfinite`` handles values that cannot be summed. ``diagnostics`` words the errors that all ranks raise. ``guard``
+finds tensors that change while they are in flight. ``plan_change`` moves residuals when the plan changes.
 
-May import: ``state``, ``options``, ``collectives`` and what is below them. What ranks have to agree on belongs into a
-round of ``negotiation``, never into a collective of its own.
+May import: ``state``, ``options``, ``collectives`` and what is below them. Whatever ranks have to agree on belongs into
+a negotiation round, never into a collective of its own.
 """

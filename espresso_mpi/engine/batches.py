@@ -1,4 +1,4 @@
-"""Which tensors travel how and with which others: from descriptions to buckets. Values only; nothing is sent here."""
+"""From descriptions of tensors to buckets: which tensors share a buffer, and how they travel. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ from ..types import MadeFor, Plan, Strategy, TensorSpec, buffer_name
 
 @dataclass(frozen=True)
 class Item:
-    """One tensor with all that is settled about it.
+    """One tensor and how it travels.
 
-    ``compressor`` is that of the strategy, made for the tensor's shape; its schedules are not settled yet. ``group``
-    names the tensors of the plan that travel in one buffer with it, itself among them.
+    Attributes:
+        index: position in the call.
+        spec: its description.
+        strategy: its compressor and route.
+        compressor: the compressor for the tensor's shape, with parameter schedules not yet evaluated.
+        feedback: its error feedback.
+        group: the tensors of the plan that share a buffer with it, itself included.
     """
 
     index: int
@@ -46,9 +51,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is known about the tensors of one call: prepared once, used at every call that brings the same.
+    """What is known about the tensors of a call: prepared once, and used for every call with equal tensors.
 
-    ``empty``: (name, group) of those of a plan's groups that are None or have no elements.
+    ``empty``: (name, group) of the members of groups that are None or have no elements.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -58,15 +63,14 @@ class Batch:
 
     @cached_property
     def portions(self) -> tuple[ranges.Portion, ...]:
-        """In which the values are searched for those that cannot be summed."""
+        """The portions in which the values are searched for those that cannot be summed."""
         return ranges.portions((item.index, item.spec, item.compressor is not None) for item in self.items)
 
 
 class Batches:
-    """The batches that were prepared, for as many tensors as ``limit`` says in all.
+    """A cache of prepared batches, for at most ``limit`` tensors in all.
 
-    The last of each call is compared first: the specs that it brings again are the same objects, so that this costs no
-    more than a look at each.
+    The latest batch of each call is compared first: specs of the same tensors are the same objects, so this is fast.
     """
 
     def __init__(self, limit: int = 1 << 17) -> None:
@@ -77,7 +81,7 @@ class Batches:
     def find(
         self, call: tuple[str, str], specs: tuple[TensorSpec, ...], prepare: Callable[[tuple[TensorSpec, ...]], Batch]
     ) -> Batch:
-        """The batch of a call that brings these tensors; ``prepare`` makes one that is not known."""
+        """The batch of a call with these tensors; ``prepare`` makes a missing one."""
         latest = self._latest.get(call)
         if latest is not None and latest.specs == specs:
             return latest
@@ -93,11 +97,11 @@ class Batches:
         return batch
 
     def values(self) -> Iterable[Batch]:
-        """All that are known."""
+        """All cached batches."""
         return self._known.values()
 
     def clear(self) -> None:
-        """Forget them."""
+        """Empty the cache."""
         self._known.clear()
         self._latest.clear()
         self._room = self._limit
@@ -105,10 +109,10 @@ class Batches:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that travel together in one buffer, or one that travels by itself.
+    """Tensors that share a buffer, or a single tensor.
 
-    ``members``: (number of the call, item) of each, in the order in which they lie in the buffer. ``label``: what
-    dense ones together are called, since which they are may differ from step to step.
+    ``members``: (index of the call, item) of each, in the order of the buffer. ``label``: a name for dense tensors that
+    share a buffer, because their choice may differ from step to step.
     """
 
     members: tuple[tuple[int, Item], ...]
@@ -119,7 +123,7 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """Under which statistics are shown and random numbers drawn."""
+        """The name in statistics and in the keys of random numbers."""
         return self.label or buffer_name([item.spec.name for _, item in self.members])
 
     @property
@@ -128,10 +132,10 @@ class Bucket:
         return tuple((item.spec.name, item.spec.size) for _, item in self.members)
 
     @cached_property
-    def kept(self) -> str:
-        """The name under which the memory keeps what belongs to a compressed bucket.
+    def store_name(self) -> str:
+        """The name of a compressed bucket in the store.
 
-        Tensors that are compressed as one have another for other members or sizes: their residual means another thing.
+        Groups with other members or sizes have other names, because their residual has another meaning.
         """
         if len(self.members) == 1:
             return self.name
@@ -154,7 +158,7 @@ class Bucket:
 
 
 def strategy_of(spec: TensorSpec, options: Options, topology: Topology) -> Strategy:
-    """How a session with these options synchronises a tensor.
+    """The strategy of a tensor in a session with these options.
 
     Raises:
         PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on, or sums
@@ -172,10 +176,13 @@ def strategy_of(spec: TensorSpec, options: Options, topology: Topology) -> Strat
 
 
 def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology, alone: bool = True) -> Batch:
-    """Settle everything about the tensors of one call.
+    """Prepare the tensors of one call.
 
     Args:
-        alone: the call is waited for before there is another, so groups of the plan must be complete in it.
+        specs: the tensors.
+        options: the options of the session.
+        topology: the ranks.
+        alone: whether the call must contain whole groups of the plan, because no other call is made before it ends.
 
     Raises:
         as ``strategy_of``; PlanError: tensors of a group of the plan differ in type or place, or are missing.
@@ -202,19 +209,19 @@ def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology
 
 
 def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology) -> None:
-    """Refuse tensors, or ranks, that a plan was not made for. A call need not bring all of the plan's tensors."""
+    """Refuse tensors or ranks that a plan was not made for. A call may have only a part of the plan's tensors."""
     plan = options.plan
     if plan is None or plan.made_for is None:
         return
     from ..planner.planfile import misfits  # sessions without such a plan need nothing of the planner
 
-    found = misfits(plan, specs, len(topology.nodes), topology.lanes, complete=False)
+    found = misfits(plan, specs, len(topology.nodes), topology.local_size, complete=False)
     if found:
         raise PlanError(f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan")
 
 
 def other_versions(plan: Plan | None) -> str | None:
-    """What is wrong with a plan because it was made with other versions than this rank has; None: nothing."""
+    """The problem of a plan that was made with other versions than those of this rank; None: there is none."""
     if plan is None or plan.made_for is None:
         return None
     from ..planner.planfile import misfits
@@ -226,7 +233,7 @@ def other_versions(plan: Plan | None) -> str | None:
 
 
 def _here(made: MadeFor) -> dict[str, Any]:
-    """A plan's fingerprint as it would be here, as far as another version makes another cluster of this one."""
+    """The versions in a plan's fingerprint, as they are on this rank."""
     mpi = environment.mpi()
     known = {
         "mpi": f"{mpi['library']} {mpi['version']}" if mpi else None,
@@ -271,11 +278,11 @@ def mixed(bucket: Bucket) -> PlanError | None:
 
 
 _Missing = Mapping[tuple[str, ...], Sequence[str]]
-"""The tensors that groups lack, by a tuple of the group's first tensor: no tensor is in two groups."""
+"""The missing tensors of groups, by a tuple of the group's first tensor: no tensor is in two groups."""
 
 
 def _without_incomplete(items: Sequence[Item], missing: _Missing) -> list[Item]:
-    """Tensors of a group that the call does not bring whole travel alone: nobody asked for the group."""
+    """Let tensors of groups that are incomplete in the call travel alone; for plans that the session made itself."""
     return [dataclasses.replace(item, group=()) if missing.get(item.group[:1]) else item for item in items]
 
 
@@ -285,7 +292,7 @@ def _check_complete(items: Sequence[Item], found: _Missing) -> None:
         if missing:
             raise PlanError(
                 f"plan: {item.spec.name!r} travels in one buffer with {', '.join(map(repr, missing))}, which the call "
-                f"does not bring; pass the whole group, with None for what all ranks have no gradient of, or take them "
+                f"does not have; pass the whole group, with None for what all ranks have no gradient of, or take them "
                 f"out of the plan's groups"
             )
 
@@ -297,10 +304,10 @@ def _missing(items: Sequence[Item], empty: Iterable[tuple[str, tuple[str, ...]]]
 
 
 def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bucket, ...]:
-    """The buckets of calls that are run together; tensors of a plan's groups are left out, see ``grouped``.
+    """The buckets of calls that run together, without the tensors of a plan's groups; for these see ``grouped``.
 
-    Every tensor by itself, but dense ones below ``fuse_bytes`` together, by type, place and route, in buffers of at
-    most ``room`` bytes: what a message costs whatever its size is paid once, and copying one hides behind the others.
+    Dense tensors below ``fuse_bytes`` of one type, device and route share buffers of at most ``room`` bytes. They pay
+    the latency of a message once, and copies overlap with other buffers. Every other tensor is a bucket by itself.
     """
     found: list[list[tuple[int, Item]]] = []
     open_: dict[tuple[object, ...], list[tuple[int, Item]]] = {}
@@ -323,7 +330,7 @@ def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bu
 
 
 class _Numbers:
-    """Equal strategies have equal numbers. Each object is hashed once, which costs as much as all else of a tensor."""
+    """Numbers for strategies; equal ones have equal numbers. Each object is hashed once, because that is slow."""
 
     def __init__(self) -> None:
         self._of_object: dict[int, int] = {}
@@ -343,12 +350,12 @@ def _bucket(members: tuple[tuple[int, Item], ...], number: int) -> Bucket:
 
 
 def members_of(batches: Sequence[Batch]) -> Iterable[tuple[int, Item]]:
-    """(number of the call, item) of all tensors of some calls."""
+    """(index of the call, item) of all tensors of several calls."""
     return itertools.chain.from_iterable(((call, item) for item in batch.items) for call, batch in enumerate(batches))
 
 
 def grouped(members: Sequence[tuple[int, Item]]) -> Bucket:
-    """The bucket of a plan's group that is complete."""
+    """The bucket of a complete group of the plan."""
     first = members[0][1]
     size = sum(item.spec.size for _, item in members)
     if first.compressor is None:

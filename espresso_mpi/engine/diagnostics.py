@@ -1,6 +1,6 @@
-"""What the ranks told each other about a round of calls, and what follows from it.
+"""Diagnostics: the errors that follow from a negotiation round.
 
-Computed from the same notes on every rank, so the verdicts and their texts are the same everywhere.
+Every rank derives them from the same messages, so the errors and their texts are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -12,55 +12,59 @@ from typing import Any
 from ..errors import ConfigError, EspressoError, GradientError, MismatchError, PlanError, RankTimeoutError, StateError
 
 Describe = Callable[[int], str]
-"""The text for a rank in messages."""
+"""Returns the text for a rank."""
 
-Call = tuple[str, str]
-"""What calls of different ranks are matched by: ("sync", ""), ("push", tensor) or ("close", "")."""
+CallKey = tuple[str, str]
+"""Identifies the matching calls of different ranks: ("sync", ""), ("push", tensor) or ("close", "")."""
 
 _KINDS = {cls.__name__: cls for cls in (GradientError, PlanError, ConfigError, StateError, MismatchError)}
 
 
 @dataclass(frozen=True)
 class Content:
-    """A kind of call that all ranks know by its number: what is called, and with which tensors.
+    """What must be equal in the matching calls of all ranks.
 
-    ``tensors``: [name, type and shape, device] of each.
+    Attributes:
+        key: identifies matching calls.
+        priority: of the call.
+        tensors: (name, type and shape, device) of each.
+        digest: a digest of the tensors and how they travel.
     """
 
-    call: Call
+    key: CallKey
     priority: float
     tensors: tuple[tuple[str, str, str], ...]
     digest: str
 
     @classmethod
     def read(cls, note: Mapping[str, Any]) -> Content:
-        """From the note of a rank that brings it."""
+        """From the note of the rank that announced it."""
         tensors = tuple((t[0], t[1], t[2]) for t in note["tensors"])
         return cls((note["call"][0], note["call"][1]), note["priority"], tensors, note["digest"])
 
     def note(self) -> dict[str, Any]:
         """As JSON values."""
         return {
-            "call": list(self.call),
+            "call": list(self.key),
             "priority": self.priority,
             "tensors": [list(t) for t in self.tensors],
             "digest": self.digest,
         }
 
 
-def spelled(call: Call) -> str:
-    """A call in messages."""
-    return f"{call[0]}({call[1]!r})" if call[1] else call[0]
+def spelled(key: CallKey) -> str:
+    """The text for a call."""
+    return f"{key[0]}({key[1]!r})" if key[1] else key[0]
 
 
 def problem_error(said: Sequence[tuple[int, Sequence[str]]], size: int, describe: Describe) -> EspressoError:
-    """One error out of what (rank, (name of the error, text)) say."""
+    """One error from the problems of several ranks: (rank, (name of the error, text))."""
     kind, _ = said[0][1]
     return _KINDS.get(kind, GradientError)(grouped([(rank, text) for rank, (_, text) in said], size, describe))
 
 
 def grouped(said: Sequence[tuple[int, str]], size: int, describe: Describe) -> str:
-    """One clause for each different text, with the ranks that say it."""
+    """One clause for each different text, with the ranks that it comes from."""
     ranks: dict[str, list[int]] = {}
     for rank, text in said:
         ranks.setdefault(text, []).append(rank)
@@ -71,14 +75,14 @@ def grouped(said: Sequence[tuple[int, str]], size: int, describe: Describe) -> s
 
 
 def conflict_error(contents: Mapping[int, Content], describe: Describe) -> MismatchError:
-    """Why calls of one name, by rank, do not go together."""
+    """The error for matching calls whose content, by rank, differs."""
     (first_rank, first), *others = sorted(contents.items())
     for rank, content in others:
         if content.digest != first.digest or content.tensors != first.tensors:
             return MismatchError(_tensors_text(first.tensors, content.tensors, describe(first_rank), describe(rank)))
         if content.priority != first.priority:
             return MismatchError(
-                f"ranks disagree about the priority of {spelled(first.call)}: {describe(first_rank)} has "
+                f"ranks disagree about the priority of {spelled(first.key)}: {describe(first_rank)} has "
                 f"{first.priority:g}, {describe(rank)} has {content.priority:g}; pass the same"
             )
     raise AssertionError("the calls are equal")
@@ -105,21 +109,21 @@ def _tensors_text(first: Sequence[Any], mine: Sequence[Any], one: str, other: st
     )
 
 
-def stuck_error(waiting: Mapping[int, Sequence[Call]], parked: Sequence[str], describe: Describe) -> MismatchError:
-    """Why no rank can go on: each waits for calls that not all have made."""
+def stuck_error(waiting: Mapping[int, Sequence[CallKey]], missing: Sequence[str], describe: Describe) -> MismatchError:
+    """The error for a state without progress: every rank waits for calls that not all ranks have made."""
     parts = [
         f"{describe(rank)} waits in {', '.join(map(spelled, calls[:5]))}{' and others' if len(calls) > 5 else ''}"
         for rank, calls in waiting.items()
         if calls
     ]
-    parts += [f"the plan's group misses {name!r}" for name in parked]
+    parts += [f"the plan's group misses {name!r}" for name in missing]
     return MismatchError(
         f"ranks wait for each other in different calls: {'; '.join(parts)}; make the same calls on every rank"
     )
 
 
 def absent_error(seconds: float, what: str, missing: Sequence[int], describe: Describe) -> RankTimeoutError:
-    """Ranks make other calls, but not this one."""
+    """The error for ranks that make other calls, but not this one."""
     return RankTimeoutError(
         f"waited {seconds:g} s for {', '.join(map(describe, missing))} in {what}; every rank must call it; "
         f"see what that rank is doing, or raise timeout= if it is only slow"
@@ -127,7 +131,7 @@ def absent_error(seconds: float, what: str, missing: Sequence[int], describe: De
 
 
 def non_finite_text(content: Content, bad: Mapping[int, Mapping[str, str]], describe: Describe) -> str:
-    """Which values of a call cannot be summed; ``bad``: by rank, what is wrong with a tensor, by its position."""
+    """The text for values of a call that cannot be summed; ``bad``: by rank and position of the tensor."""
     return "; ".join(
         f"{describe(rank)}: {content.tensors[int(position)][0]!r} {text}"
         for rank, texts in sorted(bad.items())
@@ -136,7 +140,7 @@ def non_finite_text(content: Content, bad: Mapping[int, Mapping[str, str]], desc
 
 
 def agree_on_options(notes: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Given (host, note) of every rank: raise what is wrong with any rank's options, or how they differ."""
+    """Raise an error if a rank's options are invalid, or if ranks disagree; ``notes``: (host, note) of every rank."""
 
     def name(rank: int) -> str:
         return f"rank {rank} ({notes[rank][0]})"

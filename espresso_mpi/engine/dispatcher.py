@@ -1,4 +1,4 @@
-"""From calls that all ranks have made to segments that travel: buckets, their programs, and what is kept for them."""
+"""From calls that all ranks have made to active segments: buckets, their programs, and their state."""
 
 from __future__ import annotations
 
@@ -14,56 +14,57 @@ from ..arrays import device
 from ..collectives import ranges
 from ..collectives.executor import Program
 from ..collectives.job import Job
-from ..collectives.lanes import OnLanes
+from ..collectives.lanes import LaneRunner
 from ..collectives.messages.transport import Transport
-from ..collectives.turns import InTurns, Segment, Turns
+from ..collectives.progress import Progress, RoundRobinRunner, Segment
 from ..options import Options
-from ..state.memory import Keeping
+from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
-from .calls import Unit
+from .calls import PendingCall
 from .fusion import Buffer, measured_limit
 from .guard import Check
 from .nonfinite import NonFinite, blank
-from .parking import Parking
+from .pending_groups import PendingGroups
 
 _LOG = logging.getLogger("espresso_mpi")
 
 _ARRANGEMENTS, _PROGRAMS = 256, 4096
-"""How many of these are kept: which small tensors share a buffer may differ from step to step."""
+"""Sizes of the caches: which small tensors share a buffer may differ from step to step."""
 
 _ARRANGED = 512
-"""Calls of the largest arrangement that is kept: the more calls run together, the less likely just they meet again."""
+"""Calls of the largest arrangement that is cached: the more calls run together, the less likely they do so again."""
 
-Run = tuple[Bucket, list[Unit], list[bool]]
-"""A bucket, the call that brings each of its tensors, and which are skipped."""
+Run = tuple[Bucket, list[PendingCall], list[bool]]
+"""A bucket, the call of each of its tensors, and which are skipped."""
 
 
 class Dispatcher:
-    """Makes segments of calls, and hands them to what runs them.
+    """Splits calls into segments, and passes them to a runner.
 
     Args:
-        finish: ends a call all of whose tensors are done.
-        keeping: residuals and counters; changed by every step.
+        finish: called with a call when all its tensors are done.
+        sync_state: residuals and counters; changed by every step.
 
     Attributes:
-        runner: the segments under way.
-        running: calls with tensors under way; parked: tensors that wait for the rest of their group.
-        tally: counts values that were cut to fit their type.
+        runner: the active segments.
+        running: the calls that have started.
+        pending_groups: tensors that wait for the rest of their group.
+        tally: counts values that were clipped to the range of their type.
     """
 
     def __init__(
-        self, transport: Transport, options: Options, keeping: Keeping, recorder: Recorder, nonfinite: NonFinite,
-        finish: Callable[[Unit], None],
+        self, transport: Transport, options: Options, sync_state: SyncState, recorder: Recorder, nonfinite: NonFinite,
+        finish: Callable[[PendingCall], None],
     ) -> None:  # fmt: skip
-        self._transport, self._options, self.keeping, self._recorder = transport, options, keeping, recorder
+        self._transport, self._options, self.sync_state, self._recorder = transport, options, sync_state, recorder
         self._nonfinite, self._finish = nonfinite, finish
         self.seed = options.seed
         self.tally: Counter[str] = Counter()
-        self.running: dict[Unit, None] = {}
-        self.parked: Parking[Unit] = Parking()
-        self.runner = self._runner_of(options)
+        self.running: dict[PendingCall, None] = {}
+        self.pending_groups: PendingGroups[PendingCall] = PendingGroups()
+        self.runner = _runner_of(options, transport.rank)
         self._outdated = self._dropped = False
         self._dense_steps: Counter[str] = Counter()
         self._latest: dict[str, list[int]] = {}
@@ -72,96 +73,97 @@ class Dispatcher:
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._fuse_bytes = options.fusion
 
-    def follow(self, options: Options, keeping: Keeping) -> None:
-        """Go on by another plan; nothing may be under way."""
-        if options.fusion != self._options.fusion:  # what was measured is measured once
+    def follow(self, options: Options, sync_state: SyncState) -> None:
+        """Continue with another plan; no segment may be active."""
+        if options.fusion != self._options.fusion:  # it is measured only once
             self._fuse_bytes = options.fusion
-        self._options, self.keeping = options, keeping
+        self._options, self.sync_state = options, sync_state
         self.forget_numbers()
-        self.parked = Parking()  # it knows the groups of the plan before
+        self.pending_groups = PendingGroups()  # the old one has the groups of the previous plan
         self._outdated = True
         self.renew()
 
     def forget_numbers(self) -> None:
-        """The numbers of calls mean something else from here on."""
+        """The numbers of calls have become invalid."""
         self._arrangements.clear()
         self._small.clear()
 
     def renew(self) -> None:
-        """Go on by the schedule of the plan, if that has changed and nothing is under way: else it ends as it began."""
+        """Switch to the schedule of a new plan as soon as no segment is active."""
         if self._outdated and not self.runner.busy:
-            self.runner, self._outdated = self._runner_of(self._options), False
+            self.runner, self._outdated = _runner_of(self._options, self._transport.rank), False
             self._transport.forget_kinds()
 
-    def _runner_of(self, options: Options) -> OnLanes | InTurns:
-        """How segments go on: by the schedule of the plan, if it has one."""
-        schedule = options.plan and options.plan.schedule
-        return OnLanes(schedule, _LOG.warning if self._transport.rank == 0 else _say_nothing) if schedule else InTurns()
+    # --- the fast path ------------------------------------------------------------------------------------------------
 
-    # --- small calls, whose data goes along with a header -------------------------------------------------------------
-
-    def small(self, unit: Unit) -> Bucket | None:
-        """The bucket of a call, if it is so small that its data goes along with the header of a round."""
-        assert unit.number is not None and unit.batch is not None
-        if unit.number not in self._small:
-            buckets = self._arrangements.get((unit.number,), ())  # settled when the call went the long way, at first
+    def small(self, call: PendingCall) -> Bucket | None:
+        """The bucket of a call that may take the fast path; None if it may not."""
+        assert call.number is not None and call.batch is not None
+        if call.number not in self._small:
+            buckets = self._arrangements.get((call.number,), ())  # known once the call was run without the fast path
             if not buckets:
                 return None
             ok = len(buckets) == 1 and fast_path.fits(buckets[0], self._transport.topology)
-            self._small[unit.number] = buckets[0] if ok and not any(item.group for item in unit.batch.items) else None
-        bucket, memory = self._small[unit.number], self.keeping.memory
-        owed = bucket is not None and any(memory.owes(item.spec.name, item.spec.size) for _, item in bucket.members)
-        return None if owed else bucket
+            self._small[call.number] = buckets[0] if ok and not any(item.group for item in call.batch.items) else None
+        bucket, store = self._small[call.number], self.sync_state.store
+        if bucket is not None and any(store.has_pending(item.spec.name, item.spec.size) for _, item in bucket.members):
+            return None  # a residual is to be added first
+        return bucket
 
     def run_small(
-        self, unit: Unit, bucket: Bucket, messages: Sequence[np.ndarray], header_size: int, before: Mapping[str, int]
+        self,
+        call: PendingCall,
+        bucket: Bucket,
+        messages: Sequence[np.ndarray],
+        header_size: int,
+        before: Mapping[str, int],
     ) -> None:
-        """All ranks sent the data of this one call with their headers; ``before``: bytes sent until then."""
+        """Run a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
         start, step = time.perf_counter(), self._dense_steps[bucket.name]
-        arrays = arrays_of([unit] * len(bucket.members), bucket)
+        arrays = arrays_of([call] * len(bucket.members), bucket)
         fast_path.unpack_mean(messages, header_size, bucket, self._transport.topology, arrays)
         intra, inter = (self._transport.sent[level] - before[level] for level in ("intra", "inter"))
         self._recorder.add("wire", bucket.name, step, 0, start, time.perf_counter(), "fast path", "flat", intra, inter)
         self._dense_steps[bucket.name] += 1
 
-    # --- calls that begin ---------------------------------------------------------------------------------------------
+    # --- calls that start ---------------------------------------------------------------------------------------------
 
-    def begin(self, calls: Sequence[tuple[int, Unit, frozenset[int]]]) -> None:
-        """Queue the tensors of calls: (number, call, positions that are skipped)."""
-        numbers, units, skips = zip(*calls)
-        self.running.update(dict.fromkeys(units))
-        if any(unit.gpu is not None for unit in units):
+    def begin(self, started: Sequence[tuple[int, PendingCall, frozenset[int]]]) -> None:
+        """Start calls: (number, call, positions of the tensors that are skipped)."""
+        numbers, calls, skips = zip(*started)
+        self.running.update(dict.fromkeys(calls))
+        if any(call.gpu is not None for call in calls):
             self._transport.choose_device_way()
-        batches = [unit.batch for unit in units if unit.batch is not None]
-        runs = [(bucket, *_brought(bucket, units, skips)) for bucket in self._arranged(numbers, batches)]
-        self._queue([*runs, *self._unparked(units, batches, skips)], units)
+        batches = [call.batch for call in calls if call.batch is not None]
+        runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in self._arranged(numbers, batches)]
+        self._queue([*runs, *self._complete_groups(calls, batches, skips)], calls)
 
     def dissolve_groups(self) -> None:
-        """Of a plan that the session made nobody asked for the groups: a step may lack some of their tensors."""
+        """Let the tensors of incomplete groups travel alone. Only for plans that the session made by itself."""
         if self._transport.rank == 0:
-            missing = ", ".join(map(repr, self.parked.absent()))
+            missing = ", ".join(map(repr, self.pending_groups.absent()))
             _LOG.info("the plan's groups miss %s: their other tensors travel alone from now on", missing)
-        self._queue([self._group_run([part]) for part in self.parked.dissolve()])
+        self._queue([self._group_run([part]) for part in self.pending_groups.dissolve()])
 
-    def give_up(self) -> list[Unit]:
-        """The calls that have begun, none of which is under way: they wait for the rest of their groups."""
-        units, self.running = list(self.running), {}
-        self.parked.clear()
-        return units
+    def give_up(self) -> list[PendingCall]:
+        """Remove and return the started calls, none of which has active segments: they wait for their groups."""
+        calls, self.running = list(self.running), {}
+        self.pending_groups.clear()
+        return calls
 
     def clear(self) -> list[Any]:
-        """Forget what has begun; returns what is under way."""
+        """Drop all started calls; returns the active segments."""
         self.running = {}
         return self.runner.clear()
 
-    def _queue(self, runs: Sequence[Run], new: Sequence[Unit] = ()) -> None:
-        """Queue buckets; ``new``: the calls that start now, some of which may have nothing in them."""
+    def _queue(self, runs: Sequence[Run], new: Sequence[PendingCall] = ()) -> None:
+        """Queue buckets; ``new``: the calls that start now, of which some may have no tensors."""
         for _, members, _ in runs:
-            for unit in dict.fromkeys(members):
-                unit.left += 1
-        for unit in new:
-            if unit.left == 0:
-                self._done(unit)
+            for call in dict.fromkeys(members):
+                call.left += 1
+        for call in new:
+            if call.left == 0:
+                self._done(call)
         for bucket, members, skip in runs:
             self._queue_bucket(bucket, members, skip)
 
@@ -177,55 +179,57 @@ class Dispatcher:
                 self._arrangements[numbers] = found
         return found
 
-    def _unparked(
-        self, units: Sequence[Unit], batches: Sequence[Batch], skips: Sequence[frozenset[int]]
+    def _complete_groups(
+        self, calls: Sequence[PendingCall], batches: Sequence[Batch], skips: Sequence[frozenset[int]]
     ) -> list[Run]:  # fmt: skip
-        """The plan's groups that are complete now."""
+        """The groups of the plan that are complete now."""
         ready = []
-        for unit, batch, skip in zip(units, batches, skips):
-            found = [self.parked.add(unit, item, item.index in skip) for item in batch.items if item.group]
-            found += [self.parked.add_empty(name, group) for name, group in batch.empty]
+        for call, batch, skip in zip(calls, batches, skips):
+            found = [self.pending_groups.add(call, item, item.index in skip) for item in batch.items if item.group]
+            found += [self.pending_groups.add_empty(name, group) for name, group in batch.empty]
             ready += [self._group_run(members) for members in found if members]
         return ready
 
-    def _group_run(self, members: Sequence[tuple[Unit, Item, bool]]) -> Run:
-        """What is compressed as one is skipped as one: only then its residual stays as it was."""
+    def _group_run(self, members: Sequence[tuple[PendingCall, Item, bool]]) -> Run:
+        """The run of a complete group. If it is compressed as one, it is skipped as one, so that its residual stays."""
         bucket, skip = grouped([(0, item) for _, item, _ in members]), [skipped for _, _, skipped in members]
         if any(skip) and (bucket.compressor is not None or self._options.nonfinite == "skip_all"):
             self._nonfinite.skipped.update(item.spec.name for _, item, skipped in members if not skipped)
             skip = [True] * len(skip)
-        return bucket, [unit for unit, _, _ in members], skip
+        return bucket, [call for call, _, _ in members], skip
 
     # --- one bucket ---------------------------------------------------------------------------------------------------
 
-    def _queue_bucket(self, bucket: Bucket, units: list[Unit], skip: list[bool]) -> None:
-        owners = list(dict.fromkeys(units))
+    def _queue_bucket(self, bucket: Bucket, calls: list[PendingCall], skip: list[bool]) -> None:
+        owners = list(dict.fromkeys(calls))
         problem = mixed(bucket) if len(owners) > 1 and bucket.members[0][1].group else None
         if problem is not None:
-            for unit in owners:
-                unit.error = unit.error or problem
+            for call in owners:
+                call.error = call.error or problem
             self._bucket_done(owners)
             return
-        arrays = arrays_of(units, bucket)
-        checks = self._blanked(bucket, units, owners, skip)
+        arrays = arrays_of(calls, bucket)
+        checks = self._blanked(bucket, calls, owners, skip)
         if all(skip):
             self._bucket_done(owners)
             return
-        priority = max(unit.priority for unit in owners)
-        large = any(unit.large for unit in owners) and any(
-            item.index in unit.large for unit, (_, item) in zip(units, bucket.members)
+        priority = max(call.priority for call in owners)
+        large = any(call.large for call in owners) and any(
+            item.index in call.large for call, (_, item) in zip(calls, bucket.members)
         )
         for segment in self._segments(bucket, arrays, skip, owners, checks, large):
             self.runner.add(segment, priority)
 
-    def _blanked(self, bucket: Bucket, units: list[Unit], owners: list[Unit], skip: list[bool]) -> list[Check]:
-        """Blank what is skipped; returns what checks the rest in debug mode."""
+    def _blanked(
+        self, bucket: Bucket, calls: list[PendingCall], owners: list[PendingCall], skip: list[bool]
+    ) -> list[Check]:
+        """Overwrite the skipped tensors; returns the checks of the others in debug mode."""
         checks = list[Check]()
-        if not any(skip) and not any(unit.watch is not None and unit.watch.debug for unit in owners):
+        if not any(skip) and not any(call.watch is not None and call.watch.debug for call in owners):
             return checks
-        for unit, (_, item), skipped in zip(units, bucket.members, skip):
-            gradient = unit.gradients[item.index]
-            check = unit.watch.check_of(gradient) if unit.watch is not None else None
+        for call, (_, item), skipped in zip(calls, bucket.members, skip):
+            gradient = call.gradients[item.index]
+            check = call.watch.check_of(gradient) if call.watch is not None else None
             if skipped:
                 blank(gradient, check, self._options.nonfinite)
             elif check is not None:
@@ -237,74 +241,76 @@ class Dispatcher:
         bucket: Bucket,
         arrays: Sequence[Any],
         skip: list[bool],
-        owners: list[Unit],
+        owners: list[PendingCall],
         checks: Sequence[Check],
         large: bool,
     ) -> list[Segment]:
-        """The segments of a bucket; the first makes its buffer, the last to end brings the result home."""
+        """The segments of a bucket; the first one fills its buffer, the last one empties it."""
         shift = ranges.shift(bucket.dtype, self._transport.topology) if large and bucket.compressor is None else 0
-        buffer = Buffer(bucket, arrays, skip, self._transport, self.keeping.memory, self.tally, checks, shift)
+        buffer = Buffer(bucket, arrays, skip, self._transport, self.sync_state.store, self.tally, checks, shift)
         job = self._job(bucket)
         program = self._program(bucket, job.step)
-        by_schedule = isinstance(self.runner, OnLanes)
+        by_schedule = isinstance(self.runner, LaneRunner)
         operations = program.operations(device.device_of(arrays[0])) if by_schedule else ()
-        kind = bucket.name if isinstance(self.runner, OnLanes) and self.runner.knows(bucket.name) else None
+        kind = bucket.name if isinstance(self.runner, LaneRunner) and self.runner.knows(bucket.name) else None
         before, left = self._latest.get(bucket.name), [program.count]
         self._latest[bucket.name] = left
 
-        def turns_of_operations(number: int) -> Iterator[Turns]:
+        def operation_progress(number: int) -> Iterator[Progress]:
             if buffer.x is None:
                 buffer.fill()
-            yield from program.turns_of_operations(number, buffer.x, job, self._recorder, operations, kind)
+            yield from program.operation_progress(number, buffer.x, job, self._recorder, operations, kind)
             left[0] -= 1
             if left[0] == 0:
                 if self._latest.get(bucket.name) is left:
                     del self._latest[bucket.name]
                 buffer.empty()
-                buffer.arrays, buffer.x, buffer.checks = (), None, ()  # from now on the caller's alone: see ``guard``
+                buffer.arrays, buffer.x, buffer.checks = (
+                    (),
+                    None,
+                    (),
+                )  # only the caller refers to them now: see ``guard``
                 self._bucket_done(owners)
 
-        def free() -> bool:  # what is kept belongs to the step before until that ends
+        def free() -> bool:  # the state belongs to the previous step until that ends
             return before is None or before[0] == 0
 
         return [
-            Segment(bucket.name, number, turns_of_operations(number), free, operations)
+            Segment(bucket.name, number, operation_progress(number), free, operations)
             for number in range(program.count)
         ]
 
     def _job(self, bucket: Bucket) -> Job:
-        """The next step of a bucket, which is counted."""
-        keeping = self.keeping
-        counts = self._dense_steps if bucket.compressor is None else keeping.counts
+        """The job of the next step of a bucket; increments its step counter."""
+        state, name = self.sync_state, bucket.store_name
+        counts = self._dense_steps if bucket.compressor is None else state.counts
         step = counts[bucket.name]
         counts[bucket.name] += 1
         if bucket.compressor is not None:
-            self._warn_of_dropped(keeping.use(bucket.kept, bucket.sizes))
-        return Job(
-            bucket.name, keeping.memory, bucket.feedback, self.seed, step, keeping.weights, self.tally, bucket.kept
-        )
+            self._warn_of_dropped(state.use(name, bucket.sizes))
+        return Job(bucket.name, state.store, bucket.feedback, self.seed, step, state.weights, self.tally, name)
 
     def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
-        """Once a session: a residual that is dropped is lost."""
+        """Warn, once per session, that a residual was dropped."""
         if dropped is not None and not self._dropped and self._transport.rank == 0:
             _LOG.warning(
-                "%s comes in ever new sizes: what is kept of its oldest size, %d elements, is dropped, and so will be "
-                "that of others; give tensors of different sizes different names, or do not compress them",
+                "%s has had too many sizes: the state of its oldest size, %d elements, is dropped, and so will be that "
+                "of others; give tensors of different sizes different names, or do not compress them",
                 *dropped,
             )
         self._dropped = self._dropped or dropped is not None
 
-    def _bucket_done(self, owners: Sequence[Unit]) -> None:
-        for unit in owners:
-            unit.left -= 1
-            if unit.left == 0:
-                self._done(unit)
+    def _bucket_done(self, owners: Sequence[PendingCall]) -> None:
+        for call in owners:
+            call.left -= 1
+            if call.left == 0:
+                self._done(call)
 
-    def _done(self, unit: Unit) -> None:
-        if unit.parked:
+    def _done(self, call: PendingCall) -> None:
+        if call.waiting_tensors:
             return
-        self.running.pop(unit, None)
-        self._finish(unit)
+        self.running.pop(call, None)
+        self._finish(call)
 
     def _program(self, bucket: Bucket, step: int) -> Program:
         compressor = bucket.compressor and bucket.compressor.at(step)
@@ -333,17 +339,27 @@ class Dispatcher:
         return self._fuse_bytes or 0
 
 
-def arrays_of(units: Sequence[Unit], bucket: Bucket) -> list[Any]:
-    """The arrays of a bucket; ``units``: the call that brings each."""
-    return [unit.gradients[item.index].array for unit, (_, item) in zip(units, bucket.members)]
+def arrays_of(calls: Sequence[PendingCall], bucket: Bucket) -> list[Any]:
+    """The arrays of a bucket; ``calls``: the call of each tensor."""
+    return [call.gradients[item.index].array for call, (_, item) in zip(calls, bucket.members)]
+
+
+def _runner_of(options: Options, rank: int) -> LaneRunner | RoundRobinRunner:
+    """The runner of segments: by the schedule of the plan, if it has one."""
+    schedule = options.plan and options.plan.schedule
+    if not schedule:
+        return RoundRobinRunner()
+    return LaneRunner(schedule, _LOG.warning if rank == 0 else _say_nothing)
 
 
 def _say_nothing(text: str) -> None:
-    """What ranks other than the first do with warnings."""
+    """Ignores warnings, on all ranks but the first."""
 
 
-def _brought(bucket: Bucket, units: Sequence[Unit], skips: Sequence[frozenset[int]]) -> tuple[list[Unit], list[bool]]:
-    """The call that brings each tensor of a bucket, and whether it is skipped."""
+def _brought(
+    bucket: Bucket, calls: Sequence[PendingCall], skips: Sequence[frozenset[int]]
+) -> tuple[list[PendingCall], list[bool]]:
+    """The call of each tensor of a bucket, and whether the tensor is skipped."""
     count = len(bucket.members)
-    calls = [units[0]] * count if len(units) == 1 else [units[call] for call, _ in bucket.members]
-    return calls, [item.index in skips[call] for call, item in bucket.members] if any(skips) else [False] * count
+    bringing = [calls[0]] * count if len(calls) == 1 else [calls[index] for index, _ in bucket.members]
+    return bringing, [item.index in skips[index] for index, item in bucket.members] if any(skips) else [False] * count

@@ -1,4 +1,4 @@
-"""Who drives an engine: the threads that wait for it, one at a time; while nobody waits, a thread of its own."""
+"""The threads that drive an engine: those that wait for it, one at a time; else a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,71 +8,74 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..arrays import device
-from ..collectives.messages.standstill import THREAD
+from ..collectives.messages.deadlock import THREAD
 from ..collectives.messages.transport import Transport
-from ..collectives.messages.waiting import sharpen_naps
+from ..collectives.messages.waiting import WaitMonitor, sharpen_naps
 from ..errors import EspressoError
 
 _LOG = logging.getLogger("espresso_mpi")
 
 _IDLE = 1.0
-"""Seconds without work after which the engine's thread ends; the next push starts another."""
+"""Seconds without work after which the engine's thread ends; the next push starts a new one."""
 
 PAUSE = 0.5e-3
-"""Seconds until ranks without a common call compare theirs again."""
+"""Seconds between the negotiation rounds of ranks without a common call."""
 
 
-class Left(EspressoError):  # noqa: N818 - a state, not a failure
-    """The session was closed or left on this rank."""
+class SessionClosed(EspressoError):  # noqa: N818 - a state, not a failure
+    """The session was closed on this rank, in whatever way."""
 
-    def __init__(self, why: str, cure: str = "open a new one") -> None:
+    def __init__(self, why: str, remedy: str = "open a new one") -> None:
         super().__init__(why)
-        self.cure = cure
+        self.remedy = remedy
 
 
 def unusable(error: BaseException) -> EspressoError:
-    """What calls of a session raise once it was left or has failed with this."""
-    left = isinstance(error, Left)
-    why = str(error) if left else f"it failed: {type(error).__name__}: {error}"
-    cure = error.cure if isinstance(error, Left) else "open a new one"
-    return EspressoError(f"this session cannot be used any more: {why}; {cure}")
+    """The error that calls of a session raise after it was shut down or has failed with ``error``."""
+    closed = isinstance(error, SessionClosed)
+    why = str(error) if closed else f"it failed: {type(error).__name__}: {error}"
+    remedy = error.remedy if isinstance(error, SessionClosed) else "open a new one"
+    return EspressoError(f"this session cannot be used any more: {why}; {remedy}")
 
 
 class Driven(Protocol):
-    """What is driven. ``broken``: why it can do nothing any more."""
+    """What a driver drives: the engine. ``broken``: why it takes no more calls."""
 
     broken: BaseException | None
 
-    def turn(self) -> bool:
-        """Do something; False if there is nothing to do."""
+    def progress(self) -> bool:
+        """Make one progress step; False if there is nothing to do."""
 
     def has_work(self) -> bool:
-        """Whether a turn would do anything."""
+        """Whether a progress step would do anything."""
 
     def fail(self, error: BaseException) -> None:
-        """A turn raised this."""
+        """A progress step raised ``error``."""
 
 
-class Driver:
-    """Takes the turns of an engine.
+class Driver(WaitMonitor):
+    """Makes the progress steps of an engine, and monitors the waits in them.
 
     Attributes:
-        changed: held while calls come in or end; notified when any did.
-        driving: held by the thread that takes turns.
-        thread: the engine's own, while there is one; stopping: it is to end.
-        callers: how many threads wait for something; gpu: the device that turns work on.
+        changed: held while calls arrive or end; notified afterwards.
+        driving: held by the thread that makes progress steps.
+        thread: the engine's own thread, while there is one.
+        stopping: whether that thread is to end.
+        callers: number of user threads that wait for calls.
+        background: as in ``WaitMonitor``: no user thread waits, so they compute.
+        gpu: the device that progress steps work on.
     """
 
     def __init__(self, driven: Driven, transport: Transport) -> None:
         self._driven, self._transport = driven, transport
         self.changed, self.driving = threading.Condition(), threading.Lock()
         self.thread: threading.Thread | None = None
-        self.stopping = False
+        self.stopping = self.background = False
         self.callers = 0
         self.gpu: int | None = None
 
     def called(self, background: bool) -> None:
-        """A call came in; ``background``: start on it even if nobody waits. ``changed`` is held."""
+        """A call has arrived; ``background``: start it even if no thread waits. ``changed`` is held."""
         if background and self.thread is None:
             thread = threading.Thread(target=self._work, name=THREAD, daemon=True)
             thread.start()
@@ -80,7 +83,7 @@ class Driver:
         self.changed.notify_all()
 
     def wait_for(self, done: Callable[[], bool]) -> None:
-        """Take turns, or let another thread take them, until something is done."""
+        """Make progress steps, or let another thread make them, until ``done()``."""
         if done():
             return
         self._count_callers(1)
@@ -91,35 +94,34 @@ class Driver:
             self._count_callers(-1)
 
     def nap(self, until: Callable[[], bool]) -> None:
-        """Let a moment pass, or the time until something holds that ``changed`` tells of."""
+        """Wait for ``PAUSE`` seconds, or until a condition holds that ``changed`` is notified of."""
         with self.changed:
             self.changed.wait_for(lambda: until() or self.stopping, timeout=PAUSE)
 
     def join(self) -> None:
-        """Wait for the engine's thread, which is to stop."""
+        """Wait for the engine's thread, which was told to stop."""
         with self.changed:
             self.changed.notify_all()
         thread = self.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=5)
             if thread.is_alive():
-                _LOG.warning("the engine's thread is still at work; the end of MPI may not be clean")
+                _LOG.warning("the engine's thread did not stop within 5 s; MPI_Finalize may fail")
 
     def forked(self) -> None:
-        """This process is a fork: the thread is not in it, and nobody here releases what that one held."""
+        """This process is a fork: it has no copy of the thread, so locks that the thread held are replaced."""
         self.changed, self.driving, self.thread, self.stopping = threading.Condition(), threading.Lock(), None, True
 
-    def interrupted(self) -> None:
-        """Called while waiting for other ranks: raise if there is nothing to wait for any more."""
+    def check(self) -> None:
+        """End a wait for other ranks if the engine was shut down, or another rank has sent an abort."""
         if self.stopping:
-            raise Left("it was left")
+            raise SessionClosed("it was closed")
         self._transport.check_abort()
 
     def _count_callers(self, change: int) -> None:
         with self.changed:
             self.callers += change
-            self._transport.waiter.background = self.callers == 0  # then the process computes meanwhile
-            self._transport.whereabouts.callers = self.callers
+            self.background = self.callers == 0
 
     def _drive_or_wait(self, done: Callable[[], bool]) -> None:
         if not self.driving.acquire(blocking=False):
@@ -134,7 +136,7 @@ class Driver:
                 self.changed.notify_all()
 
     def _work(self) -> None:
-        """What the engine's own thread does: drive while there is something to do, end after a while without."""
+        """The engine's own thread: drives while there is work, ends after ``_IDLE`` seconds without."""
         sharpen_naps()
         while True:
             with self.changed:
@@ -148,12 +150,13 @@ class Driver:
                 self.changed.notify_all()
 
     def _drive(self, done: Callable[[], bool]) -> None:
-        """Take turns until something is done or nothing is left to do."""
+        """Make progress steps until ``done()``, or until there is nothing to do."""
         try:
             if self.gpu is not None:
                 device.use_gpu(self.gpu)
-            while self._driven.broken is None and not done() and self._driven.turn():
-                pass
+            with self._transport.waiter.monitored(self):
+                while self._driven.broken is None and not done() and self._driven.progress():
+                    pass
         except BaseException as error:
             self._driven.fail(error)
             if not isinstance(error, Exception):

@@ -1,9 +1,9 @@
-"""The engine: calls come in, ranks agree which of them run next, and their tensors travel side by side.
+"""The engine: it accepts calls, negotiates with the other ranks which ones run next, and overlaps their tensors.
 
-Every rank takes the same turns: in each, one more segment starts and those under way go on. What starts next is agreed
-in *rounds* (``negotiation``): those calls that all ranks have are run, by priority and then in the order in which the
-ranks first met them. So ranks may make their calls in any order. A ``driver`` decides which thread takes the turns, a
-``dispatcher`` makes segments of calls.
+Every rank makes the same progress steps: each starts one more segment and resumes the active ones. What starts next is
+decided in negotiation rounds: calls that all ranks have made are run, by priority, and then in the order in which they
+were first announced. So ranks may make their calls in any order. A ``driver`` decides which thread makes the progress
+steps, a ``dispatcher`` splits calls into segments.
 """
 
 from __future__ import annotations
@@ -19,261 +19,262 @@ from ..arrays import buffers, device
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, EspressoError, MismatchError, PlanError, RemoteError, StateError
 from ..options import Options
-from ..state.memory import Keeping
+from ..state.store import SyncState
 from ..tracing.recording import Recorder
-from .calls import Unit
+from .calls import PendingCall
 from .diagnostics import stuck_error
 from .dispatcher import Dispatcher, arrays_of
-from .driver import PAUSE, Driver, Left, unusable
-from .negotiation import Heard, Negotiation, numbers_in
+from .driver import PAUSE, Driver, SessionClosed, unusable
+from .negotiation import Negotiation, RoundResult, numbers_in
 from .nonfinite import NonFinite
 
-_LOOK_AGAIN = 8
-"""Turns after which ranks look for new calls although segments still wait to start: one of them may be more urgent."""
+_ROUND_EVERY = 8
+"""Progress steps between negotiation rounds while segments wait to start: a new call may be more urgent."""
 
-_LOOK_AT_IDLE = 3
-"""The same where none waits to start: a segment is under way for about so many turns more, and a round costs as much
+_ROUND_EVERY_DRAINING = 3
+"""The same if none waits to start: an active segment takes about so many more progress steps, and a round costs as much
 as some of them."""
 
 _GRACE = 1.0
-"""Seconds in which no rank may have been able to go on until that counts as an error: another thread may still call."""
+"""Seconds without progress on any rank that count as an error: until then, another thread may still make a call."""
 
 _FRUITLESS = int(_GRACE / PAUSE)
-"""Rounds in a row without a common call after which operations no longer wait for gradients that should come first."""
+"""Negotiation rounds without a common call after which operations no longer wait for gradients planned before them."""
 
 
 class Engine:
     """Runs the calls of one session.
 
     Args:
-        transport: for this engine alone.
-        keeping: residuals and counters; changed by every step.
+        transport: the messages; used by one engine at a time, see ``Waiter.monitored``.
+        options: the options of the session.
+        sync_state: residuals and counters; changed by every step.
 
     Attributes:
-        broken: why no more calls are taken.
-        nonfinite: what was left out for its values.
+        broken: the error after which no more calls are accepted; None: the engine works.
+        nonfinite: counts what was skipped because of its values.
+        unfinished: the calls that are not finished, by id.
     """
 
-    def __init__(self, transport: Transport, options: Options, keeping: Keeping, recorder: Recorder) -> None:
+    def __init__(self, transport: Transport, options: Options, sync_state: SyncState, recorder: Recorder) -> None:
         self._transport, self._options, self._recorder = transport, options, recorder
         self.broken: BaseException | None = None
         self.nonfinite = NonFinite(transport, recorder)
         self._driver = Driver(self, transport)
-        self._dispatcher = Dispatcher(transport, options, keeping, recorder, self.nonfinite, self._finish)
+        self._dispatcher = Dispatcher(transport, options, sync_state, recorder, self.nonfinite, self._finish)
         self._negotiation = Negotiation(transport, self._finish, self._dispatcher.forget_numbers)
-        self._inbox: list[Unit] = []
-        self._unfinished: dict[int, Unit] = {}
-        self._actions: list[Unit] = []
+        self._inbox: list[PendingCall] = []
+        self.unfinished: dict[int, PendingCall] = {}
+        self._actions: list[PendingCall] = []
         self._quiet = self._all_wait = False
         self._fruitless = self._since_round = 0
         self._stuck_since: float | None = None
-        self._progress = time.perf_counter()
-        transport.waiter.interrupted, transport.whereabouts.calls = self._driver.interrupted, self._unfinished
+        self._last_progress = time.perf_counter()
 
     @property
-    def keeping(self) -> Keeping:
+    def sync_state(self) -> SyncState:
         """Residuals and counters."""
-        return self._dispatcher.keeping
+        return self._dispatcher.sync_state
 
     @property
     def seed(self) -> int:
-        """What random numbers are drawn from."""
+        """The seed of all random numbers."""
         return self._dispatcher.seed
 
     @property
     def tally(self) -> Counter[str]:
-        """How many values were cut to fit their type."""
+        """Counts the values that were clipped to the range of their type."""
         return self._dispatcher.tally
 
-    def load(self, keeping: Keeping, seed: int) -> None:
-        """Go on with a state that was saved; nothing may be under way."""
-        self._dispatcher.keeping, self._dispatcher.seed = keeping, seed
+    def load(self, sync_state: SyncState, seed: int) -> None:
+        """Continue from a saved state; no segment may be active."""
+        self._dispatcher.sync_state, self._dispatcher.seed = sync_state, seed
 
-    def follow(self, options: Options, keeping: Keeping) -> None:
-        """Go on by another plan; nothing may be under way. All ranks must do it between the same calls."""
+    def follow(self, options: Options, sync_state: SyncState) -> None:
+        """Continue with another plan; no segment may be active. All ranks must do it between the same calls."""
         self._options = options
-        self._dispatcher.follow(options, keeping)
+        self._dispatcher.follow(options, sync_state)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def submit(self, unit: Unit, background: bool = False) -> Unit:
-        """Take a call in; ``background``: start on it even if nobody waits."""
+    def submit(self, call: PendingCall, background: bool = False) -> PendingCall:
+        """Accept a call; ``background``: start it even if no thread waits for it."""
         with self._driver.changed:
             self.require_usable()
-            self._unfinished[id(unit)] = unit
-            self._inbox.append(unit)
+            self.unfinished[id(call)] = call
+            self._inbox.append(call)
             self._driver.called(background)
-        return unit
+        return call
 
-    def wait(self, unit: Unit) -> Any:
-        """The result of a call; what it raises is raised here."""
-        self.wait_for(lambda: unit.finished)
-        if unit.error is not None:
-            raise unit.error
-        return unit.result
+    def wait(self, call: PendingCall) -> Any:
+        """Wait for a call, and return its result or raise its error."""
+        self.wait_for(lambda: call.finished)
+        if call.error is not None:
+            raise call.error
+        return call.result
 
     def wait_for(self, done: Callable[[], bool]) -> None:
-        """Drive the engine, or let its thread drive it, until something is done."""
+        """Drive the engine, or let another thread drive it, until ``done()``."""
         self._driver.wait_for(done)
 
     @property
     def busy(self) -> bool:
-        """Whether calls are not finished yet."""
-        return bool(self._unfinished)
+        """Whether there are unfinished calls."""
+        return bool(self.unfinished)
 
     def require_usable(self) -> None:
-        """Raise EspressoError if ranks may be out of step."""
+        """Raise EspressoError if the engine has failed or was shut down."""
         if self.broken is not None:
             raise unusable(self.broken)
 
-    def leave(self, why: str, tell: bool = True, cure: str = "open a new one") -> None:
-        """Stop without waiting for anybody; ``tell`` the other ranks if they may be waiting for this one."""
+    def shutdown(self, why: str, notify: bool = True, remedy: str = "open a new one") -> None:
+        """Stop without waiting for other ranks; ``notify`` them if they may be waiting for this one."""
         self._driver.stopping = True
         if self.broken is None:
-            self._break(Left(why, cure), tell)
+            self._break(SessionClosed(why, remedy), notify)
         self._driver.join()
 
-    def forked(self, why: str, cure: str) -> None:
+    def forked(self, why: str, remedy: str) -> None:
         """This process is a fork: the engine works in its parent only."""
         self._driver.forked()
         self._recorder.forked()
-        self._break(Left(why, cure), tell=False)
+        self._break(SessionClosed(why, remedy), notify=False)
 
-    # --- turns --------------------------------------------------------------------------------------------------------
+    # --- progress steps -----------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Whether a turn would do anything."""
+        """Whether a progress step would do anything."""
         return bool(self._inbox or self._dispatcher.runner.busy or self._actions or self._negotiation.declared)
 
-    def turn(self) -> bool:
-        """One turn; False if this rank has nothing to do."""
-        self._take_in()
+    def progress(self) -> bool:
+        """Make one progress step; False if this rank has nothing to do."""
+        self._declare_new()
         dispatcher = self._dispatcher
         idle = not dispatcher.runner.busy
         if idle and self._actions:
             self._act(self._actions.pop(0))
             return True
-        if idle and not self._negotiation.declared and not (self._driver.callers and dispatcher.parked.count):
+        if idle and not self._negotiation.declared and not (self._driver.callers and dispatcher.pending_groups.count):
             return False
-        if self._time_for_a_round(idle):
-            self._round()
+        if self._round_is_due(idle):
+            self._negotiate()
         self._since_round += 1
         all_here = self._quiet or self._all_wait or bool(self._actions) or self._fruitless > _FRUITLESS
-        if not dispatcher.runner.turn(all_here) and dispatcher.runner.busy:  # it waits for what is still to come
-            self._since_round = _LOOK_AGAIN
+        if not dispatcher.runner.progress(all_here) and dispatcher.runner.busy:  # it waits for what is still to come
+            self._since_round = _ROUND_EVERY
             self._nap()
         return True
 
     def fail(self, error: BaseException) -> None:
-        """A turn raised this."""
-        self._break(error, tell=not isinstance(error, (RemoteError, Left)))
+        """A progress step raised ``error``."""
+        self._break(error, notify=not isinstance(error, (RemoteError, SessionClosed)))
 
-    def _time_for_a_round(self, idle: bool) -> bool:
-        """The same on all ranks, but where nothing is under way: then those with calls begin."""
+    def _round_is_due(self, idle: bool) -> bool:
+        """Whether to start a round. The same on all ranks; if no segment is active, ranks with calls start one."""
         if idle or self._quiet or self._actions:
             return idle
-        return self._since_round >= (_LOOK_AGAIN if self._dispatcher.runner.waiting else _LOOK_AT_IDLE)
+        return self._since_round >= (_ROUND_EVERY if self._dispatcher.runner.waiting else _ROUND_EVERY_DRAINING)
 
-    def _act(self, unit: Unit) -> None:
-        assert unit.action is not None
-        parked = self._dispatcher.parked
+    def _act(self, call: PendingCall) -> None:
+        assert call.action is not None
+        pending_groups = self._dispatcher.pending_groups
         try:
-            if parked.count and unit.call[0] != "close":
-                missing = ", ".join(map(repr, parked.absent()))
+            if pending_groups.count and call.key[0] != "close":
+                missing = ", ".join(map(repr, pending_groups.absent()))
                 raise ConfigError(
-                    f"{unit.title}: tensors are still under way, which wait for {missing} of their group; call "
+                    f"{call.title}: tensors are still under way, which wait for {missing} of their group; call "
                     f"wait_all() before it"
                 )
-            unit.result = unit.action()
-        except (ConfigError, MismatchError, PlanError, StateError) as error:  # on all ranks alike: it can go on
-            unit.error = error
-        self._finish(unit)
+            call.result = call.action()
+        except (ConfigError, MismatchError, PlanError, StateError) as error:  # on all ranks alike: it can continue
+            call.error = error
+        self._finish(call)
 
-    def _break(self, error: BaseException, tell: bool) -> None:
-        """Ranks may be out of step from here on: all calls fail, here and on the other ranks."""
+    def _break(self, error: BaseException, notify: bool) -> None:
+        """Fail all calls, here and on the other ranks: from here on, the ranks may be out of step."""
         with self._driver.changed:  # no call comes in from here on
             first, self.broken = self.broken is None, self.broken or error
-        if first and tell:
+        if first and notify:
             me = self._transport.describe(self._transport.rank)
-            text = str(error) if isinstance(error, Left) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, SessionClosed) else f"{type(error).__name__}: {error}"
             self._transport.abort(f"{me}: {text}")
-        units = list(self._unfinished.values())
+        calls = list(self.unfinished.values())
         under_way = self._dispatcher.clear()
-        if units or under_way:  # messages under way may still be written to them
-            self._transport.outlive([units, under_way])
+        if calls or under_way:  # messages under way may still be written to them
+            self._transport.outlive([calls, under_way])
         self._inbox, self._actions = [], []
         self._negotiation.give_up()
-        for unit in units:
-            unit.error = error if not isinstance(error, Left) else EspressoError(f"session: {error}")
-            self._finish(unit)
+        for call in calls:
+            call.error = error if not isinstance(error, SessionClosed) else EspressoError(f"session: {error}")
+            self._finish(call)
 
-    def _finish(self, unit: Unit) -> None:
-        if unit.error is None and unit.gradients:
-            if unit.gpu is not None:
-                device.drain()  # whoever reads on any stream finds finished data
-            unit.result = buffers.rebuild(unit.given, unit.gradients)
-            if unit.watch is not None:
-                unit.watch.written()
+    def _finish(self, call: PendingCall) -> None:
+        if call.error is None and call.gradients:
+            if call.gpu is not None:
+                device.drain()  # so that a reader on any stream finds finished data
+            call.result = buffers.rebuild(call.given, call.gradients)
+            if call.watch is not None:
+                call.watch.written()
         with self._driver.changed:
-            unit.gradients, unit.given, unit.finished = [], None, True
-            self._unfinished.pop(id(unit), None)
+            call.gradients, call.given, call.finished = [], None, True
+            self.unfinished.pop(id(call), None)
             self._driver.changed.notify_all()
 
-    # --- rounds -------------------------------------------------------------------------------------------------------
+    # --- negotiation rounds -------------------------------------------------------------------------------------------
 
-    def _take_in(self) -> None:
-        """Declare what came in, unless another rank's half of the call has failed before."""
+    def _declare_new(self) -> None:
+        """Declare new calls, except those that have already failed because of another rank."""
         if not self._inbox:
             return
         with self._driver.changed:
-            units, self._inbox = self._inbox, []
-        for unit in units:
-            if self._negotiation.doomed(unit):
+            calls, self._inbox = self._inbox, []
+        for call in calls:
+            if self._negotiation.failed_remotely(call):
                 continue
-            if unit.gpu is not None:
-                self._driver.gpu = unit.gpu
-                device.use_gpu(unit.gpu)  # this may not be the caller's thread
+            if call.gpu is not None:
+                self._driver.gpu = call.gpu
+                device.use_gpu(call.gpu)  # this may not be the caller's thread
                 device.synchronize()  # whatever stream the caller's kernels are on
-            if unit.batch is not None and unit.problem is None:
-                self.nonfinite.look_for(unit, unit.batch)
-            self._negotiation.declare(unit)
+            if call.batch is not None and call.problem is None:
+                self.nonfinite.look_for(call, call.batch)
+            self._negotiation.declare(call)
 
-    def _round(self) -> None:
-        """Learn which calls the other ranks have, and start those that all have."""
+    def _negotiate(self) -> None:
+        """Run one negotiation round, and start the calls that all ranks have made."""
         front, sent = self._negotiation.front, self._transport.sent
-        heard = self._compare(front)
-        if heard.express:
-            self._run_express(front[0], heard, sent)
+        result = self._compare(front)
+        if result.fast_path:
+            self._run_fast_path(front[0], result, sent)
             return
-        failed = self._negotiation.settle(front, heard)
-        common, union = reduce(and_, heard.masks), reduce(or_, heard.masks)
-        self._quiet, self._since_round = heard.blocked and common == union, 0
-        self._all_wait, self._fruitless = heard.blocked, 0 if common else self._fruitless + 1
+        failed = self._negotiation.settle(front, result)
+        common, union = reduce(and_, result.masks), reduce(or_, result.masks)
+        self._quiet, self._since_round = result.blocked and common == union, 0
+        self._all_wait, self._fruitless = result.blocked, 0 if common else self._fruitless + 1
         if common:
             self._start(common)
         if common or failed or self._dispatcher.runner.busy:
-            self._got_on()
+            self._progressed()
         else:
-            self._negotiation.require_patience(front, heard.masks, self._progress)
-            self._without_progress(heard)
+            self._negotiation.require_timely(front, result.masks, self._last_progress)
+            self._without_progress(result)
 
-    def _compare(self, front: list[Unit]) -> Heard:
-        """Exchange headers, and record how long that takes."""
+    def _compare(self, front: list[PendingCall]) -> RoundResult:
+        """Exchange headers, and record the time."""
         waiter = self._transport.waiter
         if front:
             waiter.what = front[0].title
         start, waited = time.perf_counter(), waiter.waited
         stuck = self._stuck_since is not None and start - self._stuck_since > _GRACE
         idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
-        heard = self._negotiation.compare(front, idle, blocked, stuck, lambda: self._small(front))
+        result = self._negotiation.compare(front, idle, blocked, stuck, lambda: self._small(front))
         stop, waited = time.perf_counter(), waiter.waited - waited
         self._recorder.add("agree", "", 0, 0, start, stop)
         if waited > 0:
             self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))
-        return heard
+        return result
 
-    def _small(self, front: list[Unit]) -> list[Any] | None:
-        """The arrays of the only call of this rank, if it is so small that they go along with the header."""
+    def _small(self, front: list[PendingCall]) -> list[Any] | None:
+        """The arrays of the only call of this rank, if it is so small that they travel with the header."""
         if len(front) != 1 or front[0].number is None or self._actions or self._options.debug:
             return None
         if front[0].number in self._negotiation.bad or front[0].batch is None:  # bad: known to all ranks from before
@@ -281,63 +282,63 @@ class Engine:
         bucket = self._dispatcher.small(front[0])
         return None if bucket is None else arrays_of(front * len(bucket.members), bucket)
 
-    def _run_express(self, unit: Unit, heard: Heard, sent: Any) -> None:
-        """All ranks sent the data of this one call with their headers."""
-        bucket = self._dispatcher.small(unit)
+    def _run_fast_path(self, call: PendingCall, result: RoundResult, sent: Any) -> None:
+        """Finish the one call whose data all ranks have sent with their headers."""
+        bucket = self._dispatcher.small(call)
         assert bucket is not None
-        self._dispatcher.run_small(unit, bucket, heard.messages, self._negotiation.header_size, sent)
-        self._negotiation.next_of(unit.call)
+        self._dispatcher.run_small(call, bucket, result.messages, self._negotiation.header_size, sent)
+        self._negotiation.next_of(call.key)
         self._quiet, self._since_round = True, 0
-        self._got_on()
-        self._finish(unit)
+        self._progressed()
+        self._finish(call)
 
     def _start(self, common: int) -> None:
-        """Queue the tensors of the calls that all ranks have made."""
+        """Start the calls that all ranks have made."""
         self._dispatcher.renew()
         contents, going = self._negotiation.contents, []
         for number in sorted(numbers_in(common), key=lambda number: (-contents[number].priority, number)):
-            unit = self._negotiation.next_of(contents[number].call)
-            if unit.number != number:
+            call = self._negotiation.next_of(contents[number].key)
+            if call.number != number:
                 raise AssertionError("the call that all ranks have is not the next one here")
-            if unit.action is not None:
-                self._actions.append(unit)
+            if call.action is not None:
+                self._actions.append(call)
                 continue
             said = self._negotiation.bad.pop(number, {})
-            skip = self.nonfinite.settle(unit, said, contents[number], self._options.nonfinite)
+            skip = self.nonfinite.settle(call, said, contents[number], self._options.nonfinite)
             if skip is None:
-                self._finish(unit)
+                self._finish(call)
             else:
-                going.append((number, unit, skip))
+                going.append((number, call, skip))
         if going:
             self._dispatcher.begin(going)
 
-    def _got_on(self) -> None:
-        self._stuck_since, self._progress = None, time.perf_counter()
+    def _progressed(self) -> None:
+        self._stuck_since, self._last_progress = None, time.perf_counter()
 
-    def _without_progress(self, heard: Heard) -> None:
-        """No call is common to all ranks and nothing is under way."""
-        parked = self._dispatcher.parked
-        if heard.stuck and parked.count and self._options.tuning is not None:
-            self._got_on()
+    def _without_progress(self, result: RoundResult) -> None:
+        """Handle a round without a common call while no segment is active."""
+        pending_groups = self._dispatcher.pending_groups
+        if result.stuck and pending_groups.count and self._options.tuning is not None:
+            self._progressed()
             self._dispatcher.dissolve_groups()
             return
-        if heard.stuck:
-            calls = self._negotiation.calls_of(heard.masks)
-            self._give_up_calls(stuck_error(calls, list(parked.absent()), self._transport.describe))
+        if result.stuck:
+            waiting = self._negotiation.keys_of(result.masks)
+            self._give_up_calls(stuck_error(waiting, list(pending_groups.absent()), self._transport.describe))
             return
-        if not heard.blocked:
+        if not result.blocked:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = time.perf_counter()
         self._nap()
 
     def _nap(self) -> None:
-        """Let a moment pass, or the time until a call comes in."""
+        """Wait for a moment, or until a call arrives."""
         self._driver.nap(lambda: bool(self._inbox))
 
     def _give_up_calls(self, error: EspressoError) -> None:
-        """All calls that wait fail; the session can go on, for nothing is under way."""
+        """Fail all waiting calls; the session can continue, because no segment is active."""
         self._stuck_since = None
-        for unit in [*self._negotiation.give_up(), *self._dispatcher.give_up()]:
-            unit.error = error
-            self._finish(unit)
+        for call in [*self._negotiation.give_up(), *self._dispatcher.give_up()]:
+            call.error = error
+            self._finish(call)

@@ -1,7 +1,7 @@
-"""The short way for small dense tensors: they travel with the header of the round that agrees on them.
+"""The fast path for small dense tensors: their data travels with the header of the negotiation round.
 
-Every rank gets all ranks' data and works out the mean itself, in the order in which the route would have: first within
-each node, then over the nodes. So the bits are those of the route, and a synchronisation costs one exchange.
+Every rank receives the data of all ranks and computes the mean itself, in the order of the route: first within each
+node, then over the nodes. The result has the same bits as by the route, and a synchronisation costs one exchange.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..types import ROUTES, Route
 from .batches import Bucket
 
 ROOM = SLOT // 2
-"""Bytes of data that go along with a header at most; of all ranks together where they go between nodes."""
+"""Maximum bytes of data that travel with a header; between nodes, of all ranks together."""
 
 _LEVELS = {Route.parse(ROUTES["flat"]): ("flat",), Route.parse(ROUTES["hierarchical"]): ("intra", "inter")}
 _ALIGN = 64
 
 
 def fits(bucket: Bucket, topology: Topology) -> bool:
-    """Whether a bucket may go the short way: dense, small, on the host, along a route whose sums can be made alone."""
+    """Whether a bucket may take the fast path: dense, small, on the host, and by a route that only sums."""
     spec = bucket.members[0][1].spec
     nbytes = sum(item.spec.nbytes for _, item in bucket.members)
     ranks = topology.size if len(topology.nodes) > 1 else 1
@@ -38,7 +38,7 @@ def fits(bucket: Bucket, topology: Topology) -> bool:
 
 
 def packed(header: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """A header with the data behind it, as flat bytes."""
+    """A header followed by the data, as flat bytes."""
     at = _start(header.size)
     message = np.empty(at + sum(array.nbytes for array in arrays), np.uint8)
     message[: header.size] = header
@@ -49,7 +49,7 @@ def packed(header: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def room(header_size: int) -> int:
-    """Bytes that a header with data takes at most."""
+    """Maximum bytes of a header with data."""
     return _start(header_size) + ROOM
 
 
@@ -60,7 +60,7 @@ def _start(header_size: int) -> int:
 def unpack_mean(
     messages: Sequence[np.ndarray], header_size: int, bucket: Bucket, topology: Topology, arrays: Sequence[np.ndarray]
 ) -> None:
-    """Write the mean of what all ranks have sent into this rank's arrays."""
+    """Write the mean of the data of all ranks into this rank's arrays."""
     kind, dtype, start = arrays[0].dtype, bucket.dtype, _start(header_size)
     rows = [message[start:].view(kind) for message in messages]
     levels = _LEVELS[bucket.strategy.route]

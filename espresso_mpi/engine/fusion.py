@@ -1,4 +1,4 @@
-"""The array that travels for a bucket: filled from the caller's tensors, emptied into them; and when that pays."""
+"""The working array of a bucket: filled from the caller's tensors, and copied back to them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
-from ..collectives.turns import interleave
+from ..collectives.progress import interleave
 from ..feedback import NO_FEEDBACK
-from ..state.memory import Memory
+from ..state.store import StateStore
 from ..tracing.recording import Recorder
 from ..types import Route
 from .batches import Bucket
@@ -27,27 +27,28 @@ from .guard import Check
 
 _LARGEST_HALF = np.float32(65504)
 _BEYOND_HALF = int(_LARGEST_HALF.view(np.uint32)) + 1
-"""The bits of the least float32 that is cut."""
+"""The bits of the least float32 that is clipped."""
 
 
 @dataclass
 class Buffer:
-    """The flat array that travels for a bucket: the caller's own, or a copy of several or in float32.
+    """The flat working array of a bucket: the caller's own, or a copy of several arrays or in float32.
 
     Attributes:
         bucket, arrays: the tensors, and flat arrays over the caller's memory, in the same order.
-        skip: which of them are left out.
-        memory: what is kept; tensors are owed there what float16 cannot hold.
-        tally: counts "saturated": values that were cut to the largest float16.
-        checks: in debug mode: make sure that the caller's memory is as it was.
-        shift: the array travels divided by two to this power.
+        skip: which of them are skipped.
+        transport: lends scratch memory.
+        store: the state; what float16 cannot hold becomes a pending residual there.
+        tally: counts "saturated": values that were clipped to the largest float16.
+        checks: in debug mode: verify that the caller's memory has not changed.
+        shift: the array is divided by two to this power while it travels.
     """
 
     bucket: Bucket
     arrays: Sequence[Any]
     skip: Sequence[bool]
     transport: Transport
-    memory: Memory
+    store: StateStore
     tally: Counter[str]
     checks: Sequence[Check] = ()
     shift: int = 0
@@ -56,7 +57,7 @@ class Buffer:
     begun: bool = False
 
     def fill(self) -> None:
-        """Make it. In debug mode it is a copy: then the caller's memory can be checked until the mean replaces it."""
+        """Fill the array. In debug mode it is always a copy, so that the caller's memory can be checked."""
         for check in self.checks:
             check("before it was read")
         first, bucket = self.arrays[0], self.bucket
@@ -71,13 +72,13 @@ class Buffer:
                 self._fill_one_by_one(narrow)
             else:
                 device.join(self.x, self.arrays)
-        if self.memory.waiting:
-            self._take_what_is_owed()
+        if self.store.any_pending:
+            self._add_pending_residuals()
         if self.shift:
             ranges.scale(self.x, -self.shift, bucket.dtype)
 
     def _fill_one_by_one(self, narrow: bool) -> None:
-        """Where tensors are converted, or some are skipped: their part is zero."""
+        """Fill the array if tensors are converted, or some are skipped: their part is zero."""
         for (part, array), skipped in zip(self._pieces(), self.skip):
             if skipped:
                 device.copy(part, device.zeros(part.size, part.dtype, device.device_of(part)))
@@ -86,45 +87,45 @@ class Buffer:
             else:
                 device.copy(part, array)
 
-    def _take_what_is_owed(self) -> None:
-        """Add it to dense tensors; of those that are compressed it is the bucket's, as a residual if there is one.
+    def _add_pending_residuals(self) -> None:
+        """Add pending residuals to the tensors; with feedback, to the residual of the bucket instead.
 
-        Members of a group may be owed something from before they were compressed as one.
+        Members of a group may have pending residuals of their own, from before they were compressed as one.
         """
         bucket = self.bucket
         if bucket.compressor is None:
-            for name, first, owed in self._owed_to_members():
-                self._add(name, self.x[first : first + owed.size], owed, bucket.dtype)
+            for name, first, residual in self._pending_of_members():
+                self._add(name, self.x[first : first + residual.size], residual, bucket.dtype)
             return
-        more = self._owed_to_group() if len(self.arrays) > 1 else None  # a single tensor has the bucket's name
-        rest = self.memory.begin(bucket.kept, bucket.size, bucket.feedback.kind == "plain", more)
+        extra = self._pending_of_group() if len(self.arrays) > 1 else None  # a single tensor has the bucket's name
+        rest = self.store.begin(bucket.store_name, bucket.size, bucket.feedback.kind == "plain", extra)
         self.begun = True
         if rest is not None:
-            self._add(bucket.kept, self.x, rest, "float32")
+            self._add(bucket.store_name, self.x, rest, "float32")
 
-    def _owed_to_group(self) -> np.ndarray | None:
-        """What all members together are owed, side by side; None: nothing."""
+    def _pending_of_group(self) -> np.ndarray | None:
+        """The pending residuals of all members, side by side; None if there are none."""
         whole = None
-        for _, first, owed in self._owed_to_members():
+        for _, first, residual in self._pending_of_members():
             whole = np.zeros(self.bucket.size, np.float32) if whole is None else whole
-            whole[first : first + owed.size] = owed
+            whole[first : first + residual.size] = residual
         return whole
 
-    def _owed_to_members(self) -> list[tuple[str, int, np.ndarray]]:
-        """(name, first element in the buffer, residual) of the tensors that are owed something and not skipped."""
+    def _pending_of_members(self) -> list[tuple[str, int, np.ndarray]]:
+        """(name, first element in the buffer, pending residual) of the members that are not skipped."""
         found, first = [], 0
         for (_, item), skipped in zip(self.bucket.members, self.skip):
             name, n = item.spec.name, item.spec.size
-            owed = self.memory.take(name, n) if not skipped and self.memory.owes(name, n) else {}
-            if "residual" in owed:
-                found.append((name, first, owed["residual"]))
+            pending = self.store.take_pending(name, n) if not skipped and self.store.has_pending(name, n) else {}
+            if "residual" in pending:
+                found.append((name, first, pending["residual"]))
             first += n
         return found
 
     def empty(self) -> None:
-        """Bring the result to the caller's arrays."""
+        """Copy the result to the caller's arrays."""
         if self.begun:
-            self.memory.end(self.bucket.kept, self.bucket.size)
+            self.store.end(self.bucket.store_name, self.bucket.size)
         for check in self.checks:
             check("before its mean was written")
         if self.shift:
@@ -132,7 +133,7 @@ class Buffer:
         if self.workspace is None:
             return
         if self.bucket.dtype == "float16" and self.x.dtype == np.float32:
-            self._owe_what_is_cut(self.bucket.kept, self.x, self.bucket.feedback.kind == "plain")
+            self._keep_clipped(self.bucket.store_name, self.x, self.bucket.feedback.kind == "plain")
         if self.bucket.uniform and self.x.dtype == self.arrays[0].dtype and not any(self.skip):
             device.part(self.x, self.arrays)
         else:
@@ -140,7 +141,7 @@ class Buffer:
         self.transport.give_back(self.workspace)
 
     def _empty_one_by_one(self) -> None:
-        """Where tensors are converted, or some are skipped."""
+        """Copy the result back if tensors are converted, or some are skipped."""
         for (part, array), skipped in zip(self._pieces(), self.skip):
             if skipped:
                 continue
@@ -155,14 +156,14 @@ class Buffer:
             yield self.x[start : start + array.size], array
             start += array.size
 
-    def _add(self, name: str, x: Any, owed: Any, dtype: str) -> None:
-        """``x += owed`` (float32) for a part of any element type; what float16 cannot hold stays owed."""
+    def _add(self, name: str, x: Any, residual: Any, dtype: str) -> None:
+        """``x += residual`` (float32) for a part of any element type; what float16 cannot hold stays pending."""
         if dtype == "float64":
-            _add_to_doubles(x, owed)
+            _add_to_doubles(x, residual)
             return
         where = device.device_of(x)
-        here = device.empty(owed.size, np.float32, where)
-        device.copy(here, owed)
+        here = device.empty(residual.size, np.float32, where)
+        device.copy(here, residual)
         if dtype == "float32":
             reduction.blend(x, 1.0, 1.0, here)
             return
@@ -170,34 +171,34 @@ class Buffer:
         reduction.convert(wide, x, dtype)
         reduction.blend(wide, 1.0, 1.0, here)
         if dtype == "float16":
-            self._owe_what_is_cut(name, wide, True)
+            self._keep_clipped(name, wide, True)
         reduction.convert(x, wide, dtype)
 
-    def _owe_what_is_cut(self, name: str, wide: Any, kept: bool) -> None:
-        """Count the values that float16 cannot hold; ``kept``: what is cut from them is added the next time."""
+    def _keep_clipped(self, name: str, wide: Any, kept: bool) -> None:
+        """Count the values that float16 cannot hold; ``kept``: the clipped parts become a pending residual."""
         cut = reduction.count_from(wide, "float32", _BEYOND_HALF)
         self.tally["saturated"] += cut
         if cut and kept:
             values = np.empty(wide.size, np.float32)
             device.copy(values, wide)
-            self.memory.owe(name, values - np.clip(values, -_LARGEST_HALF, _LARGEST_HALF))
+            self.store.add_pending_residual(name, values - np.clip(values, -_LARGEST_HALF, _LARGEST_HALF))
 
 
-def _add_to_doubles(x: Any, owed: Any) -> None:
-    """``x += owed`` for float64, of which float32 holds neither all digits nor all magnitudes.
+def _add_to_doubles(x: Any, residual: Any) -> None:
+    """``x += residual`` for float64, of which float32 holds neither all digits nor all magnitudes.
 
     Rare, therefore simple: a GPU's values pass through the host.
     """
     here = np.empty(x.size, np.float64)
     device.copy(here, x)
-    here += owed
+    here += residual
     device.copy(x, here)
 
 
 def measured_limit(transport: Transport, route: Route) -> int:
-    """The bytes whose copying in and out of a buffer takes as long as a collective on nothing. Collective.
+    """The number of bytes whose copies to and from a buffer take as long as an empty collective. Collective.
 
-    Collectives follow each other closely, as those of the tensors of a model do.
+    Several collectives overlap in the measurement, as those of the tensors of a model do.
     """
     tiny, program = np.zeros(64, np.float32), Program(transport, route, None, 64, "float32")
     job, recorder = Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder()

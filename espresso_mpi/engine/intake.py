@@ -1,4 +1,4 @@
-"""Makes calls of what callers pass: adopts their arrays, claims their memory, and finds out how tensors travel."""
+"""Turns the arguments of callers into pending calls: adopts arrays, claims their memory, finds their strategies."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ..options import Options
 from ..types import TensorSpec
 from . import guard
 from .batches import Batch, Batches, batch_of
-from .calls import Unit
-from .diagnostics import Call
+from .calls import PendingCall
+from .diagnostics import CallKey
 
 _LOG = logging.getLogger("espresso_mpi")
 
 Flat = Callable[[], Iterable[tuple[str, Any]]]
-"""Names and arrays of a call; may raise."""
+"""Returns the names and arrays of a call; may raise."""
 
-Noted = Callable[[Call, "tuple[TensorSpec, ...] | None"], None]
-"""Is told each call and its tensors; None: it failed on this rank."""
+Noted = Callable[[CallKey, "tuple[TensorSpec, ...] | None"], None]
+"""Called with each call and its tensors; None: it failed on this rank."""
 
 
 class Intake:
-    """The memory that callers have handed over, and what is known about their tensors.
+    """Makes pending calls; holds the claimed memory of callers, and what is known about their tensors.
 
     Attributes:
-        batches: how the tensors of a call travel, once that is known.
+        batches: cache of the prepared batches.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -41,17 +41,17 @@ class Intake:
         self._claims, self._copies, self._lost = guard.Claims(), False, False
         self._gpu: int | None = None
 
-    def unit(
+    def pending_call(
         self,
-        call: Call,
+        key: CallKey,
         given: Any,
         flat: Flat,
         title: str,
         priority: float | None,
         options: Callable[[], Options],
         noted: Noted,
-    ) -> Unit:
-        """A call with flat arrays over the caller's memory; an error is kept until all ranks know of it."""
+    ) -> PendingCall:
+        """A pending call over the caller's memory; an error is stored until all ranks know of it."""
         gradients = list[Gradient]()
         claimed: guard.Spans = ()
         batch, problem, order, gpu = None, None, 0.0, None
@@ -69,43 +69,44 @@ class Intake:
             problem = GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
         specs = tuple(gradient.spec for gradient in gradients)
         try:
-            noted(call, specs if problem is None else None)
+            noted(key, specs if problem is None else None)
         except BaseException:  # there will be no call to wait for
             self._claims.drop(claimed)
             raise
         if problem is None:
-            batch, problem = self._settled(call, specs, options())  # a step that ended may have changed them
+            batch, problem = self._settled(key, specs, options())  # the end of a step may have changed the options
         if problem is not None:
             self._claims.drop(claimed)
-            return Unit(call, given, gradients, batch, problem, order, title=title, gpu=gpu)
+            return PendingCall(key, given, gradients, batch, problem, order, title=title, gpu=gpu)
         self._tell_of_copies(gradients)
         watch = guard.Watch(title, gradients, claimed, options().debug)
-        return Unit(call, given, gradients, batch, None, order, title=title, gpu=gpu, watch=watch)
+        return PendingCall(key, given, gradients, batch, None, order, title=title, gpu=gpu, watch=watch)
 
-    def release(self, unit: Unit, read: bool = True) -> EspressoError | None:
-        """The tensors of a call that has ended are the caller's again; changed before that, ranks differ in them.
+    def release(self, call: PendingCall, read: bool = True) -> EspressoError | None:
+        """Release the memory of a finished call, and check that the caller has not changed it before.
 
         Args:
-            read: somebody is given the result; else it must be known to the caller otherwise.
+            call: the call.
+            read: whether the result is returned to the caller.
 
         Returns:
-            what is wrong if they were changed, which is the error of the call from then on.
+            The error if a tensor was changed; it also becomes the error of the call. Else None.
         """
-        if unit.watch is None:
+        if call.watch is None:
             return None
         changed = None
         with self._claims.lock:  # several threads may wait for one call
-            watch = unit.watch
+            watch = call.watch
             if watch is None:
                 return None
             self._claims.drop(watch.spans)
-            if unit.error is None:
+            if call.error is None:
                 try:
                     watch.require_untouched()
                 except GradientError as error:
-                    unit.error = changed = error
-            lost = None if read or unit.error is not None else watch.lost(unit)
-            unit.watch = None
+                    call.error = changed = error
+            lost = None if read or call.error is not None else watch.lost(call)
+            call.watch = None
         if lost is not None and not self._lost:
             self._lost = True
             _LOG.warning("%s", lost)
@@ -120,12 +121,12 @@ class Intake:
             _LOG.info("%s: its memory is strided, so it travels as a copy, as others may (said once)", copied.name)
 
     def _settled(
-        self, call: Call, specs: tuple[TensorSpec, ...], options: Options
+        self, key: CallKey, specs: tuple[TensorSpec, ...], options: Options
     ) -> tuple[Batch | None, EspressoError | None]:
-        """How the tensors of a call travel, or why they cannot."""
-        topology, alone = self._topology, call[0] == "sync"
+        """The batch of a call, or the error why there is none."""
+        topology, alone = self._topology, key[0] == "sync"
         try:
-            return self.batches.find(call, specs, lambda new: batch_of(new, options, topology, alone)), None
+            return self.batches.find(key, specs, lambda new: batch_of(new, options, topology, alone)), None
         except EspressoError as error:
             return None, error
         except Exception as error:  # a compressor of the user's own may raise anything

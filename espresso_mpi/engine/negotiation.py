@@ -1,7 +1,7 @@
-"""Rounds in which ranks learn of each other's calls: each says by a bit which it has.
+"""Negotiation rounds: every rank announces by one bit per call which calls it has made.
 
-A call is numbered, its bit, when a rank first brings it; what is new is told in words, once. All ranks compute the same
-from the same messages: which calls all have, and which can never be carried out.
+A call gets its number, which is its bit, when a rank first announces it; its description is sent once. All ranks derive
+the same from the same messages: which calls all of them have made, and which ones can never run.
 """
 
 from __future__ import annotations
@@ -22,18 +22,24 @@ from ..collectives.messages.agreement import allgather_json, gather_small
 from ..collectives.messages.transport import Transport
 from ..errors import EspressoError
 from . import fast_path
-from .calls import Unit
-from .diagnostics import Call, Content, absent_error, conflict_error, problem_error
+from .calls import PendingCall
+from .diagnostics import CallKey, Content, absent_error, conflict_error, problem_error
 
-_NEWS, _BLOCKED, _STUCK, _EXPRESS = 1, 2, 4, 8
+_NEWS, _BLOCKED, _STUCK, _FAST_PATH = 1, 2, 4, 8
 
 _KNOWN = 1 << 14
-"""Calls that ranks know by number; each costs a bit of every header."""
+"""The number of calls that are remembered; each costs a bit of every header."""
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What a round brought: flags and bits of every rank, (rank, note) of what is new, and everyone's message."""
+class RoundResult:
+    """The result of a negotiation round.
+
+    Attributes:
+        flags, masks: flags and bits of every rank.
+        notes: (rank, note) of every call that is new.
+        messages: the message of every rank.
+    """
 
     flags: Sequence[int]
     masks: list[int]
@@ -41,100 +47,111 @@ class Heard:
     messages: Sequence[np.ndarray]
 
     @property
-    def express(self) -> bool:
-        """Whether all ranks sent the data of one and the same call along."""
-        going = bool(self.messages) and not self.notes and all(flag & _EXPRESS for flag in self.flags)
+    def fast_path(self) -> bool:
+        """Whether all ranks have sent the data of one and the same call."""
+        going = bool(self.messages) and not self.notes and all(flag & _FAST_PATH for flag in self.flags)
         return going and len(set(self.masks)) == 1
 
     @property
     def blocked(self) -> bool:
-        """Whether on every rank somebody waits."""
+        """Whether a thread waits on every rank."""
         return all(flag & _BLOCKED for flag in self.flags)
 
     @property
     def stuck(self) -> bool:
-        """Whether no rank has got on for a while."""
+        """Whether no rank has made progress for a while."""
         return self.blocked and all(flag & _STUCK for flag in self.flags)
 
 
 class Negotiation:
-    """The calls of this rank that are not begun, and what is known of those of the others.
+    """The calls of this rank that wait to start, and what is known of the calls of other ranks.
 
     Args:
-        finish: ends a call that failed.
-        forgotten: told when the numbers of calls mean nothing any more, on all ranks at once.
+        transport: the messages.
+        finish: called with a call that has failed.
+        forgotten: called when the numbers of calls become invalid, on all ranks at once.
 
     Attributes:
-        declared: calls that wait to begin, by what they are matched by.
-        contents: of the calls that ranks know, by their numbers.
-        bad: by number and rank: what is odd about the values of a call.
+        declared: calls that wait to start, by key.
+        contents: the contents of the known calls, by number.
+        bad: by number and rank: the values of a call that cannot be summed.
     """
 
-    def __init__(self, transport: Transport, finish: Callable[[Unit], None], forgotten: Callable[[], None]) -> None:
+    def __init__(
+        self, transport: Transport, finish: Callable[[PendingCall], None], forgotten: Callable[[], None]
+    ) -> None:
         self._transport, self._finish, self._forgotten = transport, finish, forgotten
-        self.declared: dict[Call, deque[Unit]] = {}
+        self.declared: dict[CallKey, deque[PendingCall]] = {}
         self.contents: list[Content] = []
         self.bad: dict[int, dict[int, dict[str, str]]] = {}
-        self._doomed: dict[Call, deque[EspressoError]] = {}
+        self._failed_early: dict[CallKey, deque[EspressoError]] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self._bits: dict[Call, int] = {}
-        self._rivals = 0
+        self._bits: dict[CallKey, int] = {}
+        self._ambiguous = 0
 
     @property
-    def front(self) -> list[Unit]:
-        """The calls of this rank that could begin."""
-        return [units[0] for units in self.declared.values()]
+    def front(self) -> list[PendingCall]:
+        """The calls of this rank that may start next: the first of each key."""
+        return [calls[0] for calls in self.declared.values()]
 
     @property
     def header_size(self) -> int:
-        """Bytes of flags, and of a bit for each call that the ranks know."""
+        """Bytes of a header: flags, and a bit for each known call."""
         return 1 + (len(self.contents) + 7) // 8
 
-    def declare(self, unit: Unit) -> None:
-        """A call of this rank waits to begin."""
-        self.declared.setdefault(unit.call, deque()).append(unit)
+    def declare(self, call: PendingCall) -> None:
+        """Queue a call of this rank."""
+        self.declared.setdefault(call.key, deque()).append(call)
 
-    def doomed(self, unit: Unit) -> bool:
-        """Whether another rank's half of the call has failed before; then this half has failed as well."""
-        errors = self._doomed.get(unit.call)
+    def failed_remotely(self, call: PendingCall) -> bool:
+        """Whether the call has already failed because of another rank; if so, it is finished with that error."""
+        errors = self._failed_early.get(call.key)
         if errors:
-            unit.error = errors.popleft()
-            self._finish(unit)
-        return unit.error is not None
+            call.error = errors.popleft()
+            self._finish(call)
+        return call.error is not None
 
-    def next_of(self, call: Call) -> Unit:
-        """Take the first of the declared calls of that name."""
-        units = self.declared[call]
-        unit = units.popleft()
-        if not units:  # every round looks at what is there
-            del self.declared[call]
-        return unit
+    def next_of(self, key: CallKey) -> PendingCall:
+        """Remove and return the first declared call of a key."""
+        calls = self.declared[key]
+        call = calls.popleft()
+        if not calls:  # every round iterates over the keys
+            del self.declared[key]
+        return call
 
-    def give_up(self) -> list[Unit]:
-        """All declared calls, which are declared no more."""
-        units = list(itertools.chain.from_iterable(self.declared.values()))
+    def give_up(self) -> list[PendingCall]:
+        """Remove and return all declared calls."""
+        calls = list(itertools.chain.from_iterable(self.declared.values()))
         self.declared, self.bad = {}, {}
-        return units
+        return calls
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     def compare(
-        self, front: Sequence[Unit], idle: bool, blocked: bool, stuck: bool, small: Callable[[], Sequence[Any] | None]
-    ) -> Heard:
+        self,
+        front: Sequence[PendingCall],
+        idle: bool,
+        blocked: bool,
+        stuck: bool,
+        small: Callable[[], Sequence[Any] | None],
+    ) -> RoundResult:
         """Exchange headers with all ranks.
 
         Args:
-            idle: nothing is under way; blocked: somebody waits on this rank; stuck: it has not got on for a while.
-            small: the arrays of the only call in front, if it is so small that its data goes along.
+            front: the calls that may start next.
+            idle: no segment is active.
+            blocked: a thread waits on this rank.
+            stuck: this rank has made no progress for a while.
+            small: returns the arrays of the only call in front, if it is so small that they travel with the header.
         """
         self._number(front)
-        news = [unit for unit in front if not unit.told and (unit.number is None or unit.bad or unit.problem)]
+        news = [call for call in front if not call.announced and (call.number is None or call.bad or call.problem)]
         if idle and len(self.contents) >= _KNOWN:
             self._forget(front)
         size = self.header_size
         arrays = small() if idle and not news else None
-        flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | _EXPRESS * bool(arrays)
-        mine = [unit.number for unit in front if unit.number is not None and unit.problem is None]
+        flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | _FAST_PATH * bool(arrays)
+        mine = [call.number for call in front if call.number is not None and call.problem is None]
         message = np.frombuffer(bytes([flag]) + bits_of(mine, size - 1), np.uint8)
         if arrays:
             message = fast_path.packed(message, arrays)
@@ -143,121 +160,123 @@ class Negotiation:
         flags, masks = [row[0] for row in rows], [int.from_bytes(row[1:], "little") for row in rows]
         notes: list[tuple[int, Any]] = []
         if any(flag & _NEWS for flag in flags):
-            text = json.dumps([unit.note() for unit in news]).encode()
+            text = json.dumps([call.note() for call in news]).encode()
             notes = [(rank, n) for rank, found in enumerate(allgather_json(self._transport, text)) for n in found]
-            for unit in news:
-                unit.told = True
-        return Heard(flags, masks, notes, messages)
+            for call in news:
+                call.announced = True
+        return RoundResult(flags, masks, notes, messages)
 
-    def settle(self, front: Sequence[Unit], heard: Heard) -> bool:
-        """Learn what is new, and let calls fail that can never begin; whether any did. Changes the masks."""
-        for rank, note in heard.notes:
-            self._hear(rank, note, heard.masks)
+    def settle(self, front: Sequence[PendingCall], result: RoundResult) -> bool:
+        """Register new calls, and fail those that can never start; returns whether any failed. Changes the masks."""
+        for rank, note in result.notes:
+            self._register(rank, note, result.masks)
         self._number(front)
-        failed = self._fail_broken(heard.notes, heard.masks)
-        return self._fail_conflicts(heard.masks) or failed
+        failed = self._fail_broken(result.notes, result.masks)
+        return self._fail_conflicts(result.masks) or failed
 
-    def require_patience(self, front: Sequence[Unit], masks: Sequence[int], since: float) -> None:
-        """Raise RankTimeoutError if a rank that answers has not made a call of this one for too long.
+    def require_timely(self, front: Sequence[PendingCall], masks: Sequence[int], since: float) -> None:
+        """Raise RankTimeoutError if a rank that responds has not made one of the calls within the timeout.
 
         Args:
-            since: when calls last got on.
+            front: the calls that may start next.
+            masks: the calls of each rank.
+            since: time of the last progress.
         """
         waiter, now = self._transport.waiter, time.perf_counter()
-        for unit in front:
-            waited = now - max(unit.since, since)
-            if unit.number is None or waited < min(waiter.notice, waiter.timeout):
+        for call in front:
+            waited = now - max(call.since, since)
+            if call.number is None or waited < min(waiter.notice, waiter.timeout):
                 continue
-            missing = [rank for rank, mask in enumerate(masks) if not mask >> unit.number & 1]
+            missing = [rank for rank, mask in enumerate(masks) if not mask >> call.number & 1]
             if waited > waiter.timeout:
-                raise absent_error(waiter.timeout, unit.title, missing, self._transport.describe)
-            if not unit.noticed:
-                unit.noticed = True
-                waiter.say(waited, missing, unit.title)
+                raise absent_error(waiter.timeout, call.title, missing, self._transport.describe)
+            if not call.noticed:
+                call.noticed = True
+                waiter.log_notice(waited, missing, call.title)
 
-    def calls_of(self, masks: Sequence[int]) -> dict[int, list[Call]]:
-        """The calls that each rank has."""
-        return {rank: [self.contents[number].call for number in numbers_in(mask)] for rank, mask in enumerate(masks)}
+    def keys_of(self, masks: Sequence[int]) -> dict[int, list[CallKey]]:
+        """The keys of the calls of each rank."""
+        return {rank: [self.contents[number].key for number in numbers_in(mask)] for rank, mask in enumerate(masks)}
 
-    def _number(self, front: Sequence[Unit]) -> None:
-        for unit in front:
-            if unit.number is None:
-                unit.number = self._numbers.get(unit.key)
+    def _number(self, front: Sequence[PendingCall]) -> None:
+        for call in front:
+            if call.number is None:
+                call.number = self._numbers.get(call.signature)
 
-    def _forget(self, front: Sequence[Unit]) -> None:
-        """Let all ranks learn the calls anew: where they differ from step to step, most will never come again."""
+    def _forget(self, front: Sequence[PendingCall]) -> None:
+        """Forget all numbers, on all ranks: if calls differ from step to step, most will never occur again."""
         for known in (self.contents, self._numbers, self._bits, self.bad):
             known.clear()
-        self._rivals = 0
-        for unit in front:
-            unit.number, unit.told = None, False
+        self._ambiguous = 0
+        for call in front:
+            call.number, call.announced = None, False
         self._forgotten()
 
-    def _hear(self, rank: int, note: Mapping[str, Any], masks: list[int]) -> None:
-        """A call that a rank brings for the first time, or with values that are not finite."""
+    def _register(self, rank: int, note: Mapping[str, Any], masks: list[int]) -> None:
+        """Register a call that is new, or whose values are not finite."""
         if note["problem"]:
             return
         content = Content.read(note)
-        key = (content.call, content.priority, bytes.fromhex(content.digest))
-        number = self._numbers.get(key)
+        signature = (content.key, content.priority, bytes.fromhex(content.digest))
+        number = self._numbers.get(signature)
         if number is None:
-            number = self._numbers[key] = len(self.contents)
+            number = self._numbers[signature] = len(self.contents)
             self.contents.append(content)
-            known = self._bits.get(content.call, 0)
-            self._bits[content.call] = known | 1 << number
+            known = self._bits.get(content.key, 0)
+            self._bits[content.key] = known | 1 << number
             if known:
-                self._rivals |= known | 1 << number
+                self._ambiguous |= known | 1 << number
         masks[rank] |= 1 << number
         if note["bad"]:
             self.bad.setdefault(number, {})[rank] = note["bad"]
 
     def _fail_broken(self, notes: Sequence[tuple[int, Any]], masks: list[int]) -> bool:
-        """Calls that a rank could not make fail on all ranks."""
-        said: dict[Call, list[tuple[int, Any]]] = {}
+        """Fail the calls that one rank could not make, on all ranks."""
+        said: dict[CallKey, list[tuple[int, Any]]] = {}
         for rank, note in notes:
             if note["problem"]:
                 said.setdefault((note["call"][0], note["call"][1]), []).append((rank, note["problem"]))
-        for call, problems in said.items():
-            self._fail(call, problem_error(problems, len(masks), self._transport.describe), masks)
+        for key, problems in said.items():
+            self._fail(key, problem_error(problems, len(masks), self._transport.describe), masks)
         return bool(said)
 
     def _fail_conflicts(self, masks: list[int]) -> bool:
-        """Calls of one name that differ between ranks fail on all ranks."""
-        rest = reduce(or_, masks) & ~reduce(and_, masks) & self._rivals
-        calls = {self.contents[number].call for number in numbers_in(rest)}
+        """Fail the calls whose content differs between ranks, on all ranks."""
+        rest = reduce(or_, masks) & ~reduce(and_, masks) & self._ambiguous
+        keys = {self.contents[number].key for number in numbers_in(rest)}
         found = False
-        for call in sorted(calls):
-            mine = {rank: mask & self._bits[call] for rank, mask in enumerate(masks) if mask & self._bits[call]}
+        for key in sorted(keys):
+            mine = {rank: mask & self._bits[key] for rank, mask in enumerate(masks) if mask & self._bits[key]}
             if len(set(mine.values())) > 1:
                 contents = {rank: self.contents[numbers_in(bits)[0]] for rank, bits in mine.items()}
-                self._fail(call, conflict_error(contents, self._transport.describe), masks)
+                self._fail(key, conflict_error(contents, self._transport.describe), masks)
                 found = True
         return found
 
-    def _fail(self, call: Call, error: EspressoError, masks: list[int]) -> None:
-        """The call that is next on each rank fails, also where it is still to come."""
-        bits = self._bits.get(call, 0)
+    def _fail(self, key: CallKey, error: EspressoError, masks: list[int]) -> None:
+        """Fail the next call of a key, also on ranks that make it later."""
+        bits = self._bits.get(key, 0)
         for rank, mask in enumerate(masks):
             masks[rank] = mask & ~bits
         for number in numbers_in(bits):
             self.bad.pop(number, None)
-        if call not in self.declared:
-            self._doomed.setdefault(call, deque()).append(error)
+        if key not in self.declared:
+            self._failed_early.setdefault(key, deque()).append(error)
             return
-        unit = self.next_of(call)
-        unit.error = error
-        self._finish(unit)
+        call = self.next_of(key)
+        call.error = error
+        self._finish(call)
 
 
 def numbers_in(mask: int) -> list[int]:
-    """The places of the bits that are set."""
+    """The positions of the bits that are set."""
     row = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
     found: list[int] = np.flatnonzero(np.unpackbits(row, bitorder="little")).tolist()
     return found
 
 
 def bits_of(numbers: Iterable[int], size: int) -> bytes:
-    """The bits at these places, in so many bytes: the inverse of ``numbers_in``, least significant byte first."""
+    """A mask of ``size`` bytes with these bits set, least significant byte first: the inverse of ``numbers_in``."""
     row = bytearray(size)
     for number in numbers:
         row[number >> 3] |= 1 << (number & 7)

@@ -1,4 +1,4 @@
-"""What is done about NaN, infinity, and values too large to be summed: found when a call comes in, settled together."""
+"""NaN, infinity, and values too large to be summed: found when a call arrives, handled on all ranks alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..collectives.messages.transport import Transport
 from ..errors import NonFiniteError
 from ..tracing.recording import Recorder
 from .batches import Batch
-from .calls import Unit
+from .calls import PendingCall
 from .diagnostics import Content, non_finite_text
 from .guard import Check
 
@@ -25,10 +25,11 @@ _LOG = logging.getLogger("espresso_mpi")
 
 
 class NonFinite:
-    """Values that are not finite, and what becomes of their calls.
+    """Finds values that are not finite, and decides what becomes of their calls.
 
     Attributes:
-        skipped: how often each tensor was left out; skipped_calls: how many calls were, as wholes.
+        skipped: how often each tensor was skipped.
+        skipped_calls: how many calls were skipped as a whole.
     """
 
     def __init__(self, transport: Transport, recorder: Recorder) -> None:
@@ -37,43 +38,46 @@ class NonFinite:
         self.skipped: Counter[str] = Counter()
         self.skipped_calls = 0
 
-    def look_for(self, unit: Unit, batch: Batch) -> None:
-        """NaN and infinity (or what is that in the float32 of a compressor), and values too large to be summed."""
+    def look_for(self, call: PendingCall, batch: Batch) -> None:
+        """Search a call for NaN, infinity (also after a conversion to float32), and values too large to be summed."""
         start = time.perf_counter()
-        unit.bad = self._search.odd_values(batch.portions, [gradient.array for gradient in unit.gradients])
+        call.bad = self._search.odd_values(batch.portions, [gradient.array for gradient in call.gradients])
         self._recorder.add("check", "", 0, 0, start, time.perf_counter())
 
     def settle(
-        self, unit: Unit, said: dict[int, dict[str, str]], content: Content, policy: str
+        self, call: PendingCall, said: dict[int, dict[str, str]], content: Content, policy: str
     ) -> frozenset[int] | None:
-        """Positions to skip; None if the call fails.
+        """The positions of the tensors to skip; None if the call fails.
 
         Args:
-            said: by rank, what is odd about its values; content: of the call; policy: ``nonfinite`` of the session.
+            call: the call.
+            said: the findings of each rank, see ``ranges.Findings``.
+            content: content of the call.
+            policy: the option ``nonfinite`` of the session.
         """
-        bad, unit.large = ranges.told_apart(said)
+        bad, call.large = ranges.separated(said)
         if not bad:
             return frozenset()
         text = non_finite_text(content, bad, self._transport.describe)
         if policy == "raise":
-            unit.error = NonFiniteError(
+            call.error = NonFiniteError(
                 text + "; lower the loss scale or the learning rate, or pass nonfinite='skip', or 'skip_all' if a loss "
                 "scaler is to hear of it"
             )
             return None
         skip, how = frozenset(int(position) for counts in bad.values() for position in counts), "skipped"
-        if policy == "skip_all" and unit.batch is not None:
-            skip, how = frozenset(item.index for item in unit.batch.items), "skipped with all tensors of the call"
+        if policy == "skip_all" and call.batch is not None:
+            skip, how = frozenset(item.index for item in call.batch.items), "skipped with all tensors of the call"
             self.skipped_calls += 1
         for position in skip:
-            self.skipped[unit.gradients[position].spec.name] += 1
+            self.skipped[call.gradients[position].spec.name] += 1
         if self._transport.rank == 0:
-            _LOG.warning("%s: %s: %s", unit.title, how, text)
+            _LOG.warning("%s: %s: %s", call.title, how, text)
         return skip
 
 
 def blank(gradient: Gradient, check: Check | None, policy: str) -> None:
-    """Write what a tensor that is skipped becomes."""
+    """Overwrite a skipped tensor."""
     if check is not None:
         check("before it was skipped")
     array, value = gradient.array, np.nan if policy == "skip_all" else 0.0

@@ -9,7 +9,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..errors import PlanError
-from ..types import ROUTES, Collective, Encode, Forecast, Level, Op, Outlook, Plan, Route, Step, Strategy, buffer_name
+from ..types import (
+    ROUTES,
+    Collective,
+    Encode,
+    Forecast,
+    Level,
+    Op,
+    Outlook,
+    Plan,
+    Route,
+    RouteStep,
+    Strategy,
+    buffer_name,
+)
 from . import lane_tables
 from .lane_tables import Table, counted, milliseconds
 
@@ -221,7 +234,7 @@ def sentence(strategy: Strategy) -> str:
     return ", ".join(part.rstrip(",") for part in parts) + "."
 
 
-def _step_in_words(step: Step, packed: bool, compressor: str) -> str:
+def _step_in_words(step: RouteStep, packed: bool, compressor: str) -> str:
     if isinstance(step, Collective):
         return f"{(_PACKED if packed else _DENSE)[step.op]} {_WHERE[step.level]}"
     device = step.device.upper()

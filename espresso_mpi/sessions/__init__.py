@@ -1,5 +1,5 @@
-"""The parts of a Session: what they stand on (``base``), ``checkpoints``, and ``planning``.
+"""The parts of a Session: their base class (``base``), ``checkpoints``, and ``planning``.
 
-May import: ``autotune``, ``engine`` and what is below them. A group of methods that a Session gets is a class here,
-over ``base.SessionBase``.
+May import: ``autotune``, ``engine`` and what is below them. Each group of methods of a Session is a class here,
+derived from ``base.SessionBase``.
 """

@@ -1,4 +1,4 @@
-"""What the parts of a session stand on: its engine, waiting for calls, and what all ranks do between them."""
+"""The base of the parts of a session: its engine, waiting for calls, and collective actions between them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..collectives.messages.agreement import on_every_rank
 from ..collectives.messages.transport import Transport
 from ..engine import guard
 from ..engine.batches import check_fit
-from ..engine.calls import Unit
+from ..engine.calls import PendingCall
 from ..engine.diagnostics import agree_on_options
 from ..engine.engine import Engine
 from ..engine.intake import Intake
 from ..errors import ConfigError, EspressoError, PlanError
 from ..options import Options
-from ..state.memory import Keeping
+from ..state.store import SyncState
 from ..tracing.recording import Recorder
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -31,10 +31,12 @@ S = TypeVar("S", bound="SessionBase")
 
 
 class SessionBase:
-    """A session that is open: it can wait, do something on all ranks, and be closed.
+    """An open session: it waits for calls, runs collective actions, and can be closed.
 
     Args:
-        comm: as ``Session``; options: as all ranks chose them; note: makes what ranks tell each other of them.
+        comm: as for ``Session``.
+        options: the options, equal on all ranks.
+        note: returns what the ranks compare when the session opens.
 
     Raises:
         ConfigError, MismatchError, PlanError: on every rank.
@@ -49,13 +51,14 @@ class SessionBase:
         self._pending = guard.Pending()
         self._intake = Intake(self._transport.topology)
         self._recorder = Recorder()
-        self._engine = Engine(self._transport, options, Keeping(), self._recorder)
+        self._engine = Engine(self._transport, options, SyncState(), self._recorder)
+        self._transport.register_calls(self._engine.unfinished)
         self._held = Held(self._engine, self._watching)
         _limit_threads(len(self._transport.node))
         lifetime.watch(self._engine)
 
     def _require_fit(self) -> None:
-        """Refuse a plan for other ranks or versions."""
+        """Refuse a plan that was made for other ranks or versions."""
         try:
             check_fit((), self._options, self._transport.topology)
         except PlanError:
@@ -63,7 +66,7 @@ class SessionBase:
             raise
 
     def _watching(self) -> bool:
-        """Whether steps are recorded: pushes are held back then."""
+        """Whether steps are recorded; if so, pushes are held back."""
         return self._clock is not None
 
     @property
@@ -84,50 +87,50 @@ class SessionBase:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def wait_all(self) -> None:
-        """Wait for everything that was pushed and not waited for.
+        """Wait for all pushes that were not waited for.
 
         Raises:
-            EspressoError: as ``Handle.wait``, for the first tensor with an error; all have ended then.
+            EspressoError: as ``Handle.wait``, for the first tensor with an error, after all have finished.
         """
         errors = []
-        for unit in self._pending:
+        for call in self._pending:
             try:
-                self._wait(unit, read=False)
+                self._wait(call, read=False)
             except EspressoError as error:
                 errors.append(error)
         self._warn_of_saturation()
         if errors:
             raise errors[0]
 
-    def _wait(self, unit: Unit, read: bool = True) -> Any:
+    def _wait(self, call: PendingCall, read: bool = True) -> Any:
         self._held.release()
         start = time.perf_counter()
         try:
-            self._engine.wait_for(lambda: unit.finished)
+            self._engine.wait_for(lambda: call.finished)
         finally:
-            if unit.finished:
-                self._pending.remove(unit)
-            if self._clock is not None and unit.call[0] in ("sync", "push"):
-                self._clock.waited(start, unit.call if unit.error is not None else None)
+            if call.finished:
+                self._pending.remove(call)
+            if self._clock is not None and call.key[0] in ("sync", "push"):
+                self._clock.waited(start, call.key if call.error is not None else None)
             self._seconds += time.perf_counter() - start
-        self._release(unit, read)
-        if unit.error is not None:
-            raise unit.error
-        return unit.result
+        self._release(call, read)
+        if call.error is not None:
+            raise call.error
+        return call.result
 
-    def _ended(self, unit: Unit) -> bool:
-        """Whether a call has ended; there is nothing to wait for then but an error."""
+    def _ended(self, call: PendingCall) -> bool:
+        """Whether a call has finished, with a result or an error."""
         self._held.release()
-        if unit.finished:
-            self._release(unit)
-            if unit.error is None:
-                self._pending.remove(unit)
-        return unit.finished
+        if call.finished:
+            self._release(call)
+            if call.error is None:
+                self._pending.remove(call)
+        return call.finished
 
-    def _release(self, unit: Unit, read: bool = True) -> None:
-        changed = self._intake.release(unit, read)
+    def _release(self, call: PendingCall, read: bool = True) -> None:
+        changed = self._intake.release(call, read)
         if changed is not None:
-            self._engine.leave(str(changed))
+            self._engine.shutdown(str(changed))
 
     def _warn_of_saturation(self) -> None:
         if self._engine.tally["saturated"] and not self._warned:
@@ -141,7 +144,7 @@ class SessionBase:
     # --- together -----------------------------------------------------------------------------------------------------
 
     def _between_steps(self, name: str, action: Callable[[], Any]) -> Any:
-        """``_together``, refused on all ranks if tensors are under way on one: what they keep would change."""
+        """As ``_together``, but refused on all ranks if a rank has tensors under way: they change the state."""
         self._held.release()
         busy = self._engine.busy
 
@@ -156,28 +159,28 @@ class SessionBase:
         return self._together(name, alone)
 
     def _together(self, name: str, action: Callable[[], Any]) -> Any:
-        """Do something on all ranks when nothing else is under way."""
+        """Run an action on all ranks while no tensor is under way. Collective."""
         self._engine.require_usable()
         self._held.release()
-        return self._wait(self._engine.submit(Unit((name, ""), action=action)))
+        return self._wait(self._engine.submit(PendingCall((name, ""), action=action)))
 
     def _refuse_while_recording(self, name: str) -> None:
-        """The options of now, and what tensors are owed on the way, are those of the record, not of the session."""
+        """Refuse a call while steps are recorded: options and pending residuals are those of the recording."""
         if self._recording:
             raise ConfigError(f"{name}: steps are being recorded; call it before or after record_workload()")
 
-    def _follow(self, options: Options, keeping: Keeping | None = None) -> None:
-        """Let tensors travel by other options from now on."""
+    def _follow(self, options: Options, sync_state: SyncState | None = None) -> None:
+        """Use other options from now on."""
         self._options = options
         self._intake.batches.clear()
-        self._engine.follow(options, keeping or self._engine.keeping)
+        self._engine.follow(options, sync_state or self._engine.sync_state)
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what was pushed, and free communicator and shared memory; every rank must call it.
+        """Finish all pushes, and free the communicator and the shared memory. Collective.
 
-        A session that failed is only dropped.
+        On a session that has failed, it does nothing.
 
         Raises:
             EspressoError: as ``wait_all``. RankTimeoutError: a rank did not come.
@@ -189,7 +192,7 @@ class SessionBase:
         finally:
             if self.usable:
                 self._together("close", self._transport.close)
-                self._engine.leave("it was closed", tell=False)
+                self._engine.shutdown("it was closed", notify=False)
 
     def __enter__(self: S) -> S:
         return self
@@ -197,8 +200,8 @@ class SessionBase:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
             self.close()
-        else:  # the other ranks may never come to a collective close, but may wait for this one
-            self._engine.leave(f"it was left by an exception: {kind.__name__}: {error}")
+        else:  # the other ranks may wait for this one, and may never call close
+            self._engine.shutdown(f"an exception left its with-block: {kind.__name__}: {error}")
 
 
 def _limit_threads(local_ranks: int) -> None:

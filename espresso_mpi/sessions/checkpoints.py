@@ -1,4 +1,4 @@
-"""The part of a session that saves and loads what training needs to go on."""
+"""The part of a session that saves and loads checkpoints."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Checkpoints(SessionBase):
     """States of a session; see docs/state.md."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What training needs to go on exactly: step counters, seed, and what is kept on this rank, as copies.
+        """The state of this rank, with which training continues exactly: counters, seed, residuals; as copies.
 
-        JSON values, and float32 numpy arrays under ``memory``: residuals and what methods keep of their own, by
-        ``tensor|elements|encode point|region|what``.
+        The values are JSON values, except for the float32 numpy arrays under ``arrays``: residuals and compressors' own
+        arrays, by ``tensor|elements|encode point|region|what``.
 
         Raises:
             ConfigError: tensors are still under way, or steps are recorded.
@@ -32,20 +32,21 @@ class Checkpoints(SessionBase):
         return self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
-        keeping, options = self._engine.keeping, replace(self._options, seed=self._engine.seed)
-        return snapshots.snapshot(self._transport, options, self._step, keeping)
+        sync_state, options = self._engine.sync_state, replace(self._options, seed=self._engine.seed)
+        return snapshots.snapshot(self._transport, options, self._step, sync_state)
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on from ``state_dict()`` of a job with the same compressors and feedback. Collective.
+        """Load the result of ``state_dict()`` of a job with the same compressors and feedback. Collective.
 
-        On the same ranks, nodes and routes, where every rank loads its own, training goes on exactly. On others the
-        mean of what was owed is conserved: together the ranks must bring the states of all old ranks, each once.
+        On the same ranks, nodes and routes, every rank loads its own state, and training continues exactly. On others,
+        the state is resharded: the mean residual is conserved. Together, the ranks must pass the states of all former
+        ranks, each once.
 
         Args:
-            states: one state or several, also none (an empty list).
+            states: one state, or a list of any number of states.
 
         Raises:
-            StateError: on every rank, if a state is of another version, does not fit or is damaged, or one is missing.
+            StateError: on every rank: a state is of another version, does not fit, is damaged or is missing.
                 ConfigError: on every rank: tensors are still under way, or steps are recorded.
         """
         self._go_on(lambda: loading.load(self._transport, self._options, states), "load_state_dict")
@@ -61,31 +62,31 @@ class Checkpoints(SessionBase):
         self._together("save", lambda: folder.save(self._transport, self._snapshot(), path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a folder that ``save`` wrote, as ``load_state_dict``. Collective."""
+        """As ``load_state_dict``, from a folder that ``save`` wrote. Collective."""
         self._go_on(lambda: folder.load_files(self._transport, self._options, path), "load")
 
     def rescale(self, factor: float) -> None:
-        """Multiply what is kept of gradients by a factor: their unit has changed, as by a loss scaler. Collective.
+        """Multiply the residuals by a factor, because a loss scaler has changed the unit of gradients. Collective.
 
         Args:
-            factor: the new loss scale divided by the old, the same on every rank; 1 does nothing and waits for nobody.
+            factor: the new loss scale divided by the old, the same on every rank. With 1, it returns at once.
 
         Raises:
-            ConfigError: on every rank: no number above 0 within the range of float32, ranks have different factors, or
-                tensors are still under way.
-                StateError: on every rank: a compressor of your own does not say what it keeps.
+            ConfigError: on every rank: the factor is not a positive number in the range of float32, the ranks have
+                different factors, or tensors are still under way.
+            StateError: on every rank: a user's compressor does not declare its own arrays.
         """
         if rescaling.is_one(factor):
             return
         engine, options = self._engine, self._options
         act = partial(rescaling.rescale, self._transport, options, given=factor)
-        self._between_steps("rescale", lambda: act(memory=engine.keeping.memory))
+        self._between_steps("rescale", lambda: act(store=engine.sync_state.store))
 
     def _go_on(self, read: Callable[[], loading.Loaded], name: str) -> None:
         def load() -> None:
             loaded = read()
             self._step = loaded.step
-            self._engine.load(loaded.keeping, loaded.seed)
+            self._engine.load(loaded.sync_state, loaded.seed)
             self._recorder.rewind()
 
         self._refuse_while_recording(name)

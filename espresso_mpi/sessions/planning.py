@@ -1,4 +1,4 @@
-"""The part of a session that measures, records steps, and goes by plans."""
+"""The part of a session that measures, records steps, and changes plans."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..autotune.clock import StepClock
 from ..autotune.tuner import Tuner
 from ..collectives.messages.agreement import on_rank_0
 from ..engine.batches import strategy_of
-from ..engine.diagnostics import Call
-from ..engine.handover import agree_on_plan, carried_along, evened
+from ..engine.diagnostics import CallKey
+from ..engine.plan_change import agree_on_plan, averaged_pending, resharded_for_plan
 from ..errors import ConfigError
 from ..options import Options
 from ..tracing.trace_file import refuse_unwritable
@@ -44,17 +44,17 @@ class Planning(SessionBase):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that tensors travel by now; None without one, and with ``plan="auto"`` before it is made."""
+        """The current plan; None without one, and with ``plan="auto"`` before it is made."""
         return self._options.plan
 
     @property
     def expected_seconds(self) -> float | None:
-        """With ``plan="auto"``: how long a step should take by the plan; None before there is one."""
+        """With ``plan="auto"``: the predicted seconds of a step; None before there is a plan."""
         tuned = None if self._tuner is None else self._tuner.tuned
         return tuned.expected if tuned is not None and self.plan is not None else None
 
     def strategy(self, spec: TensorSpec) -> Strategy:
-        """How this session synchronises a tensor.
+        """The strategy by which this session synchronises a tensor.
 
         Raises:
             PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on, or sums
@@ -70,15 +70,16 @@ class Planning(SessionBase):
         seconds: float = 60.0,
         tick: Callable[[float], None] = lambda share: None,
     ) -> Profile:
-        """Measure this cluster: what every collective, encode and decode costs. Collective, the same on every rank.
+        """Measure the cost of every collective, encode and decode on this cluster. Collective, with equal arguments.
 
         Args:
-            compressors: specs.
-            sizes: elements of the tensors that the profile is for; default: all sizes up to 16 MiB.
-            seconds: about how long it may take; tick: is called now and then with the share that is done.
+            compressors: specs of compressors.
+            sizes: numbers of elements of the tensors that the profile is for; default: all sizes up to 16 MiB.
+            seconds: approximate time limit.
+            tick: called repeatedly with the share that is done, from 0 to 1.
 
         Raises:
-            ConfigError: on every rank: a compressor or size that there is not, or tensors are still under way.
+            ConfigError: on every rank: an unknown compressor, an invalid size, or tensors are still under way.
         """
         from ..autotune import autoplan
 
@@ -92,13 +93,13 @@ class Planning(SessionBase):
     def record_workload(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Record when the gradients of training steps are there, and write it as a file for ``espresso-mpi plan``.
 
-        Collective at both ends; rank 0 writes. The with-block holds at least four steps of the training loop, with the
-        same tensors. They run dense, whatever the session does otherwise, and the first one is not counted. What is
-        pushed travels when it is waited for: so the times are those of computing, without traffic beside it.
+        Collective at both ends; rank 0 writes. The with-block contains at least four steps of the training loop, with
+        the same tensors. They run dense, whatever the options of the session, and the first one is not counted. A push
+        is held back until it is waited for, so the times are those of the computation alone.
 
         Raises:
-            ConfigError: on every rank: the file cannot be written, or a session that plans for itself. PlanError: too
-                few steps, or steps with other tensors each.
+            ConfigError: on every rank: the file cannot be written, or the session has plan="auto".
+            PlanError: too few steps, or steps with different tensors.
         """
         from ..autotune import autoplan  # most sessions need none of it
 
@@ -113,7 +114,7 @@ class Planning(SessionBase):
 
         def end() -> None:
             self._recording = False
-            self._follow(before, evened(transport, self._engine.keeping))
+            self._follow(before, averaged_pending(transport, self._engine.sync_state))
             autoplan.write_workload(transport, list(clock.steps), target)
 
         self._together("record_workload", begin)
@@ -128,32 +129,33 @@ class Planning(SessionBase):
         self._clock = None
         self._together("record_workload", end)
 
-    def _watch(self, call: Call, specs: tuple[TensorSpec, ...] | None) -> None:
-        """A call is made: note when, and do what is to be done between two steps.
+    def _watch(self, key: CallKey, specs: tuple[TensorSpec, ...] | None) -> None:
+        """Record the time of a call, and run the actions that are due between two steps.
 
         Args:
-            specs: its tensors; None: it failed on this rank. Then it will fail on all, which take part in what is done
-                between the steps all the same.
+            key: key of the call.
+            specs: its tensors; None: it failed on this rank. It will then fail on all ranks, but all of them still take
+                part in the actions between steps.
         """
         clock = self._clock
         if clock is None:
             return
-        if clock.repeats(call) if specs is None else clock.begins(specs):
+        if clock.repeats(key) if specs is None else clock.begins(specs):
             clock.end_step()
             if self._tuner is not None:
                 with clock.aside():
                     self._tuner.step_ended(clock)
         if specs is not None:
-            clock.called(call, specs)
+            clock.called(key, specs)
 
     def follow(self, plan: Plan | str | os.PathLike[str]) -> None:
-        """Go on by another plan. Collective, between two steps, with the same plan on every rank.
+        """Continue with another plan. Collective, between two steps, with the same plan on every rank.
 
-        What tensors are owed that travel another way from then on comes along: Σ mean = Σ results + residuals holds
-        over the change. Tensors that travel as before keep their residuals bit for bit.
+        The residuals of tensors that travel differently by the new plan are resharded: Σ mean = Σ results + residuals
+        holds across the change. Tensors that travel as before keep their residuals bit for bit.
 
         Args:
-            plan: a Plan, or the path of a file that one was saved in.
+            plan: a Plan, or the path of a plan file.
 
         Raises:
             PlanError: on every rank: the plan does not fit; MismatchError: the ranks have different plans; ConfigError:
@@ -169,6 +171,6 @@ class Planning(SessionBase):
         self._between_steps("follow", lambda: self._adopt(new, agree_on_plan(transport, before, new, problem)))
 
     def _adopt(self, plan: Plan, options: Options | None = None) -> None:
-        """Go on by another plan; what tensors that travel otherwise now are owed comes along. Collective."""
-        kept = carried_along(self._transport, self._engine.keeping, self._options.plan, plan)
+        """Continue with another plan, and reshard the residuals of tensors that travel differently. Collective."""
+        kept = resharded_for_plan(self._transport, self._engine.sync_state, self._options.plan, plan)
         self._follow(options or replace(self._options, plan=plan), kept)

@@ -1,9 +1,9 @@
-"""What is kept from step to step: in memory, in states, in another unit.
+"""The state that lasts from step to step, and checkpoints of it.
 
-``memory`` holds residuals, weights and counters by key; ``snapshots`` makes the state of a rank of it, ``loading`` goes
-on from states, on other ranks by ``resharding``; ``folder`` writes and reads them as files; ``rescaling`` changes their
-unit.
+``store`` holds residuals, weights and counters by key. ``snapshots`` makes a state dict of them, ``loading`` continues
+from state dicts, ``resharding`` maps them to other ranks. ``folder`` writes and reads them as files. ``rescaling``
+changes their unit.
 
-May import: ``options``, ``collectives`` and what is below them. A new kind of what is kept needs a name in ``memory``
-and a rule in ``resharding`` for what becomes of it on other ranks.
+May import: ``options``, ``collectives`` and what is below them. A new kind of state needs a name in ``store``, and a
+rule in ``resharding`` for other ranks.
 """

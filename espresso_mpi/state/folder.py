@@ -22,7 +22,7 @@ from ..files import schema
 from ..files.atomic import replacing, unfinished
 from ..options import Options
 from .loading import USING, Loaded, load_brought
-from .snapshots import VERSION, State, check_version, checked, sealed, short
+from .snapshots import VERSION, StateDict, check_version, checked, sealed, short
 
 MANIFEST = "espresso-state.json"
 _MANIFEST_BYTES = 1 << 16
@@ -33,7 +33,7 @@ _FILE = re.compile(r"rank-\d{5,}-of-\d{5,}-([0-9a-f]{16})\.npz")
 _LOG = logging.getLogger("espresso_mpi")
 
 
-def save(transport: Transport, state: State, path: str | os.PathLike[str]) -> None:
+def save(transport: Transport, state: StateDict, path: str | os.PathLike[str]) -> None:
     """Write the ranks' states into a folder, one file a rank. Collective.
 
     The manifest is replaced when all files are there, so a save that fails leaves the one before as it was. It is
@@ -65,7 +65,7 @@ def save(transport: Transport, state: State, path: str | os.PathLike[str]) -> No
     try:
         on_every_rank(transport, write, StateError, doing=f"{file}: cannot be written")
     except StateError:
-        with contextlib.suppress(OSError):  # it may be what could not be written
+        with contextlib.suppress(OSError):  # the file itself may be the problem
             file.unlink(missing_ok=True)
         raise
     _publish(transport, folder, generation)
@@ -122,11 +122,11 @@ def _check_folders(folders: Sequence[str], transport: Transport) -> None:
             )
 
 
-def _write_state(out: Any, state: State) -> None:
+def _write_state(out: Any, state: StateDict) -> None:
     """A header of JSON as bytes, and the arrays by number: their keys may have characters that files cannot."""
-    keys = list(state["memory"])
-    header = {**{key: value for key, value in state.items() if key != "memory"}, "keys": keys}
-    arrays = {f"array{number}": state["memory"][key] for number, key in enumerate(keys)}
+    keys = list(state["arrays"])
+    header = {**{key: value for key, value in state.items() if key != "arrays"}, "keys": keys}
+    arrays = {f"array{number}": state["arrays"][key] for number, key in enumerate(keys)}
     np.savez(out, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
 
 
@@ -144,7 +144,7 @@ def _remove_others(folder: Path, generation: str) -> None:
         _LOG.warning("%s: files of former saves cannot be removed: %s", folder, error)
 
 
-def _read_share(folder: Path, rank: int, ranks: int) -> list[State]:
+def _read_share(folder: Path, rank: int, ranks: int) -> list[StateDict]:
     manifest = _read_manifest(folder)
     generation, count = manifest["generation"], manifest["ranks"]
     states = []
@@ -173,7 +173,7 @@ def _read_manifest(folder: Path) -> Mapping[str, Any]:
     return manifest
 
 
-def _read_state(file: Path) -> State:
+def _read_state(file: Path) -> StateDict:
     """A state as ``state_dict`` gives it; nothing is unpickled.
 
     Raises:
@@ -184,9 +184,9 @@ def _read_state(file: Path) -> State:
             if content.zip.getinfo("header.npy").file_size > _HEADER_BYTES:
                 raise ValueError(f"its header has more than {_HEADER_BYTES} bytes")
             header = schema.parse(content["header"].tobytes())
-            memory = {key: content[f"array{number}"] for number, key in enumerate(header.pop("keys"))}
+            arrays = {key: content[f"array{number}"] for number, key in enumerate(header.pop("keys"))}
     except FileNotFoundError:
         raise StateError(f"{file}: not found; the manifest names it: was the folder copied as a whole?") from None
     except Exception as error:  # zip, numpy and JSON raise a dozen kinds for a damaged file
         raise StateError(f"{file}: damaged, or not written by Session.save: {type(error).__name__}: {error}") from None
-    return {**header, "memory": memory}
+    return {**header, "arrays": arrays}

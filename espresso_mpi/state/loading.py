@@ -1,7 +1,7 @@
-"""Going on from states: of the same ranks exactly, of others by what is conserved.
+"""Loading states: exactly on the same ranks, resharded on others.
 
-Loaded into a session like the one it was made by a state continues bit for bit. Loaded into a session with other ranks,
-nodes, routes or segments it is *carried over*; see ``resharding``.
+A session like the one that made the state continues bit for bit. For a session with other ranks, nodes, routes or
+segments, the state is *resharded*; see ``resharding``.
 """
 
 from __future__ import annotations
@@ -12,41 +12,43 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..collectives.kept import Key
 from ..collectives.messages.agreement import fingerprint, on_every_rank
 from ..collectives.messages.transport import Transport
+from ..collectives.store_keys import Key
 from ..errors import StateError
 from ..options import Options
-from .memory import ByTensor, Keeping, Memory
-from .resharding import reduced, rules, weighted_sums
-from .snapshots import State, checked, identity, short
+from .resharding import reduced, reshard_rules, weighted_sums
+from .snapshots import StateDict, checked, identity, short
+from .store import ByTensor, StateStore, SyncState
 
 USING = "state: cannot be used"
-"""What failed, where whatever was passed for a state raises."""
+"""Begins the error if a user's value, passed as a state, raises any exception."""
 
 _LOG = logging.getLogger("espresso_mpi")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a session goes on with. ``carried``: whether it comes from other ranks, nodes, routes or segments."""
+    """What a session continues with. ``resharded``: the state is of other ranks, nodes, routes or segments."""
 
     step: int
     seed: int
-    keeping: Keeping
-    carried: bool = False
+    sync_state: SyncState
+    resharded: bool = False
 
 
-def load(transport: Transport, options: Options, states: State | Sequence[State]) -> Loaded:
-    """What a session goes on with, from the states that the ranks bring. Collective.
+def load(transport: Transport, options: Options, states: StateDict | Sequence[StateDict]) -> Loaded:
+    """Load the states that the ranks pass. Collective.
 
     Args:
-        states: this rank's own, or any number of states of other ranks: together the ranks must bring that of every
-            rank which the session had, once.
+        transport: the messages.
+        options: the options of the session.
+        states: the state of this rank, or any number of states of other ranks. Together, the ranks must pass the state
+            of every former rank once.
 
     Raises:
-        StateError: on every rank, if any state is of another version or damaged, if states are missing, there twice, or
-            of different checkpoints, or do not fit this session.
+        StateError: on every rank, if a state is of another version or damaged, if states are missing, duplicate or of
+            different checkpoints, or if they do not fit this session.
         RankTimeoutError: a rank did not come.
     """
     return load_brought(transport, options, lambda: _listed(states))
@@ -57,7 +59,7 @@ def _listed(states: Any) -> Sequence[Any]:
 
 
 def load_brought(transport: Transport, options: Options, bring: Callable[[], Sequence[Any]]) -> Loaded:
-    """As ``load``, of the states that a function brings; whatever it raises is an error on every rank. Collective."""
+    """As ``load``, with the states that ``bring`` returns; what it raises is an error on every rank. Collective."""
     mine, said = on_every_rank(
         transport,
         lambda: [checked(state) for state in bring()],
@@ -72,22 +74,22 @@ def load_brought(transport: Transport, options: Options, bring: Callable[[], Seq
     own = [(head.brought_by, head.rank) for head in heads] == [(rank, rank) for rank in range(transport.topology.size)]
     if own and heads[0].options == ours["options"] and heads[0].nodes == ours["nodes"]:
         return _continued(mine[0])
-    return _carried_over(transport, options, mine, heads[0], _difference(heads[0], ours))
+    return _resharded(transport, options, mine, heads[0], _difference(heads[0], ours))
 
 
 def _difference(head: _Head, ours: Mapping[str, Any]) -> str:
-    """Why a state is not continued exactly."""
+    """The reason for resharding."""
     if head.nodes != ours["nodes"]:
         return f"from ranks {head.nodes} by node to {ours['nodes']}"
     for key, value in ours["options"].items():
         if head.options.get(key) != value:
             return f"from {key} {short(head.options.get(key))} to {short(value)}"
-    return "as its ranks are dealt out otherwise"
+    return "since its ranks are assigned differently"
 
 
 @dataclass(frozen=True)
 class _Head:
-    """What all ranks are told about a state. ``counters``: a digest of the tensors' step counters."""
+    """What all ranks learn about a state. ``counters``: a digest of the tensors' step counters."""
 
     brought_by: int
     rank: int
@@ -101,17 +103,17 @@ class _Head:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there were."""
+        """Number of former ranks."""
         return sum(map(len, self.nodes))
 
 
-def _head(state: State) -> dict[str, Any]:
+def _head(state: StateDict) -> dict[str, Any]:
     kept = ("rank", "nodes", "options", "methods", "step", "seed", "generation")
     return {**{key: state[key] for key in kept}, "counters": fingerprint(dict(state["counts"])).hex()}
 
 
 def _check_together(heads: Sequence[_Head], describe: Callable[[int], str]) -> None:
-    """Refuse states that are not those of every rank of one job at one moment."""
+    """Refuse states that are not those of all ranks of one job at one step."""
     if not heads:
         raise StateError("no rank brought a state; pass what state_dict() returned on at least one of them")
     first = heads[0]
@@ -151,24 +153,24 @@ def _check_methods(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
             )
 
 
-def _continued(state: State) -> Loaded:
-    memory = Memory({key: value.copy() for key, value in state["memory"].items()})
-    return Loaded(state["step"], state["seed"], _keeping(memory, state["weights"], state))
+def _continued(state: StateDict) -> Loaded:
+    store = StateStore({key: value.copy() for key, value in state["arrays"].items()})
+    return Loaded(state["step"], state["seed"], _sync_state(store, state["weights"], state))
 
 
-def _keeping(memory: Memory, weights: Mapping[str, float], said: Mapping[str, Any]) -> Keeping:
-    """What a session keeps: this rank's memory, and what is the same on all ranks, from a state."""
+def _sync_state(store: StateStore, weights: Mapping[str, float], said: Mapping[str, Any]) -> SyncState:
+    """The state of a session: this rank's store, and what is the same on all ranks."""
     groups = {name: tuple((member, n) for member, n in members) for name, members in said["groups"].items()}
     sizes = {label: [(kept, n) for kept, n in used] for label, used in said["sizes"].items()}
-    return Keeping(memory, ByTensor(weights), Counter(said["counts"]), groups, sizes)
+    return SyncState(store, ByTensor(weights), Counter(said["counts"]), groups, sizes)
 
 
-def _carried_over(transport: Transport, options: Options, states: Sequence[State], head: _Head, why: str) -> Loaded:
-    """The weighted means of what all old ranks kept, the same bits on every rank."""
+def _resharded(transport: Transport, options: Options, states: Sequence[StateDict], head: _Head, why: str) -> Loaded:
+    """The weighted means of the state of all former ranks, the same bits on every rank."""
     chosen = {key: states[0][key] for key in ("counts", "groups", "sizes")} if transport.rank == head.brought_by else {}
     sums, found = on_every_rank(
         transport,
-        lambda: weighted_sums(states, rules(options)),
+        lambda: weighted_sums(states, reshard_rules(options)),
         StateError,
         doing=USING,
         say=lambda sums: {"chosen": chosen, "keys": sorted(sums.sums), "gone": sums.gone},
@@ -179,8 +181,8 @@ def _carried_over(transport: Transport, options: Options, states: Sequence[State
     }
     if transport.rank == 0:
         gone = sorted({what for document in found for what in document["gone"]})
-        anew = f"; what methods keep as {', '.join(gone)} begins anew" if gone else ""
-        _LOG.warning("a state is carried over %s: the mean of what was owed is conserved%s", why, anew)
-    memory = Memory({key: mean for key, mean in means.items() if mean.any()})
-    keeping = _keeping(memory, {}, found[head.brought_by]["chosen"])
-    return Loaded(head.step, head.seed, keeping, carried=True)
+        anew = f"; the compressors' arrays {', '.join(gone)} start from scratch" if gone else ""
+        _LOG.warning("a state is resharded %s: the mean residual is conserved%s", why, anew)
+    store = StateStore({key: mean for key, mean in means.items() if mean.any()})
+    sync_state = _sync_state(store, {}, found[head.brought_by]["chosen"])
+    return Loaded(head.step, head.seed, sync_state, resharded=True)

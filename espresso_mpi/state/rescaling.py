@@ -1,4 +1,4 @@
-"""Changes the unit that gradients are measured in, as a loss scaler does, in what a session keeps of them."""
+"""Changes the unit of gradients in the state of a session, as a loss scaler requires."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 from ..arrays import device
 from ..collectives.data import reduction
-from ..collectives.kept import OWN, Key
 from ..collectives.messages.agreement import floats, on_every_rank
 from ..collectives.messages.transport import Transport
+from ..collectives.store_keys import OWN, Key
 from ..compressors import LIMIT
 from ..errors import ConfigError, StateError
 from ..options import Options
-from .memory import Memory
-from .resharding import rules
+from .resharding import reshard_rules
+from .store import StateStore
 
 _LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-"""Factors that a float32 holds with all its digits: what is kept is multiplied in float32."""
+"""Factors that a float32 holds with all its digits: the state is multiplied in float32."""
 
 
 def checked_factor(factor: Any) -> float:
@@ -42,61 +42,61 @@ def checked_factor(factor: Any) -> float:
 
 
 def is_one(factor: Any) -> bool:
-    """Whether a factor, which may be a wrong one, changes nothing."""
+    """Whether a factor changes nothing; it may be invalid."""
     try:
         return checked_factor(factor) == 1
     except ConfigError:
         return False
 
 
-def _largest(memory: Memory) -> float:
-    """The largest magnitude that is kept on this rank."""
+def _largest(store: StateStore) -> float:
+    """The largest magnitude in the state of this rank."""
     largest = 0.0
-    for value in memory.values():
+    for value in store.values():
         here = np.empty(value.size, np.float32)
         device.copy(here, value)
         largest = max(largest, float(np.abs(here).max(initial=0.0)))
     return largest
 
 
-def rescale(transport: Transport, options: Options, memory: Memory, given: Any) -> None:
-    """Multiply residuals, and all that stands for gradients, by a factor. Collective.
+def rescale(transport: Transport, options: Options, store: StateStore, given: Any) -> None:
+    """Multiply residuals, and all other state that has the unit of gradients, by a factor. Collective.
 
-    What methods keep is multiplied where it is a mean of gradients (``Compressor.keeps``); factors of low rank and
+    A compressor's own array is multiplied if it is a mean of gradients (``Compressor.keeps``). Low-rank factors and
     counters have no unit.
 
     Raises:
         ConfigError: on every rank: a factor is none, the ranks have different ones, or values would leave their range;
-            StateError: a compressor does not say what its memory is. Nothing was changed.
+            StateError: a compressor does not declare its own arrays. Nothing was changed.
     """
     factor, _ = on_every_rank(transport, lambda: checked_factor(given), ConfigError)
-    _require_alike(transport, factor, _largest(memory))
-    found, _ = on_every_rank(transport, lambda: _with_unit(options, memory), StateError)  # ranks keep different things
+    _require_alike(transport, factor, _largest(store))
+    found, _ = on_every_rank(transport, lambda: _with_unit(options, store), StateError)  # ranks keep different things
     for text in found:
-        reduction.blend(memory[text], factor, 0.0, memory[text])
+        reduction.blend(store[text], factor, 0.0, store[text])
 
 
 def _require_alike(transport: Transport, factor: float, largest: float) -> None:
-    """The ranks have one factor, and the largest value that any keeps stays in its range. Collective."""
+    """Require one factor on all ranks, and that the largest value of any rank stays in its range. Collective."""
     said = floats(transport, factor, largest)
     if said[:, 0].min() != said[:, 0].max():
         given = ", ".join(f"{transport.describe(rank)} has {value:g}" for rank, value in enumerate(said[:, 0]))
         raise ConfigError(f"rescale: the ranks have different factors: {given}; pass the same")
     if said[:, 1].max() * factor > LIMIT:
         raise ConfigError(
-            f"rescale: factor={factor:g} would take what is kept, up to {said[:, 1].max():g}, beyond {LIMIT:g}, the "
+            f"rescale: factor={factor:g} would take the state, up to {said[:, 1].max():g}, beyond {LIMIT:g}, the "
             f"most that a residual may be; the loss scale is too large"
         )
 
 
-def _with_unit(options: Options, memory: Memory) -> list[str]:
-    """The keys of what is measured in the unit of gradients.
+def _with_unit(options: Options, store: StateStore) -> list[str]:
+    """The keys of the arrays that have the unit of gradients.
 
     Raises:
-        StateError: a compressor does not say what it keeps.
+        StateError: a compressor does not declare its own arrays.
     """
-    known = rules(options)
-    keys = {text: Key.parse(text).what for text in memory}
+    known = reshard_rules(options)
+    keys = {text: Key.parse(text).what for text in store}
     own = {text: known.get(what.removeprefix(OWN)) for text, what in keys.items() if what.startswith(OWN)}
     unknown = [text for text, rule in own.items() if rule is None]
     if unknown:

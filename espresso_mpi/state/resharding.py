@@ -1,7 +1,7 @@
-"""Carrying over to other ranks, nodes, routes or segments: what was kept by region and rank becomes its mean.
+"""Resharding state to other ranks, nodes, routes or segments: the arrays of regions and ranks become their mean.
 
-It is one array for the whole tensor, that every rank gets and cuts up into its own regions when it synchronises the
-tensor next. docs/state.md has the rules.
+The mean is one array for the whole tensor. Every rank gets it, and splits it into its own regions when it synchronises
+the tensor next. docs/state.md has the rules.
 """
 
 from __future__ import annotations
@@ -13,57 +13,57 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import compressors
-from ..collectives.kept import CARRY, OWN, Key
 from ..collectives.messages.transport import Transport
+from ..collectives.store_keys import OWN, WHOLE, Key
 from ..errors import StateError
 from ..options import Options
-from .memory import Weights
-from .snapshots import State
+from .snapshots import StateDict
+from .store import Weights
 
 
 @dataclass
 class Sums:
-    """Float64 sums over some ranks, by the key of what is carried over; ``gone``: what methods keep and lose."""
+    """Float64 sums over some ranks, by the key after resharding; ``gone``: compressors' arrays that are dropped."""
 
     sums: dict[str, np.ndarray] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
 
     def add(self, key: Key, weight: float, value: np.ndarray) -> None:
         """``sum[region] += weight · value``."""
-        whole = str(Key(key.name, key.n, CARRY, 0, key.n, key.what))
+        whole = str(Key(key.name, key.n, WHOLE, 0, key.n, key.what))
         if whole not in self.sums:
             self.sums[whole] = np.zeros(key.n)
         self.sums[whole][key.start : key.stop] += weight * value.astype(np.float64)
 
 
-def weighted_sums(states: Iterable[State], rules: Mapping[str, str]) -> Sums:
-    """What some old ranks kept, by what it is carried over as; ``rules``: what becomes of what methods keep."""
+def weighted_sums(states: Iterable[StateDict], rules: Mapping[str, str]) -> Sums:
+    """The weighted sums of the state of some former ranks; ``rules``: see ``reshard_rules``."""
     found = Sums()
     for state in states:
         weights, ranks = Weights(state["weights"]), sum(map(len, state["nodes"]))
-        for text, value in state["memory"].items():
+        for text, value in state["arrays"].items():
             key = Key.parse(text)
-            if key.point == CARRY:
-                found.add(key, 1 / ranks, value)  # never begun: every rank still has the whole
+            if key.point == WHOLE:
+                found.add(key, 1 / ranks, value)  # still pending: every rank has the whole array
                 continue
-            what = _carried_as(key, value, rules)
+            what = _resharded_as(key, value, rules)
             if what is not None:
-                found.add(Key(key.name, key.n, CARRY, key.start, key.stop, what), weights.of(key), value)
+                found.add(Key(key.name, key.n, WHOLE, key.start, key.stop, what), weights.of(key), value)
             elif key.what.startswith(OWN):
                 found.gone.append(key.what[len(OWN) :])
     found.gone = sorted(set(found.gone))
     return found
 
 
-def _carried_as(key: Key, value: np.ndarray, rules: Mapping[str, str]) -> str | None:
-    """The kind that an array is carried over as; None if it begins anew."""
+def _resharded_as(key: Key, value: np.ndarray, rules: Mapping[str, str]) -> str | None:
+    """The kind of an array after resharding; None if it is dropped."""
     if not key.what.startswith(OWN):
         return {"sent": f"sent.{key.point}", "mean": None}.get(key.what, key.what)
     rule = rules.get(key.what[len(OWN) :])
     if rule is None:
         raise StateError(
-            f"{str(key)!r} cannot be carried over to other ranks, nodes, routes or segments: its compressor "
-            f"does not say what becomes of it; name it in the compressor's ``keeps``, or load it where it was saved"
+            f"{str(key)!r} cannot be resharded to other ranks, nodes, routes or segments: its compressor "
+            f"does not say how; name it in the compressor's ``keeps``, or load it where it was saved"
         )
     if rule == "forget" or key.point != "0":
         return None
@@ -75,8 +75,8 @@ def _carried_as(key: Key, value: np.ndarray, rules: Mapping[str, str]) -> str | 
     return key.what
 
 
-def rules(options: Options) -> dict[str, str]:
-    """What becomes of what the session's compressors keep, by name.
+def reshard_rules(options: Options) -> dict[str, str]:
+    """How the arrays of the session's compressors are resharded, by name: ``average`` or ``forget``.
 
     Raises:
         StateError: two compressors of a plan keep different things under one name.
@@ -88,12 +88,14 @@ def rules(options: Options) -> dict[str, str]:
     for spec in sorted(specs - {"none"}):
         for what, rule in compressors.get(spec).keeps.items():
             if rules.setdefault(what, rule) != rule:
-                raise StateError(f"compressors of the plan disagree about what becomes of {what!r}; load it elsewhere")
+                raise StateError(
+                    f"compressors of the plan disagree about how {what!r} is resharded; load it where it was saved"
+                )
     return rules
 
 
 def reduced(transport: Transport, mine: np.ndarray | None, n: int) -> np.ndarray:
-    """The sum over the ranks as float32, shape (n,): each piece summed once, in rank order, and copied."""
+    """The sum over the ranks as float32, shape (n,). Each piece is summed once, in rank order, and copied."""
     count, rank = transport.topology.size, transport.rank
     partial = np.zeros(n) if mine is None else mine
     edges = [n * r // count for r in range(count + 1)]

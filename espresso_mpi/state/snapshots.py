@@ -1,4 +1,4 @@
-"""The state of one rank: a plain dict of JSON values, and of float32 arrays under ``memory``; made, and checked."""
+"""The state of one rank as a plain dict of JSON values, and of float32 arrays under ``arrays``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from ..arrays import device
-from ..collectives.kept import CARRY, OWN, Key
 from ..collectives.messages.transport import Transport
+from ..collectives.store_keys import OWN, WHOLE, Key
 from ..errors import StateError
 from ..options import Options
-from .memory import Keeping
+from .store import SyncState
 
 VERSION = 4
 """Version 4 added which tensors were compressed as one, without which plans cannot change; older ones are refused."""
@@ -25,13 +25,13 @@ VERSION = 4
 _SAME = ("compressor", "route", "plan", "min_bytes", "segment_bytes", "feedback")
 _KINDS = ("residual", "sent", "average", "mean")
 
-State = Mapping[str, Any]
+StateDict = Mapping[str, Any]
 
 
-def snapshot(transport: Transport, options: Options, step: int, keeping: Keeping) -> dict[str, Any]:
-    """The state of this rank, as copies; ``step``: calls of ``sync`` so far."""
+def snapshot(transport: Transport, options: Options, step: int, sync_state: SyncState) -> dict[str, Any]:
+    """The state of this rank, as copies; ``step``: number of calls of ``sync`` so far."""
     kept = {}
-    for key, value in keeping.memory.items():
+    for key, value in sync_state.store.items():
         kept[key] = np.empty(value.size, np.float32)
         device.copy(kept[key], value)
     return sealed(
@@ -42,11 +42,11 @@ def snapshot(transport: Transport, options: Options, step: int, keeping: Keeping
             "step": int(step),
             "seed": int(options.seed),
             "generation": "",
-            "counts": {name: int(count) for name, count in keeping.counts.items()},
-            "weights": {key: float(weight) for key, weight in keeping.weights.items()},
-            "groups": _pairs(keeping.groups),
-            "sizes": _pairs(keeping.sizes),
-            "memory": kept,
+            "counts": {name: int(count) for name, count in sync_state.counts.items()},
+            "weights": {key: float(weight) for key, weight in sync_state.weights.items()},
+            "groups": _pairs(sync_state.groups),
+            "sizes": _pairs(sync_state.sizes),
+            "arrays": kept,
         }
     )
 
@@ -56,13 +56,13 @@ def _pairs(by_name: Mapping[str, Iterable[tuple[str, int]]]) -> dict[str, list[l
     return {name: [list(pair) for pair in pairs] for name, pairs in by_name.items()}
 
 
-def sealed(state: State) -> dict[str, Any]:
-    """The state with the checksum of its content: what one rank has lost would make its replica another one."""
+def sealed(state: StateDict) -> dict[str, Any]:
+    """The state with the checksum of its content: a damaged state would make replicas differ."""
     return {**state, "checksum": _checksum(state)}
 
 
 def identity(transport: Transport, options: Options) -> dict[str, Any]:
-    """What must be equal for a state to be continued exactly."""
+    """What must be equal for a state to be loaded exactly."""
     described = options.described()
     return {
         "nodes": [list(ranks) for ranks in transport.topology.nodes],
@@ -72,7 +72,7 @@ def identity(transport: Transport, options: Options) -> dict[str, Any]:
 
 
 def _methods(options: Options) -> dict[str, Any]:
-    """How tensors are compressed, whichever way they travel: what must be equal for a state to be carried over."""
+    """How tensors are compressed, by whatever route: what must be equal for a state to be resharded."""
     plan = options.plan
     if plan is None:
         return {"feedback": str(options.feedback), "compressor": options.compressor}
@@ -84,17 +84,17 @@ def _methods(options: Options) -> dict[str, Any]:
     }
 
 
-def _checksum(state: State) -> int:
-    memory = state["memory"]
-    head = {key: value for key, value in state.items() if key not in ("memory", "checksum")}
+def _checksum(state: StateDict) -> int:
+    arrays = state["arrays"]
+    head = {key: value for key, value in state.items() if key not in ("arrays", "checksum")}
     total = zlib.crc32(json.dumps(head, sort_keys=True).encode())
-    for key in sorted(memory):
-        total = zlib.crc32(memory[key].tobytes(), zlib.crc32(key.encode(), total))
+    for key in sorted(arrays):
+        total = zlib.crc32(arrays[key].tobytes(), zlib.crc32(key.encode(), total))
     return total
 
 
-def checked(state: Any) -> State:
-    """A state that is whole, whatever session it is for.
+def checked(state: Any) -> StateDict:
+    """Check that a state is complete and undamaged, for whatever session.
 
     Raises:
         StateError: it is of another version, incomplete or damaged.
@@ -106,7 +106,7 @@ def checked(state: Any) -> State:
     ranks = sorted(itertools.chain.from_iterable(state["nodes"]))
     if ranks != list(range(len(ranks))) or not 0 <= state["rank"] < len(ranks):
         raise StateError(f"state: rank is {state['rank']} and nodes {state['nodes']!r}; the state is damaged")
-    for key, value in state["memory"].items():
+    for key, value in state["arrays"].items():
         _check_array(Key.parse(key), value)
     if _checksum(state) != state["checksum"]:
         raise StateError("state: it is not what was saved (the checksum differs): something is missing or damaged")
@@ -134,11 +134,11 @@ def _check_array(key: Key, value: Any) -> None:
         got = f"{value.dtype} with shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
         raise StateError(f"state: {str(key)!r} is {got}; expected a flat float32 numpy array")
     own = key.what.startswith(OWN)  # methods' own arrays may have any size, the others are as large as their region
-    if not own and key.what not in _KINDS and key.point != CARRY:
+    if not own and key.what not in _KINDS and key.point != WHOLE:
         raise StateError(f"state: {str(key)!r} is of an unknown kind; the state is damaged")
-    if key.point == CARRY and key.size != key.n:
+    if key.point == WHOLE and key.size != key.n:
         raise StateError(f"state: {str(key)!r} is not of the whole tensor; the state is damaged")
-    if (not own or key.point == CARRY) and value.size != key.size:
+    if (not own or key.point == WHOLE) and value.size != key.size:
         raise StateError(f"state: {str(key)!r} has {value.size} elements; expected {key.size}; the state is damaged")
     if not np.isfinite(value).all():
         raise StateError(f"state: {str(key)!r} has values that are not finite; the state is damaged")
@@ -162,11 +162,11 @@ class _Schema(msgspec.Struct):
     weights: dict[str, _Weight]
     groups: dict[str, Annotated[list[tuple[str, _Count]], msgspec.Meta(min_length=2)]]
     sizes: dict[str, list[tuple[str, _Count]]]
-    memory: dict[Any, Any]
+    arrays: dict[Any, Any]
     checksum: _Count
 
 
-def _check_types(state: State) -> None:
+def _check_types(state: StateDict) -> None:
     try:
         msgspec.convert(state, _Schema)
     except msgspec.ValidationError as error:

@@ -241,11 +241,11 @@ def _bars(rank: RankTrace, number: int) -> Iterator[Bar]:
     work = [span for span in rank.spans if span.kind not in ("wait", "wire")]
     wires = [span for span in rank.spans if span.kind == "wire"]
     for spans, (top, end) in ((work, _CPU), (wires, _WIRE)):
-        lane_of = trace_file.lanes(spans)
-        height = (end - top) / (max(lane_of, default=0) + 1)
-        for span, lane in zip(spans, lane_of):
+        track_of = trace_file.tracks(spans)
+        height = (end - top) / (max(track_of, default=0) + 1)
+        for span, track in zip(spans, track_of):
             kind = INSIDE if span.level == "intra" else span.kind
-            yield Bar(kind, span.tensor, span.start * 1e3, span.stop * 1e3, number + top + lane * height, height)
+            yield Bar(kind, span.tensor, span.start * 1e3, span.stop * 1e3, number + top + track * height, height)
 
 
 def draw_bars(axes: Any, bars: Sequence[Bar], points: float) -> None:

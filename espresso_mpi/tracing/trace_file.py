@@ -42,10 +42,10 @@ class RankTrace:
     dropped: int = 0
 
 
-def lanes(spans: Sequence[Span]) -> list[int]:
-    """A lane for each span, so that in a lane nothing overlaps but waits within the span that they are a part of.
+def tracks(spans: Sequence[Span]) -> list[int]:
+    """A track for each span, so that spans of a track do not overlap, except waits within their wire spans.
 
-    Viewers of the format refuse or cut events that overlap without nesting; as few lanes are used as that takes.
+    Viewers refuse or cut events that overlap without nesting. The number of tracks is minimal.
     """
     found = [0] * len(spans)
     times = [(nanoseconds(span.start), nanoseconds(span.stop)) for span in spans]
@@ -55,16 +55,16 @@ def lanes(spans: Sequence[Span]) -> list[int]:
             while stack and times[stack[-1]][1] <= times[index][0]:
                 stack.pop()
         within = (
-            lane
-            for lane, stack in enumerate(stacks)
+            track
+            for track, stack in enumerate(stacks)
             if stack and times[index][1] <= times[stack[-1]][1] and _is_part(spans[index], spans[stack[-1]])
         )
-        free = (lane for lane, stack in enumerate(stacks) if not stack)
-        lane = next(chain(within, free), len(stacks))
-        if lane == len(stacks):
+        free = (track for track, stack in enumerate(stacks) if not stack)
+        track = next(chain(within, free), len(stacks))
+        if track == len(stacks):
             stacks.append([])
-        stacks[lane].append(index)
-        found[index] = lane
+        stacks[track].append(index)
+        found[index] = track
     return found
 
 
@@ -76,14 +76,14 @@ def _is_part(span: Span, of: Span) -> bool:
 
 
 def on_wire(span: Span) -> bool:
-    """Whether a span belongs to a rank's wire lane; the others, agreements with their waits among them, do not."""
+    """Whether a span belongs to a wire track; agreements and their waits do not."""
     return span.kind == "wire" or (span.kind == "wait" and bool(span.tensor))
 
 
 def chrome(ranks: Sequence[RankTrace], about: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The content of a trace file: one process a node; in it a processor lane and a wire lane of every rank.
+    """The content of a trace file: one process per node, with a processor track and wire tracks for every rank.
 
-    Where spans of a lane overlap it is followed by more of its kind. Processes and threads are numbered from 1. Times
+    Overlapping spans get further tracks of the same kind. Processes and threads are numbered from 1. Times
     are microseconds since the first span.
 
     Args:
@@ -106,15 +106,15 @@ def _rank_events(rank: RankTrace, zero: int, ranks: int) -> Iterator[dict[str, A
     before = 0
     for name, wanted in (("cpu", False), ("wire", True)):
         spans = [span for span in rank.spans if on_wire(span) is wanted]
-        lane_of = lanes(spans)
-        count = max(lane_of, default=0) + 1
-        tids = [1 + rank.rank + ranks * (before + lane) for lane in range(count)]
-        for lane, tid in enumerate(tids):
-            more = f" {lane + 1}" if lane else ""
+        track_of = tracks(spans)
+        count = max(track_of, default=0) + 1
+        tids = [1 + rank.rank + ranks * (before + track) for track in range(count)]
+        for track, tid in enumerate(tids):
+            more = f" {track + 1}" if track else ""
             yield _named("thread_name", rank.node + 1, tid, {"name": f"rank {rank.rank} {name}{more}"})
-            yield _named("thread_sort_index", rank.node + 1, tid, {"sort_index": 1000 * rank.rank + before + lane})
-        for span, lane in zip(spans, lane_of):
-            yield _event(span, rank, tids[lane], zero)
+            yield _named("thread_sort_index", rank.node + 1, tid, {"sort_index": 1000 * rank.rank + before + track})
+        for span, track in zip(spans, track_of):
+            yield _event(span, rank, tids[track], zero)
         before += count
 
 

@@ -171,8 +171,8 @@ def test_every_step_on_the_device_that_its_route_says(world, open_session):
             host.sync(expected)
             gpu.sync(grad)
             assert np.array_equal(grad.host, expected), text
-        state = gpu.state_dict()["memory"]
-        assert all(np.array_equal(state[key], value) for key, value in host.state_dict()["memory"].items())
+        state = gpu.state_dict()["arrays"]
+        assert all(np.array_equal(state[key], value) for key, value in host.state_dict()["arrays"].items())
 
 
 @pytest.mark.parametrize("dtype", _TYPES)

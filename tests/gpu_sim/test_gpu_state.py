@@ -1,4 +1,4 @@
-"""States of sessions on GPU arrays: what is carried over is cut up on the GPU as on the host, bit for bit."""
+"""States of sessions on GPU arrays: resharded arrays are split on the GPU as on the host, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def test_a_state_carried_over_gives_the_same_bits_on_gpu_arrays(world, open_sess
         host.sync(expected)
         gpu.sync(grad)
         assert np.array_equal(grad.host, expected)
-    ours, theirs = host.state_dict()["memory"], gpu.state_dict()["memory"]
+    ours, theirs = host.state_dict()["arrays"], gpu.state_dict()["arrays"]
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(theirs[key], value) for key, value in ours.items())

@@ -269,7 +269,7 @@ def nodes(world):
 
 def test_the_probe_passes_everywhere(world, open_transport, caplog, monkeypatch):
     asked = []
-    monkeypatch.setattr(probe, "verdict", lambda limit: asked.append(limit) or probe.Verdict(True, "fake"))
+    monkeypatch.setattr(probe, "probe_gpu", lambda limit: asked.append(limit) or probe.ProbeResult(True, "fake"))
     transport = open_transport(device_aware=None, nodes=nodes(world))
     line = chosen(transport, caplog)
     assert transport.device_aware is True
@@ -278,7 +278,7 @@ def test_the_probe_passes_everywhere(world, open_transport, caplog, monkeypatch)
 
 
 def test_one_node_where_it_fails_is_enough(world, open_transport, caplog, monkeypatch):
-    monkeypatch.setattr(probe, "verdict", lambda limit: probe.Verdict(world.rank == 0, f"fake {world.rank}"))
+    monkeypatch.setattr(probe, "probe_gpu", lambda limit: probe.ProbeResult(world.rank == 0, f"fake {world.rank}"))
     transport = open_transport(device_aware=None, nodes=nodes(world))
     line = chosen(transport, caplog)
     last = world.size - 1
@@ -296,7 +296,7 @@ def test_the_simulator_has_no_device_pointers(world, open_transport, caplog):
 
 @pytest.mark.parametrize("forced", [True, False])
 def test_a_forced_way_is_not_probed(world, open_transport, caplog, monkeypatch, forced):
-    monkeypatch.setattr(probe, "verdict", None)
+    monkeypatch.setattr(probe, "probe_gpu", None)
     transport = open_transport(device_aware=forced)
     line = chosen(transport, caplog)
     assert transport.device_aware is forced

@@ -17,7 +17,7 @@ RANKS = {
     "test_engine::test_any_order_gives_what_sync_gives": (3, 4),
     "test_engine::test_any_errors_in_any_order": (3, 4),
     "test_errors::test_routes_that_lose_ranks_of_uneven_nodes_are_refused": (3, 4),
-    "test_state::test_what_is_owed_is_conserved_on_other_ranks": (3, 4),
+    "test_state::test_residuals_are_conserved_on_other_ranks": (3, 4),
     "test_state::test_momenta_are_conserved_in_the_mean": (3, 4),
     # What two ranks show, or can only be shown on two.
     "test_autoplan": (2,),

@@ -224,8 +224,8 @@ PLANS = [
 ]
 
 
-def test_nothing_that_is_owed_is_lost_when_plans_change(world, open_session):
-    """Σ means = Σ results in the end, since the last plan is dense and pays all that is owed."""
+def test_no_residual_is_lost_when_plans_change(world, open_session):
+    """Σ means = Σ results in the end, since the last plan is dense and adds all residuals."""
     session = open_session(plan=PLANS[0])
     total = train(session, world.rank, 3)
     for number, plan in enumerate(PLANS[1:], 1):
@@ -236,18 +236,18 @@ def test_nothing_that_is_owed_is_lost_when_plans_change(world, open_session):
     for name in SHAPES:
         everyone(world, total[name].tobytes())
         assert np.allclose(total[name], expected(steps)[name], atol=2e-4), name
-    assert not session._engine.keeping.memory
+    assert not session._engine.sync_state.store
 
 
 def test_what_travels_as_before_keeps_its_residual_bit_for_bit(world, open_session):
     session = open_session(plan=PLANS[1])
     train(session, world.rank, 2)
-    before = {k: v.copy() for k, v in session._engine.keeping.memory.items() if k.startswith("w2|")}
+    before = {k: v.copy() for k, v in session._engine.sync_state.store.items() if k.startswith("w2|")}
     session.follow(PLANS[3])
-    after = session._engine.keeping.memory
+    after = session._engine.sync_state.store
     assert before
     assert all(np.array_equal(after[key], value) for key, value in before.items())
-    assert SIZE == 1 or any(key.startswith("w1|") and "|carry|" in key for key in after)
+    assert SIZE == 1 or any(key.startswith("w1|") and "|whole|" in key for key in after)
 
 
 # --- plans that do not fit --------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Σ mean(g) = Σ results + residuals, through any sequence of calls, plans, saves and loads.
 
-Rank 0 draws the sequences and tells the others each command; what a command found on any rank is a verdict that all
+Rank 0 draws the sequences and tells the others each command; what a command found on any rank is a result that all
 share, so that hypothesis may shrink a failure. The oracle needs no weight of the library: in the end every tensor is
-synchronised dense, which pays what it is still owed, and then the sums must agree.
+synchronised dense, which adds its residuals, and then the sums must agree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     initialize,
     precondition,
     rule,
-    run_state_node_as_test,
+    run_state_machine_as_test,
 )
 from mpi4py import MPI
 
@@ -133,13 +133,13 @@ class Job:
         self.given = {key: value.copy() for key, value in given.items()}
         self.got = {key: value.copy() for key, value in got.items()}
 
-    def pay(self):
-        """All that is owed is paid: dense, with nothing new."""
+    def flush(self):
+        """Add all residuals: a dense step with gradients of zero."""
         self.follow(DENSE)
         for sizes in itertools.zip_longest(*SIZES.values()):
             self._sync({name: np.zeros(n, np.float32) for name, n in zip(SIZES, sizes) if n})
         if self.part:
-            assert not self.session.state_dict()["memory"]
+            assert not self.session.state_dict()["arrays"]
             for key in KEYS:
                 scale = max(1.0, np.abs(self.given[key]).max())
                 error = np.abs(self.given[key] - self.got[key]).max() / scale
@@ -254,7 +254,7 @@ class Conservation(RuleBasedStateMachine):
     def teardown(self):
         try:
             if not self.failed:
-                self.tell("pay")
+                self.tell("flush")
         finally:
             self.tell("close")
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -269,7 +269,7 @@ def test_nothing_is_lost_whatever_is_done():
         follow_rank_0()
         return
     try:
-        run_state_node_as_test(
+        run_state_machine_as_test(
             Conservation,
             settings=settings(
                 max_examples=20, stateful_step_count=12, deadline=None, derandomize=True, database=None,

@@ -113,11 +113,11 @@ def usable_again(world, session):
     assert np.allclose(grad, (world.size - 1) / 2, atol=0.01)
 
 
-def owed(world, session, name, n):
+def residual_of(world, session, name, n):
     """What all ranks together still owe of a tensor's mean."""
     total = np.zeros(n)
     for state in world.allgather(session.state_dict()):
-        for key, value in state["memory"].items():
+        for key, value in state["arrays"].items():
             tensor, _, _, region, what = key.rsplit("|", 4)
             if tensor == name and what == "residual":
                 start, stop = map(int, region.split(":"))
@@ -153,7 +153,7 @@ def test_any_order_gives_what_sync_gives(world, open_session, compressor):
         given += means(world.size, step, "wide")
         got += grads["wide"]
     if compressor != "none":
-        missing = given - got - owed(world, pushing, "wide", 3001)
+        missing = given - got - residual_of(world, pushing, "wide", 3001)
         assert np.abs(missing).max() <= steps * 2.0**-20
 
 
@@ -218,19 +218,19 @@ def started(world, session, calls):
     """The order in which tensors travel that were all pushed before the first of them could start."""
     session._recorder.start()
     hold, gate = [], threading.Event()
-    original = session._engine.turn
+    original = session._engine.progress
 
     def gated():
         gate.wait(10)
         return original()
 
-    session._engine.turn = gated
+    session._engine.progress = gated
     for name, priority in calls:
         hold.append(session.push(name, gradient(world.rank, 0, name), priority))
     world.Barrier()
     gate.set()
     session.wait_all()
-    session._engine.turn = original
+    session._engine.progress = original
     spans, _ = session._recorder.stop()
     names = [span.tensor for span in sorted(spans, key=lambda span: span.start) if span.kind == "wire"]
     found = list(dict.fromkeys(names))
@@ -367,7 +367,7 @@ def test_a_nan_can_be_skipped(world, open_session, compressor):
     session = open_session(compressor=compressor, nonfinite="skip")
     for step in range(3):
         grads = {name: gradient(world.rank, step, name) for name in ("deep", "bias", "wide")}
-        before = owed(world, session, "deep", 2000)
+        before = residual_of(world, session, "deep", 2000)
         if step == 1 and world.rank == 0:
             grads["deep"][5, 5] = np.inf
         for name, grad in grads.items():
@@ -375,7 +375,7 @@ def test_a_nan_can_be_skipped(world, open_session, compressor):
         session.wait_all()
         if step == 1:
             assert not grads["deep"].any() and grads["bias"].any()
-            assert np.array_equal(before, owed(world, session, "deep", 2000))
+            assert np.array_equal(before, residual_of(world, session, "deep", 2000))
         assert identical(world, grads.values())
     assert session.stats().skipped == {"deep": 1}
 
@@ -854,7 +854,7 @@ def test_a_group_with_a_member_that_has_no_elements(world, open_session, empty):
         assert identical(world, [grads[name] for name in here])
         twin.sync({"g1": empty, "other": gradient(world.rank, step, "other")})
     if world.size > 1:
-        kept = {key.split(" ")[0] for key in session.state_dict()["memory"]}
+        kept = {key.split(" ")[0] for key in session.state_dict()["arrays"]}
         assert kept == {"g0..g2", "g1..g2"}
 
 
@@ -867,13 +867,13 @@ def test_a_skipped_member_of_a_group(world, open_session, compressor):
         grads = {name: gradient(world.rank, step, name) for name in ("g0", "g1", "g2")}
         if step == 1 and world.rank == 0:
             grads["g1"][3] = np.nan
-        before = bits(session.state_dict()["memory"].get("g0..g2 (3)|192|0|0:192|residual", 0))
+        before = bits(session.state_dict()["arrays"].get("g0..g2 (3)|192|0|0:192|residual", 0))
         for name, grad in grads.items():
             session.push(name, grad)
         session.wait_all()
         assert identical(world, grads.values())
         if step == 1:
-            after = session.state_dict()["memory"].get("g0..g2 (3)|192|0|0:192|residual", 0)
+            after = session.state_dict()["arrays"].get("g0..g2 (3)|192|0|0:192|residual", 0)
             assert not grads["g1"].any() and grads["g0"].any() == (compressor == "none") and bits(after) == before
     assert session.stats().skipped == ({"g1": 1} if compressor == "none" else {"g0": 1, "g1": 1, "g2": 1})
 

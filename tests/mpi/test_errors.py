@@ -123,12 +123,12 @@ def test_non_finite_raises_everywhere_and_poisons_nothing(world, open_session, c
     session = open_session(compressor=compressor)
     grads = {"ok": np.ones(100, dtype), "w": np.ones(300, dtype)}
     session.sync(grads)
-    before = session.state_dict()["memory"]
+    before = session.state_dict()["arrays"]
     if world.rank == world.size - 1:
         grads["w"][7] = bad
     text = same_error(world, NonFiniteError, lambda: session.sync(grads))
     assert f"rank {world.size - 1}" in text and "'w'" in text and "1 NaN" in text
-    after = session.state_dict()["memory"]
+    after = session.state_dict()["arrays"]
     assert all(np.array_equal(after[key], before[key]) for key in before)
     session.sync({"ok": np.ones(100, dtype), "w": np.ones(300, dtype)})
 

@@ -100,7 +100,7 @@ def test_nothing_is_lost_while_the_ratio_changes(world, open_session, route):
         encodes = len(nodes) > 1 or "packed" in route or "intra" not in str(Route.parse(route))
         assert (fewer[:4] < 0).all() if encodes else not fewer[1:].any()  # the first step also brings descriptions
         assert fewer[4] == 0
-        assert len({key for key in session.state_dict()["memory"] if "|0|" in key}) <= 40
+        assert len({key for key in session.state_dict()["arrays"] if "|0|" in key}) <= 40
 
 
 @pytest.mark.parametrize("feedback", ["plain", "ef21"])

@@ -63,7 +63,7 @@ def test_conservation_law(world, open_session, agreed, route):
             got += grad
         held = np.zeros(n)
         count = world.size if str(Route.parse(route)).startswith("encode") or world.size == 1 else len(nodes)
-        for memory in world.allgather(session.state_dict()["memory"]):
+        for memory in world.allgather(session.state_dict()["arrays"]):
             for key, value in memory.items():
                 region, what = key.rsplit("|", 2)[1:]
                 if what == "residual":
@@ -83,7 +83,7 @@ def test_what_a_method_keeps_is_part_of_the_state(world, open_session, agreed, r
     session = open_session(compressor=agreed, route=route)
     for step in range(3):
         session.sync(values(world.rank, step, n))
-    memory = session.state_dict()["memory"]
+    memory = session.state_dict()["arrays"]
     times = [value.tolist() for key, value in memory.items() if key.endswith("own.times")]
     learned = [value for key, value in sorted(memory.items()) if key.endswith("own.learned")]
     assert times == [[3]] * len(learned)

@@ -130,5 +130,5 @@ def test_the_second_encode_has_no_momentum(world, open_session):
     session = open_session(compressor="signum", route="flat-alltoall")
     for step in range(3):
         session.sync(gradient(world.rank, step))
-    points = {key.rsplit("|", 3)[1] for key in session.state_dict()["memory"]}
+    points = {key.rsplit("|", 3)[1] for key in session.state_dict()["arrays"]}
     assert points == {"0"}

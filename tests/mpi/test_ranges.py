@@ -87,7 +87,7 @@ def test_compressed_values_beyond_what_can_be_summed_are_refused(world, open_ses
     session, skipping = open_session(compressor=compressor), open_session(compressor=compressor, nonfinite="skip")
     usual = np.random.default_rng(world.rank).standard_normal(5000).astype(np.float32)
     session.sync(usual)
-    state = {key: value.copy() for key, value in session.state_dict()["memory"].items()}
+    state = {key: value.copy() for key, value in session.state_dict()["arrays"].items()}
     grad = np.full(5000, 3e38 if world.rank == 1 else 1, np.float32)
     before = grad.copy()
     text = r"rank 1 .*'grads' has 5000 value\(s\) of .* too large .*loss scale"
@@ -95,7 +95,7 @@ def test_compressed_values_beyond_what_can_be_summed_are_refused(world, open_ses
         session.sync(grad)
     assert len(set(world.allgather(str(raised.value)))) == 1
     assert np.array_equal(grad, before)
-    assert all(np.array_equal(value, state[key]) for key, value in session.state_dict()["memory"].items())
+    assert all(np.array_equal(value, state[key]) for key, value in session.state_dict()["arrays"].items())
     skipping.sync(grad)
     assert not grad.any() and skipping.stats().skipped == {"grads": 1}
 

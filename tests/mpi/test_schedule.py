@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi import Plan, Strategy
-from espresso_mpi.collectives.lanes import OnLanes
+from espresso_mpi.collectives.lanes import LaneRunner
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, NonFiniteError
 from espresso_mpi.planner.model.timetables import with_schedule
@@ -50,14 +50,14 @@ def planned(ranks, lanes="host", order="schedule", ways=tuple(WAYS), groups=()):
 
 @pytest.fixture
 def begun(monkeypatch):
-    """What every ``OnLanes`` begins, in order: (session, lane, bucket, segment, operation)."""
-    found, real = [], OnLanes.__init__
+    """What every ``LaneRunner`` begins, in order: (session, lane, bucket, segment, operation)."""
+    found, real = [], LaneRunner.__init__
 
     def init(self, schedule, warn):
         number = init.count = getattr(init, "count", 0) + 1
         real(self, schedule, pytest.fail, lambda lane, s, at, now: found.append((number, lane, s.bucket, s.number, at)))
 
-    monkeypatch.setattr(OnLanes, "__init__", init)
+    monkeypatch.setattr(LaneRunner, "__init__", init)
     return found
 
 
@@ -198,7 +198,7 @@ def test_a_recording_that_ends_by_an_error_with_tensors_under_way(world, open_se
         grads = gradients(world.rank, step)
         session.sync(grads)
         assert same_everywhere(world, {name: zlib.crc32(x) for name, x in grads.items()})
-    assert isinstance(session._engine._dispatcher.runner, OnLanes)
+    assert isinstance(session._engine._dispatcher.runner, LaneRunner)
 
 
 def _failing_recording(session, path, grads):

@@ -1,4 +1,4 @@
-"""Saving and loading a session's state: exactly on the same ranks, conserving what is owed on others."""
+"""Saving and loading a session's state: exactly on the same ranks, conserving residuals on others."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ class Part:
         return results[: self.ranks]
 
 
-def owed(states, what="residual", n=N, point=None):
+def residual_of(states, what="residual", n=N, point=None):
     """The oracle: weighted sum over ranks and encode points, in float64."""
     total = np.zeros(n)
     for state in states:
-        for key, value in state["memory"].items():
+        for key, value in state["arrays"].items():
             *_, at, region, kind = key.rsplit("|", 4)
             if kind != what or point not in (None, at):
                 continue
             start, stop = map(int, region.split(":"))
             place = key.rsplit("|", 2)[0]
             inside = [k for k in state["weights"] if k.rsplit("|", 2)[0] == place and _covers(k, start, stop)]
-            weight = 1 / len(states) if at == "carry" else state["weights"][inside[0]]
+            weight = 1 / len(states) if at == "whole" else state["weights"][inside[0]]
             total[start:stop] += weight * value.astype(np.float64)
     return total
 
@@ -152,9 +152,9 @@ def test_a_state_is_a_copy(world, open_session):
     session = open_session(compressor="onebit")
     steps(session, world.rank, 0, 2)
     state = session.state_dict()
-    kept = {key: value.copy() for key, value in state["memory"].items()}
+    kept = {key: value.copy() for key, value in state["arrays"].items()}
     steps(session, world.rank, 2, 4)
-    assert all(np.array_equal(kept[key], state["memory"][key]) for key in kept)
+    assert all(np.array_equal(kept[key], state["arrays"][key]) for key in kept)
 
 
 # --- on other ranks ---------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_state_is_a_copy(world, open_session):
 @pytest.mark.parametrize("old, new", MOVES)
 @pytest.mark.parametrize("two_nodes", [False, True], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("compressor", ["onebit", "topk:ratio=0.05", "randomk:ratio=0.1", "powersgd:rank=1", "thc"])
-def test_what_is_owed_is_conserved_on_other_ranks(world, tmp_path, old, new, two_nodes, compressor):
+def test_residuals_are_conserved_on_other_ranks(world, tmp_path, old, new, two_nodes, compressor):
     path = shared(world, tmp_path)
 
     def save(session):
@@ -179,22 +179,22 @@ def test_what_is_owed_is_conserved_on_other_ranks(world, tmp_path, old, new, two
         return before, out, session.state_dict()
 
     results = Part(world, old).run(save, compressor=compressor, nodes=nodes_of(old, two_nodes))
-    debt = owed([state for state, _ in results])
+    residual = residual_of([state for state, _ in results])
     means = sum(sum(gradient(rank, step).astype(np.float64) for rank in range(old)) / old for step in range(3))
-    assert close(results[0][1] + debt, means)
+    assert close(results[0][1] + residual, means)
 
     found = Part(world, new).run(load, compressor=compressor, nodes=nodes_of(new, two_nodes))
-    assert close(owed([before for before, _, _ in found]), debt, 1e-6)
+    assert close(residual_of([before for before, _, _ in found]), residual, 1e-6)
     assert all(np.array_equal(out, found[0][1]) for _, out, _ in found)
-    assert close(found[0][1] + owed([after for _, _, after in found]), debt)
-    assert not any("|carry|" in key for _, _, after in found for key in after["memory"])
+    assert close(found[0][1] + residual_of([after for _, _, after in found]), residual)
+    assert not any("|whole|" in key for _, _, after in found for key in after["arrays"])
     assert {after["step"] for _, _, after in found} == {4}
     assert len({str(after["counts"]) for _, _, after in found}) == 1
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
-def test_one_rank_that_compresses_nothing_pays_what_is_owed(world, tmp_path, dtype):
+def test_one_rank_that_compresses_nothing_adds_all_residuals(world, tmp_path, dtype):
     path = shared(world, tmp_path)
 
     def save(session):
@@ -208,22 +208,22 @@ def test_one_rank_that_compresses_nothing_pays_what_is_owed(world, tmp_path, dty
         grads = {"w": np.ones(N, dtype), "b": np.ones(3, np.float32)}
         session.sync(grads)
         again = session.sync(np.ones(5, np.float32))
-        return grads["w"].astype(np.float64), grads["b"], again, session.state_dict()["memory"]
+        return grads["w"].astype(np.float64), grads["b"], again, session.state_dict()["arrays"]
 
     options = {"compressor": "topk:ratio=0.05", "min_bytes": 100}
-    debt = owed(Part(world, SIZE).run(save, **options))
+    residual = residual_of(Part(world, SIZE).run(save, **options))
     ((w, b, again, memory),) = Part(world, 1).run(load, **options)
-    assert close(w, 1 + debt, 1e-6 if dtype == "float64" else 1e-3)
+    assert close(w, 1 + residual, 1e-6 if dtype == "float64" else 1e-3)
     assert np.array_equal(b, np.ones(3))
     assert np.array_equal(again, np.ones(5))
     assert memory == {}
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
-def test_other_routes_and_segments_conserve_what_is_owed(world, open_session):
+def test_other_routes_and_segments_conserve_residuals(world, open_session):
     old = open_session(compressor="onebit", route="flat-alltoall", nodes=[[rank] for rank in range(SIZE)])
     steps(old, world.rank, 0, 3)
-    debt = owed(world.allgather(old.state_dict()))
+    residual = residual_of(world.allgather(old.state_dict()))
     new = open_session(
         compressor="onebit", route="flat-allgather", segment_bytes=64, nodes=[[rank] for rank in range(SIZE)]
     )
@@ -231,8 +231,8 @@ def test_other_routes_and_segments_conserve_what_is_owed(world, open_session):
     out = np.zeros(N, np.float32)
     new.sync(out)
     state = new.state_dict()
-    assert len(state["memory"]) > 3  # segments
-    assert close(out + owed(world.allgather(state)), debt)
+    assert len(state["arrays"]) > 3  # segments
+    assert close(out + residual_of(world.allgather(state)), residual)
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
@@ -249,10 +249,10 @@ def test_a_loaded_state_can_be_saved_before_it_is_used(world, tmp_path):
         session.save(path)
         return session.state_dict()
 
-    debt = owed(Part(world, SIZE).run(save, compressor="onebit"))
+    residual = residual_of(Part(world, SIZE).run(save, compressor="onebit"))
     for ranks in (1, SIZE, max(1, SIZE - 1), SIZE):
         states = Part(world, ranks).run(move, compressor="onebit")
-        assert close(owed(states), debt, 1e-6)
+        assert close(residual_of(states), residual, 1e-6)
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
@@ -270,10 +270,10 @@ def test_momenta_are_conserved_in_the_mean(world, old, new):
 
     options = {"compressor": f"dgc:ratio=0.1,mu={mu}", "route": "flat-alltoall"}
     states = [state for state, _ in Part(world, old).run(trained, **options)]
-    expected = owed(states) + mu * owed(states, "own.momentum", point="0")
-    assert np.abs(owed(states, "own.momentum", point="0")).max() > 0.1
+    expected = residual_of(states) + mu * residual_of(states, "own.momentum", point="0")
+    assert np.abs(residual_of(states, "own.momentum", point="0")).max() > 0.1
     found = Part(world, new).run(load, **options)
-    assert close(found[0][0] + owed([state for _, state in found]), expected)
+    assert close(found[0][0] + residual_of([state for _, state in found]), expected)
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
@@ -318,17 +318,17 @@ def test_a_plan_with_other_routes_takes_a_state_over(world, tmp_path):
         return out, session.state_dict()
 
     old, new = (Plan(default=Strategy("onebit", route)) for route in ("flat-alltoall", "flat-allgather"))
-    debt = owed(Part(world, SIZE).run(save, plan=old))
+    residual = residual_of(Part(world, SIZE).run(save, plan=old))
     found = Part(world, max(2, SIZE - 1)).run(load, plan=new)
-    assert close(found[0][0] + owed([state for _, state in found]), debt)
+    assert close(found[0][0] + residual_of([state for _, state in found]), residual)
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
-def test_groups_of_a_plan_and_pushed_tensors_conserve_what_is_owed(world, tmp_path):
+def test_groups_of_a_plan_and_pushed_tensors_conserve_residuals(world, tmp_path):
     path = shared(world, tmp_path)
     sizes = {"a": 700, "b": 300, "c": 500}
 
-    def turn(session, make):
+    def one_step(session, make):
         grads = {name: make(size) for name, size in sizes.items()}
         for name, grad in grads.items():
             session.push(name, grad)
@@ -337,23 +337,23 @@ def test_groups_of_a_plan_and_pushed_tensors_conserve_what_is_owed(world, tmp_pa
 
     def save(session):
         for step in range(3):
-            turn(session, lambda size, step=step: gradient(world.rank, step, size))
+            one_step(session, lambda size, step=step: gradient(world.rank, step, size))
         session.save(path)
         return session.state_dict()
 
     def load(session):
         session.load(path)
-        return turn(session, lambda size: np.zeros(size, np.float32)), session.state_dict()
+        return one_step(session, lambda size: np.zeros(size, np.float32)), session.state_dict()
 
-    def debt_of(states):
-        parts = [[{**s, "memory": _of(s["memory"], n)} for s in states] for n in (1000, 500)]
-        return np.concatenate([owed(part, n=n) for part, n in zip(parts, (1000, 500))])
+    def mean_residuals(states):
+        parts = [[{**s, "arrays": _of(s["arrays"], n)} for s in states] for n in (1000, 500)]
+        return np.concatenate([residual_of(part, n=n) for part, n in zip(parts, (1000, 500))])
 
     plan = Plan(default=Strategy("onebit", "flat-alltoall"), groups=(("a", "b"),))
-    debt = debt_of(Part(world, SIZE).run(save, plan=plan))
+    residual = mean_residuals(Part(world, SIZE).run(save, plan=plan))
     found = Part(world, max(2, SIZE - 1)).run(load, plan=plan, segment_bytes=100)
-    assert np.abs(debt[:1000]).max() > 0.1
-    assert close(found[0][0] + debt_of([state for _, state in found]), debt)
+    assert np.abs(residual[:1000]).max() > 0.1
+    assert close(found[0][0] + mean_residuals([state for _, state in found]), residual)
 
 
 def _of(memory, n):
@@ -365,8 +365,8 @@ def _of(memory, n):
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 @pytest.mark.parametrize("compressor", ["topk:ratio=0.01", "onebit"])
-def test_what_float16_cannot_hold_is_owed(world, open_session, compressor):
-    """A value that was kept back for long is beyond 65504 when its turn comes."""
+def test_what_float16_cannot_hold_becomes_a_residual(world, open_session, compressor):
+    """A value that was kept back for long is beyond 65504 when it is added."""
     session = open_session(plan=Plan(default=Strategy(compressor, "flat-allgather")))
     total = np.zeros(400)
     for _ in range(60):
@@ -378,7 +378,7 @@ def test_what_float16_cannot_hold_is_owed(world, open_session, compressor):
     for _ in range(60):
         session.sync(grad := np.zeros(400, np.float16))
         total += grad
-        if not session.state_dict()["memory"]:
+        if not session.state_dict()["arrays"]:
             break
     expected = np.where(np.arange(400) % 7 == 0, 60 * 30000.0, 60 * 2000.0)
     assert np.abs(total / expected - 1).max() < 2e-3  # each result is rounded to 11 bits
@@ -387,27 +387,27 @@ def test_what_float16_cannot_hold_is_owed(world, open_session, compressor):
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 @pytest.mark.parametrize("between", ["load", "follow"])
-def test_what_float16_cannot_hold_is_owed_by_ranks_without_a_region_too(world, open_session, between):
+def test_what_float16_cannot_hold_is_kept_by_ranks_without_a_region_too(world, open_session, between):
     """Rank 0 holds all 64 elements between the node's steps, and the residual of them."""
     plan = Plan(default=Strategy("topk:ratio=0.01", "hierarchical-allgather"))
     session = open_session(plan=plan)
 
-    def turn(*first):
+    def one_step(*first):
         grad = np.zeros(64, np.float16)
         grad[: len(first)] = first
         session.sync(grad)
         return grad.astype(float)
 
-    total = turn(60000, 49984) + turn(0, 49984)
+    total = one_step(60000, 49984) + one_step(0, 49984)
     if between == "load":
         session.load_state_dict(session.state_dict())
     else:
         session.follow(Plan({"other": Strategy("none", "flat")}, default=plan.default))
-    assert [*(total + turn())[:3]] == [60000, 2 * 49984, 0]
+    assert [*(total + one_step())[:3]] == [60000, 2 * 49984, 0]
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
-def test_a_double_keeps_its_digits_when_it_is_owed_something(world, open_session):
+def test_a_double_keeps_its_digits_when_a_residual_is_added(world, open_session):
     session = open_session(plan=Plan(default=Strategy("topk:ratio=0.01", "flat-allgather")))
     first = np.ones(1000)
     session.sync(first)
@@ -421,8 +421,8 @@ def test_a_double_keeps_its_digits_when_it_is_owed_something(world, open_session
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
-def test_what_is_owed_does_not_go_through_a_momentum(world, open_session):
-    """Members bring their debts into a group of dgc, as a residual: its momentum would send tenfold of a gradient."""
+def test_pending_residuals_do_not_go_through_a_momentum(world, open_session):
+    """Residuals of members become the residual of a dgc group: its momentum would send tenfold of a gradient."""
     session = open_session(plan=Plan(default=Strategy("topk:ratio=0.01", "flat-allgather")))
     total = {name: np.ones(100, np.float32) for name in ("a", "b")}
     session.sync(total)
@@ -482,7 +482,7 @@ def test_a_restored_session_drops_the_size_that_was_not_used_longest(world, open
     other.load_state_dict(one.state_dict())
     for session in (one, other):
         session.sync(gradient(world.rank, 0, 2000))
-    kept = [{key.split("|")[1] for key in session.state_dict()["memory"]} for session in (one, other)]
+    kept = [{key.split("|")[1] for key in session.state_dict()["arrays"]} for session in (one, other)]
     assert kept[0] == kept[1]
     assert SIZE == 1 or ("1000" in kept[0] and "1001" not in kept[0])
 
@@ -502,21 +502,21 @@ def refused_alike(world, kind, act):
 def test_rescaling_beyond_all_floats_is_refused(world, open_session):
     session = open_session(compressor="topk:ratio=0.01")
     session.sync(np.full(1000, 1e30, np.float32))
-    before = session.state_dict()["memory"]
+    before = session.state_dict()["arrays"]
     with pytest.raises(ConfigError, match="loss scale is too large"):
         session.rescale(2.0**40)
     for wrong in (np.nan, 0, 1e-50, 1e50):  # float32 multiplies: 1e-50 would clear, 1e50 break what is kept
         refused_alike(world, ConfigError, lambda wrong=wrong: session.rescale(wrong if world.rank == SIZE - 1 else 2.0))
-    memory, odd = session._engine.keeping.memory, "w|9|0|0:9|own.odd"  # kept by a method that does not name it
+    memory, odd = session._engine.sync_state.store, "w|9|0|0:9|own.odd"  # kept by a method that does not name it
     if world.rank == SIZE - 1:
         memory[odd] = np.ones(9, np.float32)
     refused_alike(world, StateError, lambda: session.rescale(2.0))
     memory.pop(odd, None)
-    after = session.state_dict()["memory"]
+    after = session.state_dict()["arrays"]
     assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
-def test_what_is_owed_after_a_recording_is_the_same_on_every_rank(world, open_session, tmp_path):
+def test_pending_residuals_after_a_recording_are_the_same_on_every_rank(world, open_session, tmp_path):
     """Of float16 sums that were cut while steps were recorded; on a hierarchical route ranks take shares of it."""
     halves = [[rank for rank in range(SIZE) if rank % 2 == half] for half in (0, 1)]
     plan = Plan(default=Strategy("topk:ratio=0.01", "hierarchical-allgather"))
@@ -530,7 +530,7 @@ def test_what_is_owed_after_a_recording_is_the_same_on_every_rank(world, open_se
         session.sync({"w": grad})
         got[:] += grad.astype(float)
 
-    step(50000)  # nearly all of it stays owed
+    step(50000)  # nearly all of it stays a residual
     session.follow(Plan(default=Strategy("topk:ratio=0.02", "hierarchical-allgather")))  # whole, from now on
     with session.record_workload(path):
         for _ in range(5):
@@ -551,9 +551,9 @@ def test_states_do_not_change_under_tensors_that_are_under_way(world, open_sessi
     acts = (lambda: session.load_state_dict(state), lambda: session.rescale(2.0))
     for act in acts:
         if world.rank == 0:
-            session._engine._unfinished[0] = None  # as if a push were under way, for as long as it takes
+            session._engine.unfinished[0] = None  # as if a push were under way, for as long as it takes
         refused_alike(world, ConfigError, act)
-        session._engine._unfinished.pop(0, None)
+        session._engine.unfinished.pop(0, None)
     with session.record_workload(world.bcast(str(tmp_path / "workload.json"))):
         for act in (
             lambda: session.save(path),
@@ -591,9 +591,9 @@ def refused(world, session, states, words):
         ({"version": 99}, "newer espresso_mpi"),
         ({"rank": 77}, "rank is 77"),
         ({"step": -1}, "step is -1"),
-        ({"memory": {"w|9|0|0:9|residual": np.zeros(9, np.float32)}}, "checksum"),
-        ({"memory": {"w|9|0|0:9|residual": "x"}}, "is str"),
-        ({"memory": {"w|2|0|0:2|residual": np.array([1, np.nan], np.float32)}}, "not finite"),
+        ({"arrays": {"w|9|0|0:9|residual": np.zeros(9, np.float32)}}, "checksum"),
+        ({"arrays": {"w|9|0|0:9|residual": "x"}}, "is str"),
+        ({"arrays": {"w|2|0|0:2|residual": np.array([1, np.nan], np.float32)}}, "not finite"),
     ],
     ids=str,
 )

@@ -132,4 +132,4 @@ def test_sub_communicators_do_not_mix(world, open_session):
 def test_without_feedback_nothing_is_kept(world, open_session):
     session = open_session(compressor="onebit", feedback=False)
     session.sync(values(world.rank, 0, 1000))
-    assert session.state_dict()["memory"] == {}
+    assert session.state_dict()["arrays"] == {}

@@ -68,7 +68,7 @@ def test_a_change_on_one_rank_is_heard_on_all(world, what):
     tensor = memory if what == "checksums" else torch.zeros(1 << 16)
     handle = session.push("layer.weight", tensor)
     if what == "finished":  # also when the mean is there already: else it would be an error now and then
-        while not handle._unit.finished:
+        while not handle._call.finished:
             pass
         world.Barrier()
     if last(world) and what == "zeroed":
@@ -214,8 +214,8 @@ def test_a_loss_scaler_hears_of_an_infinity_on_another_rank(world, open_session)
     assert session.stats().skipped_calls == 1
     assert session.stats().skipped == dict.fromkeys(["0.weight", "0.bias", "2.weight", "2.bias"], 1)
     assert after["counts"] == memory["counts"]
-    halves = {key: value / 2 for key, value in memory["memory"].items()}
-    assert halves and all(np.array_equal(after["memory"][key], half) for key, half in halves.items())
+    halves = {key: value / 2 for key, value in memory["arrays"].items()}
+    assert halves and all(np.array_equal(after["arrays"][key], half) for key, half in halves.items())
     losses += [learner.step(number) for number in range(11, 40)]
     assert len(set(world.allgather(learner.replica()))) == 1
     assert np.mean(losses[-5:]) < 0.6 * losses[0]
@@ -248,7 +248,7 @@ def test_a_call_that_is_skipped_is_skipped_whole(world, open_session, dtype):
     assert all(grads[name].isnan().all() for name in "abd")
     assert torch.allclose(grads["c"].float(), torch.tensor((world.size - 1) / 2))
     after = session.state_dict()
-    assert all(np.array_equal(after["memory"][key], value) for key, value in kept["memory"].items())
+    assert all(np.array_equal(after["arrays"][key], value) for key, value in kept["arrays"].items())
     assert after["counts"] == kept["counts"]
     assert session.stats().skipped_calls == 3 and session.stats().skipped == {"a": 2, "b": 2, "c": 1, "d": 2}
 

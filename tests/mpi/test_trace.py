@@ -146,7 +146,7 @@ def test_the_file_holds_every_rank_and_names_it(world, open_transport, folder):
     record(world, open_transport(), path)
     content = read(world, path)
     names = {e["args"]["name"] for e in content["traceEvents"] if e["name"] in ("thread_name", "process_name")}
-    assert {f"rank {r} {lane}" for r in range(world.size) for lane in ("cpu", "wire")} <= names
+    assert {f"rank {r} {track}" for r in range(world.size) for track in ("cpu", "wire")} <= names
     assert sum(name.startswith("node ") for name in names) == world.size
     assert content["otherData"]["nodes"] == [[rank] for rank in range(world.size)]
     events = [e for e in content["traceEvents"] if e["ph"] == "X"]
@@ -355,7 +355,7 @@ def test_residual_norms_are_those_of_the_state(world, open_session):
     state = session.state_dict()
     for name, tensor in session.stats(residuals=True).tensors.items():
         kept = [
-            value for key, value in state["memory"].items() if key.startswith(f"{name}|") and key.endswith("residual")
+            value for key, value in state["arrays"].items() if key.startswith(f"{name}|") and key.endswith("residual")
         ]
         squares = sum(float((value.astype(np.float64) ** 2).sum()) for value in kept)
         assert kept and tensor.residual_norm == pytest.approx(np.sqrt(squares), rel=1e-5)

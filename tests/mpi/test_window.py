@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi.collectives.data.reduction import Rule
+from espresso_mpi.collectives.data.reduction import ReduceOp
 from espresso_mpi.collectives.data.transfers import Transfer
 from espresso_mpi.collectives.messages import transport as transport_module
 from espresso_mpi.collectives.messages.agreement import allgather_json, gather_small
 from espresso_mpi.collectives.messages.transport import Settings, Transport
+from espresso_mpi.collectives.messages.waiting import WaitMonitor
 from espresso_mpi.errors import RankTimeoutError
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(240)]
@@ -56,10 +57,10 @@ def values(rank, n, dtype):
     return rng.standard_normal(n).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-def reduced(size, n, dtype, rule):
+def reduced(size, n, dtype, reduce_op):
     """In rank order, in the type of the sum, and rounded once."""
     rows = [values(rank, n, dtype) for rank in range(size)]
-    if rule.operator == "max":
+    if reduce_op.operator == "max":
         return np.maximum.reduce(rows)
     if dtype in INTEGERS:
         limits = np.iinfo(dtype)
@@ -68,7 +69,7 @@ def reduced(size, n, dtype, rule):
     total = rows[0].astype(wide)
     for row in rows[1:]:
         total = total + row.astype(wide)
-    return (total / wide(rule.divisor)).astype(rows[0].dtype)
+    return (total / wide(reduce_op.divisor)).astype(rows[0].dtype)
 
 
 def outside(size, n, dtype):
@@ -81,13 +82,13 @@ def outside(size, n, dtype):
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
 def test_allreduce_sums_in_rank_order(world, open_transport, dtype, window_bytes):
     window = window_of(open_transport(window_bytes))
-    rule = Rule("sum") if dtype in INTEGERS else Rule("sum", world.size + 0.5)
+    reduce_op = ReduceOp("sum") if dtype in INTEGERS else ReduceOp("sum", world.size + 0.5)
     for n in SIZES:
         x = values(world.rank, n, dtype)
         own = x.copy()
         region = (n // 5, n - n // 7)
-        saturated = window.allreduce(stored(x), dtype, region, rule)
-        inside, expected = slice(*region), reduced(world.size, n, dtype, rule)
+        saturated = window.allreduce(stored(x), dtype, region, reduce_op)
+        inside, expected = slice(*region), reduced(world.size, n, dtype, reduce_op)
         assert x[inside].tobytes() == expected[inside].tobytes()
         own[inside] = x[inside]
         assert x.tobytes() == own.tobytes(), "what lies outside of the region changed"
@@ -99,11 +100,11 @@ def test_allreduce_sums_in_rank_order(world, open_transport, dtype, window_bytes
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 def test_reduce_and_broadcast_at_every_root(world, open_transport, dtype, window_bytes):
     window = window_of(open_transport(window_bytes))
-    rule = Rule("sum") if dtype in INTEGERS else Rule("sum", world.size)
+    reduce_op = ReduceOp("sum") if dtype in INTEGERS else ReduceOp("sum", world.size)
     for root in range(world.size):
         for n in SIZES:
-            x, expected = values(world.rank, n, dtype), reduced(world.size, n, dtype, rule)
-            saturated = window.reduce(x, dtype, (0, n), rule, root)
+            x, expected = values(world.rank, n, dtype), reduced(world.size, n, dtype, reduce_op)
+            saturated = window.reduce(x, dtype, (0, n), reduce_op, root)
             assert world.rank != root or x.tobytes() == expected.tobytes()
             assert dtype not in INTEGERS or world.allreduce(saturated) == outside(world.size, n, dtype)
             x = values(world.rank, n, dtype)
@@ -116,30 +117,30 @@ def test_the_maximum(world, open_transport, window_bytes):
     window = window_of(open_transport(window_bytes))
     for n in SIZES:
         for call in (
-            lambda x, n=n: window.allreduce(x, "float32", (0, n), Rule("max")),
-            lambda x, n=n: window.reduce(x, "float32", (0, n), Rule("max"), 0),
+            lambda x, n=n: window.allreduce(x, "float32", (0, n), ReduceOp("max")),
+            lambda x, n=n: window.reduce(x, "float32", (0, n), ReduceOp("max"), 0),
         ):
             x = values(world.rank, n, "float32")
             call(x)
-            expected = reduced(world.size, n, "float32", Rule("max"))
+            expected = reduced(world.size, n, "float32", ReduceOp("max"))
             assert world.rank != 0 or x.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("window_bytes", WINDOWS)
 def test_regions_of_any_size(world, open_transport, window_bytes):
     """Reduce-scatter and allgather where regions are empty, and where one rank has nearly all."""
-    window, rule, n = window_of(open_transport(window_bytes)), Rule("sum", world.size), 30011
+    window, reduce_op, n = window_of(open_transport(window_bytes)), ReduceOp("sum", world.size), 30011
     empty = [(0, 0)] * (world.size - 1)
     edges = np.linspace(3, n, world.size + 1).astype(int).tolist()
     for regions in ([*empty, (5, n)], [(0, n), *empty], list(itertools.pairwise(edges))):
         start, stop = regions[world.rank]
         x, own = values(world.rank, n, "float32"), values(world.rank, n, "float32")
-        window.reduce_scatter(x, "float32", regions, rule)
-        own[start:stop] = reduced(world.size, n, "float32", rule)[start:stop]
+        window.reduce_scatter(x, "float32", regions, reduce_op)
+        own[start:stop] = reduced(world.size, n, "float32", reduce_op)[start:stop]
         assert x.tobytes() == own.tobytes()
         window.allgather(x, regions)
         for a, b in regions:
-            assert x[a:b].tobytes() == reduced(world.size, n, "float32", rule)[a:b].tobytes()
+            assert x[a:b].tobytes() == reduced(world.size, n, "float32", reduce_op)[a:b].tobytes()
 
 
 @pytest.mark.parametrize("window_bytes", WINDOWS)
@@ -168,7 +169,7 @@ def test_ranks_that_come_late(world, open_transport, background):
     """Halves are not written again before they were read, whoever is slow."""
     transport = open_transport(16384)
     transport.waiter.background = background
-    window, rule = window_of(transport), Rule("sum", world.size)
+    window, reduce_op = window_of(transport), ReduceOp("sum", world.size)
     naps, choice = np.random.default_rng(world.rank), np.random.default_rng(7)
     for step in range(60):
         n, kind = int(choice.integers(1, 20000)), int(choice.integers(0, 4))
@@ -185,8 +186,8 @@ def test_ranks_that_come_late(world, open_transport, background):
             ]
             continue
         else:
-            window.allreduce(x, "float32", (0, n), rule)
-            expected = reduced(world.size, n, "float32", rule)
+            window.allreduce(x, "float32", (0, n), reduce_op)
+            expected = reduced(world.size, n, "float32", reduce_op)
         assert x.tobytes() == expected.tobytes(), step
 
 
@@ -217,7 +218,7 @@ def gather_eight(transport):
 
 
 def allreduce_200_kb(transport):
-    window_of(transport).allreduce(np.ones(50000, np.float32), "float32", (0, 50000), Rule("sum"))
+    window_of(transport).allreduce(np.ones(50000, np.float32), "float32", (0, 50000), ReduceOp("sum"))
 
 
 @pytest.mark.parametrize("call", [gather_eight, allreduce_200_kb])
@@ -242,13 +243,13 @@ def test_bad_news_ends_a_wait(world):
     world.Barrier()
     start = time.monotonic()
 
-    def interrupted():
-        raise ConnectionError("another rank gave up")
+    class Failing(WaitMonitor):
+        def check(self):
+            raise ConnectionError("another rank gave up")
 
     if world.rank != 0:
-        transport.waiter.interrupted = interrupted
-        with pytest.raises(ConnectionError):
-            window_of(transport).allreduce(np.ones(5, np.float32), "float32", (0, 5), Rule("sum"))
+        with pytest.raises(ConnectionError), transport.waiter.monitored(Failing()):
+            window_of(transport).allreduce(np.ones(5, np.float32), "float32", (0, 5), ReduceOp("sum"))
     world.Barrier()
     assert time.monotonic() - start < 30
 

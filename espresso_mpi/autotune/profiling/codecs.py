@@ -22,7 +22,7 @@ import numpy as np
 from ...arrays import device
 from ...collectives.data import reduction
 from ...collectives.data.layout import Dense, Topology
-from ...collectives.data.reduction import Rule
+from ...collectives.data.reduction import ReduceOp
 from ...collectives.executor import Program, Stage
 from ...collectives.messages.transport import Transport
 from ...collectives.ops import base as collective
@@ -145,7 +145,7 @@ class Codecs:
 
 def _finish(stage: Stage, where: DeviceKind) -> None:
     """Carry out an encode or a decode to its end."""
-    for _ in stage.turns():
+    for _ in stage.progress():
         pass
     if where == "gpu":
         device.drain()
@@ -153,9 +153,9 @@ def _finish(stage: Stage, where: DeviceKind) -> None:
 
 def _meeting(transport: Transport) -> Callable[[], None]:
     """What lets the ranks of each node wait for each other: the least that a collective among them does."""
-    group, scene = transport.node, collective.Scene(transport.topology, "intra", False)
+    group, context = transport.node, collective.CollectiveContext(transport.topology, "intra", False)
     region = (Dense(0, 1),) * len(group)
-    move = collective.Move(scene, group, group.index(transport.rank), region, "float32", Rule("sum"))
+    move = collective.Move(context, group, group.index(transport.rank), region, "float32", ReduceOp("sum"))
     action = collective.operations()["allreduce"].bind(transport, move)
     data = collective.Data(np.zeros(1, np.float32), "float32", transport.workspace)
 

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import numpy as np
 
 from ... import compressors
-from ...collectives.data.layout import Packed, State, Topology
+from ...collectives.data.layout import Layout, Packed, Topology
 from ...collectives.executor import Program, Stage
 from ...collectives.messages.agreement import gather_small
 from ...collectives.messages.transport import Transport
@@ -154,21 +154,21 @@ def keys_along(route: Route, topology: Topology) -> tuple[MoveKey | None, ...]:
             found.append(None)
             continue
         if step.level == "intra":
-            one_goes_on = CLOSING.get(step.op) == "broadcast" and topology.lanes > 1
+            one_goes_on = CLOSING.get(step.op) == "broadcast" and topology.local_size > 1
         found.append((step.op, step.level, step.level == "inter" and one_goes_on))
     return tuple(found)
 
 
 def _members(topology: Topology, level: Level) -> int:
     """Ranks that communicate with each other at a level, on the smallest node."""
-    return {"flat": topology.size, "intra": topology.lanes, "inter": len(topology.nodes)}[level]
+    return {"flat": topology.size, "intra": topology.local_size, "inter": len(topology.nodes)}[level]
 
 
 def _marks(stages: Iterator[Stage]) -> list[float]:
     """Carry the steps out; returns when each began, which is when the one before ended, and when it ended."""
     marks = [time.perf_counter()]
     for stage in stages:
-        for _ in stage.turns():
+        for _ in stage.progress():
             pass
         marks += [time.perf_counter()] * 2
     return marks[:-1]
@@ -179,11 +179,11 @@ def _nbytes(step: Any) -> int:
     if not isinstance(step, MoveStep):
         return 0
     before, move = step.move.before, step.move
-    held = before[move.scene.root] if step.op == "broadcast" else before[move.index]
+    held = before[move.context.root] if step.op == "broadcast" else before[move.index]
     return _size(held, move.bytes_of)
 
 
-def _size(state: State, bytes_of: Callable[[Any], int]) -> int:
+def _size(state: Layout, bytes_of: Callable[[Any], int]) -> int:
     if isinstance(state, Packed):
         return sum(part.nbytes for copy in state.copies for part in copy)
     return bytes_of(state)

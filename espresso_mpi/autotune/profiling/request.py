@@ -12,7 +12,7 @@ import numpy as np
 from ... import compressors
 from ...arrays import device
 from ...collectives.data.layout import Topology
-from ...collectives.messages.agreement import on_every_rank, told_by_first
+from ...collectives.messages.agreement import first_failure, on_every_rank
 from ...collectives.messages.transport import Transport
 from ...compressors import Compressor
 from ...errors import ConfigError
@@ -66,7 +66,7 @@ def agreed(
             "request": repr(mine if devices is not None else replace(mine, devices=())),
             "devices": mine.devices,
         },
-        wording=told_by_first,
+        wording=first_failure,
     )
     common = [d for d in request.devices if all(d in note["devices"] for note in notes)]
     different = [rank for rank, note in enumerate(notes) if note["request"] != notes[0]["request"]]
@@ -105,7 +105,7 @@ def _checked(
 
 def regions(sizes: Iterable[int], topology: Topology) -> set[int]:
     """Elements of the payloads that tensors of these sizes are cut into along the routes."""
-    cuts = {1, topology.size, topology.lanes, len(topology.nodes), topology.lanes * len(topology.nodes)}
+    cuts = {1, topology.size, topology.local_size, len(topology.nodes), topology.local_size * len(topology.nodes)}
     return {-(-n // cut) for n in sizes for cut in cuts}
 
 

@@ -1,8 +1,8 @@
 """What every rank holds between two steps of a route: plain values, no MPI, no arrays.
 
-A tensor of n elements is either *dense* on a rank (a region of it, the rest being stale) or *packed* (payloads of parts
-of it). Schedules are compiled by advancing these states for all ranks at once, so that every rank knows the sizes of
-every message beforehand.
+On a rank, a tensor of n elements is either *dense* (one region of it is current, the rest is stale) or *packed*
+(payloads of parts of it). A route is compiled to a program by advancing these layouts for all ranks at once. Every rank
+therefore knows the sizes of all messages in advance.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ class Topology:
         return sum(map(len, self.nodes))
 
     @cached_property
-    def lanes(self) -> int:
-        """Ranks of each node that take part between nodes: as many as the smallest node has."""
+    def local_size(self) -> int:
+        """Ranks per node that take part in inter-node collectives: the number of ranks of the smallest node.
+
+        The *local rank* of a rank is its index in its node. The ranks with the same local rank form an inter-node
+        group, if that index is below ``local_size``; the ranks beyond it belong to no inter-node group.
+        """
         return min(map(len, self.nodes))
 
     @cached_property
@@ -42,25 +46,27 @@ class Topology:
         return tuple(owner[rank] for rank in range(self.size))
 
     def groups(self, level: Level) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that communicate at a level. A rank beyond the lanes is in no ``inter`` group."""
+        """The groups of ranks that communicate at a level. See ``local_size`` for ``inter``."""
         if level == "flat":
             return (tuple(range(self.size)),)
         if level == "intra":
             return self.nodes
-        return tuple(tuple(ranks[lane] for ranks in self.nodes) for lane in range(self.lanes))
+        return tuple(tuple(ranks[local] for ranks in self.nodes) for local in range(self.local_size))
 
     def pieces(self, level: Level) -> int:
-        """Into how many pieces a scatter at a level cuts a region: ranks beyond the lanes get an empty piece."""
-        return {"flat": self.size, "intra": self.lanes, "inter": len(self.nodes)}[level]
+        """The number of pieces into which a scatter at a level cuts a region.
+
+        Inside a node, ranks with a local rank of ``local_size`` or more get an empty piece.
+        """
+        return {"flat": self.size, "intra": self.local_size, "inter": len(self.nodes)}[level]
 
     def root(self, level: Level, group: Sequence[int]) -> int:
         """Index in a group of the member that alone goes on after a reduce or a gather.
 
-        The first of all ranks, and of a node. Between nodes it is another for every lane, so that the lanes'
-        roots spread over the nodes.
+        It is the first of all ranks, or of the node. Between nodes, the roots of the groups are spread over the nodes.
         """
-        lane = self.nodes[self.node_of[group[0]]].index(group[0])
-        return lane % len(self.nodes) if level == "inter" else 0
+        local = self.nodes[self.node_of[group[0]]].index(group[0])
+        return local % len(self.nodes) if level == "inter" else 0
 
     def divisor(self, level: Level) -> float:
         """What a level's sum is divided by, so that over a whole route the tensor is divided by the number of ranks.
@@ -140,7 +146,7 @@ class Packed:
         return max((part.offset + part.room for copy in self.copies for part in copy), default=0)
 
     def emptied(self) -> Packed:
-        """What a rank holds that has handed all its payloads on: one copy of nothing."""
+        """What a rank holds after it has sent all its payloads: one copy of nothing."""
         return Packed(((),), self.divisor)
 
     @cached_property
@@ -161,4 +167,5 @@ class Packed:
         return Packed(tuple(copies), self.divisor)
 
 
-State = Dense | Packed
+Layout = Dense | Packed
+"""What a rank holds of a tensor."""

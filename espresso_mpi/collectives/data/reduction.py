@@ -33,7 +33,7 @@ _OVERFLOWS = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class ReduceOp:
     """How the ranks' arrays become one: their sum, divided, or (float32 only) their elementwise maximum."""
 
     operator: Literal["sum", "max"]
@@ -52,7 +52,7 @@ def filled(size: int, value: float, dtype: str) -> np.ndarray:
     return np.full(size, value, dtype).view(stored(dtype))
 
 
-def reduce_rows(out: Any, rows: Any, own: int, rule: Rule, dtype: str) -> int:
+def reduce_rows(out: Any, rows: Any, own: int, reduce_op: ReduceOp, dtype: str) -> int:
     """Reduce ``rows``, with ``out`` in place of row ``own``, into ``out``; arguments as for ``mean_rows``.
 
     Returns:
@@ -60,15 +60,17 @@ def reduce_rows(out: Any, rows: Any, own: int, rule: Rule, dtype: str) -> int:
     """
     if out.size == 0:
         return 0
-    if rule.operator == "max":
+    if reduce_op.operator == "max":
         _max_rows(out, rows, own)
         return 0
     if np.dtype(stored(dtype)).kind == "i":
         return _add_integers(out, rows, own)
-    return mean_rows(out, rows, own, rule.divisor, dtype)
+    return mean_rows(out, rows, own, reduce_op.divisor, dtype)
 
 
-def reduce_span(out: np.ndarray, span: np.ndarray, stride: int, count: int, own: int, rule: Rule, dtype: str) -> int:
+def reduce_span(
+    out: np.ndarray, span: np.ndarray, stride: int, count: int, own: int, reduce_op: ReduceOp, dtype: str
+) -> int:
     """As ``reduce_rows`` on the host, for rows that lie ``stride`` elements apart in flat memory.
 
     Args:
@@ -76,14 +78,14 @@ def reduce_span(out: np.ndarray, span: np.ndarray, stride: int, count: int, own:
     """
     if out.size == 0:
         return 0
-    if rule.operator == "max":
+    if reduce_op.operator == "max":
         for r in (r for r in range(count) if r != own):
             np.maximum(out, span[r * stride : r * stride + out.size], out=out)  # summaries are small
         return 0
     if out.dtype.kind == "i":
         limits = np.iinfo(out.dtype)
         return int(_sum_integers(out, span, stride, count, own, limits.min, limits.max))
-    exact, factor = _factor(rule.divisor)
+    exact, factor = _factor(reduce_op.divisor)
     if out.dtype == np.uint16:
         return int(_sum_rows_16(out, span, stride, count, own, exact, np.float32(factor), dtype == "bfloat16"))
     _sum_rows(out, span, stride, count, own, exact, out.dtype.type(factor))
@@ -141,7 +143,7 @@ def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> int:
 
         return int(cuda_sums.mean_rows(out, rows, own, divisor, dtype))
     span, stride = _span(rows)
-    return reduce_span(out, span, stride, rows.shape[0], own, Rule("sum", divisor), dtype)
+    return reduce_span(out, span, stride, rows.shape[0], own, ReduceOp("sum", divisor), dtype)
 
 
 def _span(rows: np.ndarray) -> tuple[np.ndarray, int]:

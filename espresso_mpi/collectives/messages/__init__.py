@@ -1,10 +1,10 @@
-"""What carries bytes between ranks, and how ranks meet, wait and part.
+"""The transfer of bytes between ranks, and the start, waits and end of a session.
 
-``transport`` sends messages, with staging and time-outs; ``window`` and ``shared_memory`` are the way inside a node;
-``agreement`` and ``clocks`` are small exchanges; ``probe`` finds out whether MPI takes device pointers. ``opening``,
-``presence``, ``topology``, ``lifetime``, ``leftovers``, ``standstill``, ``waiting`` and ``failures`` are how sessions
-begin, end, wait and fail.
+``transport`` sends messages, with staging and timeouts. ``window`` and ``shared_memory`` are the transport inside a
+node. ``agreement`` and ``clocks`` are small exchanges. ``probe`` tests whether MPI takes device pointers. ``opening``,
+``presence``, ``topology``, ``lifetime`` and ``leftovers`` open and close sessions. ``waiting``, ``deadlock`` and
+``failures`` handle waits and errors.
 
-May import: ``collectives.data`` and what is below ``collectives``. Whoever waits here must do so by ``waiting``, so
-that a missing rank is named.
+May import: ``collectives.data`` and what is below ``collectives``. All waits must use ``waiting``, so that errors name
+the missing rank.
 """

@@ -1,8 +1,8 @@
 """Sessions that were dropped without ``close``: their communicators are freed when the next session opens.
 
-Freeing is collective, and a rank drops a session whenever Python's collector finds it. So each rank notes what it has
-dropped, the ranks tell each other when they meet to open a session, and free what all ranks of it have dropped, in one
-order. An MPI library has few communicators to give: MPICH's 2048 are used up by some 500 sessions.
+Freeing is collective, but each rank drops a session when its garbage collector finds it. So each rank records what it
+has dropped. When the ranks open a session, they exchange these records, and free what all ranks have dropped, in one
+order. This matters because communicators are scarce: about 500 sessions use up the 2048 of MPICH.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .standstill import Whereabouts
+from .deadlock import DeadlockDetector
 
 _DROPPED: deque[Leftover] = deque()
-"""Appended to by the collector at any time, in any thread: so without a lock."""
+"""The garbage collector appends at any time, in any thread, so there is no lock."""
 
 _FEW = 16
 _alive = 0
 _limit = _FEW
-"""Sessions not closed nor known to be dropped, and how many of them let the collector look for more."""
+"""The number of sessions neither closed nor known to be dropped, and the number that triggers a garbage collection."""
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """What a transport has of MPI.
+    """The MPI resources of a transport.
 
     Attributes:
         name: the same on all of its ranks, and no other's.
-        size: how many ranks have it.
+        size: number of its ranks.
         comm, local, window: mpi4py handles; None without a window.
     """
 
@@ -51,9 +51,9 @@ class Leftover:
 
 
 def follow(owner: Any, leftover: Leftover) -> weakref.finalize[..., Any]:
-    """Note ``leftover`` as dropped when ``owner`` is collected; the result's ``detach()`` is for who frees it himself.
+    """Record ``leftover`` as dropped when ``owner`` is garbage-collected, unless ``forget`` is called before.
 
-    A transport that failed is never collected, so messages are not under way on what is noted.
+    A transport that failed is never collected, so a recorded communicator has no messages in flight.
     """
     global _alive
     _alive += 1
@@ -63,14 +63,14 @@ def follow(owner: Any, leftover: Leftover) -> weakref.finalize[..., Any]:
 
 
 def forget(finalizer: weakref.finalize[..., Any]) -> None:
-    """Its owner frees it himself."""
+    """Do not record it: its owner frees it."""
     global _alive
     if finalizer.detach() is not None:
         _alive -= 1
 
 
 def offered() -> dict[str, Leftover]:
-    """Take out what this rank has dropped; what cannot be freed goes back by ``free_common``."""
+    """Remove and return what this rank has dropped; ``free_common`` puts back what cannot be freed."""
     global _limit
     if _alive >= _limit:
         gc.collect()
@@ -78,7 +78,7 @@ def offered() -> dict[str, Leftover]:
     found, unread = {}, []
     while _DROPPED:
         leftover = _DROPPED.popleft()
-        if Whereabouts.unread(leftover.comm):
+        if DeadlockDetector.unread(leftover.comm):
             unread.append(leftover)
         else:
             found[leftover.name] = leftover
@@ -87,9 +87,10 @@ def offered() -> dict[str, Leftover]:
 
 
 def free_common(mine: dict[str, Leftover], everyone: Sequence[Sequence[str]]) -> int:
-    """Free what all of its ranks are among those that offer it, and keep the rest; returns how many. Collective.
+    """Free what all ranks of it have dropped, and keep the rest; returns the number freed. Collective.
 
     Args:
+        mine: what this rank offers.
         everyone: the names that each rank offers.
     """
     offers = Counter(name for names in everyone for name in names)

@@ -1,8 +1,8 @@
-"""What a session must not outlive: the process, MPI, and the process that opened it.
+"""Shuts sessions down when the process or MPI ends, and disables them in forked children.
 
-MPI may end before a session does: at the end of the process, or because somebody calls ``MPI.Finalize``. MPI deletes
-the attributes of ``COMM_SELF`` first thing in there, so an attribute of ours hears of it while MPI still works. A
-forked child has the memory of a session, but neither its thread nor MPI.
+MPI may end before a session does: at the end of the process, or because the user calls ``MPI.Finalize``. MPI_Finalize
+first deletes the attributes of ``COMM_SELF``, so the callback of an attribute of ours runs while MPI still works. A
+forked child has a copy of a session's memory, but neither its thread nor MPI.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from espresso_mpi.errors import StateError
 
 _LOG = logging.getLogger("espresso_mpi")
 
-_CURE_OF_FORKS = "use it in that process only, or start workers by the method 'spawn' or 'forkserver'"
+_FORK_REMEDY = "use it in that process only, or start workers by the method 'spawn' or 'forkserver'"
 
 
-class Ending(Protocol):
-    """What is watched: the engine of a session."""
+class Watched(Protocol):
+    """What is shut down: the engine of a session."""
 
     broken: BaseException | None
 
@@ -30,11 +30,11 @@ class Ending(Protocol):
     def busy(self) -> bool:
         """Whether other ranks may be waiting for this one."""
 
-    def leave(self, why: str, tell: bool = True, cure: str = "") -> None:
-        """Stop without waiting for anybody."""
+    def shutdown(self, why: str, notify: bool = True, remedy: str = "") -> None:
+        """Stop without waiting for other ranks."""
 
-    def forked(self, why: str, cure: str) -> None:
-        """The same in a forked child: locks of threads that are not there any more may be held."""
+    def forked(self, why: str, remedy: str) -> None:
+        """The same in a forked child, where locks may be held by threads that do not exist there."""
 
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -44,8 +44,8 @@ _forked_from: int | None = None
 _keyval: int | None = None
 
 
-def watch(ending: Ending) -> None:
-    """Tell ``ending`` when it has to end, as long as it lives. MPI must be running."""
+def watch(engine: Watched) -> None:
+    """Shut ``engine`` down when the process or MPI ends; only a weak reference is held. MPI must be running."""
     global _keyval
     if _keyval is None:
         from mpi4py import MPI
@@ -53,7 +53,7 @@ def watch(ending: Ending) -> None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=_mpi_ends)
         MPI.COMM_SELF.Set_attr(_keyval, True)
         atexit.register(_process_ends)
-    _open.add(ending)
+    _open.add(engine)
 
 
 def refuse_forked() -> None:
@@ -67,31 +67,31 @@ def refuse_forked() -> None:
 
 
 def _process_ends() -> None:
-    """A thread must not call MPI any more. Ranks hear of it if calls of this one are unfinished."""
-    _end_all("its process ended without close()", "close it before")
+    """No thread may call MPI after this. Other ranks are notified if this one has unfinished calls."""
+    _shut_down_all("its process ended without close()", "close it before")
 
 
 def _mpi_ends(comm: Any, keyval: int, value: Any) -> None:
     """Called by ``MPI_Finalize`` while MPI still works."""
     if _forked_from is None:
-        _end_all("MPI.Finalize was called before close()", "close it before, or leave MPI.Finalize to mpi4py")
+        _shut_down_all("MPI.Finalize was called before close()", "close it before, or leave MPI.Finalize to mpi4py")
 
 
-def _end_all(why: str, cure: str) -> None:
-    for ending in list(_open):
-        if ending.broken is None:
-            ending.leave(why, tell=ending.busy, cure=cure)
+def _shut_down_all(why: str, remedy: str) -> None:
+    for engine in list(_open):
+        if engine.broken is None:
+            engine.shutdown(why, notify=engine.busy, remedy=remedy)
 
 
 def _after_fork() -> None:
-    """In the child: nothing here may talk to MPI, nor wait for a lock."""
+    """Runs in the child: it must neither call MPI nor wait for a lock."""
     global _pid, _forked_from
     parent, _pid = _pid, os.getpid()
     if _keyval is not None or _mpi_runs():
         _forked_from = parent if _forked_from is None else _forked_from
-    for ending in list(_open):
+    for engine in list(_open):
         why = f"it belongs to process {_forked_from}, from which this one ({_pid}) was forked"
-        ending.forked(f"{why}, and MPI does not survive a fork", _CURE_OF_FORKS)
+        engine.forked(f"{why}, and MPI does not survive a fork", _FORK_REMEDY)
 
 
 def _mpi_runs() -> bool:

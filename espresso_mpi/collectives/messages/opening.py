@@ -1,4 +1,4 @@
-"""How a session opens: whether MPI can be used, a communicator of its own, and what the ranks first tell each other."""
+"""Opening a session: the checks of MPI, the duplicated communicator, and the first exchange between the ranks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from espresso_mpi.cluster import launched
 from espresso_mpi.errors import ConfigError, StateError
 
 from . import leftovers, lifetime
+from .deadlock import PROCESS
 from .presence import Presence
-from .standstill import PROCESS
 from .waiting import Waiter
 
 _NUMBERS = itertools.count(1)
 
 
 class Identity(NamedTuple):
-    """Who a transport is.
+    """The identity of a transport.
 
     Attributes:
         name: the same on all of its ranks, and no other transport's.
         number: the session in messages, by the order of opening on its first rank.
-        processes: the ``standstill.PROCESS`` of every rank.
+        processes: ``deadlock.PROCESS`` of every rank.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Identity(NamedTuple):
     processes: list[str]
 
 
-class _Hello(NamedTuple):
-    """What ranks tell each other when a session opens; its name and number are those that the first one says."""
+class _Handshake(NamedTuple):
+    """What a rank tells the others when a session opens; the name and number of the first rank count."""
 
     host: str
     note: Any
@@ -44,7 +44,7 @@ class _Hello(NamedTuple):
 
 
 def parent_of(comm: Any) -> tuple[Any, Any]:
-    """mpi4py's module MPI, and the communicator that a session is opened on; ``None`` stands for ``MPI.COMM_WORLD``.
+    """mpi4py's module MPI, and the parent communicator of a session; ``None`` stands for ``MPI.COMM_WORLD``.
 
     Raises:
         ConfigError: MPI cannot be loaded, ``comm`` is not an intracommunicator, or the launcher started several ranks
@@ -83,11 +83,11 @@ def _require_running(MPI: Any) -> None:
 
 
 def _refuse_a_split_job(MPI: Any, comm: Any) -> None:
-    """Refuse a world of one that the launcher meant to be larger.
+    """Refuse a world of one rank if the launcher has started several.
 
-    ``MPI.COMM_SELF`` says that one rank is meant, and a communicator of several ranks (of a world that was spawned or
-    joined) is what it is. A world that is smaller than the launcher's, but larger than one, may be meant:
-    ``mpirun -n 4`` in an allocation of 8.
+    ``MPI.COMM_SELF`` is accepted, because it says that one rank is intended, and so is a communicator of several ranks
+    (of a world that was spawned or joined). A world that is smaller than the launcher's, but larger than one, may be
+    intended as well: ``mpirun -n 4`` in an allocation of 8.
     """
     if comm.size > 1 or MPI.COMM_WORLD.size > 1 or comm == MPI.COMM_SELF or launched.allowed():
         return
@@ -97,25 +97,25 @@ def _refuse_a_split_job(MPI: Any, comm: Any) -> None:
 
 
 def duplicate(MPI: Any, comm: Any, timeout: float) -> Any:
-    """A communicator of a session's own. Collective.
+    """The private communicator of a session. Collective.
 
     Raises:
-        RankTimeoutError: a rank did not come; it is named where the launcher helps.
+        RankTimeoutError: a rank did not come; it is named if the launcher allows it.
     """
     presence, waiter = Presence(MPI, comm, timeout), Waiter(timeout, oversubscribed=True)
     own, request = comm.Idup()
-    waiter.interrupted = presence.say
-    waiter.until(request.Test, presence.absent)
-    presence.withdraw()  # not after a timeout: ranks that give up a moment later would take this one for absent
+    with waiter.monitored(presence):
+        waiter.until(request.Test, presence.absent)
+    presence.withdraw()  # not after a timeout: ranks that time out a moment later would take this one for absent
     own.Set_errhandler(MPI.ERRORS_RETURN)  # whatever the parent's does: failures are ours to name
     return own
 
 
-def introduce(MPI: Any, own: Any, note: Any, agree: Callable[[list[Any]], None]) -> Identity:
-    """Exchange what ranks have to say before anything is built, and free what was left over. Collective; no timeout."""
+def handshake(MPI: Any, own: Any, note: Any, agree: Callable[[list[Any]], None]) -> Identity:
+    """Exchange the ranks' handshakes, and free resources of dropped sessions. Collective; no timeout."""
     dropped = leftovers.offered()
-    hello = _Hello(MPI.Get_processor_name(), note, PROCESS, list(dropped), uuid4().hex, next(_NUMBERS))
-    said: list[_Hello] = own.allgather(hello)
-    leftovers.free_common(dropped, [each.dropped for each in said])
-    agree([(each.host, each.note) for each in said])
-    return Identity(said[0].name, said[0].number, [each.process for each in said])
+    mine = _Handshake(MPI.Get_processor_name(), note, PROCESS, list(dropped), uuid4().hex, next(_NUMBERS))
+    everyone: list[_Handshake] = own.allgather(mine)
+    leftovers.free_common(dropped, [each.dropped for each in everyone])
+    agree([(each.host, each.note) for each in everyone])
+    return Identity(everyone[0].name, everyone[0].number, [each.process for each in everyone])

@@ -52,37 +52,37 @@ _OF_THE_JOB = (
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether device pointers may go to MPI on this node, and how that was found out."""
+class ProbeResult:
+    """Whether device pointers may go to MPI on this node, and the reason."""
 
     works: bool
     why: str
 
 
-def verdict(limit: float = LIMIT_S, gpu: int | None = None) -> Verdict:
-    """Probe a GPU; asked again, a process answers what it found the first time.
+def probe_gpu(limit: float = LIMIT_S, gpu: int | None = None) -> ProbeResult:
+    """Probe a GPU. The result is cached: further calls in a process return that of the first.
 
     Args:
         limit: seconds after which the probe counts as failed.
-        gpu: its number; None: the one that this thread works on.
+        gpu: number of the GPU; None: the current GPU of this thread.
     """
     if device.simulated():
-        return Verdict(False, "numba's simulator plays the GPU, and its memory has no device pointers")
+        return ProbeResult(False, "numba's simulator plays the GPU, and its memory has no device pointers")
     number = device.current_gpu() if gpu is None else gpu
-    if number not in _VERDICTS:
-        _VERDICTS[number] = _verdict(number, limit)
-    return _VERDICTS[number]
+    if number not in _RESULTS:
+        _RESULTS[number] = _probe(number, limit)
+    return _RESULTS[number]
 
 
-_VERDICTS: dict[int, Verdict] = {}
-"""By GPU: what this process has found."""
+_RESULTS: dict[int, ProbeResult] = {}
+"""The results of this process, by GPU."""
 
 
-def _verdict(gpu: int, limit: float) -> Verdict:
+def _probe(gpu: int, limit: float) -> ProbeResult:
     try:
         mpirun = find_mpirun()
     except (ConfigError, subprocess.SubprocessError, OSError) as error:
-        return Verdict(False, f"it could not be started: {error}")
+        return ProbeResult(False, f"it could not be started: {error}")
     program = [sys.executable, "-m", f"{__package__}.probe_program", str(math.ceil(limit))]
     return run([mpirun.path, "-n", "2", *program], {**surroundings(os.environ), DEVICE: str(gpu)}, limit)
 
@@ -102,7 +102,7 @@ def _is_setting(name: str) -> bool:
     return name.startswith(_SETTINGS) and not name.startswith(_OF_THE_JOB)
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> Verdict:
+def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> ProbeResult:
     """Run a probe: it passes if it ends in time, with status 0, and both of its processes report success."""
     # Files, not pipes: a process that outlives mpirun would hold a pipe open, and reading it would not end.
     with (
@@ -115,27 +115,27 @@ def run(command: Sequence[str], environment: Mapping[str, str], limit: float) ->
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True
             )
         except OSError as error:
-            return Verdict(False, f"it could not be started: {error}")
+            return ProbeResult(False, f"it could not be started: {error}")
         try:
             status = child.wait(limit)
         except subprocess.TimeoutExpired:
-            return Verdict(False, f"no answer within {limit:g} s")
+            return ProbeResult(False, f"no answer within {limit:g} s")
         finally:
             _end(child)
         output.seek(0)
         log.seek(0)
-        return _judged(status, output.read(), log.read())
+        return _result(status, output.read(), log.read())
 
 
-def _judged(status: int, output: str, complaints: str) -> Verdict:
+def _result(status: int, output: str, complaints: str) -> ProbeResult:
     if status == 0 and output.count(PASSED) == 2:
-        return Verdict(True, "two processes on it sent each other GPU memory")
+        return ProbeResult(True, "two processes on it sent each other GPU memory")
     said = next((line for line in complaints.splitlines() if line.startswith(PROBLEM)), None)
     if said:
-        return Verdict(False, said.removeprefix(PROBLEM).strip())
+        return ProbeResult(False, said.removeprefix(PROBLEM).strip())
     ended = f"signal {-status}" if status < 0 else f"exit status {status}"
     last = next((line.strip() for line in reversed(complaints.splitlines()) if line.strip(" -*")), "no message")
-    return Verdict(False, f"it ended with {ended}: {last}")
+    return ProbeResult(False, f"it ended with {ended}: {last}")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""How ranks of one node meet: kernels on memory that several processes map.
+"""Barriers and collectives of the ranks of one node: kernels on shared memory.
 
 Each rank has a flag of its own, a count of its arrivals that only it writes. A rank that has arrived polls the flags of
 all. What it wrote before it arrived is seen by whoever has seen its flag: the flag is stored with sequential
@@ -83,10 +83,10 @@ def _now(clock):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _poll(flags, count, turn, pace):  # type: ignore[no-untyped-def]
+def _poll(flags, count, epoch, pace):  # type: ignore[no-untyped-def]
     polled = 0
     for rank in range(count):
-        while _load(flags, rank * _STEP) < turn:
+        while _load(flags, rank * _STEP) < epoch:
             polled += 1
             if polled > pace[1]:
                 return False
@@ -99,50 +99,50 @@ def _poll(flags, count, turn, pace):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def arrived(flags, count, turn):  # type: ignore[no-untyped-def]
-    """Whether all have arrived ``turn`` times."""
-    return _poll(flags, count, turn, (0, 0, 0))
+def arrived(flags, count, epoch):  # type: ignore[no-untyped-def]
+    """Whether all have arrived ``epoch`` times."""
+    return _poll(flags, count, epoch, (0, 0, 0))
 
 
 @host.inline
-def _await(flags, count, turn, pace, log):  # type: ignore[no-untyped-def]
+def _await(flags, count, epoch, pace, log):  # type: ignore[no-untyped-def]
     """Poll until all have arrived; False if that takes too many polls. Adds to the time in ``log``."""
-    if arrived(flags, count, turn):
+    if arrived(flags, count, epoch):
         return True
     began = _now(log[_CLOCK:])
-    here = _poll(flags, count, turn, pace)
+    here = _poll(flags, count, epoch, pace)
     log[WAITED] += _now(log[_CLOCK:]) - began
     return here
 
 
 @host.inline
-def meet(flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
-    """Arrive and wait for the others; False if some are still missing after a while: call again.
+def barrier(flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """Arrive and wait for the others; False if some are still missing after a while: call it again.
 
-    All kernels that meet end with these arguments, return False in that case and go on where they were when they are
-    called again.
+    All kernels with barriers end with these arguments and return False in that case. Called again, they continue where
+    they stopped.
 
     Args:
         flags: int64, a flag every ``LINE`` bytes.
-        turn: of the last meeting so far.
+        epoch: number of barriers so far.
         pace: (polls that keep the core, polls in all, microseconds to sleep at each poll after the first ones; 0
             yields the core instead).
         log: int64 of ``LOG`` places, zero at first; ``WAITED`` becomes the nanoseconds spent in waiting, ``STAGE`` the
-            meetings that are over.
+            number of barriers that are over.
     """
-    _store(flags, me * _STEP, turn + 1)
-    return _await(flags, count, turn + 1, pace, log)
+    _store(flags, me * _STEP, epoch + 1)
+    return _await(flags, count, epoch + 1, pace, log)
 
 
 @host.inline
-def gather(mine, out, room, sizes, memory, start, stride, half, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
+def gather(mine, out, room, sizes, memory, start, stride, half, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
     """Show ``mine`` to all and copy the bytes of rank r to ``out[r * room]`` on, and their number to ``sizes[r]``.
 
     The number stands beside the flag, where the others look anyway, in a place for each half.
     """
     _copy(memory[start + me * stride : start + me * stride + mine.size], mine)
     flags[me * _STEP + 1 + half] = mine.size
-    if not meet(flags, me, count, turn, pace, log):
+    if not barrier(flags, me, count, epoch, pace, log):
         return False
     for rank in range(count):
         size = sizes[rank] = flags[rank * _STEP + 1 + half]
@@ -160,8 +160,8 @@ def _sum(out, span, stride, count, me, how):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def reduce_small(x, rows, start, stride, how, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
-    """Every rank writes x to its row and, when all have met, sums all rows into x.
+def reduce_small(x, rows, start, stride, how, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """Every rank writes x to its row and, after a barrier, sums all rows into x.
 
     Args:
         rows: the window as elements of x's type; rank r's row begins at ``start + r * stride``.
@@ -169,7 +169,7 @@ def reduce_small(x, rows, start, stride, how, flags, me, count, turn, pace, log)
         log: ``SATURATED`` becomes the number of sums that were cut, of integers or to the largest float16.
     """
     _copy(rows[start + me * stride : start + me * stride + x.size], x)
-    if not meet(flags, me, count, turn, pace, log):
+    if not barrier(flags, me, count, epoch, pace, log):
         return False
     log[SATURATED] += _sum(x, rows[start:], stride, count, me, how)
     return True
@@ -192,8 +192,8 @@ def _copy_others(x, rows, start, stride, me, count):  # type: ignore[no-untyped-
 
 
 @host.inline
-def reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
-    """In chunks of ``room`` elements, with two meetings each: every rank sums its share of a chunk, and shows it.
+def reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """In chunks of ``room`` elements, with two barriers each: every rank sums its share of a chunk, and shows it.
 
     Args:
         starts: where the first row begins in the half to use first, and in the other.
@@ -208,14 +208,14 @@ def reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, tu
             _copy(row[:a], part[:a])
             _copy(row[b:], part[b:])
             log[SHOWN] = 1
-            _store(flags, me * _STEP, turn + 2 * chunk + 1)
-        if not _await(flags, count, turn + log[STAGE] + 1, pace, log):
+            _store(flags, me * _STEP, epoch + 2 * chunk + 1)
+        if not _await(flags, count, epoch + log[STAGE] + 1, pace, log):
             return False
         log[STAGE] += 1
         if second == 0:
             log[SATURATED] += _sum(part[a:b], rows[start + a :], stride, count, me, how)
             _copy(row[a:b], part[a:b])
-            _store(flags, me * _STEP, turn + 2 * chunk + 2)
+            _store(flags, me * _STEP, epoch + 2 * chunk + 2)
         else:
             log[SHOWN] = 0
             if reads:
@@ -243,22 +243,22 @@ def _show(x, edges, first, rows, start, room, stride, parts, me, count):  # type
 
 
 @host.inline
-def _begin_chunk(x, edges, rows, start, room, stride, parts, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
-    """Show the chunk that ``log`` is at and meet; False as ``meet``."""
+def _begin_chunk(x, edges, rows, start, room, stride, parts, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """Write the current chunk of ``log`` and wait at the barrier; False as ``barrier``."""
     chunk = log[STAGE]
     if log[SHOWN] == 0:
         _show(x, edges, chunk * room, rows, start, room, stride, parts, me, count)
         log[SHOWN] = 1
-        _store(flags, me * _STEP, turn + chunk + 1)
-    if not _await(flags, count, turn + chunk + 1, pace, log):
+        _store(flags, me * _STEP, epoch + chunk + 1)
+    if not _await(flags, count, epoch + chunk + 1, pace, log):
         return False
     log[SHOWN], log[STAGE] = 0, chunk + 1
     return True
 
 
 @host.inline
-def reduce_scatter(x, edges, longest, rows, starts, room, stride, how, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
-    """``x[region of this rank]`` becomes the sum of all ranks'; in chunks, with one meeting each.
+def reduce_scatter(x, edges, longest, rows, starts, room, stride, how, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """``x[region of this rank]`` becomes the sum of all ranks'; in chunks, with one barrier each.
 
     Args:
         edges: int64 of shape (2 · ranks,): where each rank's region of x begins and ends; longest: elements of one.
@@ -267,7 +267,7 @@ def reduce_scatter(x, edges, longest, rows, starts, room, stride, how, flags, me
     """
     while log[STAGE] * room < longest:
         start, first = starts[log[STAGE] % 2], log[STAGE] * room
-        if not _begin_chunk(x, edges, rows, start, room, stride, count, flags, me, count, turn, pace, log):
+        if not _begin_chunk(x, edges, rows, start, room, stride, count, flags, me, count, epoch, pace, log):
             return False
         a, b = _chunk_of(edges, me, first, room)
         log[SATURATED] += _sum(x[a:b], rows[start + me * room :], stride, count, me, how)
@@ -275,11 +275,11 @@ def reduce_scatter(x, edges, longest, rows, starts, room, stride, how, flags, me
 
 
 @host.inline
-def allgather(x, edges, longest, rows, starts, room, stride, flags, me, count, turn, pace, log):  # type: ignore[no-untyped-def]
+def allgather(x, edges, longest, rows, starts, room, stride, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
     """Every rank's region of x at every rank; arguments as for ``reduce_scatter``."""
     while log[STAGE] * room < longest:
         start, first = starts[log[STAGE] % 2], log[STAGE] * room
-        if not _begin_chunk(x, edges, rows, start, room, stride, 1, flags, me, count, turn, pace, log):
+        if not _begin_chunk(x, edges, rows, start, room, stride, 1, flags, me, count, epoch, pace, log):
             return False
         for k in range(1, count):
             rank = (me + k) % count

@@ -1,11 +1,11 @@
-"""Moves bytes between ranks: the one place that knows MPI messages, streams, staging and legal message sizes."""
+"""Messages between ranks: the only module that knows MPI messages, streams, staging and legal message sizes."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,10 @@ from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
 from espresso_mpi.types import ALIGN
 
 from . import leftovers, opening, probe
+from .deadlock import DeadlockDetector
 from .failures import failure, named
 from .leftovers import Leftover
 from .opening import Identity
-from .standstill import Whereabouts
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -52,7 +52,7 @@ Addressed = Sequence[tuple[int, Any]]
 
 @dataclass(frozen=True)
 class Pending:
-    """An exchange under way: (rank, request) of its messages, and (target, source) copies to make at the end."""
+    """An exchange in flight: (rank, request) of its messages, and (target, source) copies to make at the end."""
 
     requests: list[tuple[int, Any]]
     copies: list[tuple[Any, Any]] = field(default_factory=list)
@@ -80,11 +80,12 @@ class Settings:
 
 
 class Transport:
-    """Messages and shared memory among the ranks of one communicator, which it owns.
+    """Messages and shared memory between the ranks of one communicator, which it owns.
 
     Args:
         comm: an mpi4py intracommunicator for this object alone; freed by ``close``.
-        identity: who it is to other ranks and in messages; without one, its communicators are freed by ``close`` only.
+        settings: see ``Settings``.
+        identity: its identity in messages; without one, its communicators are freed by ``close`` only.
     """
 
     def __init__(self, comm: Any, settings: Settings, identity: Identity | None = None) -> None:
@@ -97,9 +98,11 @@ class Transport:
         _check_window(settings.window_bytes, max(map(len, self.topology.nodes)))
         self.hosts = comm.allgather(MPI.Get_processor_name())
         oversubscribed = self._local.size >= cores()
-        # A core shared between nodes (an emulated cluster) is oversubscribed as well: be told by the launcher.
+        # A core that nodes of an emulated cluster share is oversubscribed as well; the launcher says so.
         oversubscribed = oversubscribed or bool(os.environ.get("ESPRESSO_LAB"))
-        self.waiter = Waiter(settings.timeout, oversubscribed, self.describe)
+        who = identity or Identity("", 0, [""] * comm.size)
+        self._deadlocks = DeadlockDetector(comm, who.number, who.processes, self.describe)
+        self.waiter = Waiter(settings.timeout, oversubscribed, self.describe, self)
         self.workspace = Workspace()
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
         self._free_workspaces: dict[Any, list[Workspace]] = {}
@@ -110,9 +113,6 @@ class Transport:
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
         """Whether on every node all ranks share a window."""
         window = self._window.handle if self._window is not None else None
-        who = identity or Identity("", 0, [""] * comm.size)
-        self.whereabouts = Whereabouts(comm, who.number, who.processes, self.describe)
-        self.waiter.ask, self.waiter.where = self._ask, self.whereabouts.of
         leftover = Leftover(who.name, comm.size, comm, self._local, window)
         self._freeing = leftovers.follow(self, leftover) if identity else None
 
@@ -123,8 +123,8 @@ class Transport:
         """A transport on a duplicate of ``comm`` (default: all ranks). Collective.
 
         Args:
-            note: tells what this rank has to say to the others before anything is built; asked when MPI is loaded.
-            agree: is given everyone's notes, in rank order; what it raises ends the opening on all ranks.
+            note: returns what this rank tells the others first; called when MPI is loaded.
+            agree: called with the notes of all ranks, in rank order; what it raises is raised on all ranks.
 
         Raises:
             ConfigError, StateError: as ``opening.parent_of``.
@@ -136,7 +136,7 @@ class Transport:
             own = opening.duplicate(MPI, comm, settings.timeout)
             # From here on all ranks are known to be present, and take the same way.
             try:
-                return cls(own, settings, opening.introduce(MPI, own, note(), agree))
+                return cls(own, settings, opening.handshake(MPI, own, note(), agree))
             except EspressoError:
                 own.Free()
                 raise
@@ -159,11 +159,11 @@ class Transport:
         return {"intra": self._sent["intra"] + shared, "inter": self._sent["inter"]}
 
     def borrow(self, kind: Any = None) -> Workspace:
-        """Scratch memory for a segment under way: several are at the same time, each with its own.
+        """Scratch memory for one active segment.
 
         Args:
-            kind: of what is done in it. Those of one kind need as much each, so where many are under way at a time,
-                no memory is as large as the largest of all needs.
+            kind: a key for segments that need equally much memory. Memory of one kind is not lent to another, so that
+                it does not grow to the largest need of all.
         """
         free = self._free_workspaces.setdefault(kind, [])
         if not free:
@@ -172,11 +172,11 @@ class Transport:
         return free.pop()
 
     def give_back(self, workspace: Workspace, kind: Any = None) -> None:
-        """The segment that borrowed it is finished."""
+        """Return scratch memory; the segment that borrowed it has finished."""
         self._free_workspaces[kind].append(workspace)
 
     def forget_kinds(self) -> None:
-        """What will be done is not what was: let go of memory of a kind. Nothing may be under way."""
+        """Release the scratch memory of all kinds. No segment may be active."""
         kept = self._free_workspaces.get(None, [])
         self._workspaces, self._free_workspaces = list(kept), {None: kept}
 
@@ -186,12 +186,12 @@ class Transport:
         return self._window if usable else None
 
     def exchange(self, sends: Addressed, receives: Addressed) -> None:
-        """Send and receive all, at once, and wait for all; see ``post``."""
+        """Send and receive at once, and wait; see ``post``."""
         self.finish(self.post(sends, receives, self.workspace))
 
     @named("starting to exchange messages")
     def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
-        """Start to send and receive. Both ends must list their messages, and post their exchanges, in the same order.
+        """Start to send and receive. Both ends must list their messages and post their exchanges in the same order.
 
         Args:
             workspace: where staging memory comes from; it has two buffers, so one more exchange may be posted before
@@ -226,9 +226,9 @@ class Transport:
             pending.staging.release(queued=bool(pending.copies))
 
     def choose_device_way(self) -> None:
-        """Settle whether device pointers go to MPI, and log it on rank 0; only the first call does anything.
+        """Decide whether device pointers go to MPI, and log it on rank 0; only the first call does anything.
 
-        Collective. To be called when the first GPU tensor appears, by all ranks: see ``probe``.
+        Collective: all ranks call it when the first GPU tensor appears. See ``probe``.
         """
         if self._device_way_chosen:
             return
@@ -242,14 +242,14 @@ class Transport:
     def _probe_devices(self) -> str:
         """Probe on one rank of each node, set ``device_aware`` if it works on all, and say how it went."""
         limit = min(probe.LIMIT_S, self.waiter.timeout / 2)  # the others must not take the prober for lost
-        mine = probe.verdict(limit) if self.rank == self.node[0] else None
+        mine = probe.probe_gpu(limit) if self.rank == self.node[0] else None
         request = self._comm.Ibarrier()
         self.waiter.until(request.Test, list)
-        verdicts = [(rank, verdict) for rank, verdict in enumerate(self._comm.allgather(mine)) if verdict is not None]
-        failed = next(((rank, verdict) for rank, verdict in verdicts if not verdict.works), None)
+        results = [(rank, result) for rank, result in enumerate(self._comm.allgather(mine)) if result is not None]
+        failed = next(((rank, result) for rank, result in results if not result.works), None)
         self.device_aware = failed is None
         if failed is None:
-            return f"the probe passed on every node ({verdicts[0][1].why})"
+            return f"the probe passed on every node ({results[0][1].why})"
         return f"the probe failed on {self.describe(failed[0])}: {failed[1].why}"
 
     def require_threads(self) -> None:
@@ -262,26 +262,35 @@ class Transport:
             )
 
     def abort(self, text: str) -> None:
-        """Tell all ranks that this one cannot go on; they hear of it where they next wait. Waits for nobody."""
+        """Tell all ranks that this one cannot continue; they raise RemoteError at their next wait. Does not wait."""
         note = np.frombuffer(text.encode()[:_ABORT_BYTES], np.uint8)
         others = [rank for rank in range(self.topology.size) if rank != self.rank]
         try:
             self.outlive([note, [self._comm.Isend([note, self._mpi.BYTE], rank, _ABORT_TAG) for rank in others]])
         except self._mpi.Exception as error:  # MPI itself may be what failed: the others will run into their timeout
-            _LOG.warning("the other ranks could not be told: %s", error)
+            _LOG.warning("the other ranks could not be notified: %s", error)
 
     @named("looking for news of other ranks")
     def check_abort(self) -> None:
-        """Raise RemoteError if another rank has said that it cannot go on."""
+        """Raise RemoteError if another rank has sent an abort."""
         status = self._mpi.Status()
         if self._comm.Iprobe(self._mpi.ANY_SOURCE, _ABORT_TAG, status):
             note = bytearray(status.Get_count(self._mpi.BYTE))
             self._comm.Recv([note, self._mpi.BYTE], status.Get_source(), _ABORT_TAG)
-            raise RemoteError(f"another rank cannot go on: {note.decode(errors='replace')}")
+            raise RemoteError(f"another rank cannot continue: {note.decode(errors='replace')}")
 
-    @named("asking where other ranks are")
-    def _ask(self, since: float, what: str, late: Sequence[int]) -> None:
-        self.whereabouts.ask(since, what, late)
+    def register_calls(self, calls: Mapping[int, Any]) -> None:
+        """Name the unfinished calls of the session that owns this transport, for deadlock detection."""
+        self._deadlocks.calls = calls
+
+    @named("looking for a deadlock")
+    def long_wait(self, since: float, what: str, late: Sequence[int], callers: int) -> None:
+        """See ``waiting.DeadlockCheck``."""
+        self._deadlocks.long_wait(since, what, late, callers)
+
+    def location(self, rank: int) -> str:
+        """See ``waiting.DeadlockCheck``."""
+        return self._deadlocks.location(rank)
 
     def trade(self, sends: Addressed, receives: Addressed) -> None:
         """Send and receive host arrays, each in one message, which may be shorter than the memory for it."""
@@ -296,7 +305,7 @@ class Transport:
         return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, _TAG)) for rank, array in sends]
 
     def outlive(self, memory: Any) -> None:
-        """Keep memory alive after a failure: messages given up may still be written to it."""
+        """Keep memory alive after a failure: abandoned messages may still write to it."""
         _ABANDONED.append((self, memory))
 
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
@@ -359,11 +368,10 @@ class Transport:
 
     @named("freeing its communicators")
     def close(self) -> None:
-        """Free the window and the communicators. Collective; freeing cannot time out, so all meet before it."""
+        """Free the window and the communicators. Collective; freeing cannot time out, so a barrier precedes it."""
         everyone = [(rank, np.zeros(1, np.uint8)) for rank in range(self.topology.size) if rank != self.rank]
         self.exchange(everyone, [(rank, np.empty(1, np.uint8)) for rank, _ in everyone])
-        self.waiter.interrupted = None
-        self.whereabouts.close()
+        self._deadlocks.close()
         if self._freeing is not None:
             leftovers.forget(self._freeing)
         if self._window:
@@ -384,7 +392,7 @@ def _host_twins(arrays: Sequence[Any], staging: Staging) -> list[Any]:
 
 
 def _check_window(half_bytes: int, ranks: int) -> None:
-    """The same verdict on every rank: a half must hold an aligned group of elements for each rank of a node."""
+    """Raises the same on every rank: a half must hold an aligned group of elements for each rank of a node."""
     least = 8 * ALIGN * ranks
     if 0 < half_bytes < least:
         raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a node, or 0")

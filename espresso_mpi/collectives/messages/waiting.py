@@ -1,4 +1,8 @@
-"""How a rank waits for others: it polls, so that a rank that never comes is named instead of waited for forever."""
+"""Waiting for other ranks: by polling, with a timeout, so that an error names the rank that does not come.
+
+A ``WaitMonitor`` stands for the caller that waits. ``Waiter.monitored`` installs it for a with-block, and restores the
+previous one afterwards. So one engine can run inside another on the same transport.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from espresso_mpi.errors import RankTimeoutError
 
@@ -17,49 +22,90 @@ _YIELDS = 50
 _CHECK_EVERY = 64
 _NAP = 20e-6
 _NAPS = {False: (1 / 16, 0.2e-3), True: (1 / 8, 1e-3)}
-"""By ``background``: the share of the wait so far that a nap may add to it, and seconds that it lasts at most."""
+"""By ``background``: the length of a nap as a share of the wait so far, and its maximum in seconds."""
 _PR_SET_TIMERSLACK = 29
 
-_ASK, _ASK_EVERY = 2.0, 1.0
-"""Seconds of waiting after which a rank asks where the others are, and how often it does."""
+_LOOK, _LOOK_EVERY = 2.0, 1.0
+"""Seconds of waiting after which a rank looks for a deadlock, and the interval at which it does so."""
 
 NOTICE = 10.0
-"""Seconds of waiting after which the log says for whom: long before the timeout, which leaves time for slow ranks."""
+"""Seconds of waiting after which the log names the late ranks, long before the timeout."""
 
 _LOG = logging.getLogger("espresso_mpi")
+
+
+class WaitMonitor:
+    """The caller on whose behalf a rank waits. This one never interrupts; subclasses override what they need.
+
+    Attributes:
+        background: whether the process computes in other threads while this one waits.
+        callers: number of user threads that this wait blocks.
+    """
+
+    background: bool = False
+    callers: int = 0
+
+    def check(self) -> None:
+        """Called repeatedly while a rank waits. What it raises ends the wait: there is nothing left to wait for."""
+
+
+class DeadlockCheck(Protocol):
+    """What a long wait consults about the ranks that are late."""
+
+    def long_wait(self, since: float, what: str, late: Sequence[int], callers: int) -> None:
+        """Called about every second of a long wait; what it raises ends the wait.
+
+        Args:
+            since: when the wait began.
+            what: the call that waits.
+            late: the ranks that it waits for.
+            callers: as in ``WaitMonitor``.
+        """
+
+    def location(self, rank: int) -> str:
+        """Where a rank waits itself, as far as it is known; else an empty text."""
 
 
 class Waiter:
     """Polls a condition until it holds or a timeout passes.
 
-    Where a node has at least as many ranks as cores a rank that polls takes the core from a rank that works, so it
-    gives way at once; otherwise it polls hard for a moment first, which answers sooner. A thread that gives way by
-    yielding lets another thread that computes run its whole time slice, some 3 ms; one that naps is back in 0.1 ms, but
-    naps are 50 us too long where nobody computes. So it yields while its process has nothing else to do, and naps in
-    the ``background``. (2 ranks on 2 cores, a barrier, us: 1 yielding, 55 napping; beside computing threads 1500, 83.)
+    If a node has at least as many ranks as cores, a rank that polls takes the core from a rank that works, so it gives
+    the core away at once. Otherwise it polls hard for a moment first, which answers sooner. There are two ways to give
+    the core away. A thread that yields lets another thread that computes run its whole time slice, about 3 ms. A thread
+    that naps is back in 0.1 ms, but a nap is 50 us too long if no thread computes. So it yields while its process has
+    nothing else to do, and naps in the ``background``. (2 ranks on 2 cores, a barrier, us: 1 yielding, 55 napping;
+    beside computing threads 1500, 83.)
 
     Args:
         timeout: seconds until a rank counts as missing.
         oversubscribed: whether ranks share cores.
-        describe: the text for a rank in messages.
+        describe: returns the text for a rank in messages.
+        deadlocks: what to consult in long waits; None: nothing.
     """
 
-    def __init__(self, timeout: float, oversubscribed: bool, describe: Callable[[int], str] = "rank {}".format) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        oversubscribed: bool,
+        describe: Callable[[int], str] = "rank {}".format,
+        deadlocks: DeadlockCheck | None = None,
+    ) -> None:
         self.timeout, self.notice = timeout, NOTICE
-        self._oversubscribed = oversubscribed
-        self.background = False
-        """Whether the process computes in other threads while this one waits: set by whoever knows."""
-        self._describe = describe
+        self._oversubscribed, self._describe, self._deadlocks = oversubscribed, describe, deadlocks
+        self._monitor = WaitMonitor()
         self.what = "the session to open"
         self.waited = 0.0
         """Seconds spent in ``until`` so far: statistics take differences of it."""
-        self.interrupted: Callable[[], None] | None = None
-        """Called now and then while waiting; raises if there is nothing to wait for any more."""
-        self.ask: Callable[[float, str, Sequence[int]], None] | None = None
-        """Called about every second of a long wait with its start, its title and the ranks waited for; may raise."""
-        self.where: Callable[[int], str] = lambda rank: ""
-        """Where a rank is that is waited for, as far as it is known."""
-        self._asked = 0.0
+        self._looked = 0.0
+
+    @contextmanager
+    def monitored(self, monitor: WaitMonitor) -> Iterator[None]:
+        """Wait on behalf of ``monitor`` inside the with-block; afterwards, the previous monitor is in place again."""
+        before, self._monitor = self._monitor, monitor
+        try:
+            yield
+        finally:
+            self._monitor = before
 
     def until(self, done: Callable[[], bool], late: Callable[[], Sequence[int]]) -> None:
         """Return when ``done()``; after the timeout raise RankTimeoutError naming the ranks of ``late()``.
@@ -69,7 +115,7 @@ class Waiter:
         if done():
             return
         polls, start, noticed = 0, time.perf_counter(), False
-        spins = 0 if self._oversubscribed or self.background else _SPINS
+        spins = 0 if self._oversubscribed or self._monitor.background else _SPINS
         try:
             while not done():
                 polls += 1
@@ -81,28 +127,27 @@ class Waiter:
             self.waited += time.perf_counter() - start
 
     def _check(self, start: float, late: Callable[[], Sequence[int]], noticed: bool) -> bool:
-        """Look for bad news and at the clock; returns whether the log knows of this wait."""
-        if self.interrupted is not None:
-            self.interrupted()
+        """Check the monitor, for deadlocks and the time; returns whether the log has a notice of this wait."""
+        self._monitor.check()
         now = time.perf_counter()
         waited = now - start
-        if self.ask is not None and waited > _ASK and now - self._asked > _ASK_EVERY:
-            self._asked = now
-            self.ask(start, self.what, late())
+        if self._deadlocks is not None and waited > _LOOK and now - self._looked > _LOOK_EVERY:
+            self._looked = now
+            self._deadlocks.long_wait(start, self.what, late(), self._monitor.callers)
         if waited > self.timeout:
             raise self._timeout(late())
         if noticed or waited < self.notice:
             return noticed
-        self.say(waited, late(), self.what)
+        self.log_notice(waited, late(), self.what)
         return True
 
-    def say(self, waited: float, late: Sequence[int], what: str) -> None:
-        """Write to the log who is waited for."""
+    def log_notice(self, waited: float, late: Sequence[int], what: str) -> None:
+        """Log which ranks are late."""
         _LOG.warning("waited %.0f s for %s in %s; the limit is %g s", waited, self._names(late), what, self.timeout)
 
     @contextmanager
     def patience(self, factor: float) -> Iterator[None]:
-        """Wait so much longer: for ranks that wait themselves, and must be the first to give up."""
+        """Use a longer timeout in the with-block, for ranks that wait themselves and must time out first."""
         before = self.timeout, self.notice
         self.timeout, self.notice = self.timeout * factor, self.notice * factor
         try:
@@ -112,21 +157,22 @@ class Waiter:
 
     @property
     def pace(self) -> tuple[int, int, int]:
-        """How compiled code polls: how often hard, how often in all, and the microseconds to nap; 0 yields instead.
+        """How compiled code polls: number of hard polls, of all polls, and microseconds of a nap; 0 yields instead.
 
-        It then returns to Python, where somebody looks at the clock and for bad news.
+        Afterwards it returns to Python, which checks the time and the monitor.
         """
-        if self.background:
+        if self._monitor.background:
             return 0, _COMPILED_NAPS, round(_NAP * 1e6)
         spins = 0 if self._oversubscribed else _COMPILED_SPINS
         return spins, spins + _COMPILED_YIELDS, 0
 
     def _give_way(self, polls: int, start: float) -> None:
-        """Yield or nap: the longer the wait so far, the longer the nap, for each poll takes a core 10 us or more."""
-        if polls < _YIELDS and not self.background:
+        """Yield or nap. Naps become longer with the wait, because each poll takes 10 us or more of a core."""
+        background = self._monitor.background
+        if polls < _YIELDS and not background:
             os.sched_yield()
             return
-        share, longest = _NAPS[self.background]
+        share, longest = _NAPS[background]
         time.sleep(min(max(_NAP, share * (time.perf_counter() - start)), longest))
 
     def _timeout(self, late: Sequence[int]) -> RankTimeoutError:
@@ -136,17 +182,17 @@ class Waiter:
         )
 
     def _names(self, late: Sequence[int]) -> str:
-        names = [
-            f"{self._describe(rank)}{f' [{place}]' if (place := self.where(rank)) else ''}"
-            for rank in sorted(set(late))
-        ]
-        return ", ".join(names) or "a rank (not known which)"
+        return ", ".join(map(self._name, sorted(set(late)))) or "a rank (not known which)"
+
+    def _name(self, rank: int) -> str:
+        place = self._deadlocks.location(rank) if self._deadlocks is not None else ""
+        return f"{self._describe(rank)} [{place}]" if place else self._describe(rank)
 
 
 def sharpen_naps() -> None:
-    """Let naps of the calling thread end on time: Linux adds up to 50 us to those of ordinary threads.
+    """Make naps of the calling thread precise: Linux adds up to 50 us to those of ordinary threads.
 
-    For threads of our own. Elsewhere than on Linux nothing happens.
+    To be called by this package's own threads. It does nothing on other systems.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:

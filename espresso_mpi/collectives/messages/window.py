@@ -1,9 +1,9 @@
 """Reductions and gathers inside a node through a shared memory window: our own kernels, each rank its slice.
 
-The window has two halves that are used in turn, each with a row for every rank. What does not fit passes in chunks. A
-rank writes into its row, all meet, and each reads what it needs from the others' rows; a sum is written to the row of
-who made it, so that a second meeting makes it known. A half is written again only after a meeting in the other half,
-which nobody reaches before having read the first: so none is needed to say "I have read".
+The window has two halves that are used alternately, each with a row for every rank. Large data pass in chunks. Every
+rank writes to its row, and after a barrier reads what it needs from the other rows. A sum is written to the row of the
+rank that computed it, and a second barrier makes it visible. A half is written again only after a barrier in the other
+half, which no rank reaches before it has read the first; so no further barrier is needed.
 
 Chunks are short enough that what the ranks write stays in the processor's cache until it is read.
 """
@@ -27,11 +27,11 @@ SLOT = 32 << 10
 """Bytes of a rank's row that small data have to themselves, whatever the size of the window."""
 
 _CHUNK = 1 << 20
-"""Bytes of a tensor that are on their way at once. Measured with 4 ranks on 2 cores with 1 MiB L2 each and 32 MiB L3,
-16 MiB in all: 5.7 ms by 256 KiB (more meetings), 5.4 by 512 KiB and 1 MiB, 6.2 by 2 MiB, 14 by 4 MiB (out of cache)."""
+"""Bytes of a tensor that are in the window at once. Measured with 4 ranks on 2 cores with 1 MiB L2 each and 32 MiB L3,
+16 MiB in all: 5.7 ms by 256 KiB (more barriers), 5.4 by 512 KiB and 1 MiB, 6.2 by 2 MiB, 14 by 4 MiB (out of cache)."""
 
 _SMALL = 16 << 10
-"""Bytes up to which every rank sums all rows itself: one meeting, but ``ranks`` times the reading."""
+"""Bytes up to which every rank sums all rows itself: one barrier, but ``ranks`` times the reading."""
 
 _BYTE = np.dtype(np.uint8)
 _PAGE = 4096
@@ -79,18 +79,18 @@ class SharedWindow:
         memory = memory[-memory.ctypes.data % _PAGE :]  # the same on every rank: maps begin at pages
         self._flags, self._memory = memory[:flags].view(np.int64), memory[flags : size - _PAGE]
         self._known: dict[tuple[np.dtype[Any], int, bool], _Rows] = {}
-        self._turn = self._uses = 0
+        self._epoch = self._uses = 0
         self.bytes_sent = 0
         if local.rank == 0:
             self._flags[:] = 0
         local.Barrier()
 
-    def reduce_scatter(self, x: np.ndarray, dtype: str, regions: Bounds, rule: reduction.Rule) -> int:
+    def reduce_scatter(self, x: np.ndarray, dtype: str, regions: Bounds, reduce_op: reduction.ReduceOp) -> int:
         """``x[region j] = reduced over the ranks`` at rank j; the rest stays. Returns how many integers saturated."""
-        if rule.operator == "max":
-            self._reduce_small(x[regions[0][0] : regions[-1][1]], dtype, rule)  # summaries are small
+        if reduce_op.operator == "max":
+            self._reduce_small(x[regions[0][0] : regions[-1][1]], dtype, reduce_op)  # summaries are small
             return 0
-        how = reduction.arithmetic(rule.divisor, dtype)
+        how = reduction.arithmetic(reduce_op.divisor, dtype)
         log = self._by_chunks(shared_memory.reduce_scatter, x, regions, self._room(x, self._count), how)
         self.bytes_sent += sum(b - a for j, (a, b) in enumerate(regions) if j != self._me) * x.itemsize
         return int(log[shared_memory.SATURATED])
@@ -101,22 +101,24 @@ class SharedWindow:
         a, b = regions[self._me]
         self.bytes_sent += (b - a) * x.itemsize * (self._count - 1)
 
-    def allreduce(self, x: np.ndarray, dtype: str, region: tuple[int, int], rule: reduction.Rule) -> int:
+    def allreduce(self, x: np.ndarray, dtype: str, region: tuple[int, int], reduce_op: reduction.ReduceOp) -> int:
         """``x[region] = reduced over the ranks`` at every rank. Returns how many integers of its share saturated."""
         part = x[region[0] : region[1]]
-        if part.nbytes <= _SMALL or rule.operator == "max":
-            saturated = self._reduce_small(part, dtype, rule)
+        if part.nbytes <= _SMALL or reduce_op.operator == "max":
+            saturated = self._reduce_small(part, dtype, reduce_op)
             return saturated if self._me == 0 else 0  # all have seen the same ones
-        return self._reduce_large(part, dtype, rule, readers=range(self._count))
+        return self._reduce_large(part, dtype, reduce_op, readers=range(self._count))
 
-    def reduce(self, x: np.ndarray, dtype: str, region: tuple[int, int], rule: reduction.Rule, root: int) -> int:
+    def reduce(
+        self, x: np.ndarray, dtype: str, region: tuple[int, int], reduce_op: reduction.ReduceOp, root: int
+    ) -> int:
         """``x[region] = reduced over the ranks`` at member ``root``; elsewhere it is undefined afterwards.
 
         Returns as ``allreduce``.
         """
-        if rule.operator == "max":
-            return self.allreduce(x, dtype, region, rule)
-        return self._reduce_large(x[region[0] : region[1]], dtype, rule, readers=range(root, root + 1))
+        if reduce_op.operator == "max":
+            return self.allreduce(x, dtype, region, reduce_op)
+        return self._reduce_large(x[region[0] : region[1]], dtype, reduce_op, readers=range(root, root + 1))
 
     def broadcast(self, x: np.ndarray, region: tuple[int, int], root: int) -> None:
         """``x[region]`` of member ``root`` at every rank."""
@@ -139,7 +141,7 @@ class SharedWindow:
             rows = self._rows(_BYTE)
             piece = source[first : first + room]
             rows(self._me, 0, piece.size)[:] = piece
-            self._meet()
+            self._barrier()
             for t in incoming:
                 if t.source != self._me:
                     self.bytes_sent += _take(target, rows, t, first, room)
@@ -168,30 +170,30 @@ class SharedWindow:
         del self._flags, self._memory, self._known
         self._win.Free()
 
-    def _reduce_small(self, x: np.ndarray, dtype: str, rule: reduction.Rule) -> int:
+    def _reduce_small(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp) -> int:
         """Each rank sums all rows; what does not fit a slot in pieces."""
         saturated, room = 0, SLOT // x.itemsize
         for first in range(0, x.size, room):
             part = x[first : first + room]
             rows = self._rows(x.dtype, small=True)
-            if rule.operator == "max":
+            if reduce_op.operator == "max":
                 rows(self._me, 0, part.size)[:] = part
-                self._meet()
-                self._reduce(part, rows, 0, rule, dtype)
+                self._barrier()
+                self._reduce(part, rows, 0, reduce_op, dtype)
             else:
-                how = reduction.arithmetic(rule.divisor, dtype)
+                how = reduction.arithmetic(reduce_op.divisor, dtype)
                 log = self._run(shared_memory.reduce_small, 1, part, rows.flat, rows.start, rows.stride, how)
                 saturated += int(log[shared_memory.SATURATED])
         self.bytes_sent += x.nbytes * (self._count - 1)
         return saturated
 
-    def _reduce_large(self, x: np.ndarray, dtype: str, rule: reduction.Rule, readers: range) -> int:
+    def _reduce_large(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp, readers: range) -> int:
         """By chunks: every rank sums its share of it, and the readers get the shares of the others."""
         room = self._room(x, 1)
         chunks = -(-x.size // room)
         rows, other = self._rows(x.dtype), self._rows(x.dtype)
         self._uses += chunks  # having looked at both changed nothing; each chunk does
-        starts, how = (rows.start, other.start), reduction.arithmetic(rule.divisor, dtype)
+        starts, how = (rows.start, other.start), reduction.arithmetic(reduce_op.divisor, dtype)
         reads = self._me in readers
         log = self._run(shared_memory.reduce_large, 2 * chunks, x, rows.flat, starts, room, rows.stride, how, reads)
         mine = x.nbytes // self._count  # to a cache line
@@ -201,7 +203,7 @@ class SharedWindow:
     def _by_chunks(
         self, kernel: Callable[..., bool], x: np.ndarray, regions: Bounds, room: int, *how: Any
     ) -> np.ndarray:
-        """Run a kernel that passes regions of x in chunks of ``room`` elements, with one meeting each."""
+        """Run a kernel that passes regions of x in chunks of ``room`` elements, with one barrier each."""
         longest = max((b - a for a, b in regions), default=0)
         chunks = -(-longest // room)
         rows, other = self._rows(x.dtype), self._rows(x.dtype)
@@ -211,9 +213,9 @@ class SharedWindow:
             kernel, chunks, x, edges, longest, rows.flat, (rows.start, other.start), room, rows.stride, *how
         )
 
-    def _reduce(self, out: np.ndarray, rows: _Rows, a: int, rule: reduction.Rule, dtype: str) -> int:
+    def _reduce(self, out: np.ndarray, rows: _Rows, a: int, reduce_op: reduction.ReduceOp, dtype: str) -> int:
         """``out``, in place of elements [a, a + size) of this rank's row, reduced with those of the others."""
-        return reduction.reduce_span(out, rows.span(a), rows.stride, self._count, self._me, rule, dtype)
+        return reduction.reduce_span(out, rows.span(a), rows.stride, self._count, self._me, reduce_op, dtype)
 
     def _room(self, x: np.ndarray, parts: int) -> int:
         """Elements of x a row takes at a time, in so many equal parts, each of them aligned."""
@@ -230,24 +232,24 @@ class SharedWindow:
             rows = self._known[key] = _Rows(flat, start // dtype.itemsize, self._stride // dtype.itemsize)
         return rows
 
-    def _meet(self) -> None:
-        """Until all have come as often as this rank."""
-        self._run(shared_memory.meet, 1)
+    def _barrier(self) -> None:
+        """Wait until all ranks have arrived as often as this one."""
+        self._run(shared_memory.barrier, 1)
 
-    def _run(self, kernel: Callable[..., bool], meetings: int, *arguments: Any) -> np.ndarray:
-        """Run a kernel that meets the others so often, again each time that it gives up waiting; returns its log."""
+    def _run(self, kernel: Callable[..., bool], barriers: int, *arguments: Any) -> np.ndarray:
+        """Run a kernel with this number of barriers, again whenever it stops waiting; returns its log."""
         log, waiter = np.zeros(shared_memory.LOG, np.int64), self._waiter
-        while not kernel(*arguments, self._flags, self._me, self._count, self._turn, waiter.pace, log):
-            self._wait(self._turn + int(log[shared_memory.STAGE]) + 1)
-        self._turn += meetings
+        while not kernel(*arguments, self._flags, self._me, self._count, self._epoch, waiter.pace, log):
+            self._wait(self._epoch + int(log[shared_memory.STAGE]) + 1)
+        self._epoch += barriers
         waiter.waited += float(log[shared_memory.WAITED]) * 1e-9
         return log
 
-    def _wait(self, turn: int) -> None:
-        """Until all have arrived for the ``turn``-th time, with an eye on the clock and on bad news."""
+    def _wait(self, epoch: int) -> None:
+        """Wait until all ranks have arrived ``epoch`` times, with timeout and monitor."""
         self._waiter.until(
-            lambda: shared_memory.arrived(self._flags, self._count, turn),
-            lambda: [rank for rank, flag in zip(self._ranks, self._flags[:: shared_memory.LINE // 8]) if flag < turn],
+            lambda: shared_memory.arrived(self._flags, self._count, epoch),
+            lambda: [rank for rank, flag in zip(self._ranks, self._flags[:: shared_memory.LINE // 8]) if flag < epoch],
         )
 
 

@@ -1,7 +1,7 @@
 """The contract of a collective. To add one, write one file here with one class under ``@register``.
 
-A collective has two faces that cannot drift apart, because the second is made from the first: ``advance`` says what
-every rank holds afterwards (and so which bytes move), ``bind`` returns the function that moves them.
+``advance`` computes the layout that every rank holds afterwards, and therefore which bytes move. ``bind`` derives from
+it the function that moves them, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.types import Level
 
-from ..data.layout import PAYLOAD_ITEMSIZE, Dense, Packed, State, Topology
-from ..data.reduction import Rule, stored
-from ..data.transfers import Wish, place, transfers
+from ..data.layout import PAYLOAD_ITEMSIZE, Dense, Layout, Packed, Topology
+from ..data.reduction import ReduceOp, stored
+from ..data.transfers import Sources, place, transfers
 
 if TYPE_CHECKING:
     from espresso_mpi.arrays.workspace import Workspace
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Data:
-    """One tensor on its way: the flat tensor, its element type, and the payload it has been packed into."""
+    """The working data of a segment: the flat tensor, its element type, and its payload."""
 
     x: Any
     dtype: str
@@ -40,16 +40,16 @@ class Data:
     payload: Any = None
     summary: Any = None
     saturated: int = 0
-    """Values and sums that were cut to the end of their range."""
+    """Number of values and sums that were clipped to the end of their range."""
 
 
 Action = Callable[[Data], Iterator[None]]
-"""Carries out one collective, in turns: it yields whenever its messages are under way and other work could be done."""
+"""Runs one collective in progress steps: it yields whenever its messages are in flight."""
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Where a collective takes place."""
+class CollectiveContext:
+    """What a collective knows about its place: topology, level, root, and whether a scatter is open."""
 
     topology: Topology
     level: Level
@@ -61,24 +61,24 @@ class Scene:
 
 @dataclass(frozen=True)
 class Move:
-    """One collective among one group as one member sees it: who takes part and what each held before."""
+    """One collective of one group as one member sees it: who takes part, and what each held before."""
 
-    scene: Scene
+    context: CollectiveContext
     group: tuple[int, ...]
     index: int
-    before: tuple[State, ...]
+    before: tuple[Layout, ...]
     dtype: str
-    rule: Rule | None = None
+    override: ReduceOp | None = None
     """How arrays are reduced; None: to the mean over the level."""
 
     @property
-    def reduce(self) -> Rule:
-        """How arrays are reduced, with the divisor of the level where nothing else was said."""
-        return self.rule or Rule("sum", self.scene.topology.divisor(self.scene.level))
+    def reduce_op(self) -> ReduceOp:
+        """How arrays are reduced: as ``override`` says, or to the mean over the level."""
+        return self.override or ReduceOp("sum", self.context.topology.divisor(self.context.level))
 
     @property
     def others(self) -> list[int]:
-        """Indices of the other members, starting after this one, so that not all send to the same member first."""
+        """Indices of the other members, starting after this one; so not all send to the same member first."""
         return [(self.index + k) % len(self.group) for k in range(1, len(self.group))]
 
     def bytes_of(self, region: Dense) -> int:
@@ -87,7 +87,7 @@ class Move:
 
     def of_payloads(self, element: str) -> Move:
         """The same move on the payloads, seen as arrays of elements; they are summed as they are, not divided."""
-        return replace(self, dtype=element, rule=Rule("sum"))
+        return replace(self, dtype=element, override=ReduceOp("sum"))
 
 
 class CollectiveOp(ABC):
@@ -95,15 +95,15 @@ class CollectiveOp(ABC):
 
     name: ClassVar[str]
     phases: ClassVar[int] = 1
-    """How often its action yields: always, on every rank, so that all ranks interleave tensors in the same order."""
+    """How often its action yields, on every rank alike, so that all ranks interleave tensors in the same order."""
 
     @abstractmethod
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
-        """What the members of one group hold afterwards, given what they held before."""
+    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+        """The layouts of the members of one group afterwards, given those before."""
 
     @abstractmethod
     def bind(self, transport: Transport, move: Move) -> Action:
-        """The function that carries out ``move`` on this rank's data; it yields ``phases`` times."""
+        """The function that runs ``move`` on this rank's data; it yields ``phases`` times."""
 
     @abstractmethod
     def sent(self, move: Move) -> int:
@@ -135,15 +135,15 @@ def operations() -> dict[str, CollectiveOp]:
 # --- moving payloads --------------------------------------------------------------------------------------------------
 
 
-def bind_payload(transport: Transport, move: Move, wishes: Sequence[Wish]) -> Action:
-    """The function that fulfils this member's wish and its share of the others': by shared memory where there is some.
+def bind_payload(transport: Transport, move: Move, sources: Sequence[Sources]) -> Action:
+    """The function that moves payloads from the sources of each member, by shared memory if possible.
 
     It yields once.
     """
     me = move.index
-    size = place(wishes[me], 1.0).nbytes
-    incoming = list(transfers(me, wishes[me]))
-    outgoing = [t for j in move.others for t in transfers(j, wishes[j]) if t.source == me]
+    size = place(sources[me], 1.0).nbytes
+    incoming = list(transfers(me, sources[me]))
+    outgoing = [t for j in move.others for t in transfers(j, sources[j]) if t.source == me]
     longest = max(state.nbytes for state in move.before if isinstance(state, Packed))
     stays = not outgoing and all(t.source == me and t.source_offset == t.target_offset for t in incoming)
 
@@ -178,18 +178,18 @@ def bind_payload(transport: Transport, move: Move, wishes: Sequence[Wish]) -> Ac
 
 
 def _nothing(data: Data) -> Iterator[None]:
-    """A move among one member whose payload is where it is wanted."""
+    """A move of a single member whose payload already is in its place."""
     yield
 
 
 def idle(data: Any, phases: int) -> Iterator[None]:
-    """Take no part, but as many turns as those that do."""
+    """Take no part, but as many progress steps as the ranks that do."""
     for _ in range(phases):
         yield
 
 
 def bodies(packed: Packed) -> tuple[list[Dense], str | None]:
-    """What follows the headers of the payloads of one copy, as regions of the buffer in elements, and their type.
+    """The payloads of one copy without their headers, as regions of the buffer in elements, and their element type.
 
     Raises:
         AssertionError: copies are outstanding, or the payloads are not those of a linear compressor; routes that lead
@@ -206,7 +206,7 @@ def bodies(packed: Packed) -> tuple[list[Dense], str | None]:
 
 
 def on_payload(action: Action, element: str) -> Action:
-    """An action on an array, carried out on the payload as an array of elements."""
+    """Run an action on an array on the payload, seen as an array of elements."""
 
     def run(data: Data) -> Iterator[None]:
         body = Data(data.payload.view(stored(element)), element, data.workspace)
@@ -216,27 +216,27 @@ def on_payload(action: Action, element: str) -> Action:
     return run
 
 
-class DealingOp(CollectiveOp):
-    """A collective after which payloads of several members stand side by side, for a decode to sum."""
+class GatheringOp(CollectiveOp):
+    """A collective after which a member holds payloads of several members, for a decode to sum."""
 
     @abstractmethod
-    def wishes(self, scene: Scene, states: Sequence[State]) -> list[Wish]:
-        """What each member of a group wants of what all hold."""
+    def sources(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Sources]:
+        """What each member of a group will hold, and where it comes from."""
 
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
-        divisor = states[0].divisor * scene.topology.divisor(scene.level)  # type: ignore[union-attr]
-        return [place(wish, divisor) for wish in self.wishes(scene, states)]
+    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+        divisor = states[0].divisor * context.topology.divisor(context.level)  # type: ignore[union-attr]
+        return [place(of_member, divisor) for of_member in self.sources(context, states)]
 
     def bind(self, transport: Transport, move: Move) -> Action:
-        return bind_payload(transport, move, self.wishes(move.scene, move.before))
+        return bind_payload(transport, move, self.sources(move.context, move.before))
 
     def sent(self, move: Move) -> int:
-        return payload_sent(move, self.wishes(move.scene, move.before))
+        return payload_sent(move, self.sources(move.context, move.before))
 
 
-def payload_sent(move: Move, wishes: Sequence[Wish]) -> int:
+def payload_sent(move: Move, sources: Sequence[Sources]) -> int:
     """Bytes of payload that this member sends to the others."""
-    return sum(t.nbytes for j in move.others for t in transfers(j, wishes[j]) if t.source == move.index)
+    return sum(t.nbytes for j in move.others for t in transfers(j, sources[j]) if t.source == move.index)
 
 
 def copy_bytes(target: Any, target_offset: int, source: Any, source_offset: int, nbytes: int) -> None:

@@ -1,9 +1,9 @@
 """Reduce: one member, the root, ends with the mean of all regions, or the sum of all payloads; the others with nothing.
 
-Where the group shares memory, by its window. Otherwise small regions, and those of two members, are sent whole: the
-root receives (p-1)·m, cost α + (p-1)·m·β. Large ones are reduce-scattered and the pieces gathered: the root receives
-2·((p-1)/p)·m, every other member sends m in all, cost p·α + 2((p-1)/p)·m·β. Sums are taken in rank order, whoever
-takes them. What the others have of the region afterwards is stale. Of payloads, what follows the headers is sent.
+A group that shares memory uses its window. Otherwise, small regions, and those of two members, are sent whole: the root
+receives (p-1)·m, at a cost of α + (p-1)·m·β. Large regions are reduce-scattered, and the pieces gathered: the root
+receives 2·((p-1)/p)·m, every other member sends m, at a cost of p·α + 2((p-1)/p)·m·β. Sums are computed in rank order.
+Afterwards, the region is stale on the other members. Payloads are sent without their headers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from ..data import reduction
-from ..data.layout import Dense, State
+from ..data.layout import Dense, Layout
 from ..messages.transport import Transport
 from . import reduce_scatter
 from .allreduce import bind_summed, is_small, shares, summed
-from .base import Action, CollectiveOp, Data, Move, Scene, idle, register
+from .base import Action, CollectiveContext, CollectiveOp, Data, Move, idle, register
 
 
 @register
@@ -28,14 +28,14 @@ class Reduce(CollectiveOp):
     name = "reduce"
     phases = 2
 
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
-        divisor, after = scene.topology.divisor(scene.level), list[State]()
+    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+        divisor, after = context.topology.divisor(context.level), list[Layout]()
         for member, state in enumerate(states):
             if isinstance(state, Dense):
-                after.append(state if member == scene.root else Dense(0, 0))
+                after.append(state if member == context.root else Dense(0, 0))
             else:
                 total = replace(state, divisor=state.divisor * divisor)
-                after.append(total if member == scene.root else total.emptied())
+                after.append(total if member == context.root else total.emptied())
         return after
 
     def bind(self, transport: Transport, move: Move) -> Action:
@@ -43,7 +43,7 @@ class Reduce(CollectiveOp):
 
     def sent(self, move: Move) -> int:
         regions, inner = summed(move)
-        root = move.scene.root
+        root = move.context.root
         if _whole(inner, regions):
             return 0 if move.index == root else sum(map(inner.bytes_of, regions))
         owned = shares(regions, len(move.group))
@@ -61,7 +61,7 @@ def _whole(move: Move, regions: Sequence[Dense]) -> bool:
 
 def _bind(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
     """The function that reduces regions of an array at the root; it yields twice."""
-    rule, root = move.reduce, move.scene.root
+    reduce_op, root = move.reduce_op, move.context.root
     by_messages = (_bind_whole if _whole(move, regions) else _bind_pieces)(transport, move, regions)
 
     def run(data: Data) -> Iterator[None]:
@@ -70,14 +70,14 @@ def _bind(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
             yield from by_messages(data)
             return
         for region in regions:
-            data.saturated += window.reduce(data.x, data.dtype, (region.start, region.stop), rule, root)
+            data.saturated += window.reduce(data.x, data.dtype, (region.start, region.stop), reduce_op, root)
         yield from idle(data, Reduce.phases)
 
     return run
 
 
 def _bind_whole(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
-    rule, root = move.reduce, move.scene.root
+    reduce_op, root = move.reduce_op, move.context.root
 
     def at_root(data: Data) -> Iterator[None]:
         rows = reduce_scatter.rows_for(data, regions, len(move.group))
@@ -87,7 +87,7 @@ def _bind_whole(transport: Transport, move: Move, regions: Sequence[Dense]) -> A
         transport.finish(pending)
         for region, block in zip(regions, rows):
             out = data.x[region.start : region.stop]
-            data.saturated += reduction.reduce_rows(out, block, root, rule, data.dtype)
+            data.saturated += reduction.reduce_rows(out, block, root, reduce_op, data.dtype)
         yield
 
     def elsewhere(data: Data) -> Iterator[None]:
@@ -101,7 +101,7 @@ def _bind_whole(transport: Transport, move: Move, regions: Sequence[Dense]) -> A
 
 
 def _bind_pieces(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
-    owned, root, me = shares(regions, len(move.group)), move.scene.root, move.index
+    owned, root, me = shares(regions, len(move.group)), move.context.root, move.index
     scatter = reduce_scatter.bind_sums(transport, move, owned)
     sends = [(move.group[root], region) for region in owned[me]] if me != root else []
     receives = [(move.group[j], region) for j in move.others for region in owned[j]] if me == root else []

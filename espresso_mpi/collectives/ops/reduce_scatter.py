@@ -1,7 +1,7 @@
 """Reduce-scatter: member j ends with the sum, divided, of every member's region j; or with the sum of all payloads j.
 
-Each member sends (p-1)/p of its region. Cost (p-1)·α + ((p-1)/p)·m·β. The sum is our own kernel, in rank order. Of
-payloads, which must be those of a linear compressor, what follows the headers is sent and summed, in its place.
+Each member sends (p-1)/p of its region. Cost (p-1)·α + ((p-1)/p)·m·β. The sum is our own kernel, in rank order.
+Payloads, which must be those of a linear compressor, are sent and summed without their headers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from espresso_mpi.arrays.device import device_of
 
 from ..data import reduction
-from ..data.layout import Copy, Dense, Packed, State
+from ..data.layout import Copy, Dense, Layout, Packed
 from ..messages.transport import Transport
-from .base import Action, CollectiveOp, Data, Move, Scene, bodies, idle, on_payload, register
+from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bodies, idle, on_payload, register
 
 Owned = Sequence[Sequence[Dense]]
-"""Regions of an array by the member that they belong to; every member has equally many (empty ones where need be)."""
+"""Regions of an array by member; all members have equally many, of which some may be empty."""
 
 
 @register
@@ -30,12 +30,12 @@ class ReduceScatter(CollectiveOp):
 
     name = "reduce_scatter"
 
-    def advance(self, scene: Scene, states: Sequence[State]) -> list[State]:
-        region, pieces = states[0], scene.topology.pieces(scene.level)
+    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+        region, pieces = states[0], context.topology.pieces(context.level)
         if isinstance(region, Dense):
             return list(region.split(pieces, len(states)))
-        divisor = region.divisor * scene.topology.divisor(scene.level)
-        return [Packed((parts,), divisor) for parts in _dealt(region, pieces, len(states))]
+        divisor = region.divisor * context.topology.divisor(context.level)
+        return [Packed((parts,), divisor) for parts in _split_parts(region, pieces, len(states))]
 
     def bind(self, transport: Transport, move: Move) -> Action:
         owned, element = self._owned(move)
@@ -51,8 +51,8 @@ class ReduceScatter(CollectiveOp):
         return sum(inner.bytes_of(region) for j in move.others for region in owned[j])
 
     def _owned(self, move: Move) -> tuple[Owned, str | None]:
-        """What belongs to whom, and the element type; None if there is nothing."""
-        after = self.advance(move.scene, move.before)
+        """The regions of each member, and the element type; None if there is nothing to sum."""
+        after = self.advance(move.context, move.before)
         if isinstance(move.before[0], Dense):
             return [[state] for state in after if isinstance(state, Dense)], move.dtype
         each = [bodies(state) for state in after if isinstance(state, Packed)]
@@ -65,8 +65,8 @@ class ReduceScatter(CollectiveOp):
         return list(np.array_split(np.sum(inputs, axis=0), len(inputs)))
 
 
-def _dealt(packed: Packed, pieces: int, count: int) -> list[Copy]:
-    """The parts of the only copy by the member that they belong to; members beyond the pieces get none."""
+def _split_parts(packed: Packed, pieces: int, count: int) -> list[Copy]:
+    """The parts of the only copy by member; members beyond the pieces get none."""
     (copy,) = packed.copies
     each = len(copy) // pieces
     return [copy[j * each : (j + 1) * each] if j < pieces else () for j in range(count)]
@@ -77,7 +77,7 @@ def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
 
     It yields once.
     """
-    rule = move.reduce
+    reduce_op = move.reduce_op
 
     def run(data: Data) -> Iterator[None]:
         window = transport.window_for(move.group, data.x)
@@ -85,7 +85,7 @@ def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
             yield from by_messages(data)
             return
         for regions in zip(*owned):
-            data.saturated += window.reduce_scatter(data.x, data.dtype, [(r.start, r.stop) for r in regions], rule)
+            data.saturated += window.reduce_scatter(data.x, data.dtype, [(r.start, r.stop) for r in regions], reduce_op)
         yield
 
     def by_messages(data: Data) -> Iterator[None]:
@@ -100,7 +100,7 @@ def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
         transport.finish(pending)
         for region, block in zip(mine, rows):
             out = data.x[region.start : region.stop]
-            data.saturated += reduction.reduce_rows(out, block, move.index, rule, data.dtype)
+            data.saturated += reduction.reduce_rows(out, block, move.index, reduce_op, data.dtype)
 
     return run
 

@@ -15,9 +15,9 @@ from typing import get_args
 
 from espresso_mpi.compressors.base import Compressor
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.types import CLOSING, ROUTES, Collective, Decode, DeviceKind, Encode, Level, Op, Route, Step
+from espresso_mpi.types import CLOSING, ROUTES, Collective, Decode, DeviceKind, Encode, Level, Op, Route, RouteStep
 
-Steps = tuple[Step, ...]
+Steps = tuple[RouteStep, ...]
 
 DENSE_FIRST: tuple[Op, ...] = ("reduce_scatter", "reduce")
 PACKED_FIRST: tuple[Op, ...] = ("alltoall", "gather")
@@ -153,6 +153,6 @@ class _Tree:
         return PACKED_FIRST + DENSE_FIRST if self.linear and single else PACKED_FIRST
 
 
-def _after(*first: Step, then: Iterator[Steps]) -> Iterator[Steps]:
+def _after(*first: RouteStep, then: Iterator[Steps]) -> Iterator[Steps]:
     """The steps, and after them each of the possible continuations."""
     return ((*first, *rest) for rest in then)

@@ -114,7 +114,7 @@ def test_gpus():
 
 def test_the_way_of_gpu_messages(monkeypatch):
     monkeypatch.delenv("ESPRESSO_CUDA_AWARE", raising=False)
-    monkeypatch.setattr(probe, "verdict", lambda gpu: probe.Verdict(True, f"tried GPU {gpu}"))
+    monkeypatch.setattr(probe, "probe_gpu", lambda gpu: probe.ProbeResult(True, f"tried GPU {gpu}"))
     assert doctor._gpu_messages([])["device_pointers"] is None
     assert doctor._gpu_messages("no driver")["why"] == "no GPU"
     assert doctor._gpu_messages([GPU]) == {
@@ -122,7 +122,7 @@ def test_the_way_of_gpu_messages(monkeypatch):
         "why": "the probe says: tried GPU 0",
         "forced": False,
     }
-    monkeypatch.setattr(probe, "verdict", None)  # not asked where the user has settled it
+    monkeypatch.setattr(probe, "probe_gpu", None)  # not asked where the user has settled it
     for setting, way in [("0", False), ("1", True), ("maybe", None)]:
         monkeypatch.setenv("ESPRESSO_CUDA_AWARE", setting)
         answer = doctor._gpu_messages([GPU])

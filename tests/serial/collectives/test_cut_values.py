@@ -58,7 +58,7 @@ def test_sums_of_halves_beyond_the_largest_are_counted(n, divisor):
     total = total / np.float32(divisor)
     out = rows[1].copy()
     counted = reduction.reduce_rows(
-        out.view(np.uint16), rows.view(np.uint16), 1, reduction.Rule("sum", divisor), "float16"
+        out.view(np.uint16), rows.view(np.uint16), 1, reduction.ReduceOp("sum", divisor), "float16"
     )
     assert counted == np.count_nonzero(np.abs(total) >= 65520)
     assert np.array_equal(out, np.clip(total, -65504, 65504).astype(np.float16))

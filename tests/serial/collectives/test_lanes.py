@@ -12,10 +12,10 @@ from planner_cases import COMPRESSOR, random_profile, random_workload
 from timeline_cases import random_case, simulated
 
 from espresso_mpi.collectives.data.layout import Dense, Topology
-from espresso_mpi.collectives.lanes import OnLanes
+from espresso_mpi.collectives.lanes import LaneRunner
 from espresso_mpi.collectives.program import compile_route
+from espresso_mpi.collectives.progress import Segment
 from espresso_mpi.collectives.route_operations import RouteOperation, route_operations
-from espresso_mpi.collectives.turns import Segment
 from espresso_mpi.compressors import get
 from espresso_mpi.planner.lane_tables import by_lane
 from espresso_mpi.planner.model.cost import Shape, walk
@@ -31,7 +31,7 @@ PLACES = ("gpu", "cpu", "intra", "inter")
 
 
 def operation(what, lanes, lane):
-    """An operation on a lane, with three turns if it is a collective."""
+    """An operation on a lane, with three progress steps if it is a collective."""
     resource = next((place for place in PLACES if lanes.of(place) == lane), "cpu")
     return RouteOperation(what, resource, 3 if resource in ("intra", "inter") else 1, ())
 
@@ -59,12 +59,12 @@ def timetables(timeline, choice):
 def gone_through(schedule):
     """{(buffer, segment, place): when it begins}, if gradients come when the backward pass has made them."""
     begun, unfinished = {}, {}
-    on_lanes = OnLanes(schedule, pytest.fail, lambda lane, s, at, now: begun.update({(s.bucket, s.number, at): now}))
+    on_lanes = LaneRunner(schedule, pytest.fail, lambda lane, s, at, now: begun.update({(s.bucket, s.number, at): now}))
 
-    def turns_of_operations(name, number, ways, then):
+    def operation_progress(name, number, ways, then):
         for way in ways:
             unfinished[name, number] = way.what
-            yield iter([None] * (way.turns - 1))
+            yield iter([None] * (way.progress_steps - 1))
         unfinished.pop((name, number), None)
         then()
 
@@ -72,7 +72,7 @@ def gone_through(schedule):
         table = schedule.buffers[name]
         ways = tuple(operation(what, schedule.lanes, lane) for what, lane in zip(table.operations, table.lanes))
         for number in range(len(table.starts)):
-            on_lanes.add(Segment(name, number, turns_of_operations(name, number, ways, then), lambda: True, ways), 0.0)
+            on_lanes.add(Segment(name, number, operation_progress(name, number, ways, then), lambda: True, ways), 0.0)
 
     def compute(tensor):
         if f"backward {tensor}" in schedule.buffers:
@@ -80,7 +80,7 @@ def gone_through(schedule):
 
     compute(0)
     while on_lanes.busy:
-        assert on_lanes.turn(all_here=False)
+        assert on_lanes.progress(all_here=False)
     assert not unfinished
     return begun
 
@@ -134,14 +134,14 @@ TWO = Schedule(
 
 
 def begun_of(schedule, coming, all_here=False):
-    """Which operations begin, in order, when some buffers come, one a turn; and whether anything is left."""
+    """Which operations begin, in order, when some buffers arrive, one a step; and whether anything is left."""
     found = []
-    lanes = OnLanes(schedule, pytest.fail, lambda lane, segment, at, now: found.append((segment.bucket, at)))
+    lanes = LaneRunner(schedule, pytest.fail, lambda lane, segment, at, now: found.append((segment.bucket, at)))
     for name in coming:
         ways = tuple(operation(*way) for way in zip(("encode", "send"), itertools.repeat(schedule.lanes), (0, 3)))
         lanes.add(Segment(name, 0, iter([iter(()), iter(())]), lambda: True, ways), 0.0)
-        lanes.turn(all_here)
-    while lanes.turn(all_here):
+        lanes.progress(all_here)
+    while lanes.progress(all_here):
         pass
     return found, lanes.busy
 
@@ -163,7 +163,7 @@ def test_messages_are_posted_ahead_in_the_order_of_the_schedule():
     )
     happened = []
 
-    def turns_of_operations(name):
+    def operation_progress(name):
         yield iter(())
 
         def send():
@@ -173,11 +173,11 @@ def test_messages_are_posted_ahead_in_the_order_of_the_schedule():
 
         yield send()
 
-    lanes = OnLanes(schedule, pytest.fail)
+    lanes = LaneRunner(schedule, pytest.fail)
     operations = (RouteOperation("encode", "cpu", 1, ()), RouteOperation("alltoall@inter", "inter", 2, ()))
     for name in schedule.buffers:
-        lanes.add(Segment(name, 0, turns_of_operations(name), lambda: True, operations), 0.0)
-    while lanes.turn(True):
+        lanes.add(Segment(name, 0, operation_progress(name), lambda: True, operations), 0.0)
+    while lanes.progress(True):
         pass
     assert happened == ["post a", "post c", "post b", "end a", "end c", "end b"]
 
@@ -191,10 +191,10 @@ def test_what_the_schedule_does_not_know_comes_last():
 
 def test_operations_that_are_not_those_of_the_schedule():
     said = []
-    lanes = OnLanes(TWO, said.append)
+    lanes = LaneRunner(TWO, said.append)
     for _ in range(2):
         lanes.add(Segment("a", 0, iter([iter(())]), lambda: True, (operation("decode", TWO.lanes, 0),)), 0.0)
-    while lanes.turn(True):
+    while lanes.progress(True):
         pass
     assert not lanes.busy and len(said) == 1 and "'encode', 'send'" in said[0] and "'decode'" in said[0]
 

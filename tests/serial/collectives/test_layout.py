@@ -25,7 +25,7 @@ def topology(*counts):
 
 def test_groups_of_uneven_nodes():
     uneven = topology(3, 1, 2)
-    assert (uneven.size, uneven.lanes, uneven.node_of) == (6, 1, (0, 0, 0, 1, 2, 2))
+    assert (uneven.size, uneven.local_size, uneven.node_of) == (6, 1, (0, 0, 0, 1, 2, 2))
     assert uneven.groups("flat") == ((0, 1, 2, 3, 4, 5),)
     assert uneven.groups("intra") == ((0, 1, 2), (3,), (4, 5))
     assert uneven.groups("inter") == ((0, 3, 4),)
@@ -56,7 +56,7 @@ def test_every_route_ends_whole_on_every_rank(counts, route, n):
         if n and isinstance(last, DecodeStep):
             assert last.region == Dense(0, n)
         elif n and isinstance(last, MoveStep):
-            after = operations()[last.op].advance(last.move.scene, last.move.before)
+            after = operations()[last.op].advance(last.move.context, last.move.before)
             assert after[last.move.index] == Dense(0, n)
         for step in steps:
             if isinstance(step, EncodeStep):

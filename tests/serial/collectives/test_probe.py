@@ -16,14 +16,14 @@ from espresso_mpi.errors import ConfigError
 pytestmark = pytest.mark.timeout(90)
 
 
-def verdict_on(program: str, limit: float = 20.0) -> probe.Verdict:
+def result_on(program: str, limit: float = 20.0) -> probe.ProbeResult:
     return probe.run([sys.executable, "-c", program], dict(os.environ), limit)
 
 
 def test_two_processes_that_report_success_pass():
-    verdict = verdict_on(f"print({probe.PASSED!r}); print('a library talks'); print({probe.PASSED!r})")
-    assert verdict.works
-    assert "two processes" in verdict.why
+    result = result_on(f"print({probe.PASSED!r}); print('a library talks'); print({probe.PASSED!r})")
+    assert result.works
+    assert "two processes" in result.why
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_two_processes_that_report_success_pass():
     ],
 )
 def test_everything_else_fails_and_says_why(program, why):
-    verdict = verdict_on(program)
-    assert not verdict.works
-    assert why in verdict.why
+    result = result_on(program)
+    assert not result.works
+    assert why in result.why
 
 
 def test_a_program_that_hangs_is_stopped():
     start = time.monotonic()
-    verdict = verdict_on("import time; time.sleep(60)", limit=0.5)
-    assert verdict == probe.Verdict(False, "no answer within 0.5 s")
+    result = result_on("import time; time.sleep(60)", limit=0.5)
+    assert result == probe.ProbeResult(False, "no answer within 0.5 s")
     assert time.monotonic() - start < 20
 
 
@@ -64,7 +64,7 @@ def test_a_program_that_will_not_stop_is_killed_with_its_children(monkeypatch, t
         f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
     )
     start = time.monotonic()
-    assert not verdict_on(stubborn, limit=3.0).works
+    assert not result_on(stubborn, limit=3.0).works
     assert time.monotonic() - start < 20
     deadline = time.monotonic() + 10
     while alive(int(mark.read_text())) and time.monotonic() < deadline:
@@ -81,9 +81,9 @@ def alive(pid: int) -> bool:
 
 
 def test_a_program_that_does_not_exist():
-    verdict = probe.run(["/nowhere/mpirun"], {}, 1.0)
-    assert not verdict.works
-    assert "could not be started" in verdict.why
+    result = probe.run(["/nowhere/mpirun"], {}, 1.0)
+    assert not result.works
+    assert "could not be started" in result.why
 
 
 def test_no_mpirun(monkeypatch):
@@ -91,18 +91,18 @@ def test_no_mpirun(monkeypatch):
         raise ConfigError("no mpirun found")
 
     monkeypatch.setattr(probe, "find_mpirun", missing)
-    probe._VERDICTS.clear()
-    assert probe.verdict(gpu=0) == probe.Verdict(False, "it could not be started: no mpirun found")
-    probe._VERDICTS.clear()
+    probe._RESULTS.clear()
+    assert probe.probe_gpu(gpu=0) == probe.ProbeResult(False, "it could not be started: no mpirun found")
+    probe._RESULTS.clear()
 
 
 def test_a_process_probes_once(monkeypatch):
     runs = []
     monkeypatch.setattr(probe, "find_mpirun", lambda: launch.Mpirun("/x/mpirun", "Open MPI", "5.0.11"))
-    monkeypatch.setattr(probe, "run", lambda *given: runs.append(given) or probe.Verdict(True, "fake"))
-    probe._VERDICTS.clear()
-    assert probe.verdict(3.2, gpu=1) == probe.verdict(3.2, gpu=1)
-    probe._VERDICTS.clear()
+    monkeypatch.setattr(probe, "run", lambda *given: runs.append(given) or probe.ProbeResult(True, "fake"))
+    probe._RESULTS.clear()
+    assert probe.probe_gpu(3.2, gpu=1) == probe.probe_gpu(3.2, gpu=1)
+    probe._RESULTS.clear()
     ((command, environment, limit),) = runs
     assert command[:3] == ["/x/mpirun", "-n", "2"]
     assert command[-1] == "4"  # whole seconds, no fewer than the limit
@@ -178,9 +178,9 @@ def test_a_real_job_runs_inside_a_rank_of_another():
 def test_the_real_program_fails_with_a_reason_where_there_is_no_gpu():
     program = [sys.executable, "-m", "espresso_mpi.collectives.messages.probe_program", "40"]
     # A GPU that no node has: also a node with one must answer, not crash.
-    verdict = probe.run(program, {**probe.surroundings(os.environ), probe.DEVICE: "4096"}, 60.0)
-    assert not verdict.works
-    assert "Error" in verdict.why
+    result = probe.run(program, {**probe.surroundings(os.environ), probe.DEVICE: "4096"}, 60.0)
+    assert not result.works
+    assert "Error" in result.why
 
 
 def test_a_launcher_that_does_not_know_the_library_is_noticed():

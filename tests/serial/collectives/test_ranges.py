@@ -93,7 +93,7 @@ def test_what_is_odd_is_named_by_position():
     assert ranges.Search(topology).odd_values(one, [np.ones(3, np.float32)]) == {}
 
 
-def test_large_and_bad_are_told_apart():
+def test_large_and_bad_values_are_separated():
     said = {0: {"1": "", "2": "has 3 NaN"}, 2: {"4": "", "1": ""}}
-    assert ranges.told_apart(said) == ({0: {"2": "has 3 NaN"}}, frozenset({1, 4}))
-    assert ranges.told_apart({}) == ({}, frozenset())
+    assert ranges.separated(said) == ({0: {"2": "has 3 NaN"}}, frozenset({1, 4}))
+    assert ranges.separated({}) == ({}, frozenset())

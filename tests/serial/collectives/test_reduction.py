@@ -82,7 +82,7 @@ def test_sums_of_integers_stop_at_the_end_of_their_range_and_say_how_often(dtype
         rows = np.random.default_rng(n).integers(limits.min, limits.max, (count, n), dtype, endpoint=True)
         wide = rows.astype(np.int64).sum(axis=0)
         out = rows[1].copy()
-        saturated = reduction.reduce_rows(out, rows, 1, reduction.Rule("sum"), dtype)
+        saturated = reduction.reduce_rows(out, rows, 1, reduction.ReduceOp("sum"), dtype)
         assert np.array_equal(out, np.clip(wide, limits.min, limits.max))
         assert saturated == np.count_nonzero((wide < limits.min) | (wide > limits.max))
 
@@ -91,7 +91,7 @@ def test_the_largest_of_each_element():
     rows = np.random.default_rng(0).standard_normal((4, 999)).astype(np.float32)
     expected, out = rows.max(axis=0), rows[3].copy()
     rows[3] = np.nan  # must not be read
-    assert reduction.reduce_rows(out, rows, 3, reduction.Rule("max"), "float32") == 0
+    assert reduction.reduce_rows(out, rows, 3, reduction.ReduceOp("max"), "float32") == 0
     assert np.array_equal(out, expected)
 
 
@@ -106,18 +106,20 @@ def test_blends_round_like_a_fused_product():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16"])
-@pytest.mark.parametrize("rule", [reduction.Rule("sum"), reduction.Rule("sum", 3.0), reduction.Rule("max")])
-def test_rows_in_flat_memory_are_reduced_like_rows(dtype, rule):
+@pytest.mark.parametrize(
+    "reduce_op", [reduction.ReduceOp("sum"), reduction.ReduceOp("sum", 3.0), reduction.ReduceOp("max")]
+)
+def test_rows_in_flat_memory_are_reduced_like_rows(dtype, reduce_op):
     """``reduce_span``, on memory as the ranks of a window lay it out, against ``reduce_rows``."""
     n, count, stride = 5000, 3, 5064
-    if rule.operator == "max" and dtype != "float32":
+    if reduce_op.operator == "max" and dtype != "float32":
         pytest.skip("maxima are of float32 summaries")
     flat = (np.random.default_rng(1).standard_normal(count * stride) * 9000).astype(dtype)
     rows = np.stack([flat[r * stride : r * stride + n] for r in range(count)])
     for own in range(count):
         out, expected = rows[own].copy(), rows[own].copy()
         memory = (lambda x: x) if dtype == "int16" else as_memory
-        saturated = reduction.reduce_span(memory(out), memory(flat), stride, count, own, rule, dtype)
-        assert saturated == reduction.reduce_rows(memory(expected), memory(rows), own, rule, dtype)
+        saturated = reduction.reduce_span(memory(out), memory(flat), stride, count, own, reduce_op, dtype)
+        assert saturated == reduction.reduce_rows(memory(expected), memory(rows), own, reduce_op, dtype)
         assert (saturated > 0) == (dtype == "int16")
         assert out.tobytes() == expected.tobytes()

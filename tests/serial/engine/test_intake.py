@@ -17,7 +17,7 @@ def test_the_call_in_which_a_plan_is_made_goes_by_it_already():
     def noted(call, specs):
         chosen[0] = Options.checked(compressor="onebit", min_bytes=0)[0]
 
-    unit = intake.unit(("sync", ""), array, lambda: [("w", array)], "sync", None, lambda: chosen[0], noted)
-    assert unit.problem is None
-    assert [item.strategy.compressor for item in unit.batch.items] == ["onebit"]
+    call = intake.pending_call(("sync", ""), array, lambda: [("w", array)], "sync", None, lambda: chosen[0], noted)
+    assert call.problem is None
+    assert [item.strategy.compressor for item in call.batch.items] == ["onebit"]
     assert [item.strategy.compressor for b in intake.batches.values() for item in b.items] == ["onebit"]

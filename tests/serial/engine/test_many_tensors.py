@@ -14,10 +14,10 @@ from espresso_mpi.collectives.data.layout import Topology
 from espresso_mpi.compressors import get
 from espresso_mpi.engine import batches, guard, negotiation
 from espresso_mpi.engine.batches import Batch, Item, batch_of, buckets_of
-from espresso_mpi.engine.calls import Unit
+from espresso_mpi.engine.calls import PendingCall
 from espresso_mpi.feedback import NO_FEEDBACK
 from espresso_mpi.options import Options
-from espresso_mpi.state.memory import Keeping
+from espresso_mpi.state.store import SyncState
 from espresso_mpi.types import Plan, Route, Strategy, TensorSpec
 
 TWO = Topology(((0, 1),))
@@ -127,13 +127,13 @@ def check_one_group_by_calls(n):
 
 
 def wait_for_one_group(n):
-    from espresso_mpi.engine.parking import Parking
+    from espresso_mpi.engine.pending_groups import PendingGroups
 
     batch = batch_of(dense(n), grouped_options(dense(n)), TWO)
-    parking, units = Parking(), [Unit(("push", str(i))) for i in range(n)]
-    complete = [parking.add(unit, item, False) for unit, item in zip(units, batch.items)]
-    assert complete[:-1] == [None] * (n - 1) and [unit for unit, _, _ in complete[-1]] == units
-    assert parking.count == 0 and not any(unit.parked for unit in units)
+    groups, calls = PendingGroups(), [PendingCall(("push", str(i))) for i in range(n)]
+    complete = [groups.add(call, item, False) for call, item in zip(calls, batch.items)]
+    assert complete[:-1] == [None] * (n - 1) and [call for call, _, _ in complete[-1]] == calls
+    assert groups.count == 0 and not any(call.waiting_tensors for call in calls)
 
 
 def watch_pushes(n):
@@ -144,7 +144,7 @@ def watch_pushes(n):
 
 
 def compare_plans(n):
-    from espresso_mpi.engine.handover import _moved
+    from espresso_mpi.engine.plan_change import _moved
 
     old, new = (grouped_options(dense(n)).plan for _ in range(2))
     assert not _moved({(spec.name, 100): ((spec.name, 100),) for spec in dense(n)}, old, new)
@@ -158,13 +158,13 @@ def propose_groups(n):
 
 
 def drop_sizes(n):
-    keeping = Keeping()
+    sync_state = SyncState()
     for size in range(1, 11):
         for spec in dense(n):
-            keeping.use(spec.name, ((spec.name, size),))
+            sync_state.use(spec.name, ((spec.name, size),))
             key = f"{spec.name}|{size}|0|0:{size}|residual"
-            keeping.memory[key], keeping.weights[key] = np.zeros(size, np.float32), 1.0
-    assert len(keeping.memory) == len(keeping.weights) == 8 * n
+            sync_state.store[key], sync_state.weights[key] = np.zeros(size, np.float32), 1.0
+    assert len(sync_state.store) == len(sync_state.weights) == 8 * n
 
 
 def claim_strided(n):

@@ -18,13 +18,13 @@ import pytest
 from espresso_mpi import compressors
 from espresso_mpi.arrays import device
 from espresso_mpi.collectives.data.layout import Topology
-from espresso_mpi.collectives.kept import Key
 from espresso_mpi.collectives.messages import agreement
+from espresso_mpi.collectives.store_keys import Key
 from espresso_mpi.compressors import Context
 from espresso_mpi.errors import StateError
 from espresso_mpi.options import Options
 from espresso_mpi.state import folder, loading, snapshots
-from espresso_mpi.state.memory import Keeping, Memory, Weights
+from espresso_mpi.state.store import StateStore, SyncState, Weights
 from espresso_mpi.types import Plan, Strategy
 
 N = 1000
@@ -53,16 +53,16 @@ class Rank:
 
 
 @pytest.fixture(autouse=True)
-def _documents_between_threads(monkeypatch):
+def _allgather_json_between_threads(monkeypatch):
     """How ranks compare notes is tested elsewhere."""
 
-    def documents(transport, text):
+    def allgather_json(transport, text):
         ranks = range(transport.topology.size)
         for rank in ranks:
             transport.mail[transport.rank, rank].put(text)
         return [json.loads(transport.mail[rank, transport.rank].get(timeout=20)) for rank in ranks]
 
-    monkeypatch.setattr(agreement, "allgather_json", documents)
+    monkeypatch.setattr(agreement, "allgather_json", allgather_json)
 
 
 def on_ranks(nodes, act):
@@ -143,7 +143,7 @@ def mean_of(memories, kind="residual", point=None):
 def states_of(memories, nodes=TWO_BY_TWO, opts=None, step=5, counts=None):
     opts = opts or options()
     counts = {"w": 5} if counts is None else counts
-    kept = [Keeping(Memory(memory), weights, Counter(counts)) for memory, weights in memories]
+    kept = [SyncState(StateStore(memory), weights, Counter(counts)) for memory, weights in memories]
     return loaded(on_ranks(nodes, lambda t: snapshots.snapshot(t, opts, step, kept[t.rank])))
 
 
@@ -164,24 +164,24 @@ def test_the_same_session_goes_on_with_what_was_saved(memories):
     states = states_of(memories)
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank])))
     for result, (memory, weights) in zip(results, memories):
-        assert (result.step, result.keeping.counts, result.carried) == (5, {"w": 5}, False)
-        assert result.keeping.weights == weights
-        assert result.keeping.memory.keys() == memory.keys()
-        assert all(np.array_equal(result.keeping.memory[key], memory[key]) for key in memory)
+        assert (result.step, result.sync_state.counts, result.resharded) == (5, {"w": 5}, False)
+        assert result.sync_state.weights == weights
+        assert result.sync_state.store.keys() == memory.keys()
+        assert all(np.array_equal(result.sync_state.store[key], memory[key]) for key in memory)
 
 
 def test_what_is_loaded_is_a_copy(memories):
     states = states_of(memories)
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank])))
-    key = next(iter(states[0]["memory"]))
-    results[0].keeping.memory[key][:] = 7
-    assert not np.any(states[0]["memory"][key] == 7)
+    key = next(iter(states[0]["arrays"]))
+    results[0].sync_state.store[key][:] = 7
+    assert not np.any(states[0]["arrays"][key] == 7)
 
 
 def test_a_state_is_made_of_json_and_float32(memories):
     one = states_of(memories)[0]
-    json.dumps({key: value for key, value in one.items() if key != "memory"})
-    assert {value.dtype for value in one["memory"].values()} == {np.dtype("float32")}
+    json.dumps({key: value for key, value in one.items() if key != "arrays"})
+    assert {value.dtype for value in one["arrays"].values()} == {np.dtype("float32")}
 
 
 # --- on other ranks -------------------------------------------------------------------------------------------------
@@ -196,10 +196,10 @@ def test_the_mean_residual_is_conserved_on_any_ranks(memories, nodes):
     results = loaded(on_ranks(nodes, lambda t: loading.load(t, options(), states[t.rank])))
     oracle = mean_of(memories).astype(np.float32)
     for result in results:
-        assert result.carried
-        assert (result.step, result.keeping.counts) == (5, {"w": 5})
-        assert list(result.keeping.memory) == [f"w|{N}|carry|0:{N}|residual"]
-        assert np.array_equal(result.keeping.memory[f"w|{N}|carry|0:{N}|residual"], oracle)
+        assert result.resharded
+        assert (result.step, result.sync_state.counts) == (5, {"w": 5})
+        assert list(result.sync_state.store) == [f"w|{N}|whole|0:{N}|residual"]
+        assert np.array_equal(result.sync_state.store[f"w|{N}|whole|0:{N}|residual"], oracle)
 
 
 @pytest.mark.parametrize("given", [{"segment_bytes": 512}, {"min_bytes": 0}, {"route": "flat-allgather"}], ids=str)
@@ -207,7 +207,7 @@ def test_other_segments_or_routes_carry_over_as_well(memories, given):
     states = states_of(memories)
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(**given), states[t.rank])))
     oracle = mean_of(memories).astype(np.float32)
-    assert all(np.array_equal(result.keeping.memory[f"w|{N}|carry|0:{N}|residual"], oracle) for result in results)
+    assert all(np.array_equal(result.sync_state.store[f"w|{N}|whole|0:{N}|residual"], oracle) for result in results)
 
 
 def test_rank_0_says_what_is_not_exact(memories, caplog):
@@ -226,7 +226,7 @@ def test_replicas_count_once():
     memories = [(memory, dict.fromkeys(memory, 1 / 4))] * 4  # four ranks that encode the same mean
     states = dealt(states_of(memories), 2)
     results = loaded(on_ranks(((0, 1),), lambda t: loading.load(t, options(), states[t.rank])))
-    assert np.array_equal(results[1].keeping.memory[f"w|{N}|carry|0:{N}|residual"], values(3))
+    assert np.array_equal(results[1].sync_state.store[f"w|{N}|whole|0:{N}|residual"], values(3))
 
 
 def test_what_was_carried_and_not_yet_used_is_carried_again(memories):
@@ -235,9 +235,9 @@ def test_what_was_carried_and_not_yet_used_is_carried_again(memories):
         ranks = sum(map(len, nodes))
         shares = dealt(states, ranks)
         results = loaded(on_ranks(nodes, lambda t, shares=shares: loading.load(t, options(), shares[t.rank])))
-        states = states_of([(r.keeping.memory, r.keeping.weights) for r in results], nodes)
+        states = states_of([(r.sync_state.store, r.sync_state.weights) for r in results], nodes)
     expected = mean_of(memories)
-    got = results[0].keeping.memory[f"w|{N}|carry|0:{N}|residual"]
+    got = results[0].sync_state.store[f"w|{N}|whole|0:{N}|residual"]
     assert np.allclose(got, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -246,7 +246,7 @@ def test_a_rank_may_bring_everything_and_others_nothing(memories):
     shares = [[], states, []]
     results = loaded(on_ranks(FLAT_THREE, lambda t: loading.load(t, options(), shares[t.rank])))
     assert np.array_equal(
-        results[0].keeping.memory[f"w|{N}|carry|0:{N}|residual"], mean_of(memories).astype(np.float32)
+        results[0].sync_state.store[f"w|{N}|whole|0:{N}|residual"], mean_of(memories).astype(np.float32)
     )
 
 
@@ -257,7 +257,7 @@ def test_ef21_begins_again_with_what_all_have_said():
     results = loaded(on_ranks(FLAT_THREE, lambda t: loading.load(t, opts, states[t.rank])))
     first, second = (mean_of(memories, "sent", point).astype(np.float32) for point in "01")
     for result in results:
-        memory = result.keeping.memory
+        memory = result.sync_state.store
         assert memory.begin("w", N, fed_back=False) is None
         assert np.array_equal(memory[f"w|{N}|0|0:{N}|sent"], first)
         assert np.array_equal(memory[f"w|{N}|0-decoded|100:300|mean"], first[100:300])
@@ -277,7 +277,7 @@ def test_a_momentum_is_averaged_like_a_residual():
         memories.append((memory, {f"w|{N}|0|0:{N}|residual": 1 / 2}))
     states = dealt(states_of(memories, ((0, 1),), opts), 3)
     results = loaded(on_ranks(FLAT_THREE, lambda t: loading.load(t, opts, states[t.rank])))
-    memory = results[2].keeping.memory
+    memory = results[2].sync_state.store
     assert memory.begin("w", N, fed_back=True) is None
     parts = [sum(values(5, rank, start, n=N // 2).astype(np.float64) for rank in range(2)) / 2 for start in (0, N // 2)]
     whole = np.concatenate(parts).astype(np.float32)
@@ -293,7 +293,7 @@ def test_warm_starts_begin_anew():
     memory = {f"w|{N}|0|0:{N}|residual": values(1), f"w|{N}|0|0:{N}|own.q": values(2, n=128)}
     states = states_of([(memory, {f"w|{N}|0|0:{N}|residual": 1.0})], ((0,),), opts)
     results = loaded(on_ranks(((0, 1),), lambda t: loading.load(t, opts, dealt(states, 2)[t.rank])))
-    assert all(list(result.keeping.memory) == [f"w|{N}|carry|0:{N}|residual"] for result in results)
+    assert all(list(result.sync_state.store) == [f"w|{N}|whole|0:{N}|residual"] for result in results)
 
 
 def test_what_a_method_does_not_name_is_refused(memories):
@@ -301,7 +301,7 @@ def test_what_a_method_does_not_name_is_refused(memories):
     states = states_of(memories)
     refused(on_ranks(FLAT_THREE, lambda t: loading.load(t, options(), dealt(states, 3)[t.rank])), "'own.mystery'"[1:-1])
     results = on_ranks(TWO_BY_TWO, lambda t: loading.load(t, options(), states[t.rank]))
-    assert np.array_equal(loaded(results)[2].keeping.memory[f"w|{N}|0|0:500|own.mystery"], values(1, n=3))
+    assert np.array_equal(loaded(results)[2].sync_state.store[f"w|{N}|0|0:500|own.mystery"], values(1, n=3))
 
 
 def test_a_momentum_of_another_size_is_refused():
@@ -332,11 +332,11 @@ def test_methods_name_what_they_keep(name):
         assert all(context.state[key].size == N for key, rule in again.keeps.items() if rule == "average")
 
 
-# --- a memory with what was carried over ------------------------------------------------------------------------------
+# --- a store with resharded arrays ---------------------------------------------------------------------------------
 
 
 def test_a_memory_is_cut_up_once():
-    memory = Memory({f"w|{N}|carry|0:{N}|residual": values(1)})
+    memory = StateStore({f"w|{N}|whole|0:{N}|residual": values(1)})
     with pytest.raises(KeyError):
         memory[f"w|{N}|0|0:10|residual"]
     assert memory.begin("w", N, fed_back=True) is None
@@ -351,7 +351,7 @@ def test_a_memory_is_cut_up_once():
 
 
 def test_without_feedback_the_residual_is_handed_out_once():
-    memory = Memory({f"a|b|{N}|carry|0:{N}|residual": values(1), f"c|{N}|carry|0:{N}|residual": values(2)})
+    memory = StateStore({f"a|b|{N}|whole|0:{N}|residual": values(1), f"c|{N}|whole|0:{N}|residual": values(2)})
     assert np.array_equal(memory.begin("a|b", N, fed_back=False), values(1))
     assert memory.begin("a|b", N, fed_back=False) is None
     assert memory.get(f"a|b|{N}|0|0:{N}|residual") is None
@@ -368,20 +368,20 @@ def test_weights_are_those_of_the_region_itself():
 
 
 def test_of_a_tensor_in_ever_new_sizes_the_last_few_are_kept():
-    keeping = Keeping()
+    sync_state = SyncState()
     dropped = []
     for n in [*range(1, 9), 1, 9, 10, 1]:
-        dropped.append(keeping.use("w", (("w", n),)))
-        keeping.memory.setdefault(f"w|{n}|0|0:{n}|residual", np.ones(n, np.float32))
-        keeping.memory.setdefault(
+        dropped.append(sync_state.use("w", (("w", n),)))
+        sync_state.store.setdefault(f"w|{n}|0|0:{n}|residual", np.ones(n, np.float32))
+        sync_state.store.setdefault(
             f"w|{n}|7|0|0:7|residual", np.ones(7, np.float32)
         )  # another tensor: its name has a bar
-        keeping.weights[f"w|{n}|0|0:{n}|residual"] = 1.0
+        sync_state.weights[f"w|{n}|0|0:{n}|residual"] = 1.0
     assert dropped == [None] * 9 + [("w", 2), ("w", 3), None]
-    sizes = {key.n for key in map(Key.parse, keeping.memory) if key.name == "w"}
+    sizes = {key.n for key in map(Key.parse, sync_state.store) if key.name == "w"}
     assert sizes == {1, 4, 5, 6, 7, 8, 9, 10}
-    assert {Key.parse(text).n for text in keeping.weights} == sizes
-    assert sum(key.n == 7 and key.name != "w" for key in map(Key.parse, keeping.memory)) == 10
+    assert {Key.parse(text).n for text in sync_state.weights} == sizes
+    assert sum(key.n == 7 and key.name != "w" for key in map(Key.parse, sync_state.store)) == 10
 
 
 # --- what is refused, on all ranks alike ------------------------------------------------------------------------------
@@ -412,13 +412,13 @@ KEY = "w|9|0|0:9|residual"
         ({"counts": {"w": -1}}, "counts is"),
         ({"weights": {KEY: 0.0}}, "weights is"),
         ({"weights": {KEY: float("nan")}}, "weights is"),
-        ({"memory": {KEY: np.zeros(9)}}, "float64"),
-        ({"memory": {KEY: np.zeros((3, 3), np.float32)}}, "(3, 3)"),
-        ({"memory": {KEY: np.zeros(8, np.float32)}}, "8 elements"),
-        ({"memory": {KEY: np.full(9, np.nan, np.float32)}}, "not finite"),
-        ({"memory": {"w": np.zeros(2, np.float32)}}, "the key 'w'"),
-        ({"memory": {"w|9|0|5:12|residual": np.zeros(7, np.float32)}}, "not within its 9"),
-        ({"memory": {"w|9|0|0:9|odd": np.zeros(9, np.float32)}}, "unknown kind"),
+        ({"arrays": {KEY: np.zeros(9)}}, "float64"),
+        ({"arrays": {KEY: np.zeros((3, 3), np.float32)}}, "(3, 3)"),
+        ({"arrays": {KEY: np.zeros(8, np.float32)}}, "8 elements"),
+        ({"arrays": {KEY: np.full(9, np.nan, np.float32)}}, "not finite"),
+        ({"arrays": {"w": np.zeros(2, np.float32)}}, "the key 'w'"),
+        ({"arrays": {"w|9|0|5:12|residual": np.zeros(7, np.float32)}}, "not within its 9"),
+        ({"arrays": {"w|9|0|0:9|odd": np.zeros(9, np.float32)}}, "unknown kind"),
     ],
     ids=str,
 )
@@ -435,9 +435,9 @@ def test_a_damaged_state_is_refused(memories, change, words):
     [
         (lambda one: None, "NoneType"),
         (lambda one: {**one, "step": 6}, "checksum"),
-        (lambda one: {**one, "memory": {}}, "checksum"),
-        (lambda one: {**one, "memory": {KEY: "x"}}, "is str"),
-        (lambda one: {**one, "memory": {5: np.zeros(3, np.float32)}}, "the key 5"),
+        (lambda one: {**one, "arrays": {}}, "checksum"),
+        (lambda one: {**one, "arrays": {KEY: "x"}}, "is str"),
+        (lambda one: {**one, "arrays": {5: np.zeros(3, np.float32)}}, "the key 5"),
         (lambda one: {**one, "checksum": "x"}, "checksum is 'x'"),
     ],
 )
@@ -512,9 +512,9 @@ def test_files_are_read_back_by_the_same_ranks(tmp_path, memories):
     assert [name[:19] for name in names] == ["espresso-state.json", *(f"rank-{r:05}-of-00004" for r in range(4))]
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), tmp_path / "deep" / "down")))
     for result, (memory, weights) in zip(results, memories):
-        assert not result.carried
-        assert result.keeping.weights == weights
-        assert all(np.array_equal(result.keeping.memory[key], memory[key]) for key in memory)
+        assert not result.resharded
+        assert result.sync_state.weights == weights
+        assert all(np.array_equal(result.sync_state.store[key], memory[key]) for key in memory)
 
 
 @pytest.mark.parametrize("nodes", [FLAT_THREE, ((0,),), ((0, 1), (2, 3), (4, 5))], ids=str)
@@ -522,7 +522,7 @@ def test_files_are_read_by_other_ranks(tmp_path, memories, nodes):
     saved(tmp_path, memories)
     results = loaded(on_ranks(nodes, lambda t: folder.load_files(t, options(), str(tmp_path))))
     oracle = mean_of(memories).astype(np.float32)
-    assert all(np.array_equal(result.keeping.memory[f"w|{N}|carry|0:{N}|residual"], oracle) for result in results)
+    assert all(np.array_equal(result.sync_state.store[f"w|{N}|whole|0:{N}|residual"], oracle) for result in results)
 
 
 def test_names_of_tensors_may_be_anything(tmp_path):
@@ -530,7 +530,7 @@ def test_names_of_tensors_may_be_anything(tmp_path):
     memory = {f"{name}|{N}|0|0:{N}|residual": values(1)}
     saved(tmp_path, [(memory, dict.fromkeys(memory, 1.0))], ((0,),))
     results = loaded(on_ranks(((0,),), lambda t: folder.load_files(t, options(), tmp_path)))
-    assert np.array_equal(results[0].keeping.memory[f"{name}|{N}|0|0:{N}|residual"], values(1))
+    assert np.array_equal(results[0].sync_state.store[f"{name}|{N}|0|0:{N}|residual"], values(1))
 
 
 def test_a_new_save_replaces_the_old_one_whatever_its_ranks(tmp_path, memories):
@@ -548,7 +548,7 @@ def test_a_new_save_replaces_the_old_one_whatever_its_ranks(tmp_path, memories):
 def test_a_save_that_fails_leaves_the_one_before(tmp_path, memories):
     saved(tmp_path, memories)
     states = states_of(memories, step=6)
-    states[2]["memory"]["w|1|0|0:1|residual"] = object()  # as if its disk were full
+    states[2]["arrays"]["w|1|0|0:1|residual"] = object()  # as if its disk were full
     refused(on_ranks(TWO_BY_TWO, lambda t: folder.save(t, states[t.rank], tmp_path)), "rank 2 (host)")
     assert not list(tmp_path.glob("*.tmp"))
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), tmp_path)))
@@ -674,5 +674,5 @@ def test_folders_that_nodes_do_not_share_do_for_the_same_ranks(tmp_path, memorie
     states, paths = states_of(memories), [tmp_path / "a", tmp_path / "a", tmp_path / "b", tmp_path / "b"]
     loaded(on_ranks(TWO_BY_TWO, lambda t: folder.save(t, states[t.rank], paths[t.rank])))
     results = loaded(on_ranks(TWO_BY_TWO, lambda t: folder.load_files(t, options(), paths[t.rank])))
-    assert not any(result.carried for result in results)
+    assert not any(result.resharded for result in results)
     assert (tmp_path / "b" / "espresso-state.json").exists()

@@ -220,7 +220,7 @@ def rank_trace(spans, rank=0, node=0, host="node0", dropped=0):
     return RankTrace(rank, node, host, tuple(spans), dropped)
 
 
-def test_lanes_names_and_arguments():
+def test_tracks_names_and_arguments():
     spans = [
         Span("encode", "a", 3, 0, 1.0, 1.001, "encode@cpu"),
         Span("wire", "a", 3, 0, 1.001, 1.004, "alltoall@inter", "inter", 43, 40),
@@ -231,34 +231,34 @@ def test_lanes_names_and_arguments():
     ]
     other = [Span("encode", "a", 3, 0, 1.0, 1.001, "encode@cpu")]
     content = trace_file.chrome([rank_trace(spans), rank_trace(other, 1, 1, "node1"), rank_trace([], 2, 1, "node1")])
-    lanes, processes = check_trace_events(content)
+    tracks, processes = check_trace_events(content)
     assert processes == {1: "node 0 (node0)", 2: "node 1 (node1)"}
-    assert list(lanes) == [
+    assert list(tracks) == [
         "rank 0 cpu", "rank 0 wire", "rank 0 wire 2", "rank 1 cpu", "rank 1 wire", "rank 2 cpu", "rank 2 wire",
     ]  # fmt: skip
-    assert [e["name"] for e in lanes["rank 0 cpu"]] == ["encode@cpu a", "encode@cpu b", "agree"]
-    assert [e["name"] for e in lanes["rank 0 wire"]] == ["alltoall@inter a", "wait a"]
-    assert [e["name"] for e in lanes["rank 0 wire 2"]] == ["alltoall@inter b"]
-    assert lanes["rank 2 cpu"] == []
-    first, _ = lanes["rank 0 wire"]
+    assert [e["name"] for e in tracks["rank 0 cpu"]] == ["encode@cpu a", "encode@cpu b", "agree"]
+    assert [e["name"] for e in tracks["rank 0 wire"]] == ["alltoall@inter a", "wait a"]
+    assert [e["name"] for e in tracks["rank 0 wire 2"]] == ["alltoall@inter b"]
+    assert tracks["rank 2 cpu"] == []
+    first, _ = tracks["rank 0 wire"]
     assert (first["ts"], first["dur"], first["cat"]) == (2000.0, 3000.0, "wire")
     assert first["args"] == {
         "rank": 0, "tensor": "a", "step": 3, "segment": 0, "what": "alltoall@inter", "level": "inter", "bytes": 43,
         "bytes_intra": 3, "bytes_inter": 40,
     }  # fmt: skip
-    (agree,) = [e for e in lanes["rank 0 cpu"] if e["cat"] == "agree"]
+    (agree,) = [e for e in tracks["rank 0 cpu"] if e["cat"] == "agree"]
     assert (agree["ts"], agree["args"]) == (0.0, {"rank": 0})
 
 
 def test_waits_of_an_agreement_lie_in_it():
     spans = [Span("agree", "", 0, 0, 0.0, 1.0), Span("wait", "", 0, 0, 0.25, 0.5)]
-    lanes, _ = check_trace_events(trace_file.chrome([rank_trace(spans)]))
-    assert [e["cat"] for e in lanes["rank 0 cpu"]] == ["agree", "wait"]
+    tracks, _ = check_trace_events(trace_file.chrome([rank_trace(spans)]))
+    assert [e["cat"] for e in tracks["rank 0 cpu"]] == ["agree", "wait"]
 
 
 def test_a_trace_without_spans_is_a_file_with_names():
-    lanes, _ = check_trace_events(trace_file.chrome([rank_trace([])]))
-    assert lanes == {"rank 0 cpu": [], "rank 0 wire": []}
+    tracks, _ = check_trace_events(trace_file.chrome([rank_trace([])]))
+    assert tracks == {"rank 0 cpu": [], "rank 0 wire": []}
 
 
 instants = st.integers(0, 40)

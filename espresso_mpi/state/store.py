@@ -1,4 +1,4 @@
-"""What a session keeps from step to step: residuals, what methods keep of their own, and what belongs to them."""
+"""The state that lasts from step to step: residuals, compressors' own arrays, weights and counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..arrays import device
-from ..collectives.kept import CARRY, Key, tensor_of
+from ..collectives.store_keys import WHOLE, Key, tensor_of
 from ..errors import StateError
 from ..types import buffer_name
 
@@ -19,13 +19,13 @@ Members = tuple[tuple[str, int], ...]
 """(name, elements) of the tensors that are compressed as one."""
 
 _SIZES = 8
-"""Sizes of one tensor whose residuals are kept: a tensor whose size changes for ever must not fill the memory."""
+"""Maximum number of sizes of one tensor whose state is kept, so that changing sizes do not fill the memory."""
 
 V = TypeVar("V")
 
 
 class ByTensor(dict[str, V]):
-    """A dict by the text of a ``Key``, which also knows the keys of each tensor: to search all takes too long."""
+    """A dict by the text of a ``Key`` with an index of the keys of each tensor."""
 
     def __init__(self, content: Mapping[str, V] | None = None) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ByTensor(dict[str, V]):
             del self._of[tensor]
 
     def pop(self, key: str, *default: Any) -> Any:
-        """As that of dict, which goes past the two methods above; so do those that follow."""
+        """As ``dict.pop``, which bypasses the methods above; so do the methods below."""
         if key not in self:
             return super().pop(key, *default)
         value = self[key]
@@ -62,57 +62,59 @@ class ByTensor(dict[str, V]):
     setdefault = MutableMapping.setdefault
 
 
-class Memory(ByTensor[Any]):
-    """What a session keeps from step to step, by key.
+class StateStore(ByTensor[Any]):
+    """The arrays of a session's state, by key.
 
-    What was carried over from other ranks waits here, whole, until its tensor is synchronised. Between ``begin`` and
-    ``end`` of that, whoever asks for the array of a region that is not there gets its share of what was carried over.
+    Resharded arrays are *pending*: they are stored whole until their tensor is synchronised. Between ``begin`` and
+    ``end`` of that synchronisation, the missing array of a region is created as a slice of the pending array.
     """
 
     def __init__(self, content: Mapping[str, Any] | None = None) -> None:
         self._begun: dict[tuple[str, int], dict[str, np.ndarray]] = {}
-        self._waiting: dict[tuple[str, int], list[Key]] = {}
+        self._pending: dict[tuple[str, int], list[Key]] = {}
         super().__init__(content)
         for key in map(Key.parse, self):
-            if key.point == CARRY:
-                self._waiting.setdefault((key.name, key.n), []).append(key)
+            if key.point == WHOLE:
+                self._pending.setdefault((key.name, key.n), []).append(key)
 
     @property
-    def waiting(self) -> bool:
-        """Whether something was carried over for any tensor, which it has not taken yet."""
-        return bool(self._waiting)
+    def any_pending(self) -> bool:
+        """Whether any tensor has a pending array."""
+        return bool(self._pending)
 
-    def owes(self, name: str, n: int) -> bool:
-        """Whether something was carried over for a tensor, which it has not taken yet."""
-        return (name, n) in self._waiting
+    def has_pending(self, name: str, n: int) -> bool:
+        """Whether a tensor of n elements has a pending array."""
+        return (name, n) in self._pending
 
-    def owe(self, name: str, rest: np.ndarray) -> None:
-        """Something is to be added to a tensor the next time, on this rank: float32, shape (n,)."""
-        key = Key(name, rest.size, CARRY, 0, rest.size, "residual")
+    def add_pending_residual(self, name: str, residual: np.ndarray) -> None:
+        """Add to the pending residual of a tensor on this rank: float32, shape (n,)."""
+        key = Key(name, residual.size, WHOLE, 0, residual.size, "residual")
         before = dict.get(self, str(key))
-        self[str(key)] = rest if before is None else before + rest
+        self[str(key)] = residual if before is None else before + residual
         if before is None:
-            self._waiting.setdefault((name, rest.size), []).append(key)
+            self._pending.setdefault((name, residual.size), []).append(key)
 
-    def take(self, name: str, n: int) -> dict[str, np.ndarray]:
-        """What waits for a tensor, whole, float32, by its kind; it is the caller's from now on."""
-        return {key.what: self.pop(str(key)) for key in self._waiting.pop((name, n), ())}
+    def take_pending(self, name: str, n: int) -> dict[str, np.ndarray]:
+        """Remove and return the pending arrays of a tensor: float32, shape (n,), by kind."""
+        return {key.what: self.pop(str(key)) for key in self._pending.pop((name, n), ())}
 
-    def begin(self, name: str, n: int, fed_back: bool, more: np.ndarray | None = None) -> np.ndarray | None:
-        """The synchronisation of a tensor, or of a group that is compressed as one, begins.
+    def begin(self, name: str, n: int, fed_back: bool, extra: np.ndarray | None = None) -> np.ndarray | None:
+        """Begin the synchronisation of a tensor, or of a group that is compressed as one.
 
         Args:
-            fed_back: whether it is compressed with plain feedback: then the residual is cut up like the rest. Regions
-                that have a residual get their share added to it: which these are differs between ranks.
-            more: float32, shape (n,): what it is owed besides; the same on every rank.
+            name: name in the store.
+            n: number of elements.
+            fed_back: whether it is compressed with plain feedback. If so, the pending residual is split into regions
+                like the other arrays, and added to the residuals of regions that have one already.
+            extra: another pending residual, float32, shape (n,); the same on every rank.
 
         Returns:
-            None, or, where it is not cut up, the mean residual, float32, shape (n,), that is to be added to the tensor
-            on every rank.
+            Without plain feedback: the pending residual, float32, shape (n,), to be added to the tensor on every rank.
+            None if there is none.
         """
-        found = self.take(name, n)
-        if more is not None:
-            found["residual"] = found["residual"] + more if "residual" in found else more
+        found = self.take_pending(name, n)
+        if extra is not None:
+            found["residual"] = found["residual"] + extra if "residual" in found else extra
         residual = None if fed_back else found.pop("residual", None)
         if "residual" in found:
             self._add_to_regions(name, n, found["residual"])
@@ -120,21 +122,21 @@ class Memory(ByTensor[Any]):
             self._begun[name, n] = found
         return residual
 
-    def _add_to_regions(self, name: str, n: int, owed: np.ndarray) -> None:
-        """Rare, therefore simple: the sum is made on the host, and moves to where it is asked for."""
+    def _add_to_regions(self, name: str, n: int, residual: np.ndarray) -> None:
+        """Add a pending residual to those of regions. Rare, therefore simple: the sum is computed on the host."""
         for key in map(Key.parse, self.of(name, n)):
             if key.point == "0" and key.what == "residual":
                 here = np.empty(key.size, np.float32)
                 device.copy(here, self[str(key)])
-                self[str(key)] = here + owed[key.start : key.stop]
+                self[str(key)] = here + residual[key.start : key.stop]
 
     def end(self, name: str, n: int) -> None:
-        """The tensor is synchronised: every region that this rank has a part in was asked for."""
+        """End the synchronisation: all regions of this rank have their arrays."""
         self._begun.pop((name, n), None)
 
     def forget(self, name: str, n: int) -> None:
-        """Drop everything that is kept of a tensor of this size."""
-        self._waiting.pop((name, n), None)
+        """Drop the state of a tensor of this size."""
+        self._pending.pop((name, n), None)
         for key in self.of(name, n):
             del self[key]
 
@@ -156,23 +158,23 @@ class Memory(ByTensor[Any]):
             return default
 
 
-def _whole(key: Key, carried: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """The array that holds the first content of a region; None if it begins as zeros.
+def _whole(key: Key, pending: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The pending array with the first content of a region; None if the region starts as zeros.
 
-    What the ranks said so far (ef21) is needed at every encode and decode; the rest is of the first encode. Where a
-    route has more encodes than that of the state, the later ones go on from the last that there was.
+    Every encode and decode needs what was sent so far (ef21); all other arrays belong to the first encode point. If the
+    route has more encode points than the route of the state, the later ones start from the last one of the state.
     """
     if key.what not in ("sent", "mean"):
-        return carried.get(key.what) if key.point == "0" else None
-    known = [point for point in range(int(key.point.partition("-")[0]) + 1) if f"sent.{point}" in carried]
-    return carried[f"sent.{known[-1]}"] if known else None
+        return pending.get(key.what) if key.point == "0" else None
+    known = [point for point in range(int(key.point.partition("-")[0]) + 1) if f"sent.{point}" in pending]
+    return pending[f"sent.{known[-1]}"] if known else None
 
 
 class Weights:
-    """What one unit of each residual adds to the mean, found by region.
+    """The weight of each residual in the mean, by region.
 
     Args:
-        weights: by the key of the residual of an encode.
+        weights: by the key of the residual.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -182,7 +184,7 @@ class Weights:
             self._regions.setdefault((key.name, key.n, key.point), {})[key.start, key.stop] = weight
 
     def of(self, key: Key) -> float:
-        """The weight of the region of an array, or of the encode that its part belongs to.
+        """The weight of a region, or of the region that contains it.
 
         Raises:
             StateError: there is none, or regions with different weights hold the part.
@@ -198,35 +200,35 @@ class Weights:
 
 
 @dataclass
-class Keeping:
-    """Everything that a session keeps.
+class SyncState:
+    """All state of a session that lasts from step to step.
 
     Attributes:
-        memory: arrays by key.
-        weights: what one unit of each residual adds to the mean, by its key; of what is in the memory only.
-        counts: how often each compressed tensor was synchronised: seeds and schedules go by it.
-        groups: the tensors that are compressed as one, by the name that their arrays have in the memory.
-        sizes: by tensor, (name in the memory, elements) of the sizes it came in, the last one used last.
+        store: the arrays, by key.
+        weights: the weight of each residual in the mean, by key; only for residuals in the store.
+        counts: number of synchronisations of each compressed tensor; seeds and parameter schedules depend on it.
+        groups: the tensors that are compressed as one, by their name in the store.
+        sizes: by tensor, (name in the store, elements) of its sizes, the last used one last.
     """
 
-    memory: Memory = field(default_factory=lambda: Memory())
+    store: StateStore = field(default_factory=lambda: StateStore())
     weights: ByTensor[float] = field(default_factory=lambda: ByTensor())
     counts: Counter[str] = field(default_factory=Counter)
     groups: dict[str, Members] = field(default_factory=dict)
     sizes: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
 
     def label(self, kept: str) -> str:
-        """The name in statistics of what has this name in the memory."""
+        """The name in statistics of a name in the store."""
         return buffer_name([name for name, _ in self.groups[kept]]) if kept in self.groups else kept
 
     def members(self, kept: str, n: int) -> Members:
-        """(name, elements) of the tensors whose arrays have this name in the memory."""
+        """(name, elements) of the tensors behind a name in the store."""
         return self.groups.get(kept, ((kept, n),))
 
     def residual_norms(self) -> dict[str, float]:
-        """The norm of each tensor's residual, which reads all of them; by the name in statistics."""
+        """The norm of each tensor's residual, by the name in statistics; reads all residuals."""
         squares: dict[str, float] = {}
-        for text, value in list(self.memory.items()):
+        for text, value in list(self.store.items()):
             key = Key.parse(text)
             if key.what == "residual":
                 here, name = np.empty(value.size, np.float32), self.label(key.name)
@@ -235,11 +237,10 @@ class Keeping:
         return {name: math.sqrt(square) for name, square in squares.items()}
 
     def use(self, kept: str, members: Members) -> tuple[str, int] | None:
-        """A tensor, or several as one, are about to be compressed.
+        """Note that a tensor, or several as one, are about to be compressed.
 
         Returns:
-            None, or the label and number of elements of what was dropped from the memory, because the same tensor was
-            seen in too many sizes since.
+            None, or the label and number of elements of a dropped size: the tensor has had too many sizes since.
         """
         n = sum(size for _, size in members)
         if len(members) > 1:
@@ -258,37 +259,37 @@ class Keeping:
         return label, oldest[1]
 
     def _drop(self, kept: str, n: int) -> None:
-        self.memory.forget(kept, n)
+        self.store.forget(kept, n)
         for key in self.weights.of(kept, n):
             del self.weights[key]
         self.groups.pop(kept, None)
 
     def names(self) -> dict[tuple[str, int], Members]:
-        """By name in the memory and elements: the tensors that something is kept of, on this rank or on others.
+        """The tensors with state on any rank, by (name in the store, elements).
 
-        A rank that holds no region of a tensor keeps none of its arrays, but knows that it was compressed.
+        A rank without a region of a tensor has none of its arrays, but knows that it was compressed.
         """
         found = [pair for used in self.sizes.values() for pair in used]
-        found += [(key.name, key.n) for key in map(Key.parse, self.memory)]
+        found += [(key.name, key.n) for key in map(Key.parse, self.store)]
         return {(kept, n): self.members(kept, n) for kept, n in dict.fromkeys(found)}
 
-    def without(self, moved: Iterable[tuple[str, int]], counts: Counter[str]) -> Keeping:
-        """What is kept of all but some tensors, given by their name in the memory and elements."""
+    def without(self, moved: Iterable[tuple[str, int]], counts: Counter[str]) -> SyncState:
+        """The state without that of some tensors, given by (name in the store, elements)."""
         gone = set(moved)
 
         def stays(text: str) -> bool:
             key = Key.parse(text)
             return (key.name, key.n) not in gone
 
-        left = Memory({key: value for key, value in self.memory.items() if stays(key)})
+        left = StateStore({key: value for key, value in self.store.items() if stays(key)})
         weights = ByTensor({key: weight for key, weight in self.weights.items() if stays(key)})
         names = {kept for kept, _ in gone}
         groups = {kept: members for kept, members in self.groups.items() if kept not in names}
         sizes = {label: [one for one in used if one not in gone] for label, used in self.sizes.items()}
-        return Keeping(left, weights, counts, groups, {label: used for label, used in sizes.items() if used})
+        return SyncState(left, weights, counts, groups, {label: used for label, used in sizes.items() if used})
 
     def counts_of(self, groups: Sequence[Sequence[str]]) -> Counter[str]:
-        """The counters, with those of tensors that join or leave a group: as many as any of the tensors had."""
+        """The counters after a change of groups: a tensor or group gets the highest count of all that it comes from."""
         counts = Counter(self.counts)
         for members in self.groups.values():
             together = self.counts[buffer_name([name for name, _ in members])]

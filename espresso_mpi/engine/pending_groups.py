@@ -1,4 +1,4 @@
-"""Tensors of a plan's groups wait here until their group is complete: it travels in one buffer."""
+"""The incomplete groups of a plan: tensors wait here until all of their group have arrived, to share one buffer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Generic, Protocol, TypeVar
 from .batches import Item
 
 
-class Call(Protocol):
-    """What brings tensors. ``parked``: how many of them wait."""
+class HasTensors(Protocol):
+    """A call. ``waiting_tensors``: number of its tensors that wait for their group."""
 
-    parked: int
+    waiting_tensors: int
 
 
-C = TypeVar("C", bound=Call)
+C = TypeVar("C", bound=HasTensors)
 Part = tuple[C, Item, bool]
 """A tensor: the call that brought it, the tensor, and whether it is skipped."""
 
 
 @dataclass
 class _Group(Generic[C]):
-    """``waiting``: parts by name, in the group's order, None for an empty tensor; ``missing``: names that have none."""
+    """``waiting``: parts by name, in the group's order, None for an empty tensor; ``missing``: names without parts."""
 
     waiting: dict[str, deque[Part[C] | None]]
     missing: int = field(init=False)
@@ -32,11 +32,11 @@ class _Group(Generic[C]):
         self.missing = len(self.waiting)
 
 
-class Parking(Generic[C]):
-    """The groups whose tensors did not all come yet.
+class PendingGroups(Generic[C]):
+    """The groups of which not all tensors have arrived.
 
     Attributes:
-        count: tensors that wait.
+        count: number of tensors that wait.
     """
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class Parking(Generic[C]):
         self.count = 0
 
     def add(self, call: C, item: Item, skip: bool) -> list[Part[C]] | None:
-        """A tensor of a group has come; returns what travels together now, in the group's order, if anything does."""
+        """Add a tensor of a group; returns the tensors of the group, in its order, if it is complete now."""
         if item.group[0] in self._dissolved:
             return [(call, item, skip)]
-        call.parked += 1
+        call.waiting_tensors += 1
         self.count += 1
         return self._put(item.spec.name, item.group, (call, item, skip))
 
     def add_empty(self, name: str, group: tuple[str, ...]) -> list[Part[C]] | None:
-        """As ``add`` for a tensor of a group that has no elements: the others do not wait for it, nor does its call."""
+        """As ``add``, for a tensor without elements."""
         return None if group[0] in self._dissolved else self._put(name, group, None)
 
     def _put(self, name: str, names: tuple[str, ...], part: Part[C] | None) -> list[Part[C]] | None:
@@ -69,18 +69,18 @@ class Parking(Generic[C]):
         taken = [part for part in [parts.popleft() for parts in group.waiting.values()] if part is not None]
         group.missing = sum(not parts for parts in group.waiting.values())
         for call, _, _ in taken:
-            call.parked -= 1
+            call.waiting_tensors -= 1
         self.count -= len(taken)
         return taken
 
     def absent(self) -> Iterator[str]:
-        """The names that others of their group wait for."""
+        """The missing tensors of groups that are partly there."""
         for group in self._groups.values():
             if group.missing < len(group.waiting):
                 yield from (name for name, parts in group.waiting.items() if not parts)
 
     def dissolve(self) -> list[Part[C]]:
-        """The tensors that wait, which travel alone from now on: so they need not wait for the others at every step."""
+        """Remove and return the tensors that wait. The tensors of their groups travel alone from now on."""
         found = []
         for first, group in self._groups.items():
             parts = [part for waiting in group.waiting.values() for part in waiting if part is not None]
@@ -88,12 +88,12 @@ class Parking(Generic[C]):
                 self._dissolved.add(first)
                 found += parts
         for call, _, _ in found:
-            call.parked -= 1
+            call.waiting_tensors -= 1
         self._groups = {first: group for first, group in self._groups.items() if first not in self._dissolved}
         self.count = 0
         return found
 
     def clear(self) -> None:
-        """Nothing waits any more."""
+        """Drop everything that waits."""
         self._groups.clear()
         self.count = 0

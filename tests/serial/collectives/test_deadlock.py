@@ -18,11 +18,11 @@ PROGRAM = """
 import sys, threading, time
 import numpy as np
 import espresso_mpi
-from espresso_mpi.collectives.messages import standstill, waiting
+from espresso_mpi.collectives.messages import deadlock, waiting
 from espresso_mpi.errors import EspressoError
 from mpi4py import MPI
 
-waiting._ASK, waiting._ASK_EVERY, standstill._AGAIN = 0.2, 0.1, 0.4
+waiting._LOOK, waiting._LOOK_EVERY, deadlock._AGAIN = 0.2, 0.1, 0.4
 rank, x = MPI.COMM_WORLD.rank, np.ones(100, np.float32)
 
 def two(timeout):
@@ -67,7 +67,7 @@ threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
 text = opposite(*two(5))
 other = "session number 6" if rank == 0 else "session number 5"
 good = "waited 5 s for rank" in text and f"[waits in sync number 1 of {other} for" in text
-print("timeout" if good or "another rank cannot go on" in text else text, flush=True)
+print("timeout" if good or "another rank cannot continue" in text else text, flush=True)
 """
 
 

@@ -1,4 +1,4 @@
-"""One segment of a tensor on its way: encodes, moves and decodes it, and notes for the recorder what that took."""
+"""Runs one segment of a tensor: encodes, moves and decodes it, and records how long that takes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..types import DeviceKind
 from .data import reduction
 from .data.layout import Dense, Packed, Part
 from .job import ALL_RANKS, Job, encode_key
-from .kept import OWN, Kept
 from .messages.transport import Transport
 from .ops.base import Action, Data
-from .program import DecodeStep, EncodeStep, MoveStep, ScheduleStep, SummaryStep, UpdateStep, summary_sizes
+from .program import DecodeStep, EncodeStep, MoveStep, ProgramStep, SummaryStep, UpdateStep, summary_sizes
+from .progress import DONE, Progress
 from .residuals import Residuals
-from .turns import ENDED, Turns
+from .store_keys import OWN, StoreView
 
 
 @dataclass(frozen=True)
-class Log:
-    """Notes of one segment for the recorder."""
+class SegmentLog:
+    """Reports the spans of one segment to the recorder."""
 
     recorder: Recorder
     job: Job
@@ -39,18 +39,18 @@ class Log:
         job = self.job
         self.recorder.add(kind, job.name, job.step, self.segment, start, stop, what, level, intra, inter)
 
-    def moving(self, turns: Turns, what: str, level: str) -> Turns:
-        """Pass the turns of a collective on, and note what they took.
+    def recorded(self, progress: Progress, what: str, level: str) -> Progress:
+        """Run a collective, and record its wire and wait spans.
 
-        It is on the wire from its first turn to its last, though other segments work meanwhile; what it waited for its
-        messages is noted as well.
+        The wire span lasts from the first progress step to the last one, although other segments work in between. The
+        time in which it only waited for messages is recorded as well.
         """
         transport, first = self.transport, time.perf_counter()
         intra = inter = 0
         going = True
         while going:
             start, before, waited = time.perf_counter(), transport.sent, transport.waiter.waited
-            going = next(turns, ENDED) is not ENDED
+            going = next(progress, DONE) is not DONE
             after = transport.sent
             intra, inter = intra + after["intra"] - before["intra"], inter + after["inter"] - before["inter"]
             if transport.waiter.waited > waited:
@@ -60,42 +60,50 @@ class Log:
         self.add("wire", first, time.perf_counter(), what, level, intra, inter)
 
 
-class Journey:
-    """A piece of one tensor on its way, on whichever device its current step wants it."""
+class SegmentRun:
+    """One running segment; its data is on the device that the current step needs.
 
-    def __init__(self, data: Data, job: Job, log: Log) -> None:
+    Args:
+        data: the segment's working data.
+        job: names and seeds of this run.
+        log: gets the spans.
+    """
+
+    def __init__(self, data: Data, job: Job, log: SegmentLog) -> None:
         self._home, self._rank, self._job, self._log = data.x, log.transport.rank, job, log
         self._residuals = Residuals(job, data.x.size)
         self.data = data
 
-    def summarise(self, step: SummaryStep, compressor: Compressor) -> Turns:
+    def summarise(self, step: SummaryStep, compressor: Compressor) -> Progress:
         return self._timed("encode", "summary", self._summarise, step, compressor)
 
-    def encode(self, step: EncodeStep, compressor: Compressor) -> Turns:
+    def encode(self, step: EncodeStep, compressor: Compressor) -> Progress:
         return self._timed("encode", f"encode@{step.device}", self._encode, step, compressor)
 
-    def update(self, step: UpdateStep, compressor: Compressor) -> Turns:
+    def update(self, step: UpdateStep, compressor: Compressor) -> Progress:
         return self._timed("decode", "update", self._update, step, compressor)
 
-    def decode(self, step: DecodeStep, compressor: Compressor) -> Turns:
+    def decode(self, step: DecodeStep, compressor: Compressor) -> Progress:
         return self._timed("decode", f"decode@{step.device}", self._decode, step, compressor)
 
-    def move(self, step: MoveStep, action: Action) -> Turns:
-        """Carry out a collective, on the tensor or on the summary."""
+    def move(self, step: MoveStep, action: Action) -> Progress:
+        """Run a collective, on the tensor or on the summary."""
         data = self.data
         if step.of_summary:
             data = Data(data.summary, "float32", data.workspace)
-        level = step.move.scene.level
-        return self._log.moving(action(data), f"{step.op}@{level}", level)
+        level = step.move.context.level
+        return self._log.recorded(action(data), f"{step.op}@{level}", level)
 
-    def _timed(self, kind: Kind, what: str, act: Callable[[Any, Compressor], None], step: Any, by: Compressor) -> Turns:
+    def _timed(
+        self, kind: Kind, what: str, act: Callable[[Any, Compressor], None], step: Any, by: Compressor
+    ) -> Progress:
         start = time.perf_counter()
         act(step, by)
         self._log.add(kind, start, time.perf_counter(), what)
         return iter(())
 
     def _summarise(self, step: SummaryStep, compressor: Compressor) -> None:
-        """The first half of an encode."""
+        """Compute the summaries of an encode that the ranks must agree on."""
         self._move_to(step.device, step.region)
         data, region = self.data, step.region
         size = sum(summary_sizes(compressor, step.packed.copies[0]))
@@ -111,7 +119,7 @@ class Journey:
                 compressor.summarise(x[inside], summary, None if residual is None else residual[inside], context)
 
     def _summaries(self, packed: Packed, compressor: Compressor) -> Iterator[tuple[Part, Any]]:
-        """The parts of a payload that are not empty, each with its place in the summary, if it has one."""
+        """The non-empty parts of a payload, each with its slice of the summary, if it has one."""
         first = 0
         for part in (part for part in packed.copies[0] if part.size):
             size = sum(summary_sizes(compressor, (part,)))
@@ -160,7 +168,7 @@ class Journey:
         self._residuals.decoded(step.point, x, region)
 
     def _context(self, point: int, part: Part, who: int, ranks: int = 1, summary: Any = None) -> Context:
-        """What a method is given for a part. ``who``: the rank that random bits are drawn for."""
+        """The context of a compressor for one part; ``who``: the rank that the random bits are drawn for."""
         job, start, stop = self._job, part.start, part.stop
         return Context(
             key=self._key(point, start, who),
@@ -169,7 +177,7 @@ class Journey:
             ranks=ranks,
             workspace=self.data.workspace,
             share=part.size / self._home.size,
-            state=Kept(job.memory, self._residuals.place(point, start, stop) + OWN),
+            state=StoreView(job.store, self._residuals.prefix(point, start, stop) + OWN),
             summary=summary,
         )
 
@@ -177,12 +185,12 @@ class Journey:
         return encode_key(self._job.seed, self._job.step, rank, point, start, self._job.name)
 
     def finish(self, region: Dense) -> None:
-        """Bring the result to where the tensor came from."""
+        """Copy the result to the device of the caller's tensor."""
         self._move_to(device.device_of(self._home), region)
         self._job.tally["saturated"] += self.data.saturated
 
     def _move_to(self, where: DeviceKind, region: Dense) -> None:
-        """Go on with the tensor on another device, taking the current region along."""
+        """Continue on another device: copy the current region there."""
         data = self.data
         if device.device_of(data.x) == where or device.device_of(self._home) == "cpu":
             return
@@ -190,8 +198,8 @@ class Journey:
         device.copy(target[region.start : region.stop], data.x[region.start : region.stop])
         data.x = target
 
-    def copy(self, before: ScheduleStep | None, region: Dense) -> None:
-        """What a step would copy to its device, ahead of it; ``None``: what ``finish`` would copy home."""
+    def copy(self, before: ProgramStep | None, region: Dense) -> None:
+        """Copy ahead of a step what it needs on its device; ``None``: copy ahead what ``finish`` would copy."""
         if isinstance(before, DecodeStep):
             self._payload_to(before.device, before.packed.nbytes)
         elif isinstance(before, EncodeStep):
@@ -210,10 +218,10 @@ class Journey:
             data.payload = target
 
 
-ACTS: dict[type, Callable[[Journey, Any, Compressor], Turns]] = {
-    SummaryStep: Journey.summarise,
-    EncodeStep: Journey.encode,
-    UpdateStep: Journey.update,
-    DecodeStep: Journey.decode,
+HANDLERS: dict[type, Callable[[SegmentRun, Any, Compressor], Progress]] = {
+    SummaryStep: SegmentRun.summarise,
+    EncodeStep: SegmentRun.encode,
+    UpdateStep: SegmentRun.update,
+    DecodeStep: SegmentRun.decode,
 }
-"""What each step that a compressor is needed for does."""
+"""The method for each kind of step that needs a compressor."""

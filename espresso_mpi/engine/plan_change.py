@@ -1,4 +1,4 @@
-"""Changing plans: what tensors are owed comes along, whichever way they travel from then on."""
+"""Changing plans: the checks, and the residuals of tensors that change their route, compressor or group."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from ..arrays import device
-from ..collectives.kept import CARRY, Key
 from ..collectives.messages.agreement import allgather_json, on_every_rank
 from ..collectives.messages.transport import Transport
+from ..collectives.store_keys import WHOLE, Key
 from ..errors import ConfigError, MismatchError, PlanError
 from ..options import Options
-from ..state.memory import Keeping, Members, Memory, Weights
 from ..state.resharding import Sums, reduced
+from ..state.store import Members, StateStore, SyncState, Weights
 from ..types import Plan
 from .batches import check_fit, other_versions
 
 
 def options_with(options: Options, plan: Plan) -> Options:
-    """The options of a session that goes on by a plan.
+    """The options of a session that continues with ``plan``.
 
     Raises:
         ConfigError: the plan's strategies do not go with the other options; PlanError: it was made for another cluster.
@@ -38,7 +38,7 @@ def agree_on_plan(transport: Transport, options: Options, plan: Plan, problem: s
     """``options_with``, checked on all ranks. Collective.
 
     Args:
-        problem: what is wrong on this rank already; None: nothing.
+        problem: a problem that this rank already has; None: none.
 
     Raises:
         PlanError: on every rank, if the plan does not fit on one; MismatchError: the ranks have different plans.
@@ -61,69 +61,71 @@ def agree_on_plan(transport: Transport, options: Options, plan: Plan, problem: s
     return found
 
 
-def carried_along(transport: Transport, keeping: Keeping, old: Plan | None, new: Plan) -> Keeping:
-    """What is kept when tensors travel by another plan from now on. Collective; nothing may be under way.
+def resharded_for_plan(transport: Transport, sync_state: SyncState, old: Plan | None, new: Plan) -> SyncState:
+    """The state of a session that changes its plan. Collective; no segment may be active.
 
-    What travels as before keeps all of it, bit for bit. Of the others the weighted mean of the residuals is kept, the
-    same on every rank, and what else was kept of them begins anew.
+    Tensors that travel as before keep their state bit for bit. For the others, the weighted mean of the residuals is
+    kept, the same on every rank; the rest of their state is dropped.
     """
-    moved = _moved(keeping.names(), old, new)
-    kept = keeping.without(moved, keeping.counts_of(new.groups))
-    owed = _owed(transport, keeping, moved)
-    for text, array in kept.memory.items():
-        _add(owed, text, array)
-    return replace(kept, memory=Memory(owed))
+    moved = _moved(sync_state.names(), old, new)
+    kept = sync_state.without(moved, sync_state.counts_of(new.groups))
+    arrays = _mean_residuals(transport, sync_state, moved)
+    for text, array in kept.store.items():
+        _add(arrays, text, array)
+    return replace(kept, store=StateStore(arrays))
 
 
-def _owed(transport: Transport, keeping: Keeping, moved: Mapping[tuple[str, int], Members]) -> dict[str, Any]:
-    """The mean of the residuals of some tensors, whole, float32, by tensor. Collective."""
-    weights, found = Weights(keeping.weights), Sums()
-    for text, value in keeping.memory.items():
+def _mean_residuals(
+    transport: Transport, sync_state: SyncState, moved: Mapping[tuple[str, int], Members]
+) -> dict[str, Any]:
+    """The mean residuals of some tensors, float32, one array per tensor, by key. Collective."""
+    weights, found = Weights(sync_state.weights), Sums()
+    for text, value in sync_state.store.items():
         key = Key.parse(text)
         if key.what == "residual" and (key.name, key.n) in moved:
             here = np.empty(value.size, np.float32)
             device.copy(here, value)
-            found.add(key, 1 / transport.topology.size if key.point == CARRY else weights.of(key), here)
-    owed: dict[str, Any] = {}
+            found.add(key, 1 / transport.topology.size if key.point == WHOLE else weights.of(key), here)
+    residuals: dict[str, Any] = {}
     for key, mean in _means(transport, found):
         first = 0
-        for name, n in keeping.members(key.name, key.n):
-            _add(owed, str(Key(name, n, CARRY, 0, n, "residual")), mean[first : first + n].copy())
+        for name, n in sync_state.members(key.name, key.n):
+            _add(residuals, str(Key(name, n, WHOLE, 0, n, "residual")), mean[first : first + n].copy())
             first += n
-    return owed
+    return residuals
 
 
 def _means(transport: Transport, found: Sums) -> list[tuple[Key, Any]]:
-    """Sums over the ranks, by key, whichever rank has a part. Collective."""
+    """The sums over the ranks, by key; a rank may have a part of any of them. Collective."""
     said = allgather_json(transport, json.dumps(sorted(found.sums)).encode())
     keys = [Key.parse(text) for text in sorted({key for keys in said for key in keys})]
     return [(key, reduced(transport, found.sums.get(str(key)), key.n)) for key in keys]
 
 
-def evened(transport: Transport, keeping: Keeping) -> Keeping:
-    """What waits whole for tensors, as the mean over the ranks. Collective; nothing may be under way.
+def averaged_pending(transport: Transport, sync_state: SyncState) -> SyncState:
+    """The state with all pending residuals averaged over the ranks. Collective; no segment may be active.
 
-    While tensors travel dense every rank may be owed something else. Where they are compressed after that, ranks take
-    the shares of their own regions only, so all must have the same.
+    While tensors travel dense, pending residuals may differ between ranks. A tensor that is compressed afterwards takes
+    on each rank only the regions of that rank, so all ranks must have the same.
     """
     found = Sums()
-    memory = dict(keeping.memory)
-    for text in keeping.memory:
+    store = dict(sync_state.store)
+    for text in sync_state.store:
         key = Key.parse(text)
-        if key.point == CARRY and key.what == "residual":
-            found.add(key, 1 / transport.topology.size, np.asarray(memory.pop(text)))
+        if key.point == WHOLE and key.what == "residual":
+            found.add(key, 1 / transport.topology.size, np.asarray(store.pop(text)))
     for key, mean in _means(transport, found):
-        memory[str(key)] = mean
-    return replace(keeping, memory=Memory(memory))
+        store[str(key)] = mean
+    return replace(sync_state, store=StateStore(store))
 
 
-def _add(owed: dict[str, Any], key: str, part: Any) -> None:
-    """A tensor may be owed something by itself, and as one of a group that it was in before."""
-    owed[key] = owed[key] + part if key in owed else part
+def _add(arrays: dict[str, Any], key: str, part: Any) -> None:
+    """Add a part: a tensor may have a residual by itself, and as a member of a former group."""
+    arrays[key] = arrays[key] + part if key in arrays else part
 
 
 def _moved(kept: Mapping[tuple[str, int], Members], old: Plan | None, new: Plan) -> dict[tuple[str, int], Members]:
-    """Which tensors, by themselves or compressed as one, travel otherwise by another plan."""
+    """The tensors, or groups compressed as one, that travel differently by the new plan."""
     if old is None:
         return dict(kept)
     same = {group[0] for group in set(old.groups) & set(new.groups) if group}  # they may be large: compared once
