@@ -1,4 +1,4 @@
-"""``espresso_mpi.sync``: the session that a process has without asking."""
+"""``espresso_mpi.sync`` and the default session of a process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SESSION: Session | None = None
 
 
 def default_session(**options: Any) -> Session:
-    """The process's own session over ``MPI.COMM_WORLD``, opened by the first call, which may pass ``Session`` options.
+    """The default session of the process, over ``MPI.COMM_WORLD``. The first call opens it, with ``Session`` options.
 
-    A session that was closed or has failed is replaced by a new one, without its residuals.
+    If it was closed or has failed, a new one replaces it, without its residuals.
 
     Raises:
-        ConfigError: options are passed after it was opened.
+        ConfigError: options are passed although it is open already.
 
     Example:
         >>> session = espresso_mpi.default_session()

@@ -6,7 +6,7 @@ clause; those that are also a kind of built-in error derive from it as well.
 
 
 class EspressoError(Exception):
-    """Base of all errors of this package; its text says what to mend."""
+    """Base of all errors of this package; the text says how to correct the error."""
 
 
 class ConfigError(EspressoError, ValueError):
@@ -34,7 +34,7 @@ class RemoteError(EspressoError):
 
 
 class TransportError(EspressoError):
-    """The MPI library itself failed on this rank; the text says in what, and what the library said."""
+    """The MPI library failed on this rank; the text names the operation and quotes the library."""
 
 
 class PayloadError(EspressoError):
@@ -46,7 +46,7 @@ class LabUnavailable(EspressoError):  # noqa: N818 - names a state, as BlockingI
 
 
 class StateError(EspressoError):
-    """A call came at the wrong moment, or a saved state does not fit."""
+    """A call is not allowed at this time, or a saved state does not fit."""
 
 
 class PlanError(EspressoError):

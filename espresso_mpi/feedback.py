@@ -1,4 +1,4 @@
-"""Error feedback: what becomes of the part of a gradient that compression loses. A value that a session is given."""
+"""The options of error feedback: what becomes of the part of a gradient that compression loses."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Kind = Literal["auto", "none", "plain", "ef21"]
 
 @dataclass(frozen=True)
 class Feedback:
-    """How losses are fed back. Spelled by its kind and what is not the default: ``plain:decay=0.9``.
+    """The error feedback of a session. Its spec is the kind and the parameters that differ: ``plain:decay=0.9``.
 
     Attributes:
-        kind: ``none``: what is lost is lost. ``plain`` (Seide et al., 2014; Stich et al., 2018; Karimireddy et al.,
-            2019): it is added to the next gradient. ``ef21`` (Richtárik et al., 2021): every rank compresses how its
-            gradient differs from what the others hold of it, and all add the mean of these differences to what they
-            hold, which takes a gradient's memory once more for each encode and each decode of the route. ``auto``:
-            plain where the compressor is a contraction, else none.
-        decay: of ``plain``: the share of the residual that is kept; below 1 something is lost for good.
-        momentum: of ``ef21``: weight η of the new gradient in the average ``v ← (1 - η)v + ηg`` that is compressed in
-            its place (EF21-SGDM, Fatkhullin et al., 2023); 1 is plain EF21.
+        kind: ``none``: the residual is dropped. ``plain`` (Seide et al., 2014; Stich et al., 2018; Karimireddy et al.,
+            2019): the residual is added to the next gradient. ``ef21`` (Richtárik et al., 2021): every rank compresses
+            the difference between its gradient and what it has sent so far, and all ranks add the mean of these
+            differences to the previous mean. This needs the memory of a gradient for each encode and each decode of the
+            route. ``auto``: plain if the compressor is a contraction, else none.
+        decay: for ``plain``: the share of the residual that is kept; below 1, a part is lost.
+        momentum: for ``ef21``: weight η of the new gradient in the average ``v ← (1 - η)v + ηg``, which is compressed
+            instead (EF21-SGDM, Fatkhullin et al., 2023); 1 is plain EF21.
 
     Raises:
-        ConfigError: a value outside (0, 1], or a parameter that the kind does not have.
+        ConfigError: a value is outside (0, 1], or the kind does not have the parameter.
 
     Example:
         >>> espresso_mpi.Feedback.of("plain:decay=0.9")
@@ -74,13 +74,14 @@ class Feedback:
         return cls(kind.strip(), **parameters)  # type: ignore[arg-type]
 
     def resolved(self, compressor: Any, n: int) -> Feedback:
-        """What ``auto`` stands for with a compressor, and whether the rest goes with it.
+        """The feedback for a compressor: resolves ``auto``, and checks the other kinds.
 
         Args:
-            compressor: a Compressor; n: elements of the tensor.
+            compressor: a Compressor.
+            n: number of elements of the tensor.
 
         Raises:
-            ConfigError: the residual would grow without bound: the compressor is no contraction.
+            ConfigError: the compressor is no contraction, so the residual could grow without bound.
         """
         contracts = all(stage.contraction(max(n, 1)) > 0 for stage in compressor.stages())
         if self.kind == "auto":

@@ -1,4 +1,4 @@
-"""The options of a session: checked once, described for the comparison among ranks."""
+"""The options of a session: checked once, and described for the comparison between ranks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DEFAULT_SEGMENT = 1 << 20
 _DEBUG = "ESPRESSO_DEBUG"
 
 _MANY = 1 << 20
-"""Elements of a tensor that stands for all when options are checked; each tensor is checked with its own size."""
+"""Number of elements with which options are checked; later, each tensor is checked with its own size."""
 
 
 LIKE_FP32 = ("fp16", "bf16", "int8", "int4")
-"""Methods that plans may use unless others are named, since a plan is chosen by its speed alone.
+"""The default compressors of plans. A plan is chosen by its speed alone, so these must not harm training.
 
 A GPT of 3 million parameters trained by them as with fp32 (``bench optimizers``, 200 steps; validation loss against
 that of fp32): under AdamW ``fp16`` and ``bf16`` 0.0 %, ``int8`` -0.1 to 0.0 % and ``int4`` -0.1 to +0.9 % over two
@@ -45,14 +45,14 @@ class Tuning:
     """How a session plans for itself.
 
     Attributes:
-        compressors: specs that a plan may use; whatever they lose is fed back. The default are those that train as
-            uncompressed gradients do under AdamW, see ``LIKE_FP32``; stronger ones are the user's to name.
-        skip: first steps, which compile and allocate and so are not timed.
-        steps: dense steps that are timed, then the plan is made.
-        seconds: about how long the micro-benchmarks take, and trials of the best plans once more.
-        check: steps between comparisons of measured step times with the plan's.
-        factor: how far they may differ, either way, until the session measures and plans anew.
-        every: least number of steps from one plan to the next.
+        compressors: specs of the compressors that a plan may use, with error feedback. The default compressors train
+            like uncompressed gradients under AdamW, see ``LIKE_FP32``; name others explicitly.
+        skip: number of first steps that are not timed, because they compile and allocate.
+        steps: number of dense steps that are timed before the plan is made.
+        seconds: approximate time of the micro-benchmarks, and again of the trials of the best plans.
+        check: number of steps between comparisons of measured and predicted step times.
+        factor: the ratio of these, in either direction, from which the session measures and plans again.
+        every: minimum number of steps from one plan to the next.
 
     Raises:
         ConfigError: a value is not in its range.
@@ -93,7 +93,7 @@ class Tuning:
 
     @property
     def doubtful(self) -> tuple[str, ...]:
-        """The specs of methods that are not known to train as uncompressed gradients do under AdamW."""
+        """The specs of compressors that are not known to train like uncompressed gradients under AdamW."""
         return tuple(text for text in self.compressors if text.partition(":")[0] not in LIKE_FP32)
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class Options:
 
     @classmethod
     def checked(cls, **given: Any) -> tuple[Options, str | None]:
-        """The options, and what is wrong with them: a rank with a wrong one still has to meet the others to say so."""
+        """The options and their problems: a rank with invalid options still has to report them to the others."""
         good: dict[str, Any] = {}
         problems: list[str] = []
         try:
@@ -135,7 +135,7 @@ class Options:
                 good[key] = _CHECKS[key](value)
             except EspressoError as error:
                 problems.append(str(error))
-            except Exception as error:  # a method of the user's own may raise anything; the other ranks must hear of it
+            except Exception as error:  # a user's compressor may raise anything; the other ranks must get it
                 problems.append(f"{key}={value!r}: {type(error).__name__}: {error}")
         options = cls(**good)
         if not problems:
@@ -143,7 +143,7 @@ class Options:
         return options, "; ".join(problems) or None
 
     def conflicts(self) -> list[str]:
-        """What is wrong with options that are valid each by itself."""
+        """The conflicts between options that are valid each by itself."""
         if self.tuning is not None and (self.compressor != "none" or self.route is not None):
             return [
                 "plan='auto' chooses compressor and route for every tensor; pass compressors=[...], which it may use"
@@ -169,7 +169,7 @@ class Options:
         return []
 
     def _strategies(self) -> list[Strategy]:
-        """The compressed ways that were named."""
+        """The compressed strategies that were named."""
         plan = self.plan
         named = [*plan.strategies.values(), plan.default] if plan else []
         if self.compressor != "none":
@@ -177,7 +177,7 @@ class Options:
         return [strategy for strategy in named if strategy is not None and strategy.compressor != "none"]
 
     def transport(self) -> Settings:
-        """The part that the transport needs."""
+        """The settings of the transport."""
         return Settings(self.timeout, self.window_bytes, self.message_bytes, self.nodes, self.device_aware)
 
     @property
@@ -186,9 +186,9 @@ class Options:
         return self.plan.fuse_bytes if self.fuse_bytes is None and self.plan is not None else self.fuse_bytes
 
     def strategy(self, spec: TensorSpec, topology: Topology) -> Strategy:
-        """How a tensor travels where there is no plan.
+        """The strategy of a tensor without a plan.
 
-        A single rank has nobody to send to, so nothing is compressed, unless the method does more than that.
+        A single rank compresses nothing, unless the compressor does more than average.
         """
         if self.compressor == "none" or (self._may_stay_dense and (spec.nbytes < self.min_bytes or topology.size == 1)):
             wanted = self.route if self.compressor == "none" else None
@@ -199,7 +199,7 @@ class Options:
 
     @property
     def _may_stay_dense(self) -> bool:
-        """Whether the plain mean is what the compressed way stands for as well."""
+        """Whether a compressed tensor becomes the plain mean, as a dense one does."""
         return compressors.get(self.compressor).averages and self.feedback.momentum == 1
 
     def described(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Options:
 
 
 def _told(plan: Plan) -> str:
-    """A plan in a few words, which differ where the plans do: one of thousands of tensors would fill pages."""
+    """A short text for a plan; different plans have different texts."""
     made = plan.made_for
     if made is None:
         return plan.digest
@@ -225,20 +225,21 @@ def _told(plan: Plan) -> str:
 
 @lru_cache(maxsize=256)
 def _dense(route: Route | str) -> Strategy:
-    """One object for all tensors that travel alike: whoever sorts them by it then compares no steps."""
+    """The dense strategy of a route: one object for all tensors, so that comparisons are fast."""
     return Strategy("none", Route.parse(route) if isinstance(route, str) else route)
 
 
 def default_route(topology: Topology, compressed: bool, summed: bool = False) -> str:
-    """The rule by which a session chooses a route where none was named; docs/routes.md has what was measured for it.
+    """The name of the default route; docs/routes.md has the measurements behind it.
 
-    Hierarchical where several nodes have several ranks each, else flat. Compressed payloads that have something in
-    common (``summed``) are summed. Of others two nodes, or two ranks, gather all: as many bytes as divisibly, an
-    exchange and an encode less, so less error. More of them go the divisible way, and the payload is carried on
-    through the node: each rank then decodes once, which costs less than moving the decoded tensor.
+    The route is hierarchical if there are several nodes of which one has several ranks, else flat. Compressors with a
+    common header (``summed``) have their payloads summed. Other payloads are gathered on two nodes or two ranks: this
+    sends as many bytes as an alltoall, with one exchange and one encode less, so with less error. With more nodes, an
+    alltoall is used, and the payload travels on inside the node: each rank then decodes once, which costs less than
+    moving the decoded tensor.
 
-    Payloads of 16-bit floats are not summed by default: between nodes that is not quicker, and sums are rounded and,
-    of float16, cut at 65504, which no residual makes up for.
+    Payloads of 16-bit floats are not summed by default. Between nodes this is not faster, and the sums are rounded and,
+    for float16, clipped at 65504, which no residual compensates.
     """
     hierarchical = len(topology.nodes) > 1 and topology.size > len(topology.nodes)
     level, parties = ("hierarchical", len(topology.nodes)) if hierarchical else ("flat", topology.size)
@@ -274,7 +275,7 @@ def _plan(value: Any) -> Plan | None:
 
 
 def _tuning(given: tuple[bool, Any, Any]) -> Tuning | None:
-    """From: whether the session plans for itself, its settings, the compressors that it may use."""
+    """``given``: whether plan="auto", the settings, and the allowed compressors."""
     auto, settings, names = given
     if not auto:
         if settings is not None or names is not None:

@@ -1,4 +1,4 @@
-"""The session: what a user holds. It checks what comes in, hands it to the engine, and keeps what lasts."""
+"""The public session: it checks its arguments, passes calls to the engine, and holds the state."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ class Session(Planning, Checkpoints, Collectives):
     """Averages gradients over the ranks of a communicator.
 
     Args:
-        comm: mpi4py intracommunicator, default ``MPI.COMM_WORLD``; it is duplicated.
+        comm: an mpi4py intracommunicator, which is duplicated; default: ``MPI.COMM_WORLD``.
         compressor: spec of a compressor such as ``"topk:ratio=0.01"``, or ``"none"``.
-        route: name or spec of a Route; default: by a rule from the nodes and the compressor (docs/routes.md).
-        plan: a Plan with a strategy for every tensor, or the path of a file that one was saved in, instead of
-            compressor and route. ``"auto"``: the first steps are dense and timed; then the session measures the cluster
-            for a few seconds, plans, and goes on by the plan. See docs/planner.md.
-        compressors: with ``plan="auto"``: specs of those that it may use; default: those of ``Tuning``.
-        tuning: with ``plan="auto"``: a ``Tuning``, how long to watch and measure, and when to plan anew.
-        seed: of stochastic compressors; the same on every rank.
-        min_bytes: tensors below this many bytes stay dense, unless a plan says otherwise.
-        timeout: seconds after which a rank that does not come is reported.
-        feedback: what becomes of what compression loses, a ``Feedback`` or its spec: ``"auto"`` (add it in the next
-            step, where the compressor allows it), ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``,
-            ``"ef21:momentum=0.1"`` or ``"none"``.
-        nonfinite: a NaN or an infinity in a gradient on any rank, or a value too large to be compressed and summed
-            (2**126 or more, divided by the number of ranks rounded up to a power of two): ``"raise"`` NonFiniteError
-            on all ranks, or ``"skip"`` the tensor in this step: it becomes zero on all ranks and its residual stays as
-            it was; or ``"skip_all"``: every tensor of the call becomes NaN on all ranks, by which a loss scaler knows
-            that the step is to be left out, and what the session keeps of them stays as it was. See docs/torch.md.
+        route: name or spec of a Route; default: chosen from the nodes and the compressor (docs/routes.md).
+        plan: instead of compressor and route: a Plan with a strategy for every tensor, or the path of a plan file.
+            ``"auto"``: the session times the first steps, which are dense, measures the cluster for a few seconds, and
+            makes a plan for the other steps. See docs/planner.md.
+        compressors: with ``plan="auto"``: specs of the allowed compressors; default: those of ``Tuning``.
+        tuning: with ``plan="auto"``: a ``Tuning``, which says how long to time and measure, and when to plan again.
+        seed: seed of stochastic compressors; the same on every rank.
+        min_bytes: tensors below this many bytes stay dense, unless a plan has a strategy for them.
+        timeout: seconds after which a missing rank is an error.
+        feedback: the error feedback, a ``Feedback`` or its spec: ``"auto"`` (plain if the compressor allows it),
+            ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``, ``"ef21:momentum=0.1"`` or ``"none"``.
+        nonfinite: what to do if a gradient has a NaN or an infinity on any rank, or a value that is too large to be
+            compressed and summed (2**126 or more, divided by the number of ranks rounded up to a power of two).
+            ``"raise"``: NonFiniteError on all ranks. ``"skip"``: the tensor becomes zero on all ranks, and its residual
+            does not change. ``"skip_all"``: every tensor of the call becomes NaN on all ranks, so that a loss scaler
+            skips the step, and their residuals do not change. See docs/torch.md.
         window_bytes: half of a rank's share of the node's shared memory window; 0 uses MPI messages instead.
-        message_bytes: longest message between nodes; longer ones are cut.
-        segment_bytes: a tensor with more bytes than this between nodes is cut into segments that follow each other
-            along the route, so that one's sums hide behind another's messages; 0 leaves it whole. Compressors that
-            choose (topk) choose in each segment.
-        fuse_bytes: dense tensors below this many bytes share a buffer; None measures, once, where copying them costs
-            less than a collective for each.
-        nodes: groups of ranks to treat as nodes, such as the sockets of one; default: as MPI finds them.
-        debug: find tensors that are changed while they are on their way by checksums, whatever framework they are of:
-            each travels as a copy, and its memory is read some five times more. Default: the environment variable
+        message_bytes: longest message between nodes; longer ones are split.
+        segment_bytes: a tensor with more bytes than this between nodes is split into segments, so that the sums of one
+            overlap with the messages of another; 0 leaves it whole. Compressors that select (topk) select in each
+            segment.
+        fuse_bytes: dense tensors below this many bytes share a buffer; None: the session measures once below which size
+            copies cost less than a collective.
+        nodes: groups of ranks to treat as nodes, such as the sockets of a node; default: as MPI finds them.
+        debug: find tensors that change while they are in flight by checksums, for every framework. Each tensor travels
+            as a copy, and its memory is read about five times more. Default: the environment variable
             ``ESPRESSO_DEBUG`` (1 or 0), else False.
 
     Raises:
-        ConfigError: an option does not fit; MismatchError: ranks chose different options; on every rank.
+        ConfigError: on every rank: an option is invalid, or options conflict.
+        MismatchError: on every rank: the ranks have different options.
 
     Example:
         >>> grads = {"w": np.full((128, 128), 0.5, np.float32)}  # every rank has its own
@@ -113,19 +113,20 @@ class Session(Planning, Checkpoints, Collectives):
         """Replace every array by its mean over the ranks.
 
         Args:
-            grads: one array, or lists, tuples and dicts of them, nested as you like; None entries are allowed where all
-                ranks have them. numpy, CuPy, torch, or anything with DLPack or the CUDA array interface; float32,
-                float16, bfloat16, float64; writable. Strided ones travel as a copy. A tensor's residual is found by its
-                name, the keys on the way to it, so one name must stand for one tensor in every call.
+            grads: one array, or nested lists, tuples and dicts of arrays. An entry may be None if it is None on all
+                ranks. Arrays of numpy, CuPy, torch, or any with DLPack or the CUDA array interface; float32, float16,
+                bfloat16 or float64; writable. Strided arrays travel as a copy. The name of a tensor is made of its
+                keys. The residual is found by this name, so a name must stand for the same tensor in every call.
 
         Returns:
-            ``grads`` itself, updated in place; with immutable arrays (JAX) the same containers with new arrays.
+            ``grads`` itself, updated in place; for immutable arrays (JAX), the same containers with new arrays.
 
         Raises:
-            GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank, naming rank and tensor;
-                nothing was changed.
-            GradientError: a tensor was changed meanwhile; RankTimeoutError, RemoteError, TransportError: a rank did not
-                come, or failed, or MPI did; the gradients are undefined and the session cannot be used any more.
+            GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank; the text names rank and
+                tensor. Nothing was changed.
+            GradientError: a tensor was changed in the meantime.
+            RankTimeoutError, RemoteError, TransportError: a rank did not come, another rank failed, or MPI failed. The
+                gradients are undefined, and the session cannot be used any more.
         """
         self._engine.require_usable()
         call = self._pending_call(("sync", ""), grads, lambda: buffers.flatten(grads), f"sync number {self._step + 1}")
@@ -137,19 +138,22 @@ class Session(Planning, Checkpoints, Collectives):
     def push(self, name: str, grad: Any, priority: float | None = None) -> Handle:
         """Start to replace an array by its mean over the ranks, and return at once.
 
-        A thread does the work while the caller computes on. The array must not be read or changed before ``wait``; one
-        that was is a GradientError of ``wait`` as far as it can be known, see docs/torch.md.
-        Ranks may push in different orders: tensors travel in the order in which they were first pushed (on rank 0,
-        where ranks differ), which in training is that of the backward pass, those of a higher priority before others.
+        A thread does the work while the caller continues to compute. The array must not be read or changed before
+        ``wait``; a change is a GradientError of ``wait`` if it can be detected, see docs/torch.md. Ranks may push in
+        different orders. Tensors travel by priority, then in the order in which they were first pushed (on rank 0, if
+        the ranks differ). In training this is the order of the backward pass.
 
         Args:
-            name: of the tensor; the same on every rank. It may be pushed again, from other memory, before it was waited
-                for.
-            grad: one array, as for ``sync``, or None where all ranks have none.
-            priority: the higher, the sooner; the same on every rank. Default 0.
+            name: name of the tensor; the same on every rank. It may be pushed again, with other memory, before the
+                first push was waited for.
+            grad: one array, as for ``sync``, or None if it is None on all ranks.
+            priority: tensors of a higher priority travel earlier; the same on every rank. Default: 0.
+
+        Returns:
+            A handle, whose ``wait`` returns the mean.
 
         Raises:
-            ConfigError: the MPI library does not allow calls from a second thread; use ``sync``. Everything else is
+            ConfigError: the MPI library does not allow calls from a second thread; use ``sync``. All other errors are
                 raised by ``Handle.wait``, on every rank.
         """
         self._engine.require_usable()
@@ -176,11 +180,11 @@ class Session(Planning, Checkpoints, Collectives):
     # --- seeing what happens ------------------------------------------------------------------------------------------
 
     def stats(self, residuals: bool = False) -> Stats:
-        """Times, bytes and skipped steps so far, of this rank, in all and for each tensor.
+        """Times, bytes and skipped steps of this rank so far, in total and by tensor.
 
         Args:
-            residuals: also work out the norm of each tensor's residual, which reads all of them; of a tensor that is
-                under way it may be between two steps.
+            residuals: also compute the norm of each tensor's residual, which reads all of them. The norm of a tensor in
+                flight may be that of the previous step.
         """
         engine, recorder = self._engine, self._recorder
         norms = engine.sync_state.residual_norms() if residuals else {}
@@ -197,12 +201,13 @@ class Session(Planning, Checkpoints, Collectives):
 
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:
-        """Record the steps of a with-block on all ranks, and write them as one file for Perfetto or chrome://tracing.
+        """Record the with-block on all ranks, and write one trace file for Perfetto or chrome://tracing.
 
         Collective at both ends; rank 0 writes. See docs/tracing.md.
 
         Raises:
-            ConfigError: the file cannot be written; StateError: this session is being traced already; on every rank.
+            ConfigError: on every rank: the file cannot be written.
+            StateError: on every rank: this session is being traced already.
         """
         recorder, transport = self._recorder, self._transport
         before = self._together("trace", lambda: traces.begin(recorder, transport, path))

@@ -1,7 +1,7 @@
-"""The schedule of a training step: which lane does each operation of each buffer, from when on, and for how long.
+"""The schedule of a training step: the lane, the start and the length of each operation of each buffer.
 
-A *lane* does one operation at a time. Schedules are made by ``planner.timetables``, kept in plans, and carried out by
-``collectives.lanes``.
+A *lane* does one operation at a time. ``planner.model.timetables`` makes schedules, plans contain them, and
+``collectives.lanes`` executes them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .files import schema
 from .files.schema import Seconds
 
 MOST_LANES = 8
-"""Lanes are numbered below this: there are four resources, and the backward pass may have a lane of its own."""
+"""Upper limit of the number of lanes: four resources, and possibly one for the backward pass."""
 
 CHECK = "check"
-"""What a session does with every tensor before it travels; the first operation where the profile knows of it."""
+"""The search for NaN before a tensor travels; the first operation of a buffer if the profile contains it."""
 
 Lane = Annotated[int, Meta(ge=0, lt=MOST_LANES)]
 
@@ -30,12 +30,12 @@ RESOURCES: tuple[Resource, ...] = ("gpu", "cpu", "intra", "inter")
 
 @dataclass(frozen=True)
 class Lanes:
-    """Which resources are one and the same: those with the same number share one lane.
+    """The lane of each resource; resources with the same number share a lane.
 
-    ``compute``: the lane of the backward pass; None: one of its own, which nothing else delays.
+    ``compute``: the lane of the backward pass; None: a lane of its own, which nothing else delays.
 
     Raises:
-        ConfigError: a number of no lane.
+        ConfigError: a number is out of range.
     """
 
     gpu: Lane = 0
@@ -63,7 +63,7 @@ class Lanes:
         return own if self.compute is None else self.compute
 
     def name(self, lane: int) -> str:
-        """What a lane is called in pictures."""
+        """The name of a lane in pictures."""
         here = [str(resource) for resource in RESOURCES if self.of(resource) == lane]
         return "+".join(here + (["compute"] if lane == self.backward and not here else []))
 
@@ -103,7 +103,7 @@ class Timetable:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When everything of a step is planned to happen; ``buffers`` by name, see ``types.buffer_name``.
+    """The planned operations of a step; ``buffers`` by name, see ``types.buffer_name``.
 
     Raises:
         PlanError: not lanes and timetables by name; an operation is on a lane that there is not.
@@ -127,5 +127,5 @@ class Schedule:
                 )
 
     def renamed(self, names: Mapping[str, str]) -> Schedule:
-        """The same with other names of the buffers."""
+        """The same schedule with other names of the buffers."""
         return Schedule(self.lanes, {names[name]: timetable for name, timetable in self.buffers.items()})

@@ -9,7 +9,7 @@ import numpy as np
 from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import reachable
 from espresso_mpi.types import Op
 
@@ -30,26 +30,26 @@ def random_profile(rng, nodes=4, ranks=4, compressors=(COMPRESSOR,), **more):
     moves = {key: random_line(rng, 2e-5, rates[key[1]]) for key in keys if not key[2] or key[1] == "inter"}
     speeds = {"gpu": (3e-5, 3e9), "cpu": (1e-5, 4e8)}
     codecs = {
-        (spec, device, way): random_line(rng, *speeds[device])
+        (spec, device, direction): random_line(rng, *speeds[device])
         for spec in compressors
         for device in speeds
-        for way in ("encode", "decode")
+        for direction in ("encode", "decode")
     }
-    copies = {way: random_line(rng, 1e-5, 1e10) for way in ("to_host", "to_gpu")}
+    copies = {direction: random_line(rng, 1e-5, 1e10) for direction in ("to_host", "to_gpu")}
     return Profile(nodes, ranks, codecs, moves, copies, Curve.line(0, 0), **more)
 
 
-def random_trace(rng, tensors, device="gpu", sizes=3):
+def random_workload(rng, tensors, device="gpu", sizes=3):
     """Tensors of a few different sizes, a few milliseconds apart."""
     known = [int(10 ** rng.uniform(4.5, 6.8)) for _ in range(sizes)]
     ready = np.cumsum(rng.exponential(2e-3, tensors))
-    return Trace(
-        tuple(TracedTensor(f"t{i}", known[rng.integers(sizes)], float(at)) for i, at in enumerate(ready)), device
+    return Workload(
+        tuple(WorkloadTensor(f"t{i}", known[rng.integers(sizes)], float(at)) for i, at in enumerate(ready)), device
     )
 
 
 def random_problem(seed, tensors=5, routes=None, **more):
     """Of all routes that the published algorithms reach, unpruned."""
     rng = np.random.default_rng(seed)
-    profile, trace = random_profile(rng), random_trace(rng, tensors)
-    return Problem.of(trace, profile, [COMPRESSOR], routes=routes or reachable(), prune=False, **more)
+    profile, workload = random_profile(rng), random_workload(rng, tensors)
+    return Problem.of(workload, profile, [COMPRESSOR], routes=routes or reachable(), prune=False, **more)

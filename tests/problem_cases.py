@@ -9,7 +9,7 @@ import numpy as np
 
 from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 
 
 def small_profile(**changes: object) -> Profile:
@@ -20,22 +20,24 @@ def small_profile(**changes: object) -> Profile:
             for alone in (False, True) if level == "inter" else (False,):
                 times = 2 if op == "allreduce" else 1
                 moves[op, level, alone] = Curve.line(times * (members - 1) * alpha, times * beta * (1 if alone else 2))
-    codecs = {("int8", "cpu", way): Curve.line(2e-6, rate) for way, rate in (("encode", 5e-10), ("decode", 2e-10))}
+    codecs = {
+        ("int8", "cpu", direction): Curve.line(2e-6, rate) for direction, rate in (("encode", 5e-10), ("decode", 2e-10))
+    }
     profile = Profile(2, 2, codecs, moves, {}, Curve.line(0.0, 1e-11), call=1e-5, tensor=2e-6)
     return replace(profile, **changes)
 
 
-def small_trace(tensors: int, seed: int) -> Trace:
+def small_workload(tensors: int, seed: int) -> Workload:
     rng = np.random.default_rng(seed)
     ready = np.cumsum(rng.uniform(0, 2e-4, tensors))
     sizes = (10 ** rng.uniform(2, 5, tensors)).astype(int)
-    return Trace(tuple(TracedTensor(f"t{i}", int(n), float(t)) for i, (n, t) in enumerate(zip(sizes, ready))))
+    return Workload(tuple(WorkloadTensor(f"t{i}", int(n), float(t)) for i, (n, t) in enumerate(zip(sizes, ready))))
 
 
 def contiguous(tensors: int) -> list[tuple[tuple[int, ...], ...]]:
     """All ways to cut some tensors into neighbours."""
-    ways = []
+    found = []
     for cuts in itertools.product((False, True), repeat=tensors - 1):
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), tensors]
-        ways.append(tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges)))
-    return ways
+        found.append(tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges)))
+    return found

@@ -20,11 +20,11 @@ from ..errors import GradientError
 from ..types import ITEMSIZE, TensorSpec
 
 _spec = lru_cache(maxsize=1 << 16)(TensorSpec)
-"""The description of an array: the same object for the same one, so that those of two steps are compared at once."""
+"""Cached descriptions: equal arrays get the same object, so that comparisons are fast."""
 
 _SUPPORTED = ", ".join(ITEMSIZE)
 _NAMES = {np.dtype(name): name for name in ("float32", "float64", "float16")}
-"""numpy works a type's name out anew at every question, which takes longer than all else here."""
+"""A cache: numpy computes the name of a type at every access, which is slow."""
 
 
 _OWN = 0x1 | 0x4 | 0x100 | 0x400
@@ -34,12 +34,17 @@ _OWN = 0x1 | 0x4 | 0x100 | 0x400
 class Gradient(NamedTuple):
     """One adopted array.
 
-    ``array`` is flat over the caller's memory, 16-bit types as their bits (uint16); for an immutable array it is a
-    copy, and ``rebuild`` makes a new foreign array from it. For strided memory it is a copy in C order, ``source`` is
-    the memory itself, and ``write_back`` copies the result there. ``version`` reads torch's counter of in-place
-    changes, where that counts changes of this memory alone; what this library writes is not counted. ``whole``: a torch
-    tensor to which no other memory leads but through torch. ``owner``: the caller's array if it owns its memory: two
-    that own theirs share none unless they are one array.
+    Attributes:
+        spec: its description.
+        array: flat, over the caller's memory; 16-bit types as their bits (uint16). A copy if the array is immutable or
+            strided.
+        rebuild: for an immutable array: makes a new foreign array of ``array``.
+        source: for a strided array: the array itself.
+        write_back: for a strided array: copies the result to ``source``.
+        version: reads torch's counter of in-place changes, if it counts changes of this memory only. It does not count
+            writes of this library.
+        whole: whether it is a torch tensor whose memory is accessible through torch only.
+        owner: the caller's array if it owns its memory. Two different owners share no memory.
     """
 
     spec: TensorSpec
@@ -89,9 +94,9 @@ def _walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
-    """``grads`` itself where all was updated in place; else the same containers with new arrays where needed.
+    """``grads`` itself if all arrays were updated in place; else the same containers with new arrays where needed.
 
-    What travelled as a copy of strided memory is written there.
+    The results of strided arrays are written back.
     """
     others = [g for g in gradients if g.owner is None]  # the rest is plain memory, which the result is in
     for gradient in others:
@@ -121,11 +126,11 @@ def _rebuilt(value: Any, gradients: Iterator[Gradient]) -> Any:
 def adopt(name: str, value: Any) -> Gradient:
     """A flat array over the memory of ``value``, which may be None.
 
-    Strided memory is copied, and gets the result when the call ends: see ``Gradient``.
+    A strided array is copied, and gets the result when the call ends, see ``Gradient``.
 
     Raises:
-        GradientError: not an array, an element type that cannot be synchronised, read-only memory, memory of which
-            several elements share a place, strided memory of a GPU that torch does not own.
+        GradientError: ``value`` is no array, has an unsupported element type, is read-only, has elements that share
+            memory, or is strided on a GPU and not of torch.
     """
     if not name.isascii():
         _require_text(name)
@@ -203,9 +208,9 @@ def flat_over(
 
 
 def _require_apart(name: str, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
-    """Refuse memory in which several elements share a place: there is none for the mean of each.
+    """Refuse memory in which several elements share an address.
 
-    Refused as well are the rare strides for which that is hard to know.
+    Rare strides for which this is hard to decide are refused as well.
     """
     reach = itemsize
     for stride, length in sorted((abs(stride), length) for length, stride in zip(shape, strides) if length > 1):

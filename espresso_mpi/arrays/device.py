@@ -3,14 +3,14 @@
 An array is a numpy array (host) or a numba device array (GPU).
 
 **One stream.** Every kernel and every copy of this library goes to ``stream()``: numba's default stream, the legacy one
-of CUDA. What is queued there runs in order, so kernels and copies need nothing between them, and whichever thread
-queues is of no matter. Only the host has to be told: it may read what a GPU wrote, or hand memory to MPI, after
-``drain()``; it may write what a GPU reads (a host buffer of ``copy_later``) after ``Mark.wait()``.
+of CUDA. Work on it runs in order, whichever thread queues it, so kernels and copies need no synchronisation. Only
+the host must synchronise: it may read what a GPU wrote, or pass memory to MPI, after ``drain()``. It may write what a
+GPU reads (a host buffer of ``copy_later``) after ``Mark.wait()``.
 
 The legacy stream also waits for, and is waited for by, all streams that were not made "non-blocking". The caller's may
-be non-blocking (torch's are), so a session calls ``synchronize()`` where it takes tensors over and where it gives them
-back. With ``NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM=1`` each thread has a default stream of its own: the above then
-holds inside a thread, and the same call stands between the caller's thread and that of the session.
+be non-blocking (torch's are), so a session calls ``synchronize()`` when a call starts and when it ends. With
+``NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM=1``, each thread has its own default stream: the above then holds inside a
+thread, and the same call separates the caller's thread from that of the session.
 
 Nothing of CUDA is imported before a GPU array appears.
 """

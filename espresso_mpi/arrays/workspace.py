@@ -1,4 +1,4 @@
-"""Scratch memory that is allocated once and grows: in the steady state no step allocates."""
+"""Scratch memory that is allocated once and grows; in the steady state, no step allocates."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PAYLOADS = {"payload-0", "payload-1"}
 class Staging:
     """A page-locked host buffer between a GPU and MPI.
 
-    It goes round: the device copies its messages out into it, MPI sends and receives, the device copies the received
-    ones in. The last step is only queued, so the buffer is free when the GPU has passed the mark left there.
+    The device copies outgoing messages to it, MPI sends and receives, and the device copies the received messages from
+    it. The last copy is only queued, so the buffer is free when the GPU has passed the mark behind it.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Staging:
         return self._memory[:nbytes]
 
     def release(self, queued: bool) -> None:
-        """MPI is through with it; ``queued``: the GPU has still to copy out of it."""
+        """MPI has finished with it; ``queued``: the GPU still has to copy from it."""
         if queued:
             self._mark = self._mark or device.Mark()
             self._mark.set()
@@ -61,19 +61,19 @@ class Workspace:
         return buffer[:nbytes]
 
     def _locked(self, name: str, where: DeviceKind) -> bool:
-        """Whether a GPU copies from and to this host buffer: page-locked, or the copies run at half the speed.
+        """Whether a GPU copies from and to this host buffer; if so, it is page-locked, which doubles the speed.
 
-        Payloads go to and fro where the workspace has something on a GPU; a mirror is of a GPU's tensor.
+        A payload is copied if the workspace has a buffer on a GPU; a mirror always belongs to a GPU tensor.
         """
         return name == "mirror" or (
             where == "cpu" and name in _PAYLOADS and any(there == "gpu" for _, there in self._buffers)
         )
 
     def staging(self) -> Staging:
-        """A staging buffer that MPI does not use: two take turns, so the GPU empties one while MPI fills the other.
+        """A staging buffer that MPI does not use; there are two, so that the GPU empties one while MPI fills the other.
 
         Raises:
-            RuntimeError: both are with MPI. An exchange has to be finished before the second one after it is posted.
+            RuntimeError: both are in use. An exchange must be finished before the second exchange after it is posted.
         """
         free = next((staging for staging in self._staging if not staging.taken), None)
         if free is None:

@@ -1,7 +1,7 @@
-"""How a session plans for itself: it measures the cluster, plans, and tries the best plans before it takes one.
+"""How a session plans for itself: it measures the cluster, plans, and replays the best plans before it takes one.
 
-All of it is collective and happens between two steps, when nothing else is under way. What was measured on the slowest
-rank counts, rank 0 plans, and every rank gets the same plan.
+Everything here is collective and happens between two steps, when nothing else is under way. The times of the slowest
+rank count, rank 0 plans, and every rank gets the same plan.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.messages.agreement import Failure, floats, on_every_rank, on_rank_0, told_by_first
+from ..collectives.messages.agreement import Failure, first_failure, floats, on_every_rank, on_rank_0
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, PlanError
 from ..options import Options, Tuning, default_route
 from ..planner.explain import short
 from ..planner.model.beside import beside
 from ..planner.model.profile import Profile
-from ..planner.model.trace import Trace
+from ..planner.model.workload import Workload
 from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
 from ..types import DeviceKind, Plan, Route, Strategy, TensorSpec
-from .clock import Step
+from .clock import RecordedStep
 from .profiler import measure
-from .replay import opener, trial
+from .replay import opener, replay
 
 _LOG = logging.getLogger("espresso_mpi")
 
 _FINALISTS = 4
-"""Plans whose trial is repeated for longer."""
+"""Plans that are replayed again, for longer."""
 
 FEWEST = 3
-"""Steps that a trace is made of at least."""
+"""Steps that a workload is made of at least."""
 
 _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
@@ -48,35 +48,35 @@ class Made:
 
     Attributes:
         plan: its forecast is the model's.
-        seconds: how long a step should take, by its trial.
-        trials: what the session did before, the plan, and every other one that was tried.
+        seconds: how long a step should take, by its replay.
+        replays: of what the session did before, of the plan, and of every other candidate.
     """
 
     plan: Plan
     seconds: float
-    trace: Trace
+    workload: Workload
     profile: Profile
-    trials: tuple[Entry, ...]
+    replays: tuple[Replay, ...]
 
 
-def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[Step]) -> Made:
+def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep]) -> Made:
     """A plan for the tensors of the steps that were watched, on this cluster. Collective.
 
     Raises:
         ConfigError, PlanError: on every rank, if the steps have different tensors or nothing can be planned.
     """
-    trace = recorded(transport, steps, "recorded by the session")
-    sizes = sorted({tensor.size for tensor in trace.tensors} | {sum(tensor.size for tensor in trace.tensors)})
+    workload = recorded(transport, steps, "recorded by the session")
+    sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
     pushed = steps[-1].pushed
     profile = profiled(
-        transport, options, tuning.compressors, sizes, tuning.seconds, device=trace.device, pushes=pushed
+        transport, options, tuning.compressors, sizes, tuning.seconds, device=workload.device, pushes=pushed
     )
-    plans = _proposed(transport, options, trace, profile, tuning)
+    plans = _proposed(transport, options, workload, profile, tuning)
     if options.plan is not None and options.plan.forecast is not None:
         plans.append(options.plan)
-    now, (best, *others) = _tried(transport, options, plans, trace, tuning.seconds, pushed)
+    now, (best, *others) = _replayed(transport, options, plans, workload, tuning.seconds, pushed)
     assert best.plan is not None
-    return Made(best.plan, best.seconds, trace, profile, (now, best, *others))
+    return Made(best.plan, best.seconds, workload, profile, (now, best, *others))
 
 
 def profiled(
@@ -101,12 +101,12 @@ def report(transport: Transport, made: Made) -> None:
     if transport.rank != 0:
         return
     _LOG.info("plan: %s; a step should take %.4g s", summary(made.plan), made.seconds)
-    for entry in made.trials:
-        if entry.plan is not None and entry.plan.forecast is not None:
-            words = "tried: %.4g s a step, %.4g s by the model: %s"
-            _LOG.info(words, entry.seconds, entry.plan.forecast.seconds, summary(entry.plan))
+    for one in made.replays:
+        if one.plan is not None and one.plan.forecast is not None:
+            words = "replayed: %.4g s a step, %.4g s by the model: %s"
+            _LOG.info(words, one.seconds, one.plan.forecast.seconds, summary(one.plan))
         else:
-            _LOG.info("tried: %.4g s a step as it was before", entry.seconds)
+            _LOG.info("replayed: %.4g s a step as it was before", one.seconds)
 
 
 def slowest(transport: Transport, seconds: float) -> float:
@@ -114,21 +114,21 @@ def slowest(transport: Transport, seconds: float) -> float:
     return float(floats(transport, seconds).max())
 
 
-def write_trace(transport: Transport, steps: Sequence[Step], path: Path) -> None:
-    """Write the trace of the steps that were watched, on rank 0. Collective.
+def write_workload(transport: Transport, steps: Sequence[RecordedStep], path: Path) -> None:
+    """Write the workload of the steps that were watched, on rank 0. Collective.
 
     Raises:
         PlanError: on every rank: too few steps, or steps that are not alike; ConfigError: the file cannot be written.
     """
-    trace = recorded(transport, steps, f"recorded on {transport.topology}")
-    on_rank_0(transport, lambda: trace.save(path), ConfigError)
+    workload = recorded(transport, steps, f"recorded on {transport.topology}")
+    on_rank_0(transport, lambda: workload.save(path), ConfigError)
 
 
-# --- the trace --------------------------------------------------------------------------------------------------------
+# --- the workload -----------------------------------------------------------------------------------------------------
 
 
-def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Trace:
-    """The trace of the steps that the ranks have watched. Collective; the same on every rank.
+def recorded(transport: Transport, steps: Sequence[RecordedStep], source: str) -> Workload:
+    """The workload of the steps that the ranks have watched. Collective; the same on every rank.
 
     A tensor is ready when the last rank has it, which is another one in every step: no collective can finish before all
     have given their part. So it is the median over the steps of the maximum over the ranks. They begin a step together,
@@ -146,10 +146,10 @@ def recorded(transport: Transport, steps: Sequence[Step], source: str) -> Trace:
     order = sorted(range(len(specs)), key=lambda column: first[specs[column].name])  # of equal times rank 0's
     where: DeviceKind = "gpu" if any(spec.device == "gpu" for spec in specs) else "cpu"
     text = f"{source}; {count} steps, the slowest of {len(said)} ranks in each"
-    return Trace.of_steps([specs[c] for c in order], latest[:, order], seconds, np.zeros(count), where, text)
+    return Workload.of_steps([specs[c] for c in order], latest[:, order], seconds, np.zeros(count), where, text)
 
 
-def _alike(steps: Sequence[Step]) -> list[Step]:
+def _alike(steps: Sequence[RecordedStep]) -> list[RecordedStep]:
     """The steps with the same tensors as the last."""
     if len(steps) < FEWEST:
         raise ConfigError(
@@ -168,11 +168,11 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
     return alike
 
 
-def _by_name(step: Step) -> list[TensorSpec]:
+def _by_name(step: RecordedStep) -> list[TensorSpec]:
     return sorted(step.specs, key=lambda spec: spec.name)
 
 
-def _times(alike: Sequence[Step]) -> dict[str, Any]:
+def _times(alike: Sequence[RecordedStep]) -> dict[str, Any]:
     """What all ranks are to know of the steps of one: when its tensors were ready, in the order of their names."""
     specs = _by_name(alike[-1])
     return {
@@ -183,22 +183,24 @@ def _times(alike: Sequence[Step]) -> dict[str, Any]:
 
 
 def _no_plan(failures: Sequence[Failure | None]) -> str:
-    return f"no plan could be made: {told_by_first(failures)}"
+    return f"no plan could be made: {first_failure(failures)}"
 
 
-def _ready(step: Step) -> dict[str, float]:
+def _ready(step: RecordedStep) -> dict[str, float]:
     return {spec.name: float(at) for spec, at in zip(step.specs, step.ready)}
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def _proposed(transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning) -> list[Plan]:
-    """Plans that are worth a trial, of rank 0 for all."""
+def _proposed(
+    transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
+) -> list[Plan]:
+    """Plans that are worth a replay, of rank 0 for all. Collective."""
 
     def make() -> list[Any]:
         try:
-            return [to_json(one) for one in _candidates(transport, options, trace, profile, tuning)]
+            return [to_json(one) for one in _candidates(transport, options, workload, profile, tuning)]
         except Exception as error:  # the kind says what the planner was about
             raise PlanError(
                 f"no plan could be made: {transport.describe(0)}: {type(error).__name__}: {error}"
@@ -209,81 +211,84 @@ def _proposed(transport: Transport, options: Options, trace: Trace, profile: Pro
 
 
 def _candidates(
-    transport: Transport, options: Options, trace: Trace, profile: Profile, tuning: Tuning
+    transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
 ) -> Iterator[Plan]:
     """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
-    trace, profile = beside(trace, profile)
-    best = plan(trace, profile, tuning.compressors, baselines=False)
+    workload, profile = beside(workload, profile)
+    best = plan(workload, profile, tuning.compressors, baselines=False)
     assert best.forecast is not None
-    dense = plan(trace, profile, (), baselines=False) if compresses(best) else best
+    dense = plan(workload, profile, (), baselines=False) if compresses(best) else best
     alone = [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]  # cost the same
-    cases = [Case(trace, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
-    routes = {"none": None, **{case.compressor: case.usual(trace.device).route for case in cases}}
-    given = [simple for way in routes.items() for simple in _simple(transport, options, trace, *way)]
-    plans = [best, dense, *(described(simple, best, trace, profile) for simple in given)]
+    cases = [Case(workload, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
+    routes = {"none": None, **{case.compressor: case.usual(workload.device).route for case in cases}}
+    given = [simple for way in routes.items() for simple in _simple(transport, options, workload, *way)]
+    plans = [best, dense, *(described(simple, best, workload, profile) for simple in given)]
     other = Strategy("none", Route.parse(default_route(transport.topology, compressed=False)))
     return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
 
 
-def _simple(transport: Transport, options: Options, trace: Trace, spec: str, route: Route | None) -> Iterator[Plan]:
+def _simple(
+    transport: Transport, options: Options, workload: Workload, spec: str, route: Route | None
+) -> Iterator[Plan]:
     """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer."""
     usual = replace(options, compressor=spec, route=route, plan=None, tuning=None)
-    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, trace.device) for t in trace.tensors]
+    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, workload.device) for t in workload.tensors]
     strategies = {spec.name: usual.strategy(spec, transport.topology) for spec in specs}
-    small = [t.name for t in trace.tensors if strategies[t.name].compressor == "none"]
-    yield Plan(strategies, groups=_of_one_type(trace, small if spec != "none" else []), fuse_bytes=0)
-    together = usual.strategy(TensorSpec("all", (trace.nbytes,), "float32", trace.device), transport.topology)
-    yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(trace, list(strategies)), fuse_bytes=0)
+    small = [t.name for t in workload.tensors if strategies[t.name].compressor == "none"]
+    yield Plan(strategies, groups=_of_one_type(workload, small if spec != "none" else []), fuse_bytes=0)
+    together = usual.strategy(TensorSpec("all", (workload.nbytes,), "float32", workload.device), transport.topology)
+    yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(workload, list(strategies)), fuse_bytes=0)
 
 
-def _of_one_type(trace: Trace, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _of_one_type(workload: Workload, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Groups of these tensors, one for each element type."""
     groups: dict[str, list[str]] = {}
     wanted = set(names)
-    for tensor in trace.tensors:
+    for tensor in workload.tensors:
         if tensor.name in wanted:
             groups.setdefault(tensor.dtype, []).append(tensor.name)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A plan on trial: median seconds of a step, and their uncertainty. ``plan`` None: what the session did before."""
+class Replay:
+    """Median seconds of a plan's step, and their uncertainty. ``plan`` None: what the session did before."""
 
     plan: Plan | None
     seconds: float = 0.0
     uncertain: float = 0.0
 
 
-def _tried(
-    transport: Transport, options: Options, plans: Sequence[Plan], trace: Trace, seconds: float, pushed: bool
-) -> tuple[Entry, list[Entry]]:
-    """Trials of what the session does now, and of the plans, the best first. Collective.
+def _replayed(
+    transport: Transport, options: Options, plans: Sequence[Plan], workload: Workload, seconds: float, pushed: bool
+) -> tuple[Replay, list[Replay]]:
+    """Replays of what the session does now, and of the plans, the best first. Collective.
 
-    All plans have a short trial; the best of them, and the best without compression, a long one after it, each by its
-    schedule and also in turns: those hide latencies of small operations, which the timeline counts in full.
+    All plans are replayed for a short time. The best of them, and the best without compression, are replayed for
+    longer, by their schedule and also in turns: turns hide latencies of small operations, which the timeline counts
+    in full.
     """
 
-    def tried(entry: Entry, share: float) -> Entry:
-        return Entry(entry.plan, *trial(transport, options, entry.plan or options.plan, trace, share, pushed))
+    def replayed(one: Replay, share: float) -> Replay:
+        return Replay(one.plan, *replay(transport, options, one.plan or options.plan, workload, share, pushed))
 
-    entries = [Entry(None), *map(Entry, plans)]
-    now, *first = [tried(entry, seconds / 2 / len(entries)) for entry in entries]
-    first.sort(key=lambda entry: entry.seconds)
-    plain = [entry for entry in first if not compresses(entry.plan)][:1]
-    final = first[:_FINALISTS] + [entry for entry in plain if entry not in first[:_FINALISTS]]
-    final += [Entry(replace(e.plan, schedule=None)) for e in final if e.plan is not None and e.plan.schedule]
-    now, *again = [tried(entry, seconds / 2 / (len(final) + 1)) for entry in [now, *final]]
-    rest = [entry for entry in first if entry not in final]
+    every = [Replay(None), *map(Replay, plans)]
+    now, *first = [replayed(one, seconds / 2 / len(every)) for one in every]
+    first.sort(key=lambda one: one.seconds)
+    plain = [one for one in first if not compresses(one.plan)][:1]
+    final = first[:_FINALISTS] + [one for one in plain if one not in first[:_FINALISTS]]
+    final += [Replay(replace(e.plan, schedule=None)) for e in final if e.plan is not None and e.plan.schedule]
+    now, *again = [replayed(one, seconds / 2 / (len(final) + 1)) for one in [now, *final]]
+    rest = [one for one in first if one not in final]
     best = _best(again)
-    return now, [best, *(entry for entry in again if entry != best), *rest]
+    return now, [best, *(one for one in again if one != best), *rest]
 
 
-def _best(entries: Sequence[Entry]) -> Entry:
-    """The plan with the shortest step; with compression only if that is shorter by more than the trials' noise."""
-    best = min(entries, key=lambda entry: entry.seconds)
-    dense = [entry for entry in entries if not compresses(entry.plan)]
-    plain = min(dense, key=lambda entry: entry.seconds, default=best)
+def _best(replays: Sequence[Replay]) -> Replay:
+    """The plan with the shortest step; with compression only if that is shorter by more than the replays' noise."""
+    best = min(replays, key=lambda one: one.seconds)
+    dense = [one for one in replays if not compresses(one.plan)]
+    plain = min(dense, key=lambda one: one.seconds, default=best)
     return best if plain.seconds - best.seconds > plain.uncertain + best.uncertain else plain
 
 

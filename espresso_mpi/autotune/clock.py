@@ -17,7 +17,7 @@ CallKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """One step of one rank, in seconds since the step before ended.
 
     Attributes:
@@ -42,7 +42,7 @@ class StepClock:
 
     def __init__(self, keep: int = 16, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self.steps: deque[Step] = deque(maxlen=keep)
+        self.steps: deque[RecordedStep] = deque(maxlen=keep)
         self.count = 0
         self._calls: list[tuple[CallKey, tuple[TensorSpec, ...], float]] = []
         self._names: set[str] = set()
@@ -63,7 +63,7 @@ class StepClock:
             specs = tuple(spec for _, tensors, _ in self._calls for spec in tensors)
             ready = np.array([at - self._began for _, tensors, at in self._calls for _ in tensors])
             pushed = any(call[0] == "push" for call, _, _ in self._calls)
-            self.steps.append(Step(specs, ready, self._waited - self._began, pushed))
+            self.steps.append(RecordedStep(specs, ready, self._waited - self._began, pushed))
         self.count += 1
         self._began, self._calls, self._idle = self._waited, [], 0.0
         self._names = set()

@@ -1,4 +1,4 @@
-"""Holds pushes back while steps are recorded: what the recorded backward pass takes is computing alone."""
+"""Holds pushes back while steps are recorded, so that the recorded backward pass is computing alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Held:
     """Hands pushes to the engine; while ``active()``, only when one is waited for or asked for.
 
     Traffic that travels beside the backward pass slows it down, most where ranks share cores, and by another amount
-    with every plan. A trace is to say when gradients are there without that.
+    with every plan. A workload is to say when gradients are there without that.
     """
 
     def __init__(self, engine: Engine, active: Callable[[], bool]) -> None:

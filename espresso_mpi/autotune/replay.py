@@ -1,4 +1,4 @@
-"""Synchronising arrays like those of training between two of its steps: what trials and measurements do."""
+"""Replays of a training step with other arrays, between two of its steps; and sessions for measurements."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from ..engine.diagnostics import CallKey
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..options import Options
-from ..planner.model.trace import Trace, TracedTensor
+from ..planner.model.workload import Workload, WorkloadTensor
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from ..types import DeviceKind, Plan, Strategy
-from .synthetic_load import Work
+from .synthetic_load import SyntheticLoad
 
 _WARM_UP = 1
-"""Trial steps of a plan that are not timed."""
+"""Replayed steps that are not timed."""
 
 _LEAST, _MOST = 3, 100
-"""Trial steps of a plan that are timed."""
+"""Replayed steps that are timed, at least and at most."""
 
 
-def trial(
-    transport: Transport, options: Options, plan: Plan | None, trace: Trace, seconds: float, pushed: bool
+def replay(
+    transport: Transport, options: Options, plan: Plan | None, workload: Workload, seconds: float, pushed: bool
 ) -> tuple[float, float]:
-    """Median seconds of a step like the trace's by a plan, on the slowest rank, and its uncertainty. Collective.
+    """Median seconds of a replayed step by a plan, on the slowest rank, and their uncertainty. Collective.
 
-    Gradients appear when the trace says so, and the processor is at work until then: it may be the same that
-    synchronises, and links rest meanwhile. The arrays are others, with normal values, and nothing of them is kept.
+    Gradients are ready when the workload says so. The processor computes until then, because it may be the one that
+    also synchronises. The arrays are not those of the training: they have normal values, and nothing of them is kept.
 
     Args:
         seconds: no further repetition is begun after this time, but for the first few.
-        pushed: gradients are pushed when they are there; else all are synchronised at once at the end.
+        pushed: gradients are pushed when they are ready; else all are synchronised at once at the end.
     """
-    with rehearsing(transport, replace(options, plan=plan and _settled(plan))) as session:
-        step = _ReplayedStep(session, trace, Work(transport, trace.device), transport.rank, pushed)
+    with replay_session(transport, replace(options, plan=plan and _settled(plan))) as session:
+        step = _ReplayedStep(session, workload, SyntheticLoad(transport, workload.device), transport.rank, pushed)
         times: list[float] = []
         started = time.perf_counter()
         while len(times) < _WARM_UP + _MOST:
@@ -63,7 +63,7 @@ def trial(
 
 
 def _settled(plan: Plan) -> Plan:
-    """The plan with all schedules at their end, for whatever tensors: bfloat16 has a stand-in."""
+    """The plan with all parameter schedules at their end, for any tensors: bfloat16 is replaced by another type."""
     strategies = {
         name: Strategy("none" if s.compressor == "none" else str(compressors.get(s.compressor).at(None)), s.route)
         for name, s in plan.strategies.items()
@@ -72,27 +72,29 @@ def _settled(plan: Plan) -> Plan:
 
 
 class _ReplayedStep:
-    """The step of a trace with arrays of its own."""
+    """The step of a workload with arrays of its own."""
 
-    def __init__(self, session: Rehearsal, trace: Trace, work: Work, rank: int, pushed: bool) -> None:
-        self._session, self._work, self._pushed = session, work, pushed
-        self._arrays = {tensor.name: _array(tensor, trace.device, rank) for tensor in trace.tensors}
-        self._gaps = [float(gap) for gap in trace.backward]
+    def __init__(
+        self, session: ReplaySession, workload: Workload, load: SyntheticLoad, rank: int, pushed: bool
+    ) -> None:
+        self._session, self._load, self._pushed = session, load, pushed
+        self._arrays = {tensor.name: _array(tensor, workload.device, rank) for tensor in workload.tensors}
+        self._gaps = [float(gap) for gap in workload.backward]
 
     def run(self) -> None:
         """Compute and synchronise."""
         if not self._pushed:
-            self._work.last(sum(self._gaps))
+            self._load.run(sum(self._gaps))
             self._session.sync(self._arrays)
             return
         for gap, (name, array) in zip(self._gaps, self._arrays.items()):
-            self._work.last(gap)
+            self._load.run(gap)
             self._session.push(name, array)
         self._session.wait_all()
 
 
-def _array(tensor: TracedTensor, where: DeviceKind, rank: int) -> Any:
-    """An array like a tensor, where it is. bfloat16 is stood in for by float16, which takes as long."""
+def _array(tensor: WorkloadTensor, where: DeviceKind, rank: int) -> Any:
+    """An array like a tensor, on its device. float16 replaces bfloat16; it takes as long."""
     kind = np.float16 if tensor.dtype == "bfloat16" else np.dtype(tensor.dtype)
     values = np.random.default_rng([rank, tensor.size]).standard_normal(tensor.size, np.float32)
     array = device.empty(tensor.size, kind, where)
@@ -100,8 +102,8 @@ def _array(tensor: TracedTensor, where: DeviceKind, rank: int) -> Any:
     return array.reshape(tensor.shape or (tensor.size,))
 
 
-class Rehearsal:
-    """A session's engine beside the session's own, on the same ranks: for what is measured between steps."""
+class ReplaySession:
+    """A second engine on the transport of a session: for what is measured between two of its steps."""
 
     def __init__(self, transport: Transport, options: Options) -> None:
         self._transport, self._options = transport, options
@@ -131,21 +133,21 @@ class Rehearsal:
         options, topology, alone = self._options, self._transport.topology, key[0] == "sync"
         batch = self._batches.find(key, specs, lambda new: batch_of(new, options, topology, alone))
         gpu = device.current_gpu() if any(spec.device == "gpu" for spec in specs) else None
-        return PendingCall(key, given, gradients, batch, title="a trial", gpu=gpu)
+        return PendingCall(key, given, gradients, batch, title="a replay", gpu=gpu)
 
     def shutdown(self) -> None:
         """Shut its engine down, on this rank."""
-        self._engine.shutdown("the trial is over", notify=False)
+        self._engine.shutdown("the replay is over", notify=False)
 
 
 @contextmanager
-def rehearsing(transport: Transport, options: Options) -> Iterator[Rehearsal]:
-    """A rehearsal for the with-block. Its engine monitors its own waits only, see ``Waiter.monitored``."""
-    rehearsal = Rehearsal(transport, options)
+def replay_session(transport: Transport, options: Options) -> Iterator[ReplaySession]:
+    """A replay session for the with-block. Its engine monitors only its own waits, see ``Waiter.monitored``."""
+    session = ReplaySession(transport, options)
     try:
-        yield rehearsal
+        yield session
     finally:
-        rehearsal.shutdown()
+        session.shutdown()
         transport.forget_kinds()
 
 
@@ -157,6 +159,6 @@ def opener(transport: Transport, options: Options) -> Callable[..., Any]:
         if problem:
             raise ConfigError(problem)
         kept = {"plan": None, **{name: getattr(checked, name) for name in changes}}
-        return rehearsing(transport, replace(options, **kept))
+        return replay_session(transport, replace(options, **kept))
 
     return opened

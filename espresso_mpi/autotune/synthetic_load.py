@@ -1,4 +1,4 @@
-"""Keeps processors busy as training does: what is measured beside it competes for cores and caches as it will then."""
+"""Synthetic load: computes as a backward pass does, so that what is measured competes for cores and caches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from ..collectives.messages.transport import Transport
 from ..types import DeviceKind
 
 _SIZE, _PIECE = 1 << 20, 1 << 14
-"""Elements that are gone through, more than a core's own cache holds, and how many at a time."""
+"""Elements of the array, more than a core's own cache holds, and elements of a piece."""
 
 _UNITS = 512
 """Pieces by which the rate is measured."""
 
 
-class Work:
-    """Computing in the place of a backward pass; where a GPU computes, only time passes. Collective.
+class SyntheticLoad:
+    """Computing in the place of a backward pass. Where a GPU computes, it sleeps. Collective.
 
-    Its rate is measured on all ranks at once, since ranks that share cores compete for them; the slowest one's counts.
+    The rate is measured on all ranks at once, because ranks that share cores compete for them. That of the
+    slowest rank counts.
     """
 
     def __init__(self, transport: Transport, where: DeviceKind) -> None:
@@ -34,8 +35,8 @@ class Work:
                 rates.append(_UNITS / (time.perf_counter() - start))
             self._rate = float(floats(transport, float(np.median(rates))).min())
 
-    def last(self, seconds: float) -> None:
-        """Be busy for about so long."""
+    def run(self, seconds: float) -> None:
+        """Compute for about so long."""
         if self._where == "gpu":
             time.sleep(seconds)
         else:

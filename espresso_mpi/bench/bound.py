@@ -264,7 +264,7 @@ def _wait_idly(comm: Any) -> None:
 class _Copy:
     """All ranks copy an array, or add it to another, at the same time, each with its share of the cores.
 
-    The quicker counts: a copy of what is in no cache also reads the lines that it writes, which nobody counts.
+    The quicker counts: a copy of what is in no cache also reads the lines that it writes, which does not count.
     """
 
     def __init__(self, comm: Any, topology: Topology, nbytes: int) -> None:

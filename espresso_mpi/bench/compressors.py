@@ -30,7 +30,7 @@ from .memory import last_level_cache
 _CACHED = 16
 """The smaller array that is measured by default has this part of the last-level cache."""
 
-_REHEARSALS = 4
+_WARM_CALLS = 4
 """Calls in a row before one is timed, until a cache of the last level has forgotten the method before."""
 
 _ERROR_SIZE = 1 << 22
@@ -38,7 +38,7 @@ _ERROR_SIZE = 1 << 22
 
 
 @dataclass(frozen=True)
-class _Contestant:
+class _TimedCodec:
     """Something to time.
 
     Attributes:
@@ -91,7 +91,7 @@ def main(
     with progress("bench compressors", len(lengths) * len(counts) * repeats) as tick:
         for n in lengths:
             for count in counts:
-                rows += _measure(_Stage(device, count, n), specs, repeats, tick)
+                rows += _measure(_Setup(device, count, n), specs, repeats, tick)
     _print(rows)
     if json is not None:
         write_rows(json, rows, cache=last_level_cache())
@@ -138,7 +138,7 @@ def _require_gpu() -> None:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _Setup:
     """A device with a number of threads, and arrays of n elements on it."""
 
     device: str
@@ -172,7 +172,7 @@ class _Stage:
 
     def timed(self, work: Callable[[], object], after: Callable[[], None] = lambda: None) -> float:
         """Seconds of a call with cold caches, or of the last of several where the array may be in them."""
-        for _ in range(0 if self.cold else _REHEARSALS):
+        for _ in range(0 if self.cold else _WARM_CALLS):
             work()
             after()
         if self.cold and self.device == "cpu":
@@ -203,35 +203,35 @@ class _Stage:
             numba.set_num_threads(before)
 
 
-def _measure(stage: _Stage, specs: Sequence[str], repeats: int, tick: Callable[[], None]) -> list[Row]:
-    x = np.random.default_rng(stage.n).standard_normal(stage.n, np.float32)
-    with stage.set():
-        arrays = _Arrays(*(stage.array(values) for values in (x, np.zeros_like(x), np.zeros_like(x), np.zeros_like(x))))
-        plain = _plain(stage, arrays)
-        contestants = [*plain, *(_ours(stage, x, arrays, spec) for spec in specs), *_peers(stage, x)]
-        for contestant in contestants:  # compiles, and takes the memory that is kept
-            _turn(stage, contestant)
+def _measure(setup: _Setup, specs: Sequence[str], repeats: int, tick: Callable[[], None]) -> list[Row]:
+    x = np.random.default_rng(setup.n).standard_normal(setup.n, np.float32)
+    with setup.set():
+        arrays = _Arrays(*(setup.array(values) for values in (x, np.zeros_like(x), np.zeros_like(x), np.zeros_like(x))))
+        plain = _plain(setup, arrays)
+        methods = [*plain, *(_ours(setup, x, arrays, spec) for spec in specs), *_peers(setup, x)]
+        for codec in methods:  # compiles, and takes the memory that is kept
+            _turn(setup, codec)
         turns = []
         for _ in range(repeats):
-            turns.append([_turn(stage, contestant) for contestant in contestants])
+            turns.append([_turn(setup, codec) for codec in methods])
             tick()
     times = np.array(turns)
     median, best = np.median(times, axis=0), times.min(axis=0)
     rate = max(c.traffic[0] / seconds for c, (seconds, _) in zip(plain, best))
-    return [_row(stage, c, m, b, rate) for c, m, b in zip(contestants, median, best)]
+    return [_row(setup, c, m, b, rate) for c, m, b in zip(methods, median, best)]
 
 
-def _turn(stage: _Stage, contestant: _Contestant) -> tuple[float, float]:
+def _turn(setup: _Setup, codec: _TimedCodec) -> tuple[float, float]:
     """Seconds of encode and decode."""
-    contestant.before()
-    encode = stage.timed(contestant.encode, contestant.after)
-    return encode, 0.0 if contestant.decode is None else stage.timed(contestant.decode)
+    codec.before()
+    encode = setup.timed(codec.encode, codec.after)
+    return encode, 0.0 if codec.decode is None else setup.timed(codec.decode)
 
 
-def _row(stage: _Stage, c: _Contestant, median: np.ndarray, best: np.ndarray, rate: float) -> Row:
-    """A contestant's row with its times, and the shares of its bound at a rate in bytes a second."""
+def _row(setup: _Setup, c: _TimedCodec, median: np.ndarray, best: np.ndarray, rate: float) -> Row:
+    """A codec's row with its times, and the shares of its bound at a rate in bytes a second."""
     shares = [
-        float(traffic / rate / seconds) if stage.cold and traffic and seconds else None
+        float(traffic / rate / seconds) if setup.cold and traffic and seconds else None
         for traffic, seconds in zip(c.traffic, best)
     ]
     return replace(
@@ -256,18 +256,18 @@ class _Arrays:
         copy(self.residual, self.zeros)
 
 
-def _bare(stage: _Stage, name: str, nbytes: int = 0) -> Row:
+def _bare(setup: _Setup, name: str, nbytes: int = 0) -> Row:
     """A row without times and errors."""
-    return Row(name, stage.device, stage.threads, stage.n, False, 0.0, 0.0, None, None, nbytes, None, None)
+    return Row(name, setup.device, setup.threads, setup.n, False, 0.0, 0.0, None, None, nbytes, None, None)
 
 
-def _plain(stage: _Stage, arrays: _Arrays) -> list[_Contestant]:
+def _plain(setup: _Setup, arrays: _Arrays) -> list[_TimedCodec]:
     """What moves bytes and does nothing else."""
     from ..arrays.device import copy
 
-    n, x, out, residual = stage.n, arrays.x, arrays.out, arrays.residual
+    n, x, out, residual = setup.n, arrays.x, arrays.out, arrays.residual
     kernels: dict[str, tuple[int, Callable[[], object]]] = {"copy": (8, lambda: copy(out, x))}
-    if stage.device == "cpu":
+    if setup.device == "cpu":
         bits = x.view(np.uint32)
         kernels |= {
             "read": (4, lambda: memory.read(bits)),
@@ -275,19 +275,19 @@ def _plain(stage: _Stage, arrays: _Arrays) -> list[_Contestant]:
             "accumulate": (12, lambda: memory.accumulate(residual, x)),
         }
     return [
-        _Contestant(work, None, replace(_bare(stage, name, 4 * n), vnmse=0.0, vnmse_expected=0.0), (moved * n, 0))
+        _TimedCodec(work, None, replace(_bare(setup, name, 4 * n), vnmse=0.0, vnmse_expected=0.0), (moved * n, 0))
         for name, (moved, work) in kernels.items()
     ]
 
 
-def _ours(stage: _Stage, values: np.ndarray, arrays: _Arrays, spec: str) -> _Contestant:
+def _ours(setup: _Setup, values: np.ndarray, arrays: _Arrays, spec: str) -> _TimedCodec:
     from ..compressors import Context, get
     from ..feedback import Feedback
 
-    n, compressor = stage.n, get(spec).at(None)
+    n, compressor = setup.n, get(spec).at(None)
     feedback = Feedback().resolved(compressor, n).kind != "none"
     residual = arrays.residual if feedback else None
-    payload = stage.array(np.zeros(compressor.nbytes(n), np.uint8))
+    payload = setup.array(np.zeros(compressor.nbytes(n), np.uint8))
     context = Context(key=1, shared=2)
 
     def encode() -> None:
@@ -305,24 +305,24 @@ def _ours(stage: _Stage, values: np.ndarray, arrays: _Arrays, spec: str) -> _Con
         compressor.update_from_aggregate(payload, n, context)
 
     row = replace(
-        _bare(stage, spec, compressor.nbytes(n)), feedback=feedback, launch_s=_launch(stage, compressor),
-        vnmse=_error(stage, values[:_ERROR_SIZE], compressor),
+        _bare(setup, spec, compressor.nbytes(n)), feedback=feedback, launch_s=_launch(setup, compressor),
+        vnmse=_error(setup, values[:_ERROR_SIZE], compressor),
         vnmse_expected=compressor.gaussian_error(min(n, _ERROR_SIZE)),
     )  # fmt: skip
     traffic = compressor.encode_traffic(n) - (0 if feedback else 8 * n), compressor.decode_traffic(n)
-    return _Contestant(
+    return _TimedCodec(
         encode, lambda: compressor.decode_add(payload, arrays.out, context), row, traffic, before, update
     )
 
 
-def _error(stage: _Stage, values: np.ndarray, compressor: Any) -> float:
+def _error(setup: _Setup, values: np.ndarray, compressor: Any) -> float:
     """The mean square error of a first encode, relative to the values."""
     from ..arrays.device import copy
     from ..compressors import Context
 
-    out = stage.array(np.zeros(values.size, np.float32))
-    payload = stage.array(np.zeros(compressor.nbytes(values.size), np.uint8))
-    compressor.encode(stage.array(values), payload, None, Context(key=7, shared=8))
+    out = setup.array(np.zeros(values.size, np.float32))
+    payload = setup.array(np.zeros(compressor.nbytes(values.size), np.uint8))
+    compressor.encode(setup.array(values), payload, None, Context(key=7, shared=8))
     compressor.decode(payload, out)
     seen = np.empty_like(values)
     copy(seen, out)
@@ -330,31 +330,31 @@ def _error(stage: _Stage, values: np.ndarray, compressor: Any) -> float:
     return float(np.sum((wide - seen) ** 2) / np.sum(wide**2))
 
 
-def _launch(stage: _Stage, compressor: Any) -> float:
+def _launch(setup: _Setup, compressor: Any) -> float:
     """Seconds of an encode of one element."""
     from ..compressors import Context
 
-    x, context = stage.array(np.ones(1, np.float32)), Context()
-    payload = stage.array(np.zeros(compressor.nbytes(1), np.uint8))
-    times = [stage.seconds(lambda: compressor.encode(x, payload, None, context)) for _ in range(20)]
+    x, context = setup.array(np.ones(1, np.float32)), Context()
+    payload = setup.array(np.zeros(compressor.nbytes(1), np.uint8))
+    times = [setup.seconds(lambda: compressor.encode(x, payload, None, context)) for _ in range(20)]
     return float(np.median(times[1:]))
 
 
 # --- what others offer for the same -----------------------------------------------------------------------------------
 
 
-def _peers(stage: _Stage, values: np.ndarray) -> list[_Contestant]:
+def _peers(setup: _Setup, values: np.ndarray) -> list[_TimedCodec]:
     """torch's casts, top-k and quantisation, if it is installed: on the same values, with as many threads."""
     try:
         import torch
     except ImportError:
         return []
-    if stage.device == "cuda" and not torch.cuda.is_available():
+    if setup.device == "cuda" and not torch.cuda.is_available():
         return []
-    torch.set_num_threads(max(1, stage.threads))
-    x = torch.tensor(values, device=stage.device)
+    torch.set_num_threads(max(1, setup.threads))
+    x = torch.tensor(values, device=setup.device)
     out = torch.zeros_like(x)
-    k = max(1, stage.n // 100)
+    k = max(1, setup.n // 100)
     scale = float(np.abs(values).max()) / 127
 
     def half(kind: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
@@ -372,19 +372,19 @@ def _peers(stage: _Stage, values: np.ndarray) -> list[_Contestant]:
         return torch.quantize_per_tensor(x, scale, 0, torch.qint8)
 
     operations: dict[str, tuple[int, Callable[[], Any], Callable[[Any], Any]]] = {
-        "torch half": (2 * stage.n, *half(torch.float16)),
-        "torch bfloat16": (2 * stage.n, *half(torch.bfloat16)),
+        "torch half": (2 * setup.n, *half(torch.float16)),
+        "torch bfloat16": (2 * setup.n, *half(torch.bfloat16)),
         "torch topk 1%": (12 * k, largest, lambda payload: out.index_add_(0, *payload)),
     }
-    if stage.device == "cpu":
-        operations["torch qint8"] = (stage.n, quantised, lambda payload: out.add_(payload.dequantize()))
-    return [_peer(stage, name, *operation) for name, operation in operations.items()]
+    if setup.device == "cpu":
+        operations["torch qint8"] = (setup.n, quantised, lambda payload: out.add_(payload.dequantize()))
+    return [_peer(setup, name, *operation) for name, operation in operations.items()]
 
 
 def _peer(
-    stage: _Stage, name: str, nbytes: int, encode: Callable[[], Any], decode: Callable[[Any], Any]
-) -> _Contestant:
-    return _Contestant(encode, partial(decode, encode()), _bare(stage, name, nbytes))
+    setup: _Setup, name: str, nbytes: int, encode: Callable[[], Any], decode: Callable[[Any], Any]
+) -> _TimedCodec:
+    return _TimedCodec(encode, partial(decode, encode()), _bare(setup, name, nbytes))
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

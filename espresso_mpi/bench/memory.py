@@ -1,7 +1,7 @@
-"""How quickly plain kernels move bytes, as a yardstick for compressors: what reads only, and what also writes.
+"""How quickly plain kernels move bytes, as a yardstick for compressors: reading, and reading and writing.
 
-A copy is no such yardstick: where it writes lines that it has not read, the processor reads them first, so it moves 12
-bytes for the 8 that count, and a compressor that changes what it has read would come out above it.
+A copy is no yardstick. Before the processor writes lines that it has not read, it reads them. A copy thus moves 12
+bytes for the 8 that count, and a compressor that changes what it has read would appear to be quicker than it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""``MPI_Allreduce`` as good as the library at hand does it, for ``bench sync`` to compare with.
+"""``MPI_Allreduce`` at its best, for ``bench sync`` to compare with.
 
-- float16 is summed by a compiled C callback, in place, on MPI's 16-bit type: MPI's own half types are slow or missing,
-  and an operator written in Python costs more than the sum.
-- Where the library lets its algorithms be chosen (Open MPI's component ``tuned``, by the tool interface MPI_T), all
-  are tried on a communicator each, in place and from another buffer, and the quickest is measured beside the library's
-  own choice, in turns with everything else.
+- A compiled C callback sums float16, in place, on MPI's 16-bit type. MPI's own half types are slow or missing, and an
+  operator written in Python costs more than the sum.
+- Some libraries let the caller choose the algorithm: Open MPI's component ``tuned``, by the tool interface MPI_T. All
+  algorithms are tried on a communicator each, in place and with a second buffer. The quickest is then measured beside
+  the library's own choice, in turns with everything else.
 
 MPI's functions that mpi4py does not offer are called through the library that mpi4py itself has loaded.
 """
@@ -24,13 +24,14 @@ from numba import carray
 from ..collectives.data.layout import Topology
 from ..compressors.kernels.cpu import host
 from ..errors import EspressoError
+from ..files.compiled import cached
 from ..types import Route
 from .bound import memory_traffic
 from .harness.checks import wrong_mean, wrong_together
-from .harness.turns import Contestant, Effort, in_turns, timed
+from .harness.timing import Repetitions, TimedMethod, interleaved, timed
 
 FP32, FP16, TUNED = "mpi-allreduce-fp32", "mpi-allreduce-fp16", "-tuned"
-"""Names of the rows; ``TUNED`` is appended where the way is not the library's own choice."""
+"""Names of the rows; ``TUNED`` is appended where the variant is not the library's own choice."""
 
 _ALGORITHMS = {
     1: "linear",
@@ -49,21 +50,21 @@ _HAN = "coll_han_priority"
 """That of the component which would come before ``tuned`` where there are several nodes; from Open MPI 5 on."""
 
 _TRIAL_SECONDS = 0.1
-"""How long the library's own way takes on the array that ways are tried with."""
+"""How long the library's own choice takes on the array that variants are tried with."""
 
 _TRIAL_LEAST = 1 << 18
-"""Bytes of the smallest array that ways are tried with, unless the measured one is smaller."""
+"""Bytes of the smallest array that variants are tried with, unless the measured one is smaller."""
 
 FINALISTS = 2
-"""Ways that trials leave; which is quicker is seen among all methods, on the whole array."""
+"""Variants that trials leave; which is quicker is seen among all methods, on the whole array."""
 
 _CLEARLY_SLOWER = 2.0
-"""A way that takes more than this many times the quickest in one trial is not tried again."""
+"""A variant that takes more than this many times the quickest in one trial is not tried again."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to call MPI_Allreduce.
+class Variant:
+    """One variant of MPI_Allreduce.
 
     Attributes:
         name: the algorithm; "" for the library's own choice.
@@ -81,13 +82,13 @@ class Way:
         return (self.name or "MPI's own choice") + (", in place" if self.in_place else ", two buffers")
 
     def allreduce(self, x: Any, out: Any, op: Any) -> None:
-        """The sum over all ranks in ``x``, or in ``out`` if the way is not in place. Collective."""
+        """The sum over all ranks in ``x``, or in ``out`` if the variant is not in place. Collective."""
         from mpi4py import MPI
 
         self.comm.Allreduce(MPI.IN_PLACE if self.in_place else x, x if self.in_place else out, op)
 
 
-# --- the contestants --------------------------------------------------------------------------------------------------
+# --- the methods ------------------------------------------------------------------------------------------------------
 
 
 class Allreduces:
@@ -110,73 +111,79 @@ class Allreduces:
         self.halves, self.other_halves = (np.empty(x.size, np.uint16) for _ in range(2))
         self.cast = compressors.get("fp16")
         self.op = half_sum()
-        self.ways = ways(comm)
+        self.variants = variants(comm)
 
-    def contestants(self) -> list[Contestant]:
-        """The library's own choice and the quickest other ways, those under one name, for both element types."""
-        return [self._named(kind, way) for kind in (FP32, FP16) for way in (self.ways[0], *self._quickest(kind))]
+    def methods(self) -> list[TimedMethod]:
+        """The library's own choice and the quickest other variants, those under one name, for both element types."""
+        return [
+            self._named(kind, variant) for kind in (FP32, FP16) for variant in (self.variants[0], *self._quickest(kind))
+        ]
 
     def close(self) -> None:
         """Give back what they hold."""
         self.op.Free()
-        for way in self.ways:
-            if way.in_place:  # the other way on the same communicator is not
-                way.comm.Free()
+        for variant in self.variants:
+            if variant.in_place:  # the other variant on the same communicator is not
+                variant.comm.Free()
 
-    def _named(self, kind: str, way: Way) -> Contestant:
+    def _named(self, kind: str, variant: Variant) -> TimedMethod:
         run, check = (self._fp32, self._check_fp32) if kind == FP32 else (self._fp16, self._check_fp16)
-        name = kind if way == self.ways[0] else kind + TUNED
-        return Contestant(name, lambda: run(way, slice(None)), lambda: check(way), self.prepare, text=way.text)
+        name = kind if variant == self.variants[0] else kind + TUNED
+        return TimedMethod(
+            name, lambda: run(variant, slice(None)), lambda: check(variant), self.prepare, text=variant.text
+        )
 
-    def _quickest(self, kind: str) -> list[Way]:
-        """Of all ways but the first; by trials on a part of the array that takes about as long everywhere."""
+    def _quickest(self, kind: str) -> list[Variant]:
+        """Of all variants but the first; by trials on a part of the array that takes about as long everywhere."""
         run = self._fp32 if kind == FP32 else self._fp16
-        first, *others = self.ways
+        first, *others = self.variants
         seconds = timed(self.comm, lambda: run(first, slice(None)), self.prepare)
         if seconds < 10 * _TRIAL_SECONDS:  # what a first call takes besides may weigh
             seconds = timed(self.comm, lambda: run(first, slice(None)), self.prepare)
         share = min(1.0, max(_TRIAL_SECONDS / seconds, _TRIAL_LEAST / self.x.nbytes))
         part = slice(0, max(1, int(self.x.size * share)))
-        return quickest(self.comm, others, lambda way: run(way, part), self.prepare)
+        return quickest(self.comm, others, lambda variant: run(variant, part), self.prepare)
 
     # --- what is timed, and its check ---
 
-    def _fp32(self, way: Way, part: slice) -> None:
+    def _fp32(self, variant: Variant, part: slice) -> None:
         from mpi4py import MPI
 
-        way.allreduce(self.x[part], self.other[part], MPI.SUM)
+        variant.allreduce(self.x[part], self.other[part], MPI.SUM)
 
-    def _fp16(self, way: Way, part: slice) -> None:
+    def _fp16(self, variant: Variant, part: slice) -> None:
         """Cast, sum of halves, cast back."""
         from mpi4py import MPI
 
         x, halves, other = self.x[part], self.halves[part], self.other_halves[part]
         self.cast.encode(x, halves.view(np.uint8))
-        way.allreduce([halves, MPI.UINT16_T], [other, MPI.UINT16_T], self.op)
-        self.cast.decode((halves if way.in_place else other).view(np.uint8), x)
+        variant.allreduce([halves, MPI.UINT16_T], [other, MPI.UINT16_T], self.op)
+        self.cast.decode((halves if variant.in_place else other).view(np.uint8), x)
 
-    def _check_fp32(self, way: Way) -> int:
+    def _check_fp32(self, variant: Variant) -> int:
         self.prepare()
-        self._fp32(way, slice(None))
-        mean = (self.x if way.in_place else self.other) / np.float32(self.comm.size)
+        self._fp32(variant, slice(None))
+        mean = (self.x if variant.in_place else self.other) / np.float32(self.comm.size)
         return wrong_together(self.comm, [mean], lambda: wrong_mean(mean, self.sources()))
 
-    def _check_fp16(self, way: Way) -> int:
+    def _check_fp16(self, variant: Variant) -> int:
         self.prepare()
-        self._fp16(way, slice(None))
+        self._fp16(variant, slice(None))
         return wrong_together(self.comm, [self.x], lambda: _wrong_halves(self.x, self.sources()))
 
 
-def quickest(comm: Any, ways: Sequence[Way], run: Callable[[Way], None], prepare: Callable[[], None]) -> list[Way]:
-    """The ``FINALISTS`` ways with the least median times; clearly slower ones are tried only once. Collective."""
-    trials = [Contestant(way.text, partial(run, way), prepare=prepare) for way in ways]
+def quickest(
+    comm: Any, variants: Sequence[Variant], run: Callable[[Variant], None], prepare: Callable[[], None]
+) -> list[Variant]:
+    """The ``FINALISTS`` variants with the least median times; clearly slower ones are tried only once. Collective."""
+    trials = [TimedMethod(variant.text, partial(run, variant), prepare=prepare) for variant in variants]
     for trial in trials:
         timed(comm, trial.run, prepare)  # opens connections
     once = [timed(comm, trial.run, prepare) for trial in trials]
     bar = max(_CLEARLY_SLOWER * min(once), sorted(once)[:FINALISTS][-1])
     left = [number for number, seconds in enumerate(once) if seconds <= bar]
-    times = in_turns(comm, [trials[number] for number in left], Effort(20, 3 * _TRIAL_SECONDS))
-    return [ways[left[place]] for place in np.argsort(np.median(times, axis=0))[:FINALISTS]]
+    times = interleaved(comm, [trials[number] for number in left], Repetitions(20, 3 * _TRIAL_SECONDS))
+    return [variants[left[place]] for place in np.argsort(np.median(times, axis=0))[:FINALISTS]]
 
 
 def _wrong_halves(out: np.ndarray, sources: Sequence[np.ndarray]) -> int:
@@ -242,7 +249,8 @@ def _compiled_sum() -> Any:
     from numba import cfunc, types
 
     halves, count = types.CPointer(types.uint16), types.CPointer(types.int32)
-    return cfunc(types.void(halves, halves, count, types.voidptr), cache=True)(_add_halves)
+    signature = types.void(halves, halves, count, types.voidptr)
+    return cached(lambda cache: cfunc(signature, cache=cache)(_add_halves))
 
 
 def _add_halves(source, target, count, datatype):  # type: ignore[no-untyped-def]
@@ -252,8 +260,8 @@ def _add_halves(source, target, count, datatype):  # type: ignore[no-untyped-def
         total[i] = host.to_half(host.from_half(x[i]) + host.from_half(total[i]))
 
 
-def ways(comm: Any) -> list[Way]:
-    """The library's own choice in place, then all other ways that it offers. Collective."""
+def variants(comm: Any) -> list[Variant]:
+    """The library's own choice in place, then all other variants that it offers. Collective."""
     found = [("", comm.Dup())]
     if _choosable():
         with _restored(*filter(_known, (_HAN, _RULES, _ALGORITHM))):
@@ -263,7 +271,7 @@ def ways(comm: Any) -> list[Way]:
             for number, name in _ALGORITHMS.items():
                 _write(_ALGORITHM, number)
                 found.append((f"Open MPI's {name}", comm.Dup()))  # a communicator keeps what was set when it was made
-    return [Way(name, own, in_place) for name, own in found for in_place in (True, False)]
+    return [Variant(name, own, in_place) for name, own in found for in_place in (True, False)]
 
 
 @cache

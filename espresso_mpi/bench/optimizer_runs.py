@@ -11,12 +11,13 @@ import numpy as np
 
 from espresso_mpi.cluster import launch
 from espresso_mpi.compressors import get
-from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError
+from espresso_mpi.errors import ConfigError, NonFiniteError
 from espresso_mpi.session import Session
 
 from . import text
 from .defaults import Optimizers as Defaults
 from .gpt_shape import Shape as Shape
+from .harness.replicas import mean_loss, place_on_node, require_same_start
 from .model import learning_rate, to_bits
 from .training import Method
 
@@ -57,7 +58,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunConfig:
     """What one run has for itself: an optimizer of ``RATES``, its peak learning rate, a method, a seed."""
 
     optimizer: str
@@ -107,19 +108,20 @@ def _has_momentum(spec: str) -> bool:
     return compressor.second_pass() != compressor
 
 
-def train(comm: Any, corpus: text.Corpus, cell: Cell, settings: Settings, advance: Callable[[], None]) -> Row:
-    """Train as ``cell`` says. Collective; every rank returns the same row.
+def train(comm: Any, corpus: text.Corpus, config: RunConfig, settings: Settings, advance: Callable[[], None]) -> Row:
+    """Train as ``config`` says. Collective; every rank returns the same row.
 
     Raises:
         MismatchError: the ranks do not start from the same text and weights.
     """
     from .gpt import Replica
 
-    replica = Replica(settings.shape, cell.seed, cell.optimizer, cell.momentum, _threads(comm))
-    _require_same_start(comm, corpus, replica)
-    method = cell.method
-    with Session(comm, compressor=method.compressor, seed=cell.seed, feedback=method.feedback) as session:
-        return _Loop(comm, session, replica, corpus, settings, cell).run(advance)
+    threads = launch.threads_per_rank(place_on_node(comm)[0])
+    replica = Replica(settings.shape, config.seed, config.optimizer, config.momentum, threads)
+    require_same_start(comm, corpus.sha256, replica.digest(), "torch")
+    method = config.method
+    with Session(comm, compressor=method.compressor, seed=config.seed, feedback=method.feedback) as session:
+        return _Loop(comm, session, replica, corpus, settings, config).run(advance)
 
 
 def sequences(symbols: np.ndarray, starts: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray]:
@@ -132,26 +134,22 @@ def validation_loss(comm: Any, replica: Replica, corpus: text.Corpus, settings: 
     """Mean bits a character over the windows of the validation text, shared among the ranks. Collective."""
     context = settings.shape.context
     starts = np.arange(0, len(corpus.validation) - context, context * settings.validation_stride)
-    mine = starts[comm.rank :: comm.size]
-    total = 0.0
-    for first in range(0, len(mine), _CHUNK):
-        part = mine[first : first + _CHUNK]
-        total += len(part) * replica.loss(*sequences(corpus.validation, part, context))
-    return to_bits(sum(comm.allgather(total)) / len(starts))
+    nats = mean_loss(comm, starts, _CHUNK, lambda part: replica.loss(*sequences(corpus.validation, part, context)))
+    return to_bits(nats)
 
 
 class _Loop:
     """The steps of one run, and what is measured on the way."""
 
     def __init__(
-        self, comm: Any, session: Session, replica: Replica, corpus: text.Corpus, settings: Settings, cell: Cell
+        self, comm: Any, session: Session, replica: Replica, corpus: text.Corpus, settings: Settings, config: RunConfig
     ) -> None:
         self._comm, self._session, self._replica = comm, session, replica
-        self._corpus, self._settings, self._cell = corpus, settings, cell
+        self._corpus, self._settings, self._config = corpus, settings, config
         start, stop = text.shard_bounds(len(corpus.train), comm.size, comm.rank)
         self._shard = corpus.train[start:stop]
         # Of the seed and the rank alone, so that every method sees the same batches.
-        self._rng = np.random.default_rng([cell.seed, comm.rank])
+        self._rng = np.random.default_rng([config.seed, comm.rank])
         self._curve: list[tuple[int, float]] = []
 
     def run(self, advance: Callable[[], None]) -> Row:
@@ -176,7 +174,7 @@ class _Loop:
             self._session.sync(grads)
         except NonFiniteError:
             return False
-        self._replica.update(learning_rate(step, self._settings.steps, self._cell.lr, WARMUP))
+        self._replica.update(learning_rate(step, self._settings.steps, self._config.lr, WARMUP))
         return True
 
     def _measure(self, step: int) -> None:
@@ -184,15 +182,15 @@ class _Loop:
 
     def _row(self, done: int, finite: bool, seconds: float) -> Row:
         sent = self._comm.allgather(sum(self._session.stats().bytes_by_level.values()))
-        cell, comm = self._cell, self._comm
+        config, comm = self._config, self._comm
         return Row(
-            optimizer=cell.optimizer,
-            lr=cell.lr,
-            momentum=cell.momentum,
-            method=cell.method.label,
-            compressor=cell.method.compressor,
-            feedback=cell.method.feedback,
-            seed=cell.seed,
+            optimizer=config.optimizer,
+            lr=config.lr,
+            momentum=config.momentum,
+            method=config.method.label,
+            compressor=config.method.compressor,
+            feedback=config.method.feedback,
+            seed=config.seed,
             loss=self._curve[-1][1] if finite else None,
             diverged_at=None if finite else done,
             replicas_identical=len(set(comm.allgather(self._replica.digest()))) == 1,
@@ -200,23 +198,3 @@ class _Loop:
             seconds=max(comm.allgather(seconds)),
             curve=tuple((step, loss if np.isfinite(loss) else None) for step, loss in self._curve),
         )
-
-
-def _threads(comm: Any) -> int:
-    """The cores of this node shared out among its ranks."""
-    from mpi4py import MPI
-
-    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    threads = launch.threads_per_rank(local.size)
-    local.Free()
-    return threads
-
-
-def _require_same_start(comm: Any, corpus: text.Corpus, replica: Replica) -> None:
-    starts = comm.allgather((corpus.sha256, replica.digest()))
-    for rank, (sha256, digest) in enumerate(starts):
-        if (sha256, digest) != starts[0]:
-            what = "training text" if sha256 != starts[0][0] else "initial weights"
-            raise MismatchError(
-                f"rank {rank} has another {what} than rank 0; run the same Python and torch on all nodes"
-            )

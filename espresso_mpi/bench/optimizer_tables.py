@@ -1,23 +1,25 @@
-"""What the runs of ``bench optimizers`` come to: a line for each optimizer, learning rate and method."""
+"""What the runs of ``bench optimizers`` come to: a row for each optimizer, learning rate and method, over the seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ..files import schema
+from .harness.columns import Column, Table, Unit
 from .optimizer_runs import Row
-
-HEADER = ["optimizer", "lr", "method", "seeds", "loss", "spread", "vs fp32 %", "over seeds", "KiB a step", "replicas"]
 
 
 def rows_of(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Rows from what a JSON file holds.
 
     Raises:
-        TypeError: an entry has other fields.
+        ConfigError: an entry has other fields.
     """
-    return [Row(**{**row, "curve": tuple((step, loss) for step, loss in row["curve"])}) for row in raw]
+    found: list[Row] = schema.convert(raw, list[Row], "rows")
+    return found
 
 
 def line(row: Row) -> str:
@@ -28,17 +30,70 @@ def line(row: Row) -> str:
     return f"{name}: {row.loss:.4f} bits/char, {row.seconds:.0f} s"
 
 
-def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells. *spread* is the largest loss less the smallest, over the seeds; *vs fp32* compares runs of the
-    same optimizer, learning rate and seed: their mean, and *over seeds* the least and the most."""
-    groups: dict[tuple[str, float], dict[str, list[Row]]] = {}
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed alone.
+
+    Attributes:
+        runs: one for each seed.
+        changes: by how many percent the loss of each differs from that of fp32 with the same optimizer, learning rate
+            and seed; runs without such a counterpart are left out.
+    """
+
+    runs: Sequence[Row]
+    changes: Sequence[float]
+
+    @property
+    def first(self) -> Row:
+        """The run that says what all have in common."""
+        return self.runs[0]
+
+    @property
+    def losses(self) -> list[float]:
+        """Those of the runs that did not diverge."""
+        return [run.loss for run in self.runs if run.loss is not None]
+
+    @property
+    def loss(self) -> float | str:
+        """The mean over the seeds."""
+        return "diverged" if len(self.losses) < len(self.runs) else fmean(self.losses)
+
+    @property
+    def spread(self) -> float | None:
+        """The largest loss less the smallest."""
+        return max(self.losses) - min(self.losses) if len(self.losses) > 1 else None
+
+    @property
+    def change(self) -> float | None:
+        """The mean of the changes."""
+        return fmean(self.changes) if self.changes else None
+
+    @property
+    def range(self) -> str:
+        """The least change and the largest."""
+        return f"{min(self.changes):+.2f} to {max(self.changes):+.2f}" if len(self.changes) > 1 else ""
+
+    @property
+    def bytes_per_step(self) -> float:
+        """What a rank sends in a step, on average."""
+        return fmean(run.bytes_per_step for run in self.runs)
+
+    @property
+    def replicas(self) -> str:
+        """Whether all ranks ended with the same weights."""
+        return "identical" if all(run.replicas_identical for run in self.runs) else "DIFFER"
+
+
+def groups(rows: Sequence[Row]) -> list[Group]:
+    """The runs by optimizer, learning rate and method, sorted by the first two."""
+    found: dict[tuple[str, float], dict[str, list[Row]]] = {}
     for row in sorted(rows, key=lambda row: (row.optimizer, row.lr)):
-        groups.setdefault((row.optimizer, row.lr), {}).setdefault(row.method, []).append(row)
-    lines = []
-    for methods in groups.values():
+        found.setdefault((row.optimizer, row.lr), {}).setdefault(row.method, []).append(row)
+    made = []
+    for methods in found.values():
         baseline = {row.seed: row.loss for row in methods.get("fp32", [])}
-        lines += [_cells(own, baseline) for own in methods.values()]
-    return HEADER, lines
+        made += [Group(runs, [] if name == "fp32" else changes(runs, baseline)) for name, runs in methods.items()]
+    return made
 
 
 def changes(rows: Sequence[Row], baseline: Mapping[int, float | None]) -> list[float]:
@@ -47,18 +102,19 @@ def changes(rows: Sequence[Row], baseline: Mapping[int, float | None]) -> list[f
     return [100 * (loss / other - 1) for loss, other in pairs if loss is not None and other is not None]
 
 
-def _cells(rows: Sequence[Row], baseline: Mapping[int, float | None]) -> list[str]:
-    first, losses = rows[0], [row.loss for row in rows if row.loss is not None]
-    change = [] if first.method == "fp32" else changes(rows, baseline)
-    return [
-        first.optimizer,
-        f"{first.lr:g}",
-        first.method,
-        str(len(rows)),
-        "diverged" if len(losses) < len(rows) else f"{fmean(losses):.4f}",
-        f"{max(losses) - min(losses):.4f}" if len(losses) > 1 else "",
-        f"{fmean(change):+.2f}" if change else "",
-        f"{min(change):+.2f} to {max(change):+.2f}" if len(change) > 1 else "",
-        f"{fmean(row.bytes_per_step for row in rows) / 1024:.1f}",
-        "identical" if all(row.replicas_identical for row in rows) else "DIFFER",
-    ]
+_LOSS = Unit("", 1, ".4f")
+
+TABLE = Table(
+    (
+        Column("optimizer", lambda group, every: group.first.optimizer, left=True),
+        Column("lr", lambda group, every: group.first.lr, Unit("", 1, "g")),
+        Column("method", lambda group, every: group.first.method, left=True),
+        Column("seeds", lambda group, every: len(group.runs)),
+        Column("loss", "loss", _LOSS),
+        Column("spread", "spread", _LOSS),
+        Column("vs fp32 %", "change", Unit("", 1, "+.2f")),
+        Column("over seeds", "range"),
+        Column("KiB a step", "bytes_per_step", Unit("", 1 / 1024, ".1f")),
+        Column("replicas", "replicas", left=True),
+    )
+)

@@ -8,8 +8,6 @@ written at once, and a later call with the same file goes on where the last one 
 from __future__ import annotations
 
 import itertools
-import json as jsonlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -21,12 +19,13 @@ from espresso_mpi.compressors import read_specs
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
-from ..collectives.messages.agreement import on_every_rank, on_rank_0, told_by_first
+from ..collectives.messages.agreement import first_failure, on_every_rank, on_rank_0
 from ..files import output
 from . import optimizer_tables as tables
 from . import text
 from .defaults import Optimizers as Defaults
-from .optimizer_runs import RATES, WARMUP, Cell, Row, Settings, Shape, train
+from .harness.replicas import world
+from .optimizer_runs import RATES, WARMUP, Row, RunConfig, Settings, Shape, train
 from .training import Method
 
 TOTAL_BATCH = 8
@@ -72,37 +71,37 @@ def main(
             could not be written later on.
         CorpusError: this Python has no training text.
     """
-    comm = _world() if comm is None else comm
+    comm = world() if comm is None else comm
     settings = Settings(
         steps=steps,
         batch=max(1, TOTAL_BATCH // comm.size) if batch is None else batch,
         eval_every=max(1, steps // 3) if eval_every is None else eval_every,
         shape=shape or Shape(),
     )
-    cells = cells_of(optimizer, lr, _methods(methods, without_feedback), seeds)
-    return _trained(comm, settings, cells, json, plot)
+    configs = configs_of(optimizer, lr, _methods(methods, without_feedback), seeds)
+    return _trained(comm, settings, configs, json, plot)
 
 
 def _trained(
-    comm: Any, settings: Settings, cells: Sequence[Cell], json: Path | None, plot: Path | None
+    comm: Any, settings: Settings, configs: Sequence[RunConfig], json: Path | None, plot: Path | None
 ) -> dict[str, Any]:
     """What the JSON file holds when all runs are done."""
-    corpus, _ = on_every_rank(comm, lambda: _corpus(settings), wording=told_by_first)
+    corpus, _ = on_every_rank(comm, lambda: _corpus(settings), wording=first_failure)
     before = on_rank_0(comm, lambda: _start(settings, corpus, comm.size, json, plot))
     report = _Report(before, json if comm.rank == 0 else None)
-    todo = [cell for cell in cells if not any(same_run(cell, row) for row in report.rows)]
+    todo = [config for config in configs if not any(same_run(config, row) for row in report.rows)]
     if comm.rank == 0:
-        print(_heading(corpus, settings, comm.size, len(todo), len(cells)), flush=True)
-    for cell in todo:
-        with output.progress(cell.label, settings.steps, comm.rank == 0) as advance:
-            report.add(train(comm, corpus, cell, settings, advance))
+        print(_heading(corpus, settings, comm.size, len(todo), len(configs)), flush=True)
+    for config in todo:
+        with output.progress(config.label, settings.steps, comm.rank == 0) as advance:
+            report.add(train(comm, corpus, config, settings, advance))
     result = report.result()
     if comm.rank == 0:
         _show(report.rows, plot)
     return result
 
 
-def cells_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds: str) -> list[Cell]:
+def configs_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds: str) -> list[RunConfig]:
     """The runs that the arguments of ``main`` ask for, in the order in which they are made.
 
     Raises:
@@ -114,17 +113,17 @@ def cells_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds: s
             raise ConfigError(f"--optimizer {name!r}; expected {' or '.join(RATES)}, or both with a comma")
     rates = None if lr is None else _numbers("--lr", lr, float)
     runs = [
-        Cell(name, rate, method, seed)
+        RunConfig(name, rate, method, seed)
         for seed, name in itertools.product(_numbers("--seeds", seeds, int), names)
         for rate, method in itertools.product(rates or [RATES[name]], methods)
     ]
     return list(dict.fromkeys(runs))
 
 
-def same_run(cell: Cell, row: Row) -> bool:
-    """Whether ``row`` is the result of ``cell``."""
-    method = cell.method
-    return (cell.optimizer, cell.lr, method.compressor, method.feedback, cell.seed) == (
+def same_run(config: RunConfig, row: Row) -> bool:
+    """Whether ``row`` is the result of ``config``."""
+    method = config.method
+    return (config.optimizer, config.lr, method.compressor, method.feedback, config.seed) == (
         row.optimizer, row.lr, row.compressor, row.feedback, row.seed,
     )  # fmt: skip
 
@@ -147,12 +146,6 @@ def _numbers(option: str, given: str, kind: Callable[[str], Any]) -> list[Any]:
 # --- before the first run ---------------------------------------------------------------------------------------------
 
 
-def _world() -> Any:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
-
-
 def _corpus(settings: Settings) -> text.Corpus:
     if find_spec("torch") is None:
         raise ConfigError("bench optimizers trains with PyTorch, which is not installed: pip install torch")
@@ -163,8 +156,6 @@ def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | Non
     """What the JSON file holds, or will hold before the first run, once it is known that all files can be written."""
     output.check_writable(json)
     output.check_plot(plot)
-    from espresso_mpi.cluster.environment import environment
-
     from .gpt import version
 
     conditions = {
@@ -184,8 +175,8 @@ def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | Non
             f"--json {json}: holds runs with {name} {before['settings'].get(name)}, this call has {conditions[name]}; "
             "name another file, or call it as then"
         )
-    rows = before["rows"] if before else []
-    return {"kind": "optimizers", "environment": environment(), "settings": conditions, "rows": rows}
+    rows = tables.rows_of(before["rows"]) if before else []
+    return output.result_of(rows, kind="optimizers", settings=conditions)
 
 
 def _held(json: Path | None) -> dict[str, Any] | None:
@@ -218,9 +209,7 @@ class _Report:
         """Keep a run, and write all of them at once: the next one may be interrupted."""
         self.rows.append(row)
         if self._path is not None:
-            beside = self._path.with_name(self._path.name + ".part")
-            beside.write_text(jsonlib.dumps(self.result(), indent=1, allow_nan=False) + "\n")
-            os.replace(beside, self._path)
+            schema.write(self._path, self.result())
             print(f"{tables.line(row)}; wrote {self._path}", file=sys.stderr, flush=True)
 
     def result(self) -> dict[str, Any]:
@@ -228,18 +217,17 @@ class _Report:
         return {**self._start, "rows": [asdict(row) for row in self.rows]}
 
 
-def _heading(corpus: text.Corpus, settings: Settings, ranks: int, todo: int, cells: int) -> str:
+def _heading(corpus: text.Corpus, settings: Settings, ranks: int, todo: int, configs: int) -> str:
     return (
         f"Text: {corpus.characters} characters, SHA-256 {corpus.sha256}\n"
         f"Model: GPT, {settings.shape.parameters} parameters, {settings.shape.context} characters of context; {ranks} "
         f"ranks x batch {settings.batch}, {settings.steps} steps\n"
-        f"Runs: {todo} to do, {cells - todo} done already"
+        f"Runs: {todo} to do, {configs - todo} done already"
     )
 
 
 def _show(rows: Sequence[Row], plot: Path | None) -> None:
-    header, lines = tables.table(rows)
-    output.show("Loss: validation, bits a character", header, lines, left=("optimizer", "method", "replicas"))
+    tables.TABLE.show("loss: validation, bits a character", tables.groups(rows))
     if plot is not None:
         from . import plots
 

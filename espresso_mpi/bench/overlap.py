@@ -1,7 +1,7 @@
 """``bench overlap``: what a training step takes when gradients travel while the next ones are still being computed.
 
 The main thread multiplies matrices and pushes a gradient after each share of them, the last layer's first, as a
-backward pass does. All of it is measured in one run, in turns: computing alone, and of every method one ``sync`` of all
+backward pass does. One run measures everything in turns: computing alone, and of every method one ``sync`` of all
 gradients (T_s), a ``sync`` of the largest alone, and the step that overlaps. How long a product takes is known from the
 one computing that took turns with all of them; a method's T_c is its number of products times that. Unless given, T_c
 is about T_s, where there is most to hide.
@@ -27,7 +27,7 @@ from .harness import columns
 from .harness.checks import Inputs, wrong_together
 from .harness.columns import MS, RATIO, SHARE, Column, Table
 from .harness.rows import publish
-from .harness.turns import Contestant, Effort, in_turns, timed
+from .harness.timing import Repetitions, TimedMethod, interleaved, timed
 from .tensors import shapes_of
 
 ALLOWED = 1.15
@@ -120,8 +120,8 @@ def main(
     specs, shapes = read_specs(compressors), shapes_of(sizes)
     _one_thread(world)
     with progress("bench overlap", repeats, world.rank == 0) as tick:
-        effort = Effort(repeats, None if seconds is None else seconds * len(specs), tick)
-        rows = _measured(world, Inputs(world, shapes), specs, compute_ms, effort, trace)
+        repetitions = Repetitions(repeats, None if seconds is None else seconds * len(specs), tick)
+        rows = _measured(world, Inputs(world, shapes), specs, compute_ms, repetitions, trace)
     title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {world.size} ranks: compute and sync at once"
     publish(world, "overlap", TABLE, title, rows, json, network="ResNet-101" if sizes is None else sizes)
     return rows
@@ -148,17 +148,22 @@ def row(method: str, inputs: Mapping[str, np.ndarray], times: np.ndarray, wrong:
 
 
 def _measured(
-    comm: Any, inputs: Inputs, specs: Sequence[str], compute_ms: float | None, effort: Effort, trace: Path | None
+    comm: Any,
+    inputs: Inputs,
+    specs: Sequence[str],
+    compute_ms: float | None,
+    repetitions: Repetitions,
+    trace: Path | None,
 ) -> list[Row]:
     grads = inputs.copies()
     wrong = [_wrong(comm, inputs, spec) for spec in specs]
     matrices = _Matrices(comm)
     alone = _Compute(matrices, matrices.products(_CALIBRATION_SECONDS), grads)
     steps = [_Steps(comm, inputs, grads, spec, matrices, compute_ms) for spec in specs]
-    contestants = [Contestant("compute", alone.alone), *(c for one in steps for c in one.contestants())]
-    for c in contestants:  # allocates, and agrees on each list of tensors
+    methods = [TimedMethod("compute", alone.alone), *(c for one in steps for c in one.methods())]
+    for c in methods:  # allocates, and agrees on each list of tensors
         timed(comm, c.run, c.prepare)
-    times = in_turns(comm, contestants, effort)
+    times = interleaved(comm, methods, repetitions)
     rows = []
     for number, one in enumerate(steps):
         compute = times[:, :1] * (one.work.products / alone.products)
@@ -190,14 +195,14 @@ class _Steps:
         seconds = float(np.median(tried)) if compute_ms is None else compute_ms / 1e3
         self.work = _Compute(matrices, matrices.products(seconds), self.grads)
 
-    def contestants(self) -> list[Contestant]:
+    def methods(self) -> list[TimedMethod]:
         """One sync of all, one of the largest, and the step."""
         largest = max(self.grads, key=lambda name: self.grads[name].nbytes)
         alone = {largest: self.grads[largest]}
         return [
-            Contestant("sync", self.sync, prepare=self.refill),
-            Contestant("largest", lambda: self.session.sync(alone), prepare=self.refill),
-            Contestant("step", self.step, prepare=self.refill),
+            TimedMethod("sync", self.sync, prepare=self.refill),
+            TimedMethod("largest", lambda: self.session.sync(alone), prepare=self.refill),
+            TimedMethod("step", self.step, prepare=self.refill),
         ]
 
     def sync(self) -> None:

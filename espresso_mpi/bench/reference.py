@@ -17,7 +17,7 @@ from ..collectives.data.layout import Topology
 from ..collectives.job import ALL_RANKS, encode_key
 from ..compressors import Compressor, Context
 from ..options import DEFAULT_SEGMENT
-from ..types import ALIGN, Collective, Encode, Level, Route, Step
+from ..types import ALIGN, Collective, Encode, Level, Route, RouteStep
 
 Piece = tuple[int, int, np.ndarray]
 """Elements [start, stop) and their payload."""
@@ -97,7 +97,7 @@ class _Simulation:
 
     # --- encode and decode ---
 
-    def encode(self, later: Sequence[Step]) -> None:
+    def encode(self, later: Sequence[RouteStep]) -> None:
         decode = next(i for i, step in enumerate(later) if not isinstance(step, Collective))
         moves = [s for s in later[:decode] if isinstance(s, Collective)]
         levels = {s.level for s in moves} - self.averaged

@@ -13,9 +13,9 @@ from msgspec import Struct
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
-from ..files.output import RESULT_BYTES, number
+from ..files.output import RESULT_BYTES
 from . import sync_tables, validate_tables
-from .harness.columns import markdown, size_text
+from .harness.columns import size_text
 from .harness.rows import R, completed
 from .planner import rows as planner_rows
 from .planner import tables as planner_tables
@@ -124,8 +124,9 @@ Steps are simulated, in the order `schedule` unless a table says otherwise; time
 
 _VALIDATE = """
 Training steps as the planner predicts them and as they were measured. Predictions are made from a profile of this
-cluster and from a trace of the training, both recorded before, in other sessions; then all methods of a case train in
-turns. *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come (`push`).
+cluster and from the workload of the training, both recorded before, in other sessions; then all methods of a case
+train in turns. *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come
+(`push`).
 *error* is of the prediction; *bias*: the median of the errors with their signs. *computing*: how long it took until all
 gradients were there, over the recorded time: with `sync` it shows how far the node's speed changed in between.
 *time / best*: over the quickest method measured; *auto / best*: that of what `plan="auto"` chose.
@@ -156,9 +157,9 @@ class _Content(Struct):
 
 
 def _load(path: Path) -> Result:
-    def read(document: Any) -> Result:
-        schema.convert(document, _Content, "not the result of a benchmark, as bench ... --json makes it")
-        return {**document, "path": path, "kind": _kind(document)}
+    def read(content: Any) -> Result:
+        schema.convert(content, _Content, "not the result of a benchmark, as bench ... --json makes it")
+        return {**content, "path": path, "kind": _kind(content)}
 
     return schema.load(path, read, RESULT_BYTES)
 
@@ -212,7 +213,7 @@ def _section(result: Result, picture: Path | None) -> str:
 
 
 def _made_of(result: Result, make: Callable[[], str]) -> str:
-    """A text about a result, of whose rows only those of some kinds are checked when they are read.
+    """A text about a result; where a field is damaged, an error that names the file.
 
     Raises:
         ConfigError: naming the file, where something in it is not as the benchmark writes it.
@@ -229,26 +230,14 @@ def _made_of(result: Result, make: Callable[[], str]) -> str:
 
 
 def _body(result: Result, picture: Path | None) -> str:
-    """The table of a result, and what belongs to it."""
-    kind = result["kind"]
-    if kind == "train":
-        plot = "" if picture is None else f"\n![Loss against seconds and against bytes]({picture})\n"
-        return _train(result) + plot
-    if kind in _BODIES:
-        return _BODIES[kind](result)
-    plot = f"\n![Time against size and against ranks]({result['picture']})\n" if result.get("picture") else ""
-    return _table_of(result) + plot
+    """The tables of a result, and what belongs to them."""
+    if result["kind"] == "train":
+        return _train(result) + _picture("Loss against seconds and against bytes", picture)
+    return _BODIES[result["kind"]](result)
 
 
-def _table_of(result: Result) -> str:
-    """The table of a suite that has one table."""
-    from . import overlap, scaling, tensors
-
-    if result["kind"] == "tensors":
-        return tensors.TABLE.markdown(_timings(result, tensors.Row))
-    if result["kind"] == "overlap":
-        return overlap.TABLE.markdown(schema.convert(result["rows"], list[overlap.Row], "rows"))
-    return scaling.TABLE.markdown(scaling.curves(_timings(result, scaling.Row)))
+def _picture(title: str, path: Path | str | None) -> str:
+    return f"\n![{title}]({path})\n" if path else ""
 
 
 def _timings(result: Result, kind: type[R]) -> list[R]:
@@ -307,33 +296,38 @@ def _sync(result: Result) -> str:
     return table + (f"\nMeasured beside it: {'; '.join(reached)}.\n" if reached else "")
 
 
-def _train(result: Result) -> str:
-    def line(row: Result) -> list[str]:
-        bytes_ = row["bytes_per_step"]
-        return [
-            row["method"],
-            number(row["loss"], ".4f"),
-            number(row["loss_vs_fp32"], "+.2f"),
-            number(row["seconds_to_target"], ".1f"),
-            f"{row['compute_seconds'] * 1e3:.1f}",
-            f"{row['sync_seconds'] * 1e3:.1f}",
-            f"{bytes_.get('intra', 0):,.0f}",
-            f"{bytes_.get('inter', 0):,.0f}",
-            "yes" if row["replicas_identical"] else "NO",
-        ]
+def _tensors(result: Result) -> str:
+    from . import tensors
 
-    header = ["method", "loss", "vs fp32 %", "s to target", "compute ms", "sync ms", "bytes in node",
-              "bytes between", "identical"]  # fmt: skip
+    return tensors.TABLE.markdown(_timings(result, tensors.Row))
+
+
+def _overlap(result: Result) -> str:
+    from . import overlap
+
+    return overlap.TABLE.markdown(schema.convert(result["rows"], list[overlap.Row], "rows"))
+
+
+def _scaling(result: Result) -> str:
+    from . import scaling
+
+    table = scaling.TABLE.markdown(scaling.curves(_timings(result, scaling.Row)))
+    return table + _picture("Time against size and against ranks", result.get("picture"))
+
+
+def _train(result: Result) -> str:
+    from . import train_tables
+
     corpus = result["corpus"]
     note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"
-    return markdown(header, [line(row) for row in result["rows"]]) + note
+    return train_tables.TABLE.markdown(schema.convert(result["rows"], list[train_tables.Row], "rows")) + note
 
 
 def _compressors(result: Result) -> str:
     """A table for every size: caches make one of another kind of the others."""
     from . import compressor_tables
 
-    rows = [compressor_tables.Row(**row) for row in result["rows"]]
+    rows = schema.convert(result["rows"], list[compressor_tables.Row], "rows")
     tables = compressor_tables.by_size(rows, result["cache"])
     text = "".join(f"\n### {title}\n\n{compressor_tables.TABLE.markdown(own)}" for title, own in tables.items())
     note = compressor_tables.above(rows)
@@ -346,36 +340,37 @@ def _optimizers(result: Result) -> str:
 
     settings = result["settings"]
     shape = settings["shape"]
-    header, lines = optimizer_tables.table(optimizer_tables.rows_of(result["rows"]))
+    groups = optimizer_tables.groups(optimizer_tables.rows_of(result["rows"]))
     note = (
         f"{settings['parameters']:,} parameters: {shape['layers']} layers of width {shape['width']}, "
         f"{shape['context']} characters of context; {settings['ranks']} ranks x {settings['batch']} sequences, "
         f"{settings['steps']} steps. Text: {settings['text_characters']} characters, SHA-256 "
         f"`{settings['text_sha256']}`. *KiB a step* are what a rank sends."
     )
-    return f"{markdown(header, lines)}\n{note}\n"
+    return f"{optimizer_tables.TABLE.markdown(groups)}\n{note}\n"
 
 
 def _planner(result: Result) -> str:
     """A table for every part that was measured."""
-    rows = [planner_rows.KINDS[row["part"]](**row) for row in result["rows"]]
+    rows = planner_rows.read(result["rows"])
     sections = []
     for part, own in planner_tables.parts(rows):
-        notes = "".join(f"\n{note}\n" for note in result.get("notes", {}).get(part.name, []))
-        sections.append(f"\n### {part.title}\n{part.text}\n{markdown(part.header, part.lines(own))}{notes}")
-    plot = f"\n![Selection time against tensors and options]({result['picture']})\n" if result.get("picture") else ""
-    return "".join(sections) + plot
+        notes = "".join(f"\n{note}\n" for note in part.notes(own))
+        sections.append(f"\n### {part.title}\n{part.text}\n{part.table.markdown(own)}{notes}")
+    return "".join(sections) + _picture("Selection time against tensors and options", result.get("picture"))
 
 
 def _validate(result: Result) -> str:
     """What it comes to in every case, and all methods."""
-    rows = [planner_rows.Validation(**row) for row in result["rows"]]
-    cases = markdown(validate_tables.CASES_HEADER, validate_tables.cases(rows))
-    return f"{cases}\n{validate_tables.TABLE.markdown(rows)}"
+    rows = schema.convert(result["rows"], list[validate_tables.Row], "rows")
+    return f"{validate_tables.CASES.markdown(validate_tables.cases(rows))}\n{validate_tables.TABLE.markdown(rows)}"
 
 
 _BODIES: dict[str, Callable[[Result], str]] = {
     "sync": _sync,
+    "tensors": _tensors,
+    "overlap": _overlap,
+    "scaling": _scaling,
     "compressors": _compressors,
     "optimizers": _optimizers,
     "planner": _planner,

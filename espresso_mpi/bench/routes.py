@@ -1,7 +1,7 @@
 """``bench routes``: one array by every named route, compressor by compressor: what the session's own choice rests on.
 
-The routes of a compressor take turns, and each is told beside the quickest of them. Results of arrays up to 16 MiB are
-checked, but for those of routes on which MPI adds the payloads; ``bench sync --route`` checks larger ones too.
+The routes of a compressor take turns, and each is compared with the quickest of them. Results of arrays up to 16 MiB
+are checked, but for those of routes on which MPI adds the payloads; ``bench sync --route`` checks larger ones too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .harness.checks import Inputs
 from .harness.columns import BYTES, RATIO, Column, Table
 from .harness.measuring import CHECKED, by_session, measure
 from .harness.rows import Timing, publish
-from .harness.turns import Contestant, Effort, route_name
+from .harness.timing import Repetitions, TimedMethod, route_name
 
 NAME = "x"
 """The tensor's."""
@@ -89,7 +89,7 @@ def main(
     with progress("bench routes", len(lengths) * len(specs) * repeats, world.rank == 0) as tick:
         for nbytes in lengths:
             for spec in specs:
-                rows += _measured(world, nbytes, spec, Effort(repeats, seconds, tick))
+                rows += _measured(world, nbytes, spec, Repetitions(repeats, seconds, tick))
     publish(world, "routes", TABLE, f"one array by every named route, {world.size} ranks", rows, json)
     return rows
 
@@ -97,7 +97,7 @@ def main(
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _measured(comm: Any, nbytes: int, spec: str, effort: Effort) -> list[Row]:
+def _measured(comm: Any, nbytes: int, spec: str, repetitions: Repetitions) -> list[Row]:
     """A row for each route of a compressor. Collective."""
     from .. import compressors
 
@@ -106,18 +106,18 @@ def _measured(comm: Any, nbytes: int, spec: str, effort: Effort) -> list[Row]:
     topology = topology_of(comm)
     hierarchical = len(topology.nodes) > 1 and topology.size > len(topology.nodes)
     method = None if spec == "none" else compressors.get(spec)
-    contestants = [_along(comm, inputs, x, spec, route) for route in named_routes(method, hierarchical)]
+    methods = [_along(comm, inputs, x, spec, route) for route in named_routes(method, hierarchical)]
     own = _own_choice(comm, spec, x)
-    found = measure(comm, contestants, effort, check=nbytes <= CHECKED)
+    found = measure(comm, methods, repetitions, check=nbytes <= CHECKED)
     least = min(one.seconds for one in found)
     return [
-        Row(**one.fields(nbytes, comm.size), route=route_name(one.contestant.route), ratio=one.seconds / least,
-            default=one.contestant.route == own)
+        Row(**one.fields(nbytes, comm.size), route=route_name(one.method.route), ratio=one.seconds / least,
+            default=one.method.route == own)
         for one in found
     ]  # fmt: skip
 
 
-def _along(comm: Any, inputs: Inputs, x: np.ndarray, spec: str, route: Route) -> Contestant:
+def _along(comm: Any, inputs: Inputs, x: np.ndarray, spec: str, route: Route) -> TimedMethod:
     """A session along a route. Where MPI adds payloads, their order is its own: no sum of three is right to the bit."""
     found = replace(by_session(comm, inputs, {NAME: x}, spec, route=route, min_bytes=0), route=route)
     return replace(found, check=None) if route.sums_payloads else found

@@ -26,7 +26,7 @@ from .harness.checks import Inputs, wrong_mean, wrong_together
 from .harness.columns import GB_PER_S, SHARE, Column, Table, Unit, size_text
 from .harness.measuring import CHECKED, by_session, measure
 from .harness.rows import Timing
-from .harness.turns import Contestant, Effort
+from .harness.timing import Repetitions, TimedMethod
 
 MPI_METHOD = "mpi-allreduce-fp32"
 
@@ -92,7 +92,7 @@ def main(
     rows: list[Row] = []
     with progress("bench scaling", len(plan) * repeats, world.rank == 0) as tick:
         for count, nbytes in plan:
-            rows += _on_the_first(world, count, partial(_measured, nbytes, specs, Effort(repeats, seconds, tick)))
+            rows += _on_the_first(world, count, partial(_measured, nbytes, specs, Repetitions(repeats, seconds, tick)))
     if world.rank == 0:
         _finish(rows, json, plot)
     return rows
@@ -153,15 +153,15 @@ def _on_the_first(world: Any, count: int, measure: Any) -> list[Row]:
     return world.bcast(rows)
 
 
-def _measured(nbytes: int, specs: Sequence[str], effort: Effort, comm: Any) -> list[Row]:
+def _measured(nbytes: int, specs: Sequence[str], repetitions: Repetitions, comm: Any) -> list[Row]:
     inputs = Inputs(comm, {NAME: (nbytes // 4,)})
     arrays = inputs.copies()
-    contestants = [_mpi(comm, inputs, arrays), *(by_session(comm, inputs, arrays, spec, min_bytes=0) for spec in specs)]
-    found = measure(comm, contestants, effort, check=nbytes <= CHECKED)
+    methods = [_mpi(comm, inputs, arrays), *(by_session(comm, inputs, arrays, spec, min_bytes=0) for spec in specs)]
+    found = measure(comm, methods, repetitions, check=nbytes <= CHECKED)
     return [Row(**one.fields(nbytes, comm.size), ranks=comm.size) for one in found]
 
 
-def _mpi(comm: Any, inputs: Inputs, arrays: dict[str, np.ndarray]) -> Contestant:
+def _mpi(comm: Any, inputs: Inputs, arrays: dict[str, np.ndarray]) -> TimedMethod:
     from mpi4py import MPI
 
     out = np.empty_like(arrays[NAME])
@@ -173,7 +173,7 @@ def _mpi(comm: Any, inputs: Inputs, arrays: dict[str, np.ndarray]) -> Contestant
         mean = out / np.float32(comm.size)
         return wrong_together(comm, [mean], lambda: wrong_mean(mean, [source[NAME] for source in inputs.of_all()]))
 
-    return Contestant(MPI_METHOD, run, check, partial(inputs.refill, arrays))
+    return TimedMethod(MPI_METHOD, run, check, partial(inputs.refill, arrays))
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from .harness.checks import Inputs
 from .harness.columns import size_text
 from .harness.measuring import Measured, by_session, measure
 from .harness.rows import publish
-from .harness.turns import Contestant, Effort, route_name
+from .harness.timing import Repetitions, TimedMethod, route_name
 from .mpi_own import FP16, FP32, Allreduces, least_sent, least_traffic
 from .sync_tables import TABLE, Row, rates_text
 
@@ -64,7 +64,7 @@ def main(
         for nbytes in lengths:
             wanted = trace if nbytes == lengths[-1] else None
             suite = _Suite(world, nbytes, specs, route)
-            rows += suite.measured(Effort(repeats, seconds, tick), wanted)
+            rows += suite.measured(Repetitions(repeats, seconds, tick), wanted)
             rates[str(nbytes)] = suite.rates
     title = f"one array, {world.size} ranks; speed-up over MPI_Allreduce and our fp16 in the same run"
     publish(world, "sync", TABLE, title, rows, json, yardsticks=rates)
@@ -85,13 +85,13 @@ class _Suite:
         self.inputs = Inputs(comm, {NAME: (nbytes // 4,)})
         self.x = np.empty(nbytes // 4, np.float32)  # the same memory every time, as in training
         self.mpi = Allreduces(comm, self.x, self._refill, self._sources)
-        self.contestants = [*self.mpi.contestants(), *(self._ours(spec, route) for spec in specs)]
+        self.methods = [*self.mpi.methods(), *(self._ours(spec, route) for spec in specs)]
         self.topology = topology_of(comm)
         self.yardsticks = Yardsticks(comm, self.topology, nbytes)
 
-    def measured(self, effort: Effort, trace: Path | None) -> list[Row]:
+    def measured(self, repetitions: Repetitions, trace: Path | None) -> list[Row]:
         """A row for each method; traces, if wanted, are taken after all is measured."""
-        found = measure(self.comm, self.contestants, effort, beside=self._compare, trace=trace)
+        found = measure(self.comm, self.methods, repetitions, beside=self._compare, trace=trace)
         rows = _quickest_of_each([self._row(one) for one in found])
         self.mpi.close()
         self.yardsticks.close()
@@ -103,14 +103,14 @@ class _Suite:
         return {"link": self.yardsticks.link, "copy": self.yardsticks.copy}
 
     def _compare(self, repetition: int) -> None:
-        """Take the yardsticks in repetitions 0, 1, 2, 4, 8 and so on: nobody knows how many there will be."""
+        """Measure the yardsticks in repetitions 0, 1, 2, 4, 8 and so on: their number is not known before."""
         if repetition & (repetition - 1) == 0:
             self.yardsticks.measure()
 
     def _row(self, m: Measured) -> Row:
-        c = m.contestant
+        c = m.method
         if m.sent is None:
-            route, least = c.text, self._bound_of_mpi(c.method)
+            route, least = c.text, self._bound_of_mpi(c.name)
         else:
             route, least = route_name(c.route), self._bound(c, [levels["inter"] for levels in m.sent])
         return Row(
@@ -118,12 +118,12 @@ class _Suite:
             bound_seconds=least.seconds, ratio=m.seconds / least.seconds if least.seconds else None,
         )  # fmt: skip
 
-    def _bound(self, c: Contestant, inter: Sequence[int]) -> Bound:
+    def _bound(self, c: TimedMethod, inter: Sequence[int]) -> Bound:
         from .. import compressors
         from ..feedback import Feedback
 
         n = self.nbytes // 4
-        method = None if c.method == "none" else compressors.get(c.method).at(None)
+        method = None if c.name == "none" else compressors.get(c.name).at(None)
         feedback = method is not None and Feedback().resolved(method, n).kind != "none"
         assert c.route is not None
         return bound(inter, memory_traffic(c.route, self.topology, n, method, feedback), self.topology, self.yardsticks)
@@ -138,9 +138,9 @@ class _Suite:
     def _refill(self) -> None:
         self.inputs.refill({NAME: self.x})
 
-    def _ours(self, spec: str, route: str | None) -> Contestant:
-        way = None if spec == "none" else route
-        return by_session(self.comm, self.inputs, {NAME: self.x}, spec, route=way, min_bytes=0)
+    def _ours(self, spec: str, route: str | None) -> TimedMethod:
+        own = None if spec == "none" else route
+        return by_session(self.comm, self.inputs, {NAME: self.x}, spec, route=own, min_bytes=0)
 
     def _sources(self) -> list[np.ndarray]:
         return [source[NAME] for source in self.inputs.of_all()]

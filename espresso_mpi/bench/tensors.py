@@ -22,7 +22,7 @@ from .harness.checks import Inputs, wrong_mean, wrong_together
 from .harness.columns import MB, RATIO, Column, Table
 from .harness.measuring import by_session, measure
 from .harness.rows import Timing, publish
-from .harness.turns import Contestant, Effort
+from .harness.timing import Repetitions, TimedMethod
 
 FUSED, EACH = "mpi-allreduce-fused", "mpi-allreduce-each"
 
@@ -92,7 +92,7 @@ def main(
     check_writable(json)
     specs, shapes = read_specs(compressors), shapes_of(sizes)
     with progress("bench tensors", repeats, world.rank == 0) as tick:
-        rows = _measured(world, shapes, specs, Effort(repeats, seconds, tick))
+        rows = _measured(world, shapes, specs, Repetitions(repeats, seconds, tick))
     title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {world.size} ranks"
     publish(world, "tensors", TABLE, title, rows, json, network="ResNet-101" if sizes is None else sizes)
     return rows
@@ -108,16 +108,16 @@ def shapes_of(sizes: str | None) -> dict[str, tuple[int, ...]]:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _measured(comm: Any, shapes: Shapes, specs: Sequence[str], effort: Effort) -> list[Row]:
+def _measured(comm: Any, shapes: Shapes, specs: Sequence[str], repetitions: Repetitions) -> list[Row]:
     inputs = Inputs(comm, shapes)
     grads = inputs.copies()
-    contestants = [_fused(comm, inputs), _each(comm, inputs, grads)]
-    contestants += [by_session(comm, inputs, grads, spec) for spec in specs]
+    methods = [_fused(comm, inputs), _each(comm, inputs, grads)]
+    methods += [by_session(comm, inputs, grads, spec) for spec in specs]
     nbytes = sum(x.nbytes for x in grads.values())
-    return [Row(**one.fields(nbytes, comm.size), tensors=len(grads)) for one in measure(comm, contestants, effort)]
+    return [Row(**one.fields(nbytes, comm.size), tensors=len(grads)) for one in measure(comm, methods, repetitions)]
 
 
-def _fused(comm: Any, inputs: Inputs) -> Contestant:
+def _fused(comm: Any, inputs: Inputs) -> TimedMethod:
     """One buffer that holds all tensors side by side: what a program gains that keeps its gradients so."""
     from mpi4py import MPI
 
@@ -129,14 +129,14 @@ def _fused(comm: Any, inputs: Inputs) -> Contestant:
         mean = out / np.float32(comm.size)
         return wrong_together(comm, [mean], lambda: wrong_mean(mean, [_joined(s) for s in inputs.of_all()]))
 
-    return Contestant(FUSED, lambda: comm.Allreduce(flat, out, MPI.SUM), check)
+    return TimedMethod(FUSED, lambda: comm.Allreduce(flat, out, MPI.SUM), check)
 
 
 def _joined(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([x.reshape(-1) for x in arrays.values()])
 
 
-def _each(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray]) -> Contestant:
+def _each(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray]) -> TimedMethod:
     from mpi4py import MPI
 
     def run() -> None:
@@ -149,4 +149,4 @@ def _each(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray]) -> Contest
         mean = _joined(grads) / np.float32(comm.size)
         return wrong_together(comm, [mean], lambda: wrong_mean(mean, [_joined(s) for s in inputs.of_all()]))
 
-    return Contestant(EACH, run, check, partial(inputs.refill, grads))
+    return TimedMethod(EACH, run, check, partial(inputs.refill, grads))

@@ -1,4 +1,4 @@
-"""A progress bar that is told shares and not steps."""
+"""A progress bar that moves by shares of the whole, not by steps."""
 
 from __future__ import annotations
 

@@ -1,31 +1,32 @@
-"""`espresso-mpi bench train`: what each compression method costs in loss and saves in time and bytes.
+"""`espresso-mpi bench train`: what each compression method costs in loss, and what it saves in time and bytes.
 
-The same small language model is trained from the same weights on the same batches with every method in turn,
-over all ranks of the job. `summary.Row` says what the printed columns mean.
+The same small language model is trained by every method in turn, over all ranks of the job, from the same weights and
+on the same batches. `train_tables.Row` says what the printed columns mean.
 """
 
 from __future__ import annotations
 
-import json as jsonlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from espresso_mpi.cluster import launch
 from espresso_mpi.compressors import get, read_specs
-from espresso_mpi.errors import ConfigError
 from espresso_mpi.feedback import Feedback
 
 from ..collectives.messages.agreement import on_rank_0
+from ..files.output import check_plot, check_writable, progress, result_of, write_result
 from ..tracing import pictures
-from . import blas, summary, text
+from . import blas, text
+from . import train_tables as tables
 from .defaults import Train as Defaults
+from .harness.replicas import place_on_node, world
 from .model import ModelShape
-from .training import Method, Run, Settings, train
+from .ticks import STEPS, Ticks
+from .training import Method, Point, Run, Settings, train
 
 TOTAL_BATCH = 512
 """Of all ranks together, so that the optimisation is the same on any number of them."""
@@ -68,7 +69,7 @@ def main(
         ConfigError: an argument does not fit, or a file could not be written later on.
         CorpusError: this Python has no training text.
     """
-    comm = _world() if comm is None else comm
+    comm = world() if comm is None else comm
     chosen = parse_methods(methods, ablation) + planned_methods(methods, plan)
     batch = max(1, TOTAL_BATCH // comm.size) if batch is None else batch
     settings = Settings(
@@ -86,21 +87,29 @@ class _Files:
     plot: Path | None
     trace: Path | None
 
+    def check(self) -> None:
+        """Find out before minutes of training whether they can be written."""
+        check_writable(self.json)
+        check_plot(self.plot)
+        pictures.check_trace(self.trace)
+
 
 def _trained(
     comm: Any, methods: Sequence[Method], settings: Settings, target_loss: float | None, files: _Files
 ) -> dict[str, Any]:
     """What the JSON file holds when all methods have trained."""
-    on_rank_0(comm, lambda: _require_outputs(files.json, files.plot, files.trace))
+    on_rank_0(comm, files.check)
     _limit_threads(comm)
     corpus = text.load()
     if comm.rank == 0:
-        print(summary.heading(corpus, settings, comm.size))
+        print(tables.heading(corpus, settings, comm.size))
     runs = _train_all(comm, corpus, methods, settings, files.trace)
-    result = _result(runs, corpus, settings, target_loss)
+    rows, target = tables.rows(runs, target_loss), tables.target(runs, target_loss)
+    result = _result(runs, rows, corpus, settings, target)
     if comm.rank == 0:
-        summary.print_table(summary.rows(runs, target_loss), summary.target(runs, target_loss))
-        _write(result, runs, files.json, files.plot)
+        goal = "" if target is None else f"; target: {target:.4f}"
+        tables.TABLE.show(f"loss: validation, bits a character{goal}; bytes: of a rank in a step", rows)
+        _write(result, runs, files)
     return result
 
 
@@ -131,36 +140,15 @@ def _loses_much(spec: str) -> bool:
     return Feedback().resolved(compressor, n).kind != "none" and (error is None or error > MUCH)
 
 
-def _world() -> Any:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
-
-
-def _require_outputs(json: Path | None, plot: Path | None, trace: Path | None) -> None:
-    """Find out before minutes of training whether the results can be written."""
-    for name, path in (("json", json), ("plot", plot)):
-        if path is not None and not Path(path).absolute().parent.is_dir():
-            raise ConfigError(f"--{name} {path}: its directory does not exist; make it first")
-    pictures.check_trace(trace)
-    if plot is not None and find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib; install it with: pip install 'espresso-mpi[report]'")
-
-
 def _limit_threads(comm: Any) -> None:
-    from mpi4py import MPI
-
-    from espresso_mpi.cluster import launch
-
-    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    threads = launch.threads_per_rank(local.size)
-    if not blas.limit_threads(threads) and local.size > 1 and local.rank == 0:
+    ranks, place = place_on_node(comm)
+    threads = launch.threads_per_rank(ranks)
+    if not blas.limit_threads(threads) and ranks > 1 and place == 0:
         print(
             "espresso-mpi: the threads of numpy's matrix products cannot be limited here; "
             f"set OMP_NUM_THREADS={threads}, or start the job with: espresso-mpi run",
             file=sys.stderr,
         )
-    local.Free()
 
 
 def _train_all(
@@ -168,68 +156,53 @@ def _train_all(
 ) -> list[Run]:
     runs = []
     for method in methods:
-        with _progress(comm.rank, method.label, settings.steps) as advance:
-            runs.append(train(comm, corpus, method, settings, advance, trace))
+        runs.append(_trained_by(comm, corpus, method, settings, trace))
         if comm.rank == 0:
-            print(summary.line(runs[-1]), file=sys.stderr, flush=True)
+            print(tables.line(runs[-1]), file=sys.stderr, flush=True)
     return runs
 
 
-@contextmanager
-def _progress(rank: int, label: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """A bar on rank 0's terminal; elsewhere nothing moves, and the line after each run must do."""
-    if rank != 0 or not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=steps)
-        yield lambda done: bar.update(task, completed=done)
+def _trained_by(comm: Any, corpus: text.Corpus, method: Method, settings: Settings, trace: Path | None) -> Run:
+    with progress(method.label, STEPS, comm.rank == 0) as tick:
+        ticks = Ticks(tick)
+        return train(comm, corpus, method, settings, lambda done: ticks(done / settings.steps), trace)
 
 
-def _result(runs: Sequence[Run], corpus: text.Corpus, settings: Settings, target_loss: float | None) -> dict[str, Any]:
-    """What the JSON file holds; numbers that are not finite become null."""
-    from espresso_mpi.cluster.environment import environment
-
-    return _finite(
-        {
-            "environment": environment(),
-            "corpus": {
-                "module": text.MODULE,
-                "sha256": corpus.sha256,
-                "characters": corpus.characters,
-                "train": len(corpus.train),
-                "validation": len(corpus.validation),
-                "alphabet": corpus.alphabet,
-            },
-            "settings": {
-                **asdict(settings),
-                "parameters": settings.shape.parameters,
-                "ranks": runs[0].ranks,
-                "target_loss": summary.target(runs, target_loss),
-            },
-            "rows": [asdict(row) for row in summary.rows(runs, target_loss)],
-            "curves": {run.method.label: [asdict(point) for point in run.curve] for run in runs},
-        }
+def _result(
+    runs: Sequence[Run], rows: Sequence[tables.Row], corpus: text.Corpus, settings: Settings, target: float | None
+) -> dict[str, Any]:
+    """What the JSON file holds."""
+    return result_of(
+        rows,
+        kind="train",
+        corpus={
+            "module": text.MODULE,
+            "sha256": corpus.sha256,
+            "characters": corpus.characters,
+            "train": len(corpus.train),
+            "validation": len(corpus.validation),
+            "alphabet": corpus.alphabet,
+        },
+        settings={
+            **asdict(settings),
+            "parameters": settings.shape.parameters,
+            "ranks": runs[0].ranks,
+            "target_loss": target,
+        },
+        curves={run.method.label: [_point(point) for point in run.curve] for run in runs},
     )
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _point(point: Point) -> dict[str, Any]:
+    """A point for the JSON file, which cannot hold a loss that is not finite."""
+    return {**asdict(point), "loss": point.loss if math.isfinite(point.loss) else None}
 
 
-def _write(result: dict[str, Any], runs: Sequence[Run], json: Path | None, plot: Path | None) -> None:
-    if json is not None:
-        Path(json).write_text(jsonlib.dumps(result, indent=1, allow_nan=False) + "\n")
-        print(f"wrote {json}")
-    if plot is not None:
+def _write(result: dict[str, Any], runs: Sequence[Run], files: _Files) -> None:
+    if files.json is not None:
+        write_result(files.json, result)
+    if files.plot is not None:
         from . import plots
 
-        plots.training(runs, Path(plot))
-        print(f"wrote {plot}")
+        plots.training(runs, files.plot)
+        print(f"wrote {files.plot}")

@@ -1,8 +1,7 @@
-"""One training run over all ranks with one compression method, its clock, and what is measured on the way.
+"""One training run over all ranks with one compression method, its clock, and what is measured meanwhile.
 
-Each rank holds a replica of the model and its own shard of the text. Validation lies outside the clock: the
-clock of a rank runs only from the start of a step to its end, and all ranks meet after a validation before
-the next step.
+Each rank holds a replica of the model and its own shard of the text. Validation is outside the clock: a rank's clock
+runs only from the start of a step to its end, and all ranks meet after a validation, before the next step.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError
+from espresso_mpi.errors import ConfigError, NonFiniteError
 from espresso_mpi.session import Session
 
 from ..tracing import pictures
 from . import text
 from .defaults import Train as Defaults
+from .harness.replicas import mean_loss, require_same_start
 from .model import SGD, CharModel, ModelShape, learning_rate, to_bits
 
 _CHUNK = 2048
@@ -166,7 +166,7 @@ def train(
         MismatchError: the ranks do not start from the same text and weights.
     """
     replica = Replica(settings, corpus, comm.size, comm.rank)
-    _require_same_start(comm, corpus, replica.model)
+    require_same_start(comm, corpus.sha256, replica.model.digest(), "numpy")
     session = Session(comm, seed=settings.seed, feedback=method.feedback, **_options(method, settings))
     # Divergence is a result here, which the session reports; numpy need not warn of it.
     with session, np.errstate(over="ignore", invalid="ignore"):
@@ -175,7 +175,7 @@ def train(
 
 
 def _options(method: Method, settings: Settings) -> dict[str, Any]:
-    """What a session is told about how tensors travel."""
+    """The options of a session that say how tensors travel."""
     if method.plan == "auto":
         return {"plan": "auto", "compressors": method.candidates}
     if method.plan is not None:
@@ -187,12 +187,8 @@ def validation_loss(comm: Any, model: CharModel, corpus: text.Corpus, stride: in
     """Mean bits a character over every ``stride``-th position, shared among the ranks. Collective."""
     context = model.shape.context
     starts = np.arange(0, len(corpus.validation) - context, stride)
-    mine = starts[comm.rank :: comm.size]
-    total = 0.0
-    for first in range(0, len(mine), _CHUNK):
-        part = mine[first : first + _CHUNK]
-        total += len(part) * model.loss(*text.windows(corpus.validation, part, context))
-    return to_bits(sum(comm.allgather(total)) / len(starts))
+    nats = mean_loss(comm, starts, _CHUNK, lambda part: model.loss(*text.windows(corpus.validation, part, context)))
+    return to_bits(nats)
 
 
 class _Loop:
@@ -299,13 +295,3 @@ def _warm_up(session: Session, replica: Replica) -> None:
     """Compile and allocate outside the clock. All methods map zeros to zeros, so no residual stays behind."""
     replica.model.gradient.fill(0)
     session.sync(replica.model.grads)
-
-
-def _require_same_start(comm: Any, corpus: text.Corpus, model: CharModel) -> None:
-    starts = comm.allgather((corpus.sha256, model.digest()))
-    for rank, (sha256, digest) in enumerate(starts):
-        if (sha256, digest) != starts[0]:
-            what = "training text" if sha256 != starts[0][0] else "initial weights"
-            raise MismatchError(
-                f"rank {rank} has another {what} than rank 0; run the same Python and numpy on all nodes"
-            )

@@ -23,13 +23,13 @@ from ..autotune.autoplan import summary
 from ..collectives.messages.agreement import on_rank_0
 from ..compressors import read_specs
 from ..errors import ConfigError
-from ..files.output import check_writable, progress, show, write_rows
+from ..files.output import check_writable, progress, write_rows
 from ..options import Tuning
 from ..planner.model.beside import beside
 from ..planner.model.problem import evaluated
 from ..planner.model.profile import Profile
 from ..planner.model.timetables import with_schedule
-from ..planner.model.trace import Trace
+from ..planner.model.workload import Workload
 from ..planner.plan import defaults
 from ..planner.plan import plan as planned
 from ..planner.planfile import from_json, to_json
@@ -40,8 +40,8 @@ from . import text, validate_tables
 from .deep import DeepModel, DeepShape
 from .defaults import Validate as Defaults
 from .model import CharModel, ModelShape
-from .planner.rows import Validation
 from .ticks import STEPS, Ticks
+from .validate_tables import Row
 
 AUTO = "auto"
 CALLS = ("sync", "push")
@@ -83,7 +83,7 @@ def main(
     profile_seconds: float = Defaults.profile_seconds,
     json: Path | None = None,
     keep: Path | None = None,
-) -> list[Validation]:
+) -> list[Row]:
     """Measure, print tables on rank 0, and write JSON if asked. Collective.
 
     Args:
@@ -93,7 +93,7 @@ def main(
         seconds: time for the training steps of all methods and cases together.
         profile_seconds: time for the profile; a session that plans for itself measures for a fifth of that.
         json: file for the result.
-        keep: folder for the profile and the traces that predictions are made from; default: they are not kept.
+        keep: folder for the profile and the workloads that predictions are made from; default: they are not kept.
 
     Raises:
         ConfigError: an argument does not fit, or there is one rank only.
@@ -106,20 +106,23 @@ def main(
     if world.size == 1:
         raise ConfigError("bench validate: one rank has nobody to synchronise with; start it on several, or in the lab")
     names = [name for name in read_specs(compressors) if name != "none"]
-    trainees = {n: _Trainee(n, max(1, batch // world.size), world) for n in dict.fromkeys(c.tensors for c in cases)}
+    trainers = {n: _Trainer(n, max(1, batch // world.size), world) for n in dict.fromkeys(c.tensors for c in cases)}
     with _folder(world, keep) as folder:
-        known = _Known.gathered(world, folder, names, {case: trainees[case.tensors] for case in cases}, profile_seconds)
+        known = _Known.gathered(world, folder, names, {case: trainers[case.tensors] for case in cases}, profile_seconds)
     made = {
-        case: _of_rank_0(world, partial(plans, trace, known.profile, names)) for case, trace in known.traces.items()
+        case: _of_rank_0(world, partial(plans, workload, known.profile, names))
+        for case, workload in known.workloads.items()
     }
     rows = []
     for case in cases:
         tuning = Tuning(tuple(names), seconds=profile_seconds / 5, every=10**9)
-        rows += _compared(world, trainees[case.tensors], case, made[case], known, tuning, seconds / len(cases))
+        rows += _compared(world, trainers[case.tensors], case, made[case], known, tuning, seconds / len(cases))
     if world.rank == 0:
         _print(rows)
         if json is not None:
-            write_rows(json, rows, kind="validate", nbytes=max(trace.nbytes for trace in known.traces.values()))
+            write_rows(
+                json, rows, kind="validate", nbytes=max(workload.nbytes for workload in known.workloads.values())
+            )
     return rows
 
 
@@ -140,7 +143,7 @@ def _cases(tensors: str, calls: str) -> list[Case]:
 # --- what trains ------------------------------------------------------------------------------------------------------
 
 
-class _Trainee:
+class _Trainer:
     """One rank's model and its shard of the text. The weights do not move: all methods see the same gradients."""
 
     def __init__(self, tensors: int, batch: int, comm: Any) -> None:
@@ -189,33 +192,33 @@ class _Known:
     """All that is known before anything is measured: what predictions are made from, the same on every rank."""
 
     profile: Profile
-    traces: Mapping[Case, Trace]
+    workloads: Mapping[Case, Workload]
 
     @classmethod
     def gathered(
-        cls, comm: Any, folder: Path, names: Sequence[str], trainees: Mapping[Case, _Trainee], seconds: float
+        cls, comm: Any, folder: Path, names: Sequence[str], trainers: Mapping[Case, _Trainer], seconds: float
     ) -> _Known:
         """Profile the cluster and record a step of every case. Collective."""
-        models = {id(one): one.model for one in trainees.values()}.values()
+        models = {id(one): one.model for one in trainers.values()}.values()
         sizes = sorted({size for m in models for size in (m.gradient.size, *(x.size for x in m.grads.values()))})
         with Session(comm) as session, progress("profile", STEPS, comm.rank == 0) as tick:
             every = list(dict.fromkeys([*names, "fp16"]))  # a baseline whatever else is compared
             profile = session.measure(every, sizes=sizes, seconds=seconds, tick=Ticks(tick))
         if comm.rank == 0:
             profile.save(folder / "profile.json")
-        return cls(profile, {case: _recorded(comm, folder, case, one) for case, one in trainees.items()})
+        return cls(profile, {case: _recorded(comm, folder, case, one) for case, one in trainers.items()})
 
 
-def plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:
+def plans(workload: Workload, profile: Profile, names: Sequence[str]) -> dict[str, Plan]:
     """The planner's own, and the baselines that can be used on such tensors, with every compressor; each once."""
-    trace, profile = beside(trace, profile)
-    found = {"model": planned(trace, profile, names)}
-    for name in usable(trace):
+    workload, profile = beside(workload, profile)
+    found = {"model": planned(workload, profile, names)}
+    for name in usable(workload):
         for compressor in names:
-            plan = baseline(name, trace, profile, compressor)
+            plan = baseline(name, workload, profile, compressor)
             lossy = any(strategy.compressor == compressor for strategy in plan.strategies.values())
             apart = replace(plan, fuse_bytes=0)  # as it is predicted: every tensor by itself
-            single = with_schedule(apart, trace, profile, *defaults(trace, profile))
+            single = with_schedule(apart, workload, profile, *defaults(workload, profile))
             found.setdefault(f"{name}, {compressor}" if lossy and name != compressor else name, single)
     first: dict[str, str] = {}
     for label, plan in found.items():
@@ -223,88 +226,90 @@ def plans(trace: Trace, profile: Profile, names: Sequence[str]) -> dict[str, Pla
     return {label: found[label] for label in first.values()}
 
 
-def predicted(plan: Plan, trace: Trace, profile: Profile) -> float:
-    """Seconds of a step by a plan, as the executor goes about it."""
-    trace, profile = beside(trace, profile)
-    lanes, order = defaults(trace, profile)
-    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
+def predicted(plan: Plan, workload: Workload, profile: Profile) -> float:
+    """Predicted seconds of a step by a plan, as the executor carries it out."""
+    workload, profile = beside(workload, profile)
+    lanes, order = defaults(workload, profile)
+    problem, choice = evaluated(plan, workload, profile, lanes=lanes, order=order)
     return problem.seconds(choice)
 
 
-def _recorded(comm: Any, folder: Path, case: Case, trainee: _Trainee) -> Trace:
-    """The trace of a case, from a session of its own. Collective."""
+def _recorded(comm: Any, folder: Path, case: Case, trainer: _Trainer) -> Workload:
+    """The workload of a case, from a session of its own. Collective."""
     path = folder / f"{case.tensors}-{case.calls}.json"
     with Session(comm) as session:
         for _ in range(_CHANGE_OVER):
-            trainee.step(session, case.calls)
-        with session.record_trace(path):
+            trainer.step(session, case.calls)
+        with session.record_workload(path):
             for _ in range(_RECORDED):
-                trainee.step(session, case.calls)
-    return Trace.from_json(comm.bcast(Trace.load(path).to_json() if comm.rank == 0 else None))
+                trainer.step(session, case.calls)
+    return Workload.from_json(comm.bcast(Workload.load(path).to_json() if comm.rank == 0 else None))
 
 
 def _of_rank_0(comm: Any, make: Callable[[], dict[str, Plan]]) -> dict[str, Plan]:
     """Rank 0's plans, on every rank. Collective."""
     found = on_rank_0(comm, lambda: [(name, to_json(plan)) for name, plan in make().items()])
-    return {name: from_json(document) for name, document in found}
+    return {name: from_json(content) for name, content in found}
 
 
 # --- what happens -----------------------------------------------------------------------------------------------------
 
 
 def _compared(
-    comm: Any, trainee: _Trainee, case: Case, made: Mapping[str, Plan], known: _Known, tuning: Tuning,
+    comm: Any, trainer: _Trainer, case: Case, made: Mapping[str, Plan], known: _Known, tuning: Tuning,
     seconds: float,
-) -> list[Validation]:  # fmt: skip
+) -> list[Row]:  # fmt: skip
     """Steps of all plans of a case in turns."""
-    trace, profile = known.traces[case], known.profile
-    guesses = {name: predicted(plan, trace, profile) for name, plan in made.items()}
+    workload, profile = known.workloads[case], known.profile
+    guesses = {name: predicted(plan, workload, profile) for name, plan in made.items()}
     with ExitStack() as stack:
         auto = stack.enter_context(Session(comm, plan="auto", tuning=tuning))
         while auto.plan is None:
-            trainee.step(auto, case.calls)
+            trainer.step(auto, case.calls)
         sessions = {AUTO: auto}
         for name, plan in made.items():
             sessions[name] = stack.enter_context(Session(comm, plan=replace(plan, made_for=None)))
-        times = _in_turns(comm, trainee, case, list(sessions.values()), seconds)
+        times = _interleaved(comm, trainer, case, list(sessions.values()), seconds)
         chosen = auto.plan
     assert chosen is not None
     everyone = {AUTO: chosen, **made}
-    return rows_of(case, trace.tensors[-1].ready, times, {AUTO: predicted(chosen, trace, profile), **guesses}, everyone)
+    return rows_of(
+        case, workload.tensors[-1].ready, times, {AUTO: predicted(chosen, workload, profile), **guesses}, everyone
+    )
 
 
-def _in_turns(
-    comm: Any, trainee: _Trainee, case: Case, sessions: Sequence[Session], seconds: float
+def _interleaved(
+    comm: Any, trainer: _Trainer, case: Case, sessions: Sequence[Session], seconds: float
 ) -> np.ndarray:  # fmt: skip
     """Seconds of the slowest rank until all gradients are there and of whole steps, shape (2, steps, sessions)."""
     found: list[list[list[tuple[float, float]]]] = []
     start = time.perf_counter()
     while len(found) < 2 or comm.bcast(time.perf_counter() - start) < seconds:
-        found.append([[trainee.step(one, case.calls) for _ in range(_TURN)][_CHANGE_OVER:] for one in sessions])
+        found.append([[trainer.step(one, case.calls) for _ in range(_TURN)][_CHANGE_OVER:] for one in sessions])
     mine = np.array(found).transpose(3, 0, 2, 1).reshape(2, -1, len(sessions))
     return np.max(comm.allgather(mine), axis=0)
 
 
 def rows_of(
     case: Case, recorded: float, times: np.ndarray, guesses: Mapping[str, float], plans: Mapping[str, Plan]
-) -> list[Validation]:
+) -> list[Row]:
     """The result, in the order of ``guesses``.
 
     Args:
-        recorded: seconds of the backward pass in the trace.
+        recorded: seconds of the backward pass in the workload.
         times: seconds until all gradients are there, and of whole steps, shape (2, steps, methods).
     """
     computing, medians = np.median(times, axis=1).tolist()
     p90 = np.percentile(times[1], 90, axis=0).tolist()
     return [
-        Validation(case.tensors, case.calls, name, guess, medians[k], p90[k], recorded, computing[k], name == AUTO,
+        Row(case.tensors, case.calls, name, guess, medians[k], p90[k], recorded, computing[k], name == AUTO,
               medians[k] / min(medians), summary(plans[name]))
         for k, (name, guess) in enumerate(guesses.items())
     ]  # fmt: skip
 
 
-def _print(rows: Sequence[Validation]) -> None:
+def _print(rows: Sequence[Row]) -> None:
     for own in validate_tables.by_case(rows).values():
         ordered = sorted(own, key=lambda row: row.measured)
         validate_tables.TABLE.show("a training step", ordered)
-    show("all cases", validate_tables.CASES_HEADER, validate_tables.cases(rows), ("tensors", "calls", "best"))
+    validate_tables.CASES.show("all cases", validate_tables.cases(rows))

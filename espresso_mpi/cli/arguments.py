@@ -22,19 +22,25 @@ Rate = Annotated[str, typer.Option(metavar="RATE", help="Speed of each node's li
 JsonOut = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
 TraceOut = Annotated[
     Path | None,
-    typer.Option("--trace", metavar="FILE", help="Trace some steps to FILE (JSON for Perfetto); one for each run."),
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Write an execution trace of some steps to FILE (JSON for Perfetto); one for each run.",
+    ),
 ]
 
 Compressors = Annotated[str, typer.Option(metavar="LIST", help="Compressors with their parameters; none is dense.")]
 Sizes = Annotated[str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")]
 TensorSizes = Annotated[
     str | None,
-    typer.Option(metavar="LIST", help="Sizes of float32 arrays in the place of ResNet-101's gradients."),
+    typer.Option(metavar="LIST", help="Sizes of float32 arrays to use instead of ResNet-101's gradients."),
 ]
-Repeats = Annotated[int, typer.Option(min=1, metavar="N", help="Most timed repetitions of each method and size.")]
+Repeats = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Largest number of timed repetitions of each method and size.")
+]
 Seconds = Annotated[
     float | None,
     typer.Option(
-        min=0.0, metavar="S", help="Time for each size after which no repetition is begun, but for the first three."
+        min=0.0, metavar="S", help="Begin no further repetition of a size after this time; three are always made."
     ),
 ]

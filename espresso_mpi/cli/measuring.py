@@ -24,7 +24,7 @@ def sync(
     json: JsonOut = None,
     trace: TraceOut = None,
 ) -> None:
-    """Time one array with every compressor beside MPI_Allreduce and what link and memory allow; check every result.
+    """Time one array with every compressor, MPI_Allreduce, and the bounds of link and memory; check every result.
 
     [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- espresso-mpi bench sync --sizes 16MiB[/dim]
     """
@@ -44,7 +44,7 @@ def routes(
     seconds: Seconds = None,
     json: JsonOut = None,
 ) -> None:
-    """Time one array by every named route, compressor by compressor: what the session's own choice rests on.
+    """Time one array by every named route, compressor by compressor; the session's choice of routes follows from it.
 
     [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- espresso-mpi bench routes --compressors fp16[/dim]
     """
@@ -75,14 +75,15 @@ def overlap(
     compressors: Compressors = defaults.Overlap.compressors,
     sizes: TensorSizes = None,
     compute_ms: Annotated[
-        float | None, typer.Option(min=0.0, metavar="MS", help="Computing of a step; default: as long as its sync.")
+        float | None,
+        typer.Option(min=0.0, metavar="MS", help="Milliseconds of computing in a step; default: as long as its sync."),
     ] = None,
     repeats: Repeats = defaults.Overlap.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
     trace: TraceOut = None,
 ) -> None:
-    """Time a step that pushes gradients while it computes, beside computing and sync alone. Use a rank a core.
+    """Time a step that pushes gradients while it computes, and computing and sync alone. Use one rank per core.
 
     [dim]espresso-mpi lab --hosts 2 --ranks 1 --rate 1gbit -- espresso-mpi bench overlap[/dim]
     """
@@ -107,7 +108,9 @@ def scaling(
     repeats: Repeats = defaults.Scaling.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it to a PNG file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw time against size and ranks to a PNG file.")
+    ] = None,
 ) -> None:
     """Time every size on all ranks and on the first few, and fit alpha + beta * bytes.
 
@@ -128,7 +131,10 @@ def validate(
         str, typer.Option(metavar="LIST", help="Models by their tensors: 5, 60.")
     ] = defaults.Validate.tensors,
     calls: Annotated[
-        str, typer.Option(metavar="LIST", help="How gradients are handed over: sync, push.")
+        str,
+        typer.Option(
+            metavar="LIST", help="How gradients are synchronised: sync (all at the end), push (each as it is ready)."
+        ),
     ] = defaults.Validate.calls,
     batch: Annotated[
         int, typer.Option(min=1, metavar="N", help="Characters that a step predicts.")
@@ -141,7 +147,8 @@ def validate(
     ] = defaults.Validate.profile_seconds,
     json: JsonOut = None,
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the profile and the traces of the predictions here.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the profile and the workloads that predictions are made from."),
     ] = None,
 ) -> None:
     """Compare predicted with measured training steps, of a session that plans for itself and of every baseline.
@@ -161,7 +168,9 @@ def planner(
     quick: Annotated[bool, typer.Option(help="A few cases only.")] = False,
     only: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Parts: selection, gap, cases, paper, growth, orders; default: all."),
+        typer.Option(
+            metavar="LIST", help="Parts: selection, gap, cases, paper, distance, growth, orders; default: all."
+        ),
     ] = None,
     json: JsonOut = None,
     plot: Annotated[
@@ -187,7 +196,8 @@ def compressors(
     methods: Annotated[
         str,
         typer.Option(
-            metavar="LIST", help="Compressors with their parameters; all; or variants: all, and more of each."
+            metavar="LIST",
+            help="Compressors with their parameters; or all; or variants: all with several parameters each.",
         ),
     ] = defaults.Compressors.methods,
     threads: Annotated[
@@ -259,7 +269,7 @@ def optimizers(
         str, typer.Option(metavar="LIST", help="Compressors to train with in turn; none is fp32.")
     ] = defaults.Optimizers.methods,
     without_feedback: Annotated[
-        str, typer.Option(metavar="LIST", help="Those to train with once more, without error feedback.")
+        str, typer.Option(metavar="LIST", help="Compressors to train with again, without error feedback.")
     ] = defaults.Optimizers.without_feedback,
     optimizer: Annotated[
         str, typer.Option(metavar="LIST", help="adamw, sgd (momentum 0.9), or both.")

@@ -12,16 +12,16 @@ from ..compressors.registry import read_specs
 from ..errors import ConfigError
 from ..files.output import WIDTH, check_writable, show
 from ..planner import planfile
-from ..planner.agenda import Table
 from ..planner.explain import Explanation, explain
+from ..planner.lane_tables import Table
 from ..planner.model.beside import beside
 from ..planner.model.problem import evaluated
 from ..planner.model.profile import Profile
 from ..planner.model.timeline import LANES, ORDERS, Order
-from ..planner.model.trace import Trace
+from ..planner.model.workload import Workload
 from ..planner.plan import plan
 from ..planner.workloads.clusters import TESTBEDS
-from ..planner.workloads.models import MODELS, model_trace
+from ..planner.workloads.models import MODELS, model_workload
 from ..types import DeviceKind, Plan
 from .compiling import announced
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 def plan_main(
     profile: str,
-    trace: str,
+    workload: str,
     compressors: str | None = None,
     output: Path | None = None,
     order: str | None = None,
@@ -45,11 +45,11 @@ def plan_main(
 
     Args:
         profile: a file of ``espresso-mpi profile``, or the name of one of ``TESTBEDS``.
-        trace: a file of ``Trace.save``, or the name of one of ``MODELS``.
+        workload: a file of ``Workload.save``, or the name of one of ``MODELS``.
         compressors: specs, separated by commas; None: all that were profiled.
         picture: SVG, PNG or JSON file for the predicted timeline.
         device: where the gradients of a shipped model are, cpu or gpu.
-        backward: seconds of a shipped model's backward pass, see ``model_trace``.
+        backward: seconds of a shipped model's backward pass, see ``model_workload``.
 
     Raises:
         ConfigError: there is no such file or name, or an argument is out of its range.
@@ -62,7 +62,7 @@ def plan_main(
     _among("order", order, ORDERS)
     _among("lanes", lanes, LANES)
     measured = _file_or_name("profile", profile, TESTBEDS, Profile.load, lambda name: TESTBEDS[name].profile())
-    recorded = _steps(trace, device, backward)
+    recorded = _steps(workload, device, backward)
     steps, dearer = beside(recorded, measured)
     chosen = None if compressors is None else read_specs(compressors)
     with announced():
@@ -97,26 +97,26 @@ def _file_or_name(
     raise ConfigError(f"{what} {given!r}: there is no such file; expected one, or one of {', '.join(names)}")
 
 
-def _steps(trace: str, device: str | None, backward: float | None) -> Trace:
-    """A recorded trace, or a model's."""
-    if backward is not None and Path(trace).is_file():
+def _steps(workload: str, device: str | None, backward: float | None) -> Workload:
+    """A recorded workload, or a model's."""
+    if backward is not None and Path(workload).is_file():
         raise ConfigError(
-            f"--backward {backward:g} with the file {trace!r}; expected the name of a model: a file's times stay as "
+            f"--backward {backward:g} with the file {workload!r}; expected the name of a model: a file's times stay as "
             f"they were recorded, so leave --backward out"
         )
-    return _file_or_name("trace", trace, MODELS, Trace.load, lambda name: _model(name, device, backward))
+    return _file_or_name("workload", workload, MODELS, Workload.load, lambda name: _model(name, device, backward))
 
 
-def _model(name: str, device: str | None, backward: float | None) -> Trace:
+def _model(name: str, device: str | None, backward: float | None) -> Workload:
     _among("device", device, get_args(DeviceKind))
-    return model_trace(name, backward=backward, device=cast(DeviceKind, "gpu" if device is None else device))
+    return model_workload(name, backward=backward, device=cast(DeviceKind, "gpu" if device is None else device))
 
 
-def _told_of_pushes(recorded: Trace, steps: Trace, profile: Profile) -> tuple[str, ...]:
+def _told_of_pushes(recorded: Workload, steps: Workload, profile: Profile) -> tuple[str, ...]:
     """That gradients count as ready at other times than recorded, if they do."""
     if steps == recorded:
         return ()
-    before, now = ((trace.tensors[0].ready, trace.tensors[-1].ready) for trace in (recorded, steps))
+    before, now = ((workload.tensors[0].ready, workload.tensors[-1].ready) for workload in (recorded, steps))
     return (
         f"Gradients were recorded as ready from {before[0] * 1e3:.4g} to {before[1] * 1e3:.4g} ms, and count as ready "
         f"from {now[0] * 1e3:.4g} to {now[1] * 1e3:.4g} ms: by the profile, pushes hide {profile.hidden:.0%} of "
@@ -129,13 +129,13 @@ def _among(what: str, value: str | None, known: Any) -> None:
         raise ConfigError(f"{what} {value!r}; expected one of {', '.join(known)}")
 
 
-def _draw(made: Plan, trace: Trace, profile: Profile, picture: Path) -> None:
+def _draw(made: Plan, workload: Workload, profile: Profile, picture: Path) -> None:
     """The predicted timeline of a plan as a picture."""
     from ..planner import pictures
 
     assert made.forecast is not None
-    problem, choice = evaluated(made, trace, profile, lanes=made.forecast.lanes, order=made.forecast.order)
-    pictures.picture(problem, choice, picture, f"{trace.source}: {made.forecast.seconds * 1e3:.4g} ms")
+    problem, choice = evaluated(made, workload, profile, lanes=made.forecast.lanes, order=made.forecast.order)
+    pictures.picture(problem, choice, picture, f"{workload.source}: {made.forecast.seconds * 1e3:.4g} ms")
     print(f"wrote {picture}")
 
 

@@ -61,10 +61,13 @@ def describe_profile(
 def plan(
     profile: Annotated[
         str,
-        typer.Option(metavar="FILE", help="Of espresso-mpi profile, or a testbed: nvlink-100g, pcie-25g."),
+        typer.Option(metavar="FILE", help="File of espresso-mpi profile, or a testbed: nvlink-100g, pcie-25g."),
     ],
-    trace: Annotated[
-        str, typer.Option(metavar="FILE", help="Of session.record_trace; or a model: vgg16, resnet101, bert-base, ….")
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="File of session.record_workload; or a model: vgg16, resnet101, bert-base, …."
+        ),
     ],
     compressors: Compressors = "fp16,int8",
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The plan to write.")] = Path(
@@ -78,14 +81,14 @@ def plan(
         str | None, typer.Option(metavar="LANES", help="What shares a lane: separate, one-network, host or serial.")
     ] = None,
     error_budget: Annotated[
-        float | None, typer.Option(min=0.0, metavar="E", help="Most compression error of all tensors together.")
+        float | None, typer.Option(min=0.0, metavar="E", help="Largest compression error of all tensors together.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="cpu|gpu", help="Where the tensors of a shipped model are; default: gpu.")
     ] = None,
     backward: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Measured time from a shipped model's first gradient to its last."),
+        typer.Option(metavar="SECONDS", help="Measured time from the first gradient of a shipped model to its last."),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the step as PNG or SVG, or for Perfetto as JSON.")
@@ -93,12 +96,12 @@ def plan(
 ) -> None:
     """Choose for every tensor whether, where and how to compress it, and by which collectives. No MPI.
 
-    [dim]espresso-mpi plan --profile profile.json --trace trace.json --compressors fp16,int8 -o plan.json[/dim]
+    [dim]espresso-mpi plan --profile profile.json --workload workload.json --compressors fp16,int8 -o plan.json[/dim]
     """
     from espresso_mpi.cli import plan as command
 
     command.plan_main(
-        profile=profile, trace=trace, compressors=compressors, output=output, order=order, lanes=lanes,
+        profile=profile, workload=workload, compressors=compressors, output=output, order=order, lanes=lanes,
         error_budget=error_budget, picture=picture, device=device, backward=backward,
     )  # fmt: skip
 

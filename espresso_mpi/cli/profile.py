@@ -82,7 +82,7 @@ def _print(profile: Profile) -> None:
     print(
         f"pushes hide {profile.hidden:.0%} of what they could; each tensor takes {milliseconds(profile.pushed)} ms more"
     )
-    print(f"beside them computing takes {profile.slowed:.0%} longer")
+    print(f"computing takes {profile.slowed:.0%} longer while pushed gradients travel")
     for line in remarks(profile):
         print(line)
 
@@ -105,18 +105,18 @@ def _line(name: str, curve: Any, seconds: list[float]) -> list[str]:
 
 
 def remarks(profile: Profile) -> list[str]:
-    """What whoever uses the profile should know."""
+    """Warnings for users of the profile."""
     found = []
     if profile.noise() > LARGE_ERROR:
         found.append(
-            f"the figures are rough: medians are typically known to {profile.noise():.0%}; measure again while nothing "
-            f"else runs, or longer with --seconds"
+            f"the figures are rough: the typical error of a median is {profile.noise():.0%}; measure again while "
+            f"nothing else runs, or longer with --seconds"
         )
     left_out = profile.environment.get("left_out", [])
     if left_out:
         largest = Counter(text.rpartition(" at ")[2] or text for text in left_out)
         found.append(
-            f"{len(left_out)} points were left out for want of time ({', '.join(sorted(largest))}); curves go on from "
-            f"the sizes below; --seconds gives more time"
+            f"{len(left_out)} points were left out because time ran out ({', '.join(sorted(largest))}); the curves are "
+            f"extrapolated from smaller sizes; --seconds gives more time"
         )
     return found

@@ -24,7 +24,7 @@ from ..tracing.pictures import SUFFIXES
 _SHOWN = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20)
 """Bytes at which curves are shown that were not fitted to samples."""
 
-_LEFT = ("", "codec", "device", "way", "operation", "level", "what")
+_LEFT = ("", "codec", "device", "direction", "operation", "level", "what")
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, heading, lines."""
@@ -85,7 +85,7 @@ def _check_picture(plot: Path | None) -> None:
 
 
 def tables(profile: Profile) -> Iterator[Table]:
-    """What people read; tables without lines are left out."""
+    """The tables that have lines."""
     every = (_cluster(profile), _codecs(profile), _moves(profile), _copies(profile))
     return (table for table in every if table[2])
 
@@ -119,10 +119,21 @@ def _sources(environment: Mapping[str, Any]) -> str:
 
 
 def _codecs(profile: Profile) -> Table:
-    header = ["codec", "device", "way", "elements", "median ms", "spread", "GB/s", "curve off by", "residual", "pieces"]
+    header = [
+        "codec",
+        "device",
+        "direction",
+        "elements",
+        "median ms",
+        "spread",
+        "GB/s",
+        "curve off by",
+        "residual",
+        "pieces",
+    ]
     lines: list[list[str]] = []
-    for (spec, device, way), curve in profile.codecs.items():
-        lines += _points([spec, device, way], curve, element=4)
+    for (spec, device, direction), curve in profile.codecs.items():
+        lines += _points([spec, device, direction], curve, element=4)
     return "encode with residual, decode and add one payload", header, lines
 
 
@@ -154,7 +165,7 @@ def _moves(profile: Profile) -> Table:
 
 
 def _copies(profile: Profile) -> Table:
-    rows = [[f"copy {way}", *_line(curve)] for way, curve in profile.copies.items()]
+    rows = [[f"copy {direction}", *_line(curve)] for direction, curve in profile.copies.items()]
     if any(profile.check.values):
         rows.append(["check of a tensor", *_line(profile.check)])
     return "copies and checks", ["what", *_LINE], rows
@@ -225,15 +236,19 @@ def _panels(profile: Profile) -> list[tuple[str, str, _Lines]]:
     """Title, unit of the sizes, and the curves by name; a panel without curves is left out."""
     codecs, moves = profile.codecs.items(), profile.moves.items()
     panels: list[tuple[str, str, _Lines]] = [
-        (way, "float32 elements", [(f"{spec} on {device}", c) for (spec, device, w), c in codecs if w == way])
-        for way in ("encode", "decode")
+        (
+            direction,
+            "float32 elements",
+            [(f"{spec} on {device}", c) for (spec, device, w), c in codecs if w == direction],
+        )
+        for direction in ("encode", "decode")
     ]
     panels += [
         (f"{level}, one rank a node" if alone else level, "bytes of one rank",
          [(op, c) for (op, where, single), c in moves if (where, single) == (level, alone)])
         for level, alone in (("flat", False), ("intra", False), ("inter", False), ("inter", True))
     ]  # fmt: skip
-    others: _Lines = [(f"copy {way}", curve) for way, curve in profile.copies.items()]
+    others: _Lines = [(f"copy {direction}", curve) for direction, curve in profile.copies.items()]
     others += [("check", profile.check)] if any(profile.check.values) else []
     panels.append(("copies and checks", "bytes", others))
     return [panel for panel in panels if panel[2]] or [("check", "bytes", [("check", profile.check)])]

@@ -1,4 +1,4 @@
-"""What the launcher says about a process: whether it is one of several ranks, from the environment alone.
+"""Finds out from the environment alone whether the launcher has started several ranks.
 
 A process whose launcher and MPI library do not belong together initialises MPI as a world of its own. Nothing fails
 then: every process trains alone. What the launcher has put into the environment tells that case from a run on one rank.
@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SWITCH = "ESPRESSO_ALLOW_SINGLE"
-"""Set to 1: a world of one rank is meant, whatever the launcher says."""
+"""The variable that is set to 1 if a world of one rank is intended, whatever the launcher says."""
 
 _MPIRUN = "espresso-mpi run -n {ranks} -- python -m mpi4py train.py"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A launcher's word that this process is one of several.
+    """The statement of a launcher that this process is one of several ranks.
 
     Attributes:
         variable, value: the environment variable that says so.
-        launcher: who sets it.
-        ranks: of how many (at least, where only a rank is known).
-        rank: which of them this process is, as far as the launcher says; else 0.
+        launcher: the launcher that sets it.
+        ranks: number of ranks (a lower limit if only the rank is known).
+        rank: rank of this process; 0 if it is not known.
         cure: how to start the job.
     """
 
@@ -36,24 +36,24 @@ class Claim:
     cure: str
 
     def problem(self) -> str:
-        """What is wrong where MPI has a single rank, and the cure."""
+        """The error text if MPI has a single rank, with the remedy."""
         return f"{self.difference()}; {self.remedy()}"
 
     def difference(self) -> str:
-        """What the launcher says and what MPI says."""
+        """The contradiction between launcher and MPI."""
         return (
             f"{self.variable}={self.value} ({self.launcher}) says that this process is one of {self.ranks} ranks, but "
-            f"MPI sees a world of 1 rank: MPI has not heard of the others, and each process would train alone"
+            f"MPI sees a world of 1 rank: MPI does not know the others, and each process would train alone"
         )
 
     def remedy(self) -> str:
-        """How to start the job, and what to do where one rank is meant."""
-        return f"{self.cure}; if a single rank is meant, set {SWITCH}=1"
+        """How to start the job, and what to do if one rank is intended."""
+        return f"{self.cure}; if a single rank is intended, set {SWITCH}=1"
 
 
 @dataclass(frozen=True)
 class _Source:
-    """The variables of one launcher: how many processes it started, and which of them this one is."""
+    """The variables of one launcher: the number of processes, and the rank of this one."""
 
     launcher: str
     size: str
@@ -76,7 +76,7 @@ _MPI = (
     _Source("MVAPICH's launcher", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", _OTHER_MPI),
     _Source("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", _OTHER_MPI),
 )
-"""Launchers of MPI jobs. One that says 1 was told so: what a resource manager says outside of it does not count."""
+"""Launchers of MPI jobs. If one says 1, the variables of a resource manager around it do not count."""
 
 _MANAGERS = (
     _Source("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", _SLURM),
@@ -94,7 +94,7 @@ _TORCH = _Source(
 
 
 def claim(variables: Mapping[str, str] = os.environ) -> Claim | None:
-    """The launcher's word that this process is one of several ranks; None if nobody says so.
+    """The statement of a launcher that this process is one of several ranks; None if there is none.
 
     Not counted, because a single process may run with them: ``SLURM_NTASKS`` of an allocation or a batch script (the
     script is one process until ``srun`` starts more), and ``JOB_COMPLETION_INDEX``, for the pods of an indexed
@@ -118,7 +118,7 @@ def claim(variables: Mapping[str, str] = os.environ) -> Claim | None:
 
 
 def allowed(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user has said that a world of one rank is meant."""
+    """Whether the user has set that a world of one rank is intended."""
     return variables.get(SWITCH, "") == "1"
 
 
@@ -134,7 +134,7 @@ def _claimed(source: _Source, variables: Mapping[str, str]) -> Claim | None:
 
 
 def _slurm_task(variables: Mapping[str, str]) -> Claim | None:
-    """A task of a step whose size is not told; a batch script counts as task 0 of the job, outside of any step."""
+    """A task of a Slurm step of unknown size; a batch script counts as task 0 of the job, outside of any step."""
     rank, ranks = _number(variables, "SLURM_PROCID"), _number(variables, "SLURM_NTASKS")
     if rank is None or ranks is None or ranks < 2 or _number(variables, "SLURM_STEP_NUM_TASKS") is not None:
         return None
@@ -144,7 +144,7 @@ def _slurm_task(variables: Mapping[str, str]) -> Claim | None:
 
 
 def _numbered(variables: Mapping[str, str]) -> Claim | None:
-    """PMIx tells a process its rank only, so all but the first know that there are several."""
+    """PMIx sets only the rank of a process, so all but the first know that there are several."""
     rank = _number(variables, "PMIX_RANK")
     if rank is None or rank < 1 or "PMIX_NAMESPACE" not in variables:
         return None

@@ -29,7 +29,7 @@ class Job:
     """The weight of each residual in the mean, by key; see ``EncodeStep.weight``."""
     tally: Counter[str] = field(default_factory=Counter)
     """Counts "saturated": values and sums of payloads that were clipped to the end of their range."""
-    kept: str = ""
+    store_name: str = ""
     """The name in the store, if it differs from ``name``."""
 
 

@@ -62,7 +62,7 @@ class Residuals:
 
     def prefix(self, point: int | str, start: int, stop: int) -> str:
         """The key prefix of a region, or of a part of it."""
-        return key_prefix(self.job.kept or self.job.name, self.n, str(point), start, stop)
+        return key_prefix(self.job.store_name or self.job.name, self.n, str(point), start, stop)
 
     def _kept(self, point: str, region: Dense, name: str, like: Any) -> Any:
         """The array of a region, on the device of ``like``."""

@@ -1,4 +1,4 @@
-"""Brings the traces of all ranks together in one file, on one clock."""
+"""Gathers the traces of all ranks in one file, on one clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tracing import recording as records
 from ..tracing import trace_file
 from ..tracing.recording import Recorder, Span
 from ..tracing.trace_file import RankTrace
-from .messages.agreement import on_every_rank, told_by_first
+from .messages.agreement import first_failure, on_every_rank
 from .messages.clocks import Clock, Correction, Reading, read
 from .messages.transport import Transport
 
@@ -31,8 +31,8 @@ def recording(
 ) -> Iterator[None]:
     """Record the with-block on all ranks; rank 0 writes the file at its end. Collective at both ends.
 
-    If the block is left by an exception the other ranks may never come to its end, so nothing is sent or written.
-    Other messages of ``transport`` must not be under way at either end.
+    If an exception leaves the block, the other ranks may never reach its end, so nothing is sent or written. No other
+    messages of ``transport`` may be in flight at either end.
 
     Args:
         path: of the file; rank 0's counts.
@@ -53,7 +53,7 @@ def recording(
 
 
 def begin(recorder: Recorder, transport: Transport, path: str | Path, clock: Clock = time.perf_counter) -> Reading:
-    """The first half of ``recording``: start on all ranks or on none; what it returns is for ``finish``."""
+    """The first half of ``recording``: start on all ranks or on none. The result is an argument of ``finish``."""
 
     def check() -> None:
         if recorder.tracing:
@@ -93,7 +93,7 @@ Collected = list[tuple[RankTrace, Correction]]
 def collect(
     transport: Transport, spans: list[Span], dropped: int, readings: tuple[Reading, Reading]
 ) -> Collected | None:
-    """Everyone's spans with times of rank 0's clock, and the corrections that took them there; None but on rank 0.
+    """The spans of all ranks in rank 0's clock, and the clock corrections; None except on rank 0.
 
     Collective. The spans travel as compressed JSON: a trace is of most use where the network is slow.
     """
@@ -105,21 +105,21 @@ def collect(
     texts = _gather(transport, zlib.compress(json.dumps(mine).encode(), 1))
     if texts is None:
         return None
-    documents = [json.loads(zlib.decompress(text)) for text in texts]
-    return [_corrected(transport, rank, documents) for rank in range(len(documents))]
+    records_of = [json.loads(zlib.decompress(text)) for text in texts]
+    return [_corrected(transport, rank, records_of) for rank in range(len(records_of))]
 
 
-def _corrected(transport: Transport, rank: int, documents: list[dict[str, Any]]) -> tuple[RankTrace, Correction]:
+def _corrected(transport: Transport, rank: int, records_of: list[dict[str, Any]]) -> tuple[RankTrace, Correction]:
     node = transport.topology.node_of[rank]
     asker = transport.topology.nodes[node][0]
-    before, after = (Reading(*values) for values in documents[asker]["readings"])
+    before, after = (Reading(*values) for values in records_of[asker]["readings"])
     correction = Correction(before, after)
-    spans = records.restore(documents[rank], correction)
-    return RankTrace(rank, node, transport.hosts[rank], spans, documents[rank]["dropped"]), correction
+    spans = records.restore(records_of[rank], correction)
+    return RankTrace(rank, node, transport.hosts[rank], spans, records_of[rank]["dropped"]), correction
 
 
 def _about(transport: Transport, ranks: Collected) -> dict[str, Any]:
-    """What the file says of the job: nodes, and how well their clocks are known."""
+    """Metadata of the file: the nodes, and the uncertainty of their clocks."""
     clocks = []
     for number, members in enumerate(transport.topology.nodes):
         correction = ranks[members[0]][1]
@@ -129,7 +129,7 @@ def _about(transport: Transport, ranks: Collected) -> dict[str, Any]:
 
 
 def _gather(transport: Transport, mine: bytes) -> list[bytes] | None:
-    """Everyone's bytes in rank order on rank 0, None elsewhere."""
+    """The bytes of all ranks, in rank order, on rank 0; None on the others."""
     size, body = np.array([len(mine)], np.int64), np.frombuffer(mine, np.uint8).copy()
     if transport.rank != 0:
         transport.exchange([(0, size)], [])
@@ -144,9 +144,9 @@ def _gather(transport: Transport, mine: bytes) -> list[bytes] | None:
 
 
 def _together(transport: Transport, moment: str, act: Callable[[], None]) -> None:
-    """Do something on every rank and raise what it raised, on any of them, on all of them."""
-    _, said = on_every_rank(transport, act, say=lambda _: {"trace": moment}, wording=told_by_first)
-    for rank, one in enumerate(said):
+    """Run a function on every rank; a failure on any of them is an error on all."""
+    _, moments = on_every_rank(transport, act, say=lambda _: {"trace": moment}, wording=first_failure)
+    for rank, one in enumerate(moments):
         if one != {"trace": moment}:
             raise MismatchError(
                 f"trace: {transport.describe(rank)} is in another call while a trace {moment} elsewhere; enter and "

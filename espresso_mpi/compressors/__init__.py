@@ -1,8 +1,9 @@
 """Compression methods: one file each, one contract (``base``), found by name (``registry``), in this package
 and in others (``plugins``).
 
-Methods stand in this folder; classes that several share in ``families``, kernels in ``kernels``. ``context`` has keys,
-scratch memory and what a method keeps; ``schedule`` parameters that change from step to step.
+Methods stand in this folder; classes that several share in ``families``, kernels in ``kernels``. ``optional`` has what
+a method can add to the contract; ``context`` keys, scratch memory and what a method keeps; ``schedule`` parameters that
+change from step to step; ``checks`` those of arrays and parameters; ``staging`` the way of GPU arrays through the host.
 
 May import: ``arrays``, ``types`` and what is below them; no collective, no session, no MPI. To add a method, write one
 file with a class under ``@register``.

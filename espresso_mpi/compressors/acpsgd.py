@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .base import Keeps
 from .context import Context
 from .families import low_rank
 from .families.low_rank import LowRank
 from .kernels.cpu import lowrank, matrices
+from .optional import Keeps
 from .registry import register
 
 _START = 4

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import check_choice
+from .checks import check_choice
 from .families.cast import Cast
 from .kernels.cpu.casts import BRAIN, STOCHASTIC, rounding_error
 from .registry import register

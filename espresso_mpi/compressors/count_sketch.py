@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 from numba import get_num_threads
 
-from .base import Compressor, check_number, check_positive_int
+from .base import Compressor
+from .checks import check_number, check_positive_int
 from .context import Context, Summary
 from .kernels.cpu import host
 from .kernels.cpu import linear_sparse as sparse

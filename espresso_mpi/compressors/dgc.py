@@ -24,10 +24,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .base import LIMIT, Keeps, check_number
+from .base import LIMIT
+from .checks import check_number
 from .context import Context
 from .families import counted
 from .kernels.cpu import clipping, samples, sparse
+from .optional import Keeps
 from .registry import register
 
 

@@ -27,7 +27,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .base import Compressor, check_choice, check_positive_int
+from .base import Compressor
+from .checks import check_choice, check_positive_int
 from .context import Context
 from .kernels.cpu import codebooks, host, rotations
 from .registry import register

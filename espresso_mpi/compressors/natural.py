@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from .base import Compressor, check_positive_int
+from .base import Compressor
+from .checks import check_positive_int
 from .context import Context
 from .kernels.cpu import host
 from .kernels.cpu.quantiser import rounding_variance

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import check_choice, check_positive_int
+from .checks import check_choice, check_positive_int
 from .families.dithered import Dithering
 from .kernels.cpu.quantiser import L2, MAX, Quantiser
 from .registry import register

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from .base import Compressor, check_number
+from .base import Compressor
+from .checks import check_number
 from .context import Context
 from .kernels.cpu import host
 from .kernels.cpu import linear_sparse as sparse

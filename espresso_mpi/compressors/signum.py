@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numba import prange
 
-from .base import Keeps, check_number
+from .checks import check_number
 from .context import Context
 from .kernels.cpu import host
 from .kernels.cpu import signs as cpu_signs
+from .optional import Keeps
 from .registry import register
 from .signsgd import SignSGD
 

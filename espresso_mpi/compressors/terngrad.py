@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import check_number, check_positive_int
+from .checks import check_number, check_positive_int
 from .families.dithered import Dithering
 from .kernels.cpu.quantiser import CLIP, MAX, Quantiser
 from .registry import register

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numba import carray, prange
 
-from .base import Compressor, check_choice, check_number, check_positive_int
+from .base import Compressor
+from .checks import check_choice, check_number, check_positive_int
 from .context import Context, Summary
 from .kernels.cpu import host, rotations
 from .kernels.cpu.flips import square_sum

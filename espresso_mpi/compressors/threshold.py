@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from .base import LIMIT, check_number
+from .base import LIMIT
+from .checks import check_number
 from .context import Context
 from .families import counted
 from .kernels.cpu import samples, sparse

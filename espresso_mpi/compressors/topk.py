@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .base import Compressor, check_number
+from .base import Compressor
+from .checks import check_number
 from .context import Context
 from .kernels.cpu import samples, sparse
 from .registry import register

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from .base import Compressor, check_choice, check_number, check_positive_int
+from .base import Compressor
+from .checks import check_choice, check_number, check_positive_int
 from .context import Context, Summary
 from .kernels.cpu import host
 from .kernels.cpu import linear_sparse as sparse

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import check_number
+from .checks import check_number
 from .context import Context
 from .families import counted
 from .kernels.cpu import samples, sparse

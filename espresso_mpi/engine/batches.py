@@ -138,7 +138,7 @@ class Bucket:
         return tuple((item.spec.name, item.spec.size) for _, item in self.members)
 
     @cached_property
-    def kept(self) -> str:
+    def store_name(self) -> str:
         """The name of a compressed bucket in the store.
 
         Groups with other members or sizes have other names, because their residual has another meaning.

@@ -98,7 +98,7 @@ def _tensors_text(first: Sequence[Any], mine: Sequence[Any], one: str, other: st
     if len(first) == len(mine):
         return (
             f"ranks disagree about the plan: {one} and {other} bring the same tensors, and send them by different "
-            f"plans; call follow(), and begin and end record_trace(), between the same calls on every rank"
+            f"plans; call follow(), and begin and end record_workload(), between the same calls on every rank"
         )
     longer, who = (first, one) if len(first) > len(mine) else (mine, other)
     extra = longer[min(len(first), len(mine))][0]

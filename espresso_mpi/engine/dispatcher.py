@@ -300,15 +300,13 @@ class Dispatcher:
 
     def _job(self, bucket: Bucket) -> Job:
         """The job of the next step of a bucket; increments its step counter."""
-        sync_state = self.sync_state
-        counts = self._dense_steps if bucket.compressor is None else sync_state.counts
+        state, name = self.sync_state, bucket.store_name
+        counts = self._dense_steps if bucket.compressor is None else state.counts
         step = counts[bucket.name]
         counts[bucket.name] += 1
         if bucket.compressor is not None:
-            self._warn_of_dropped(sync_state.use(bucket.kept, bucket.sizes))
-        return Job(
-            bucket.name, sync_state.store, bucket.feedback, self.seed, step, sync_state.weights, self.tally, bucket.kept
-        )
+            self._warn_of_dropped(state.use(name, bucket.sizes))
+        return Job(bucket.name, state.store, bucket.feedback, self.seed, step, state.weights, self.tally, name)
 
     def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
         """Warn, once per session, that a residual was dropped."""

@@ -98,10 +98,10 @@ class Buffer:
                 self._add(name, self.x[first : first + residual.size], residual, bucket.dtype)
             return
         extra = self._pending_of_group() if len(self.arrays) > 1 else None  # a single tensor has the bucket's name
-        rest = self.store.begin(bucket.kept, bucket.size, bucket.feedback.kind == "plain", extra)
+        rest = self.store.begin(bucket.store_name, bucket.size, bucket.feedback.kind == "plain", extra)
         self.begun = True
         if rest is not None:
-            self._add(bucket.kept, self.x, rest, "float32")
+            self._add(bucket.store_name, self.x, rest, "float32")
 
     def _pending_of_group(self) -> np.ndarray | None:
         """The pending residuals of all members, side by side; None if there are none."""
@@ -125,7 +125,7 @@ class Buffer:
     def empty(self) -> None:
         """Copy the result to the caller's arrays."""
         if self.begun:
-            self.store.end(self.bucket.kept, self.bucket.size)
+            self.store.end(self.bucket.store_name, self.bucket.size)
         for check in self.checks:
             check("before its mean was written")
         if self.shift:
@@ -133,7 +133,7 @@ class Buffer:
         if self.workspace is None:
             return
         if self.bucket.dtype == "float16" and self.x.dtype == np.float32:
-            self._keep_clipped(self.bucket.kept, self.x, self.bucket.feedback.kind == "plain")
+            self._keep_clipped(self.bucket.store_name, self.x, self.bucket.feedback.kind == "plain")
         if self.bucket.uniform and self.x.dtype == self.arrays[0].dtype and not any(self.skip):
             device.part(self.x, self.arrays)
         else:

@@ -1,8 +1,8 @@
-"""Finds tensors that are changed, or handed over again, while they are on their way.
+"""Finds tensors that are changed, or passed to another call, while they are in flight.
 
-The mean of such a tensor is undefined, and differs between ranks: it is an error, not a race that is mostly won. Torch
-counts in-place changes, so they cost nothing to find (``Watch``). Memory that two calls bring at a time is found for
-all arrays (``Claims``). In debug mode checksums find whatever else changed.
+The mean of such a tensor is undefined and differs between ranks, so it is an error. Torch counts in-place changes, so
+they are cheap to find (``Watch``). Memory that belongs to two calls at a time is found for all arrays (``Claims``).
+In debug mode, checksums find all other changes.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _ADVICE = (
 )
 
 _FEW = 16
-"""Tensors of a call whose memory is looked up at once: that takes no longer than to find out whether it has to be."""
+"""Up to this number of tensors, spans are computed at once: a check whether they are needed takes as long."""
 
 _MANY = 64
-"""Spans that are sorted in, or taken out, all at once: one by one, each moves those behind it."""
+"""Above this number, spans are inserted or removed all at once: one by one, each moves those behind it."""
 
 _FORGOTTEN = 4
-"""Pushes of one tensor that nobody waited for: two are usual where the next step begins before this one has ended."""
+"""Pushes of one tensor without a wait that cause a warning. Two are normal if steps overlap."""
 
 _START = attrgetter("start")
 
 _WORK = 1 << 16
-"""Steps in which numpy has to find out whether two strided arrays share memory; else they count as if they did."""
+"""Effort limit of numpy's test whether two strided arrays share memory; beyond it, they count as if they did."""
 
 
 Check = Callable[[str], None]
 
 
 def changed_error(name: str, title: str, when: str) -> GradientError:
-    """A tensor was changed while it was on its way."""
+    """The error for a tensor that was changed while it was in flight."""
     return GradientError(
-        f"{name}: its memory was changed {when}, while it was on its way in {title}: the mean is undefined on all "
+        f"{name}: its memory was changed {when}, while it was in flight in {title}: the mean is undefined on all "
         f"ranks; {_ADVICE}"
     )
 
@@ -60,12 +60,14 @@ def changed_error(name: str, title: str, when: str) -> GradientError:
 
 
 class Watch:
-    """What the tensors of one call were like when it was made.
+    """The versions and checksums of the tensors of one call, taken when it was made.
 
     Args:
-        title: the call in messages; spans: its memory, which it claims.
-        debug: checksum all memory, which reads it five times and lets each tensor travel as a copy; else only torch's
-            counters are read.
+        title: the call in messages.
+        gradients: its tensors.
+        spans: its claimed memory.
+        debug: use checksums, which read all memory five times and need a copy of each tensor; else only torch's
+            counters are used.
     """
 
     def __init__(self, title: str, gradients: Sequence[Gradient], spans: Spans = (), debug: bool = False) -> None:
@@ -80,9 +82,9 @@ class Watch:
         self._sums = {g.spec.name: _checksum(g) for g in self._watched}
 
     def lost(self, pending: Any) -> str | None:
-        """What is wrong if nobody can read the result of a push, ``call.result``; None: somebody can. The watch ends.
+        """A warning if no object but ``pending.result`` refers to the result of a push; else None. Ends the watch.
 
-        Torch tells how many refer to a tensor; of other arrays it is not known.
+        The number of references is known for torch tensors only.
         """
         self._versions, self._watched = [], []
         if not (self._whole and self.reader() is None and is_alone(pending)):
@@ -94,27 +96,27 @@ class Watch:
         )
 
     def check_of(self, gradient: Gradient) -> Check | None:
-        """In debug mode: what makes sure that a tensor is as it was, and takes when that is."""
+        """In debug mode: a function that verifies that a tensor has not changed. Its argument says when."""
         return partial(self.verify, gradient) if gradient.spec.name in self._sums else None
 
     def verify(self, gradient: Gradient, when: str) -> None:
-        """The memory is as it was.
+        """Verify that the memory of a tensor has not changed.
 
         Raises:
-            GradientError: it is not.
+            GradientError: it has.
         """
         if gradient.spec.name in self._sums and _checksum(gradient) != self._sums[gradient.spec.name]:
             raise changed_error(gradient.spec.name, self._title, when)
 
     def written(self) -> None:
-        """In debug mode: the memory holds the result now, and stays so until somebody waits for it."""
+        """In debug mode: take new checksums, because the memory holds the result now."""
         self._sums = {g.spec.name: _checksum(g) for g in self._watched}
 
     def require_untouched(self) -> None:
-        """What has come back is what the call made of it.
+        """Verify that the caller has not changed a tensor before the wait.
 
         Raises:
-            GradientError: the caller changed a tensor before it waited for it.
+            GradientError: it has.
         """
         for name, read, before in self._versions:
             if read() != before:
@@ -139,7 +141,7 @@ def _checksum(gradient: Gradient) -> int:
 
 
 class Span(NamedTuple):
-    """The memory of a tensor, from its first to behind its last byte. ``strided``: some between may not be its own."""
+    """The memory of a tensor, from its first byte to behind its last one. ``strided``: it may have gaps."""
 
     start: int
     stop: int
@@ -148,7 +150,7 @@ class Span(NamedTuple):
     strided: Any = None
 
     def shares(self, other: Span) -> bool:
-        """Whether a byte belongs to both."""
+        """Whether the spans share a byte."""
         if self.stop <= other.start or other.stop <= self.start:
             return False
         if self.strided is None and other.strided is None:
@@ -159,7 +161,7 @@ class Span(NamedTuple):
             return True
 
     def _bytes(self) -> np.ndarray:
-        """Stands for the memory, which may be a GPU's: its values cannot be read."""
+        """An array for numpy's test of shared memory; its values cannot be read, because the memory may be a GPU's."""
         if self.strided is None:
             return np.asarray(_Place((self.stop - self.start,), (1,), self.start))
         return np.asarray(self.strided)
@@ -179,13 +181,13 @@ class _Place:
 
 
 class Owned:
-    """The memory of a call whose arrays all own theirs, so that none shares any: worked out when it is asked for."""
+    """The memory of a call whose arrays all own theirs, so that none share any. The spans are computed on demand."""
 
     def __init__(self, gradients: Sequence[Gradient], title: str) -> None:
         self._gradients, self._title, self._made = gradients, title, list[Span]()
 
     def spans(self) -> list[Span]:
-        """It, by where it begins; always the same objects. For one thread at a time."""
+        """The spans, sorted by start; always the same objects. For one thread at a time."""
         if not self._made:
             self._made = _spans(self._gradients, self._title)
         return self._made
@@ -196,10 +198,10 @@ Spans = Sequence[Span] | Owned
 
 
 def spans(gradients: Sequence[Gradient], title: str) -> Spans:
-    """The memory that gets the results of a call, by where it begins.
+    """The memory that receives the results of a call, sorted by start.
 
     Raises:
-        GradientError: two tensors share memory: it would be averaged, and its residual added, twice.
+        GradientError: two tensors share memory, which would be averaged twice.
     """
     if len(gradients) > _FEW:
         owners = {id(g.owner) for g in gradients}
@@ -241,8 +243,8 @@ def _span(gradient: Gradient, title: str) -> Span:
 
 
 class _Extents:
-    """Strided spans. Where one ends says nothing of the next, so they are kept by the power of two above their lengths:
-    of each length, only those that begin so close before a place can reach it.
+    """Strided spans, which may overlap without sharing bytes. They are grouped by the power of two above their length:
+    in a group, only spans that start within this length before an address can reach it.
     """
 
     def __init__(self) -> None:
@@ -252,19 +254,19 @@ class _Extents:
         return bool(self._by_power)
 
     def near(self, span: Span) -> Iterator[Span]:
-        """All that may share memory with another span."""
+        """All spans that may share memory with another span."""
         for power, (starts, found) in self._by_power.items():
             yield from found[bisect_left(starts, span.start - (1 << power)) : bisect_left(starts, span.stop)]
 
     def add(self, span: Span) -> None:
-        """Take in one that shares no memory with those that are here, so none begins at the same place."""
+        """Add a span that shares no memory with the others, so that none has the same start."""
         starts, spans = self._by_power.setdefault((span.stop - span.start).bit_length(), ([], []))
         at = bisect_left(starts, span.start)
         starts.insert(at, span.start)
         spans.insert(at, span)
 
     def remove(self, span: Span) -> None:
-        """Take one out, if it is here."""
+        """Remove a span, if it is there."""
         power = (span.stop - span.start).bit_length()
         starts, spans = self._by_power.get(power, ([], []))
         at = bisect_left(starts, span.start)
@@ -275,7 +277,7 @@ class _Extents:
 
 
 class Pending:
-    """Calls of push that nobody has waited for, in the order in which they were made."""
+    """The calls of push that were not waited for, in the order in which they were made."""
 
     def __init__(self) -> None:
         self._units: dict[int, Any] = {}
@@ -289,7 +291,7 @@ class Pending:
         return len(self._units)
 
     def add(self, call: Any) -> bool:
-        """Take a call in; True, once, where there are so many of one tensor that waiting must have been forgotten."""
+        """Add a call; returns True, once, if there are so many of one tensor that a wait seems to be missing."""
         name = call.key[1]
         self._units[id(call)] = call
         self._pushes[name] += 1
@@ -298,7 +300,7 @@ class Pending:
         return first
 
     def remove(self, call: Any) -> None:
-        """It was waited for; calls that are none of these are passed over."""
+        """Remove a call that was waited for; other calls are ignored."""
         if self._units.pop(id(call), None) is not None:
             self._pushes[call.key[1]] -= 1
 
@@ -307,7 +309,7 @@ _all: weakref.WeakSet[Claims] = weakref.WeakSet()
 
 
 class Claims:
-    """The memory of calls that were made and not waited for. Threads may share it, one at a time by ``lock``."""
+    """The memory of all calls that were not waited for. Thread-safe by ``lock``."""
 
     def __init__(self) -> None:
         self._owned: Owned | None = None  # as long as it is all that is claimed
@@ -356,17 +358,17 @@ class Claims:
             for other in itertools.chain(self._near(span), self._strided.near(span)):
                 if other.shares(span):
                     raise GradientError(
-                        f"{span.name}: its memory is that of {other.name}, which is on its way in {other.title} and "
+                        f"{span.name}: its memory is that of {other.name}, which is in flight in {other.title} and "
                         f"was not waited for: it may have been changed since; {_ADVICE}"
                     )
 
     def _near(self, span: Span) -> Iterable[Span]:
-        """Packed memory does not overlap, so it lies in the order of its ends as well."""
+        """The packed spans that may overlap a span. They do not overlap each other, so their ends are sorted too."""
         first = bisect_left(self._starts, span.start)
         return self._packed[max(first - 1, 0) : bisect_left(self._starts, span.stop, first)]
 
     def drop(self, held: Spans) -> None:
-        """The memory is the caller's again."""
+        """Release the memory of a call."""
         with self.lock:
             if isinstance(held, Owned):
                 if self._owned is held:
@@ -390,7 +392,7 @@ class Claims:
 
 
 def _after_fork() -> None:
-    """In the child: another thread may have held a lock, and is not there to release it."""
+    """Runs in the child: replaces locks, because a thread that does not exist there may have held them."""
     for claims in list(_all):
         claims.lock = threading.RLock()
 

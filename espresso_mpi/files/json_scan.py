@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from .compiled import compiled
 
 _QUOTE, _ESCAPE, _COMMA, _COLON, _MINUS, _PLUS, _DOT = (np.uint8(ord(one)) for one in '"\\,:-+.')
 _OPEN_OBJECT, _SHUT_OBJECT, _OPEN_LIST, _SHUT_LIST = (np.uint8(ord(one)) for one in "{}[]")
@@ -19,7 +20,7 @@ def harmless(data: bytes, deepest: int) -> bool:
     return bool(_harmless(np.frombuffer(data, np.uint8), deepest))
 
 
-@njit(cache=True)
+@compiled
 def _harmless(text, deepest):  # type: ignore[no-untyped-def]
     is_object, first = np.zeros(deepest + 1, np.bool_), np.zeros(deepest + 1, np.int64)
     keys, known = np.empty(1024, np.uint64), 0  # hashes of the keys of all objects that are open, by depth
@@ -69,7 +70,7 @@ def _harmless(text, deepest):  # type: ignore[no-untyped-def]
     return depth == 0
 
 
-@njit(cache=True)
+@compiled
 def _hashed(text, begin, end):  # type: ignore[no-untyped-def]
     """FNV-1a, 63 bits of it and a 1."""
     found = np.uint64(0xCBF29CE484222325)
@@ -78,7 +79,7 @@ def _hashed(text, begin, end):  # type: ignore[no-untyped-def]
     return found | np.uint64(1)
 
 
-@njit(cache=True)
+@compiled
 def _different(keys):  # type: ignore[no-untyped-def]
     """Whether no two are equal, by a hash table. Equal hashes of different keys are taken for equal keys."""
     size = 8
@@ -95,14 +96,14 @@ def _different(keys):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True)
+@compiled
 def _after_digits(text, at):  # type: ignore[no-untyped-def]
     while at < text.size and _ZERO <= text[at] <= _NINE:
         at += 1
     return at
 
 
-@njit(cache=True)
+@compiled
 def _after_number(text, at):  # type: ignore[no-untyped-def]
     """The place after a number; -1 if it may be too large."""
     if text[at] == _MINUS:

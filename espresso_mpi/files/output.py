@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from . import schema
 
 WIDTH = 150
 """Columns of a printed table."""
@@ -98,10 +98,19 @@ def show(title: str, header: Sequence[str], lines: Sequence[Sequence[str]], left
     Console(width=WIDTH, color_system=None).print(table)
 
 
-def write_rows(path: Path, rows: Sequence[Any], **more: Any) -> None:
-    """Dataclass rows, the environment they were measured in and what else there is to say, as JSON."""
+def result_of(rows: Sequence[Any], **more: Any) -> dict[str, Any]:
+    """The result of a benchmark, as its JSON file holds it: dataclass rows, their environment, and ``more``."""
     from ..cluster.environment import environment
 
-    result = {"environment": environment(), **more, "rows": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    return {"environment": environment(), **more, "rows": [asdict(row) for row in rows]}
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result as JSON, replace a file of that name, and say so."""
+    schema.write(path, result)
     print(f"wrote {path}")
+
+
+def write_rows(path: Path, rows: Sequence[Any], **more: Any) -> None:
+    """``result_of``, written to a file."""
+    write_result(path, result_of(rows, **more))

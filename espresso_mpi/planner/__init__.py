@@ -1,7 +1,7 @@
 """Measures a cluster, models a training step, chooses a strategy for every tensor.
 
->>> from espresso_mpi.planner import Profile, Trace, plan, save_plan
->>> made = plan(Trace.load("trace.json"), Profile.load("profile.json"))  # doctest: +SKIP
+>>> from espresso_mpi.planner import Profile, Workload, plan, save_plan
+>>> made = plan(Workload.load("workload.json"), Profile.load("profile.json"))  # doctest: +SKIP
 >>> save_plan(made, "plan.json")                                         # doctest: +SKIP
 
 This package never imports MPI: a plan can be made on a laptop. docs/planner.md has the models and the algorithms.
@@ -16,26 +16,26 @@ algorithms; ``workloads``, models and clusters that come with the library; ``mod
 # imports such a module first would otherwise find the module under the function's name.
 from .explain import explain
 from .model.profile import Profile
-from .model.trace import Trace, TracedTensor
 from .model.tree import routes
+from .model.workload import Workload, WorkloadTensor
 from .plan import plan
 from .planfile import load as load_plan
 from .planfile import misfits
 from .planfile import save as save_plan
 from .workloads.clusters import TESTBEDS, Cluster
-from .workloads.models import MODELS, model_trace
+from .workloads.models import MODELS, model_workload
 
 __all__ = [
     "MODELS",
     "TESTBEDS",
     "Cluster",
     "Profile",
-    "Trace",
-    "TracedTensor",
+    "Workload",
+    "WorkloadTensor",
     "explain",
     "load_plan",
     "misfits",
-    "model_trace",
+    "model_workload",
     "plan",
     "routes",
     "save_plan",

@@ -9,16 +9,30 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..errors import PlanError
-from ..types import ROUTES, Collective, Encode, Forecast, Level, Op, Outlook, Plan, Route, Step, Strategy, buffer_name
-from . import agenda
-from .agenda import Table, counted, milliseconds
+from ..types import (
+    ROUTES,
+    Collective,
+    Encode,
+    Forecast,
+    Level,
+    Op,
+    Outlook,
+    Plan,
+    Route,
+    RouteStep,
+    Strategy,
+    buffer_name,
+)
+from . import lane_tables
+from .lane_tables import Table, counted, milliseconds
 
 EXPOSED = (
     "exposed: how much shorter the step would be if everything done for this tensor took no time; the rest is "
     "overlapped by the backward pass and by other tensors."
 )
 RUNNER_UP = (
-    "runner-up: the best other way for it with all other tensors as planned, and how much longer the step would be."
+    "runner-up: the best other strategy for it with all other tensors as planned, and how much longer the step would "
+    "be."
 )
 
 
@@ -47,11 +61,11 @@ def _of_plan(plan: Plan) -> Explanation:
     forecast = plan.forecast
     if forecast is None:
         words.append("It was not made by the planner: nothing is predicted for it.")
-        return Explanation(tuple(words), (_ways(plan),))
+        return Explanation(tuple(words), (_strategies(plan),))
     words += [_step(plan, forecast), _worth(plan, forecast), _method(plan, forecast), EXPOSED, RUNNER_UP]
-    tables = [_ways(plan), _rivals(forecast), _buffers(plan, forecast)]
+    tables = [_strategies(plan), _rivals(forecast), _buffers(plan, forecast)]
     if plan.schedule is not None:
-        tables.insert(2, agenda.of_lanes(plan.schedule))
+        tables.insert(2, lane_tables.of_lanes(plan.schedule))
     return Explanation(tuple(words), tuple(table for table in tables if table.rows))
 
 
@@ -97,14 +111,14 @@ def _method(plan: Plan, f: Forecast) -> str:
     return text if plan.schedule is None else f"{text} A session does the operations in the order of this schedule."
 
 
-def _ways(plan: Plan) -> Table:
-    """How many tensors go which way, the most frequent first."""
+def _strategies(plan: Plan) -> Table:
+    """How many tensors have which strategy, the most frequent first."""
     found = Counter(plan.strategies.values())
     grouped = Counter(plan.strategy(group[0]) for group in plan.groups)
     rows = tuple(
-        (str(count), str(grouped.get(way, 0)), way.compressor, sentence(way)) for way, count in found.most_common()
+        (str(count), str(grouped.get(one, 0)), one.compressor, sentence(one)) for one, count in found.most_common()
     )
-    return Table("Ways", ("tensors", "groups", "compressor", "way"), rows, ("compressor", "way"))
+    return Table("Strategies", ("tensors", "groups", "compressor", "strategy"), rows, ("compressor", "strategy"))
 
 
 def _rivals(f: Forecast) -> Table:
@@ -120,7 +134,7 @@ def _rivals(f: Forecast) -> Table:
 
 
 def _buffers(plan: Plan, f: Forecast) -> Table:
-    header = ("tensors", "way", "takes ms", "overlapped", "exposed", "runner-up", "slower by", "dense slower by")
+    header = ("tensors", "strategy", "takes ms", "overlapped", "exposed", "runner-up", "slower by", "dense slower by")
     rows = tuple(
         (
             _name(entry.tensors), short(plan.strategy(entry.tensors[0])), milliseconds(entry.seconds),
@@ -131,7 +145,7 @@ def _buffers(plan: Plan, f: Forecast) -> Table:
         for entry in f.buffers
     )  # fmt: skip
     return Table(
-        "Tensors, in the order of the backward pass; milliseconds", header, rows, ("tensors", "way", "runner-up")
+        "Tensors, in the order of the backward pass; milliseconds", header, rows, ("tensors", "strategy", "runner-up")
     )
 
 
@@ -161,7 +175,7 @@ def _of_tensor(plan: Plan, name: str) -> Explanation:
     words += _outlook(strategy, entry) if entry else ("Nothing is predicted for it.",)
     if plan.schedule is None or buffer_name(group) not in plan.schedule.buffers:
         return Explanation(tuple(words))
-    return Explanation((*words, agenda.WAITED), (agenda.of_buffer(plan.schedule, buffer_name(group)),))
+    return Explanation((*words, lane_tables.WAITED), (lane_tables.of_buffer(plan.schedule, buffer_name(group)),))
 
 
 def _outlook(strategy: Strategy, entry: Outlook) -> tuple[str, ...]:
@@ -171,7 +185,7 @@ def _outlook(strategy: Strategy, entry: Outlook) -> tuple[str, ...]:
         EXPOSED.capitalize(),
     ]
     if entry.runner_up is None:
-        words.append("No other way is ever quicker, so there is no runner-up.")
+        words.append("No other strategy is ever quicker, so there is no runner-up.")
     else:
         words.append(f"The runner-up makes {_longer(entry.margin)}: {sentence(entry.runner_up)}")
         words.append(f"As a route: {entry.runner_up.compressor} {entry.runner_up.route}")
@@ -220,7 +234,7 @@ def sentence(strategy: Strategy) -> str:
     return ", ".join(part.rstrip(",") for part in parts) + "."
 
 
-def _step_in_words(step: Step, packed: bool, compressor: str) -> str:
+def _step_in_words(step: RouteStep, packed: bool, compressor: str) -> str:
     if isinstance(step, Collective):
         return f"{(_PACKED if packed else _DENSE)[step.op]} {_WHERE[step.level]}"
     device = step.device.upper()

@@ -74,7 +74,7 @@ def picture(problem: Problem, choice: np.ndarray, path: Path, title: str = "") -
     """Draw a choice to a .png or .svg file, or write it to a .json file for https://ui.perfetto.dev.
 
     Args:
-        choice: int64 (tensors,), rows of the problem.
+        choice: int64 (tensors,), options of the problem.
         title: what stands above, before the time of the step.
 
     Raises:
@@ -101,7 +101,7 @@ def shown(problem: Problem, choice: np.ndarray) -> list[Shown]:
         rows += [0.0] * (row + 1 - len(rows))
         rows[row] = one.stop
         kind, what = names(one)
-        tensor = "" if one.tensor < 0 else problem.trace.tensors[one.tensor].name
+        tensor = "" if one.tensor < 0 else problem.workload.tensors[one.tensor].name
         found.append(Shown(kind, what, tensor, one.segment, one.lane, row, one.start, one.stop))
     return found
 
@@ -115,11 +115,11 @@ def _beside(problem: Problem, choice: np.ndarray, one: Interval) -> bool:
 
 def _names(problem: Problem, choice: np.ndarray) -> Any:
     """A function that says of an interval which kind it is and what is done in it."""
-    slots = [problem.operations(int(row)) for row in choice]
+    slots = [problem.operations(int(option)) for option in choice]
 
     def name(one: Interval) -> tuple[str, str]:
         if one.tensor < 0:
-            return "backward", f"backward {problem.trace.tensors[one.position].name}"
+            return "backward", f"backward {problem.workload.tensors[one.position].name}"
         slot = slots[one.tensor][one.position]
         wire = INSIDE if slot.resource == "intra" else "wire"
         return (wire if slot.kind == "move" else slot.kind), slot.what

@@ -25,8 +25,8 @@ from .model.problem import Problem, evaluated
 from .model.profile import Profile
 from .model.timeline import LANES, ORDERS, TIE, Lanes, Order, lanes_of
 from .model.timetables import schedule_of
-from .model.trace import Trace
 from .model.tree import routes as all_routes
+from .model.workload import Workload
 from .search.algorithms import published
 from .search.baselines import baseline, usable
 from .search.budget import errors, limited, total_error
@@ -58,7 +58,7 @@ _ONE_FOR_ALL = ("fp32", "fp16")
 
 
 def plan(
-    trace: Trace,
+    workload: Workload,
     profile: Profile,
     compressors: Sequence[str] | None = None,
     *,
@@ -82,7 +82,7 @@ def plan(
         linear: whether payloads of linear compressors may be summed.
         devices: where may be compressed; None: wherever the tensors can go.
         error_budget: the most that the plan may lose (``budget``); None: anything.
-        noise: relative error of every time; None: what profile and trace say.
+        noise: relative error of every time; None: what profile and workload say.
         baselines: price simpler plans as well, and take one if it is quicker.
 
     More than ``many.MANY`` tensors are joined first where they may share buffers. Where they may not, the search is a
@@ -90,37 +90,37 @@ def plan(
     as the square of the tensors.
 
     Raises:
-        ConfigError: the profile lacks what is needed, an argument is out of its range; the trace has more tensors than
-            can be planned for in minutes.
+        ConfigError: the profile lacks what is needed; an argument is out of its range; or the workload has more tensors
+            than can be planned for in minutes.
     """
-    known = defaults(trace, profile)[1] if order is None else order
+    known = defaults(workload, profile)[1] if order is None else order
     if known not in ORDERS:
         raise ConfigError(f"order={known!r}; expected one of {', '.join(ORDERS)}")
-    refuse(trace, profile, fusion, known)
-    many = len(trace.tensors) > MANY
-    units = Units.of(trace, UNITS) if many and fusion else None
+    refuse(workload, profile, fusion, known)
+    many = len(workload.tensors) > MANY
+    units = Units.of(workload, UNITS) if many and fusion else None
     made = _Maker.of(
-        trace if units is None else units.trace, profile, compressors, lanes, known, fusion, linear, devices,
+        workload if units is None else units.workload, profile, compressors, lanes, known, fusion, linear, devices,
         error_budget, noise, "quick" if many else "normal",
     ).made(baselines)  # fmt: skip
     return made if units is None else units.plan(made)
 
 
-def described(given: Plan, like: Plan, trace: Trace, profile: Profile) -> Plan:
+def described(given: Plan, like: Plan, workload: Workload, profile: Profile) -> Plan:
     """A plan of one's own, with what is predicted for it.
 
     Args:
-        like: what ``plan`` made of the same trace and profile: the bound, the best dense time and the noise are its.
+        like: what ``plan`` made of the same workload and profile: the bound, the best dense time and the noise are its.
 
     Raises:
         PlanError: the plan does not know a tensor; ConfigError: the profile lacks what it needs.
     """
     assert like.forecast is not None
     lanes, order = like.forecast.lanes, like.forecast.order
-    problem, choice = evaluated(given, trace, profile, lanes=lanes, order=order)
-    specs = profiled(profile, ("cpu", "gpu") if trace.device == "gpu" else ("cpu",))
-    others = Problem.of(problem.trace, profile, specs, lanes=lanes, order=order)
-    draft = Draft(_by_buffer(problem.trace, given.groups), problem, choice)
+    problem, choice = evaluated(given, workload, profile, lanes=lanes, order=order)
+    specs = profiled(profile, ("cpu", "gpu") if workload.device == "gpu" else ("cpu",))
+    others = Problem.of(problem.workload, profile, specs, lanes=lanes, order=order)
+    draft = Draft(_by_buffer(problem.workload, given.groups), problem, choice)
     draft = draft.on(joined([problem, completed(others)]))
     forecast = replace(
         like.forecast, seconds=draft.seconds, bound=min(like.forecast.bound, draft.seconds),
@@ -132,7 +132,7 @@ def described(given: Plan, like: Plan, trace: Trace, profile: Profile) -> Plan:
 
 @dataclass(frozen=True)
 class Draft:
-    """A choice on its way to a plan. ``groups``: of all buffers, those of one tensor too."""
+    """A choice that becomes a plan. ``groups``: of all buffers, those of one tensor too."""
 
     groups: tuple[tuple[str, ...], ...]
     problem: Problem
@@ -149,7 +149,7 @@ class Draft:
         return bool((self.problem.method[self.choice] >= 0).any())
 
     def on(self, problem: Problem) -> Draft:
-        """The same on menus that begin with these."""
+        """The same on candidate sets that begin with these."""
         return replace(self, problem=problem, choice=moved(self.choice, self.problem, problem))
 
     def schedule(self) -> Schedule | None:
@@ -158,14 +158,14 @@ class Draft:
 
     def strategies(self) -> list[tuple[tuple[str, ...], Strategy]]:
         """The tensors of each buffer and how it travels."""
-        return [(group, self.problem.strategy(int(row))) for group, row in zip(self.groups, self.choice)]
+        return [(group, self.problem.strategy(int(option))) for group, option in zip(self.groups, self.choice)]
 
 
 @dataclass(frozen=True)
 class _Maker:
     """What ``plan`` was asked for."""
 
-    trace: Trace
+    workload: Workload
     profile: Profile
     compressors: tuple[str, ...]
     lanes: Lanes
@@ -179,18 +179,18 @@ class _Maker:
 
     @classmethod
     def of(
-        cls, trace: Trace, profile: Profile, compressors: Sequence[str] | None, lanes: Lanes | str | None,
+        cls, workload: Workload, profile: Profile, compressors: Sequence[str] | None, lanes: Lanes | str | None,
         order: Order, fusion: bool, linear: bool, devices: Sequence[DeviceKind] | None,
         budget: float | None, noise: float | None, effort: Effort,
     ) -> _Maker:  # fmt: skip
-        where = tuple(devices) if devices is not None else ("cpu", "gpu") if trace.device == "gpu" else ("cpu",)
-        _check(trace, where, budget, noise)
+        where = tuple(devices) if devices is not None else ("cpu", "gpu") if workload.device == "gpu" else ("cpu",)
+        _check(workload, where, budget, noise)
         given = profiled(profile, where) if compressors is None else compressors
         spelled = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
         specs = tuple(spelled)
-        usual_lanes, _ = defaults(trace, profile)
+        usual_lanes, _ = defaults(workload, profile)
         sums = linear and any(registry.get(text).linear for text in specs)
-        return cls(trace, profile, specs, lanes_of(usual_lanes if lanes is None else lanes),
+        return cls(workload, profile, specs, lanes_of(usual_lanes if lanes is None else lanes),
                    order, fusion, all_routes(where, sums), budget, noise, spelled, effort)  # fmt: skip
 
     # --- the steps of the module ---
@@ -210,7 +210,7 @@ class _Maker:
         dense = self.settled(dense)
         draft, gain, forgone = self.worth_it(draft, dense)
         forecast = Forecast(
-            draft.seconds, min(bound, draft.seconds), self.trace.seconds, dense.seconds, gain.noise, self.order,
+            draft.seconds, min(bound, draft.seconds), self.workload.seconds, dense.seconds, gain.noise, self.order,
             self.lanes_name, self.claim, forgone, {name: rival.seconds for name, rival in rivals.items()},
             outlooks(draft), total_error(draft.problem, draft.choice),
         )  # fmt: skip
@@ -219,21 +219,21 @@ class _Maker:
     def searched(self, specs: Sequence[str]) -> tuple[Draft, float]:
         """What the search finds with these compressors, and the bound on all that it chose from."""
         if self.fusion:
-            groups, problem, found = search_fused(self.trace, self.profile, specs, routes=self.routes,
+            groups, problem, found = search_fused(self.workload, self.profile, specs, routes=self.routes,
                                                   lanes=self.lanes, order=self.order, effort=self.effort)  # fmt: skip
         else:
-            groups, problem = (), self.problem(self.trace, specs)
+            groups, problem = (), self.problem(self.workload, specs)
             found = searched(problem, self.effort)
-        return Draft(_by_buffer(problem.trace, groups), problem, found.choice), found.bound
+        return Draft(_by_buffer(problem.workload, groups), problem, found.choice), found.bound
 
-    def problem(self, buffers: Trace, specs: Sequence[str]) -> Problem:
+    def problem(self, buffers: Workload, specs: Sequence[str]) -> Problem:
         """All that may be done with some buffers."""
         return Problem.of(buffers, self.profile, specs, routes=self.routes, lanes=self.lanes, order=self.order)
 
     def rivals(self) -> Iterator[tuple[str, Draft]]:
         """The plans of others; without those that this profile cannot price, for want of a compressor or of copies."""
-        others = [name for name in usable(self.trace) if name not in _ONE_FOR_ALL]
-        others += [PUBLISHED] if len(self.trace.tensors) <= MANY else []
+        others = [name for name in usable(self.workload) if name not in _ONE_FOR_ALL]
+        others += [PUBLISHED] if len(self.workload.tensors) <= MANY else []
         named = [(name, spec) for spec in self.compressors for name in others]
         for name, spec in [*named, *((name, "fp16") for name in _ONE_FOR_ALL)]:
             try:
@@ -245,15 +245,15 @@ class _Maker:
     def rival(self, name: str, spec: str) -> Draft:
         """A baseline, or the choice of the published algorithms."""
         if name == PUBLISHED:
-            problem, chosen = published(self.trace, self.profile, spec, lanes=self.lanes, order=self.order)
-            return Draft(_by_buffer(self.trace, ()), problem, chosen.choice)
-        other = baseline(name, self.trace, self.profile, spec, lanes=self.lanes, order=self.order)
-        problem, choice = evaluated(other, self.trace, self.profile, lanes=self.lanes, order=self.order)
-        return Draft(_by_buffer(self.trace, ()), problem, choice)
+            problem, chosen = published(self.workload, self.profile, spec, lanes=self.lanes, order=self.order)
+            return Draft(_by_buffer(self.workload, ()), problem, chosen.choice)
+        other = baseline(name, self.workload, self.profile, spec, lanes=self.lanes, order=self.order)
+        problem, choice = evaluated(other, self.workload, self.profile, lanes=self.lanes, order=self.order)
+        return Draft(_by_buffer(self.workload, ()), problem, choice)
 
     def allowed(self, rival: Draft) -> bool:
         """Whether a draft uses nothing that is not to be used."""
-        used = {rival.problem.strategy(int(row)) for row in np.unique(rival.choice)}
+        used = {rival.problem.strategy(int(option)) for option in np.unique(rival.choice)}
         return all(s.compressor in {*self.compressors, "none"} and s.route in self.routes for s in used)
 
     def quickest(self, draft: Draft, rivals: Sequence[Draft]) -> Draft:
@@ -262,9 +262,9 @@ class _Maker:
         if not rivals:
             return draft
         best = min(rivals, key=lambda rival: rival.seconds)
-        menus = joined([best.problem, self.problem(best.problem.trace, self.compressors)])
-        best = best.on(menus)
-        return replace(best, choice=min(improved(rough(menus), best.choice), best.choice, key=menus.seconds))
+        complete = joined([best.problem, self.problem(best.problem.workload, self.compressors)])
+        best = best.on(complete)
+        return replace(best, choice=min(improved(rough(complete), best.choice), best.choice, key=complete.seconds))
 
     def sure(self, draft: Draft) -> Draft:
         """The draft without compression that noise could explain."""
@@ -284,24 +284,24 @@ class _Maker:
     def worth_it(self, draft: Draft, dense: Draft) -> tuple[Draft, Gain, float]:
         """The draft, or the dense one if the gain over it is not real; the gain and its noise; what was forgone."""
         doubts = (Doubts(draft.problem, self.noise), draft.choice), (Doubts(dense.problem, self.noise), dense.choice)
-        gain = gain_over(*doubts, spread=self.trace.spread if self.noise is None else self.noise)
+        gain = gain_over(*doubts, spread=self.workload.spread if self.noise is None else self.noise)
         if (draft.packed and gain.real) or (not draft.packed and gain.seconds > 0):
             return draft, gain, 0.0
-        whole = self.problem(dense.problem.trace, self.compressors)  # runners-up may be compressed
+        whole = self.problem(dense.problem.workload, self.compressors)  # runners-up may be compressed
         return dense.on(joined([dense.problem, whole])), gain, max(0.0, gain.seconds)
 
     # --- what is said about it ---
 
     @property
     def lanes_name(self) -> str:
-        """The lanes as people call them."""
+        """The name of the lanes."""
         return next((name for name, known in LANES.items() if known == self.lanes), str(self.lanes))
 
     @property
     def claim(self) -> str:
         """What the bound is on."""
-        ways = "all fusions of neighbours and all routes" if self.fusion else "all routes, no fusion"
-        return f"{ways}, with {', '.join(self.compressors) or 'no compressor'}"
+        choices = "all fusions of neighbours and all routes" if self.fusion else "all routes, no fusion"
+        return f"{choices}, with {', '.join(self.compressors) or 'no compressor'}"
 
     def as_given(self, strategy: Strategy) -> Strategy:
         """A strategy with the compressor as it was spelled: the search knows it with all schedules at their end."""
@@ -309,16 +309,16 @@ class _Maker:
 
     def plan_of(self, draft: Draft, forecast: Forecast) -> Plan:
         by_name = {name: self.as_given(strategy) for group, strategy in draft.strategies() for name in group}
-        tensors = {t.name: (t.shape or t.size, t.dtype) for t in self.trace.tensors}
+        tensors = {t.name: (t.shape or t.size, t.dtype) for t in self.workload.tensors}
         p = self.profile
-        made = MadeFor(tensors, p.nodes, p.ranks_per_node, self.trace.device, p.fingerprint)
-        strategies = {t.name: by_name[t.name] for t in self.trace.tensors}
+        made = MadeFor(tensors, p.nodes, p.ranks_per_node, self.workload.device, p.fingerprint)
+        strategies = {t.name: by_name[t.name] for t in self.workload.tensors}
         return Plan(strategies, groups=tuple(g for g in draft.groups if len(g) > 1), fuse_bytes=0, made_for=made,
                     forecast=forecast, schedule=draft.schedule())  # fmt: skip
 
 
 def outlooks(draft: Draft) -> tuple[Outlook, ...]:
-    """What is predicted for each buffer of a draft whose menus are complete.
+    """What is predicted for each buffer of a draft whose candidate sets are complete.
 
     In orders in which every swap is a timeline of its own, and where tensors are many, only the options of each that
     take least by themselves are looked at for a runner-up. Many tensors are swapped in the order ``backprop``.
@@ -328,20 +328,20 @@ def outlooks(draft: Draft) -> tuple[Outlook, ...]:
     free, nothing = with_free(problem.timeline)
     exposed = _settled(plain - swapped(free, choice, everyone, np.full(size, nothing)), plain)
     every = problem.timeline.order == "backprop" and size <= MANY
-    tensors, rows = swaps_of(problem, None if every else quickest_alone(problem, RUNNERS_UP))
-    others = rows != choice[tensors]
-    tensors, rows = tensors[others], rows[others]
-    longer = _settled(swapped(problem.timeline, choice, tensors, rows) - plain, plain)
+    tensors, options = swaps_of(problem, None if every else quickest_alone(problem, RUNNERS_UP))
+    others = options != choice[tensors]
+    tensors, options = tensors[others], options[others]
+    longer = _settled(swapped(problem.timeline, choice, tensors, options) - plain, plain)
     for place in np.flatnonzero(longer < 0):  # with the keys as they are; a plan would have a schedule of its own
-        trial = np.where(everyone == tensors[place], rows[place], choice)
+        trial = np.where(everyone == tensors[place], options[place], choice)
         longer[place] = _settled(np.array(problem.timeline.seconds(trial) - plain), plain)
-    second = best_of_each(tensors, longer, problem.alone[rows], size)
+    second = best_of_each(tensors, longer, problem.alone[options], size)
     dense = _settled(swapped(problem.timeline, choice, everyone, best_dense(problem, choice)) - plain, plain)
     dense[problem.method[choice] < 0] = 0.0
     return tuple(
         Outlook(
             group, float(problem.alone[choice[i]]), float(np.clip(exposed[i], 0.0, problem.alone[choice[i]])),
-            problem.strategy(int(rows[second[i]])) if second[i] >= 0 else None,
+            problem.strategy(int(options[second[i]])) if second[i] >= 0 else None,
             float(longer[second[i]]) if second[i] >= 0 else 0.0, float(dense[i]),
         )
         for i, group in enumerate(draft.groups)
@@ -353,8 +353,8 @@ def _settled(differences: np.ndarray, of: float) -> np.ndarray:
     return np.where(np.abs(differences) <= TIE * of, 0.0, differences)
 
 
-def _by_buffer(buffers: Trace, groups: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """The tensors of every buffer of a trace of buffers, in its order."""
+def _by_buffer(buffers: Workload, groups: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """The tensors of every buffer of a workload of buffers, in its order."""
     members = {buffer_name(group): tuple(group) for group in groups}
     return tuple(members.get(buffer.name, (buffer.name,)) for buffer in buffers.tensors)
 
@@ -362,9 +362,9 @@ def _by_buffer(buffers: Trace, groups: Sequence[Sequence[str]]) -> tuple[tuple[s
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def defaults(trace: Trace, profile: Profile) -> tuple[str, Order]:
+def defaults(workload: Workload, profile: Profile) -> tuple[str, Order]:
     """The lanes and the order of the timeline, unless told otherwise; see ``plan``."""
-    if trace.device == "cpu":
+    if workload.device == "cpu":
         return "host" if profile.overlaps else "serial", "schedule"
     return "separate" if profile.measured else "one-network", "schedule"
 
@@ -372,15 +372,15 @@ def defaults(trace: Trace, profile: Profile) -> tuple[str, Order]:
 def profiled(profile: Profile, devices: Sequence[DeviceKind]) -> tuple[str, ...]:
     """The compressors that a profile has both curves of, on all of some devices."""
     specs = dict.fromkeys(spec for spec, _, _ in profile.codecs)
-    wanted = [(device, way) for device in devices for way in ("encode", "decode")]
+    wanted = [(device, direction) for device in devices for direction in ("encode", "decode")]
     return tuple(s for s in specs if all((s, *rest) in profile.codecs for rest in wanted))
 
 
-def _check(trace: Trace, devices: Sequence[DeviceKind], budget: float | None, noise: float | None) -> None:
+def _check(workload: Workload, devices: Sequence[DeviceKind], budget: float | None, noise: float | None) -> None:
     for device in devices:
         schema.convert(device, DeviceKind, "devices")
-    if trace.device == "cpu" and "gpu" in devices:
-        raise ConfigError("devices: the tensors of this trace are in host memory; expected ('cpu',)")
+    if workload.device == "cpu" and "gpu" in devices:
+        raise ConfigError("devices: the tensors of this workload are in host memory; expected ('cpu',)")
     for name, value in (("error_budget", budget), ("noise", noise)):
         try:
             schema.convert(value.item() if isinstance(value, np.generic) else value, Relative | None, name)

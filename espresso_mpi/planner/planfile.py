@@ -16,7 +16,7 @@ from ..timetable import Schedule
 from ..types import Forecast, MadeFor, Outlook, Plan, Route, Strategy, TensorSpec
 from .model.fingerprints import difference
 
-KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan --profile FILE --trace FILE -o FILE")
+KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan --profile FILE --workload FILE -o FILE")
 
 MOST_BYTES = 1 << 29
 """Of a file: a tensor has some 1000 bytes there."""

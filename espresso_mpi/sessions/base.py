@@ -172,7 +172,7 @@ class SessionBase:
     def _refuse_while_recording(self, name: str) -> None:
         """Refuse a call while steps are recorded: options and pending residuals are those of the recording."""
         if self._recording:
-            raise ConfigError(f"{name}: steps are being recorded; call it before or after record_trace()")
+            raise ConfigError(f"{name}: steps are being recorded; call it before or after record_workload()")
 
     def _follow(self, options: Options, sync_state: SyncState | None = None) -> None:
         """Use other options from now on."""

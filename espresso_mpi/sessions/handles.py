@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """A tensor on its way, as ``Session.push`` returns it.
+    """A call that is under way; returned by ``Session.push``, and by collectives with ``blocking=False``.
 
     Example:
         >>> with espresso_mpi.Session() as session:
@@ -23,20 +23,20 @@ class Handle:
         self._session, self._call = session, call
 
     def done(self) -> bool:
-        """Whether ``wait`` would return (or raise) at once."""
+        """Whether ``wait`` would return, or raise, at once."""
         return self._session._ended(self._call)
 
     def wait(self) -> Any:
-        """Wait until the tensor is the mean over the ranks.
+        """Wait until the result is there.
 
         Returns:
-            the array that was pushed, updated in place; a new one if it is immutable (JAX).
+            What the blocking call returns; of ``push``, the array, updated in place, or a new one if it is immutable (JAX).
 
         Raises:
-            GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank, naming rank and tensor,
-                which was not changed.
-            RankTimeoutError, RemoteError, TransportError: a rank did not come, or failed, or MPI did; the session
-                cannot be used any more.
+            GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank; the text names rank and
+                tensor. The tensor was not changed.
+            RankTimeoutError, RemoteError, TransportError: a rank did not come, another rank failed, or MPI failed. The
+                session cannot be used any more.
         """
         return self._session._wait(self._call)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..planner.model.profile import Profile
 
 _RECORDED = 1024
-"""Steps of a recorded trace that are kept, the last ones."""
+"""Steps of a recorded workload that are kept, the last ones."""
 
 
 class Planning(SessionBase):
@@ -90,7 +90,7 @@ class Planning(SessionBase):
         return profile
 
     @contextmanager
-    def record_trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+    def record_workload(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Record when the gradients of training steps are there, and write it as a file for ``espresso-mpi plan``.
 
         Collective at both ends; rank 0 writes. The with-block contains at least four steps of the training loop, with
@@ -105,7 +105,7 @@ class Planning(SessionBase):
 
         before, target, transport = self._options, Path(path), self._transport
         if before.tuning is not None:
-            raise ConfigError("record_trace: this session plans for itself; use one without plan='auto'")
+            raise ConfigError("record_workload: this session plans for itself; use one without plan='auto'")
 
         def begin() -> None:
             on_rank_0(transport, lambda: refuse_unwritable(target), ConfigError)
@@ -115,9 +115,9 @@ class Planning(SessionBase):
         def end() -> None:
             self._recording = False
             self._follow(before, averaged_pending(transport, self._engine.sync_state))
-            autoplan.write_trace(transport, list(clock.steps), target)
+            autoplan.write_workload(transport, list(clock.steps), target)
 
-        self._together("record_trace", begin)
+        self._together("record_workload", begin)
         self._clock = clock = StepClock(keep=_RECORDED)
         try:
             yield
@@ -127,7 +127,7 @@ class Planning(SessionBase):
             raise
         clock.end_step()
         self._clock = None
-        self._together("record_trace", end)
+        self._together("record_workload", end)
 
     def _watch(self, key: CallKey, specs: tuple[TensorSpec, ...] | None) -> None:
         """Record the time of a call, and run the actions that are due between two steps.

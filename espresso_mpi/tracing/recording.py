@@ -1,7 +1,7 @@
-"""What a rank did and when: sums for every tensor, always; single intervals while a trace is recorded. No MPI here.
+"""Records what a rank does: always the sums by tensor, and single spans while a trace is recorded. No MPI here.
 
-The executor reports every interval to a ``Recorder``; ``collectives.tracing`` brings the intervals of all ranks
-together, and ``trace_file`` writes them.
+The executor reports every span to a ``Recorder``. ``collectives.traces`` gathers the spans of all ranks, and
+``trace_file`` writes them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StepStats:
 
 @dataclass(frozen=True)
 class TensorStats:
-    """What one tensor cost this rank so far.
+    """The statistics of one tensor on this rank so far.
 
     Attributes:
         steps: how often it was synchronised.
@@ -70,7 +70,7 @@ class TensorStats:
             the sum over tensors may exceed the time that passed.
         bytes_by_level: bytes sent to other ranks inside the node ("intra") and between nodes ("inter").
         last: the same for the latest step.
-        residual_norm: Euclidean norm of what this rank still owes of the tensor; None where nothing is kept.
+        residual_norm: Euclidean norm of this rank's residual of the tensor; None if there is none.
     """
 
     steps: int
@@ -81,7 +81,7 @@ class TensorStats:
 
 
 class _Sums:
-    """The sums of one tensor: of finished steps, and of the step under way. Lists, because ``add`` is hot."""
+    """The sums of one tensor: of finished steps, and of the current step. Lists, because ``add`` is hot."""
 
     __slots__ = ("current", "current_sent", "done", "done_sent", "step", "steps")
 
@@ -92,7 +92,7 @@ class _Sums:
         self.done_sent, self.current_sent = [0, 0], [0, 0]
 
     def begin(self, step: int) -> None:
-        """Add the step under way to the finished ones."""
+        """Add the current step to the finished ones."""
         for kind in TENSOR_KINDS:
             self.done[kind] += self.current[kind]
             self.current[kind] = 0.0
@@ -113,7 +113,7 @@ def _by_level(sent: Sequence[int]) -> dict[str, int]:
 
 
 class Recorder:
-    """Where the executor reports what it did. Any thread may report.
+    """Collects the spans of a rank. Thread-safe.
 
     Attributes:
         tracing: whether single spans are kept as well.
@@ -190,7 +190,7 @@ class Recorder:
             return {name: sums.stats(norms.get(name)) for name, sums in self._tensors.items()}
 
     def rewind(self) -> None:
-        """Step numbers start anew, as after a checkpoint was loaded; the sums stay."""
+        """Restart the step numbers, as after loading a checkpoint; the sums stay."""
         with self._lock:
             for sums in self._tensors.values():
                 sums.step = -1

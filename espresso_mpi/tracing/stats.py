@@ -1,4 +1,4 @@
-"""What a session tells about itself."""
+"""The statistics of a session."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from .recording import TensorStats
 
 @dataclass(frozen=True)
 class Stats:
-    """What a session did so far, on this rank.
+    """The statistics of a session so far, on this rank.
 
-    ``seconds`` is the time inside calls of ``sync`` and ``wait``; ``seconds_by`` splits the work by kind: check
-    (looking for NaN), agree, encode, wire (collectives with their sums and waits), wait (the part of wire in which the
-    rank did nothing else), decode. Tensors travel side by side, so these may add up to more than the time that passed.
-    ``bytes_by_level`` counts bytes sent to other ranks inside the node and between nodes; ``skipped`` the steps
-    that a tensor sat out because it, or with ``nonfinite="skip_all"`` another tensor of the call, was not finite, and
-    ``skipped_calls`` the calls that were left out as a whole; ``saturated`` counts what was cut on this rank because it
-    left its range: values in an encode (``fp16`` beyond 65504, ``onebit`` and ``onebit_sgd`` where the magnitudes of
-    a block sum to more than float32 holds) and sums of payloads (integers of thc, float16). ``tensors`` has the same
-    for each tensor, and for its latest step.
+    Attributes:
+        steps: number of calls of ``sync``.
+        seconds: time inside calls of ``sync`` and ``wait``.
+        seconds_by: time by kind: check (the search for NaN), agree, encode, wire (collectives with their sums and
+            waits), wait (the part of wire in which the rank only waited), decode. Tensors overlap, so the sum may
+            exceed the elapsed time.
+        bytes_by_level: bytes sent to other ranks inside the node ("intra") and between nodes ("inter").
+        skipped: number of steps in which a tensor was skipped, because it, or with ``nonfinite="skip_all"`` another
+            tensor of the call, was not finite.
+        saturated: number of values that were clipped on this rank: in an encode (``fp16`` beyond 65504, ``onebit`` and
+            ``onebit_sgd`` if the magnitudes of a block sum to more than float32 holds), and sums of payloads (integers
+            of thc, float16).
+        tensors: the same by tensor, and for its latest step.
+        skipped_calls: number of calls that were skipped as a whole.
 
     Example:
         >>> with espresso_mpi.Session() as session:

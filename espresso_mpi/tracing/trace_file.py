@@ -43,9 +43,9 @@ class RankTrace:
 
 
 def tracks(spans: Sequence[Span]) -> list[int]:
-    """A track for each span, so that in a track nothing overlaps but waits within the span that they are a part of.
+    """A track for each span, so that spans of a track do not overlap, except waits within their wire spans.
 
-    Viewers of the format refuse or cut events that overlap without nesting; as few tracks are used as that takes.
+    Viewers refuse or cut events that overlap without nesting. The number of tracks is minimal.
     """
     found = [0] * len(spans)
     times = [(nanoseconds(span.start), nanoseconds(span.stop)) for span in spans]
@@ -76,14 +76,14 @@ def _is_part(span: Span, of: Span) -> bool:
 
 
 def on_wire(span: Span) -> bool:
-    """Whether a span belongs to a rank's wire track; the others, agreements with their waits among them, do not."""
+    """Whether a span belongs to a wire track; agreements and their waits do not."""
     return span.kind == "wire" or (span.kind == "wait" and bool(span.tensor))
 
 
 def chrome(ranks: Sequence[RankTrace], about: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The content of a trace file: one process a node; in it a processor track and a wire track of every rank.
+    """The content of a trace file: one process per node, with a processor track and wire tracks for every rank.
 
-    Where spans of a track overlap it is followed by more of its kind. Processes and threads are numbered from 1. Times
+    Overlapping spans get further tracks of the same kind. Processes and threads are numbered from 1. Times
     are microseconds since the first span.
 
     Args:

@@ -15,7 +15,7 @@ from .routes import (
     Level,
     Op,
     Route,
-    Step,
+    RouteStep,
 )
 from .tensors import ALIGN, ITEMSIZE, DeviceKind, TensorSpec
 
@@ -37,7 +37,7 @@ __all__ = [
     "Outlook",
     "Plan",
     "Route",
-    "Step",
+    "RouteStep",
     "Strategy",
     "TensorSpec",
     "buffer_name",

@@ -1,4 +1,4 @@
-"""The values that say which tensors travel how, and what is predicted of that: strategies and plans. All frozen."""
+"""Strategies, plans and their predictions. All values are frozen."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def buffer_name(group: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class MadeFor:
-    """What a plan was made for; elsewhere its choices may be wrong, or its groups incomplete.
+    """What a plan was made for. Elsewhere, its choices may be wrong, or its groups incomplete.
 
     Attributes:
         tensors: by name (shape, or the number of elements where the shape was not known; element type).
@@ -76,7 +76,7 @@ class MadeFor:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is predicted for one buffer: a tensor, or a group.
+    """The prediction for one buffer: a tensor, or a group.
 
     Attributes:
         tensors: their names, in the buffer's order.
@@ -103,7 +103,7 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is predicted for a step by a plan, in seconds.
+    """The prediction of a step by a plan, in seconds.
 
     Attributes:
         seconds: of the step, from its begin to the end of the update.
@@ -145,7 +145,7 @@ class Plan:
     Attributes:
         groups: names of tensors that travel together in one buffer, in this order, by the strategy that all of a
             group have.
-        schedule: in which order operations are done; None: tensors start as they come, and take turns.
+        schedule: in which order operations are done; None: tensors start as they arrive, and overlap.
 
     Raises:
         PlanError: something is no Strategy; a group is empty, its tensors have different strategies, or a name stands

@@ -1,4 +1,4 @@
-"""The values that describe how a tensor travels: steps and routes. All frozen."""
+"""Routes and their steps. All values are frozen."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CLOSING: dict[str, Op] = {
     "reduce": "broadcast",
     "gather": "broadcast",
 }
-"""Divisible communication: what goes on with less than all data on every rank, and what brings it back together."""
+"""Divisible communication: operations that leave a part of the data on each rank, and those that join the parts."""
 
 SUMS = frozenset({"allreduce", "reduce_scatter", "reduce"})
-"""What sums on the way: dense data, or the payloads of linear compressors."""
+"""Operations that sum dense data, or the payloads of linear compressors."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,22 @@ class Collective:
         return f"{self.op}@{self.level}"
 
 
-Step = Encode | Decode | Collective
+RouteStep = Encode | Decode | Collective
 
 
 @dataclass(frozen=True)
 class Route:
     """How a tensor travels: the steps from a local gradient to the mean on every rank.
 
-    The executor runs it and the planner costs it. Spelled by its steps joined with ``/``, such as
-    ``encode@cpu/allgather@flat/decode@cpu``, or by one of the names in ``ROUTES``.
+    The executor runs it, and the planner predicts its cost. Its spec is its steps joined with ``/``, such as
+    ``encode@cpu/allgather@flat/decode@cpu``, or one of the names in ``ROUTES``.
 
     Example:
         >>> str(espresso_mpi.Route.parse("flat-allgather"))
         'encode@cpu/allgather@flat/decode@cpu'
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[RouteStep, ...]
 
     def __post_init__(self) -> None:
         _validate(self.steps)
@@ -80,7 +80,7 @@ class Route:
         """Read a spec or a name from ``ROUTES``.
 
         Raises:
-            ConfigError: the text is neither, or its steps do not fit together.
+            ConfigError: the text is neither, or its steps cannot follow each other.
         """
         return _parsed(ROUTES.get(text, text))
 
@@ -91,7 +91,7 @@ class Route:
 
     @property
     def sums_payloads(self) -> bool:
-        """Whether compressed data is summed on the way, which only linear compressors allow."""
+        """Whether payloads are summed, which only linear compressors allow."""
         return any(self._packed_at(i) and s.op in SUMS for i, s in enumerate(self.steps) if _moves(s))
 
     def _packed_at(self, position: int) -> bool:
@@ -124,17 +124,17 @@ ROUTES: dict[str, str] = {
     "flat-linear": "encode@cpu/allreduce@flat/decode@cpu",
     "hierarchical-linear": "reduce_scatter@intra/encode@cpu/allreduce@inter/decode@cpu/allgather@intra",
 }
-"""Names for the usual routes. "packed" carries the payload on through the node and decodes at the very end; "linear"
-sums the payloads themselves, as linear compressors allow."""
+"""Names of common routes. "packed" sends the payload through the node and decodes at the end; "linear" sums payloads,
+which linear compressors allow."""
 
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> Route:
-    """Models have thousands of tensors that travel alike: reading and checking the text takes 50 us each time."""
+    """Cached, because parsing takes 50 us, and models have thousands of tensors with the same route."""
     return Route(tuple(_parse_step(part) for part in text.split("/")))
 
 
-def _parse_step(text: str) -> Step:
+def _parse_step(text: str) -> RouteStep:
     verb, _, where = text.strip().partition("@")
     if verb in ("encode", "decode") and where in get_args(DeviceKind):
         return (Encode if verb == "encode" else Decode)(where)  # type: ignore[arg-type]
@@ -147,12 +147,12 @@ def _parse_step(text: str) -> Step:
     )
 
 
-def _moves(step: Step) -> TypeGuard[Collective]:
+def _moves(step: RouteStep) -> TypeGuard[Collective]:
     return isinstance(step, Collective)
 
 
-def _validate(steps: tuple[Step, ...]) -> None:
-    """Walk the steps and refuse an order in which they cannot be run to a mean on every rank."""
+def _validate(steps: tuple[RouteStep, ...]) -> None:
+    """Refuse steps that do not lead to the mean on every rank."""
     walk = _Walk()
     for number, step in enumerate(steps):
         problem = walk.problem_with(step)
@@ -166,7 +166,7 @@ def _validate(steps: tuple[Step, ...]) -> None:
 
 @dataclass
 class _Walk:
-    """Where a walk along the steps of a route has come to.
+    """The state of the data after the first steps of a route.
 
     Attributes:
         packed: the data is compressed.
@@ -180,8 +180,8 @@ class _Walk:
     opened: list[tuple[str, str]] = field(default_factory=list)
     summed: set[str] = field(default_factory=set)
 
-    def problem_with(self, step: Step) -> str:
-        """What is wrong with a step here, or nothing."""
+    def problem_with(self, step: RouteStep) -> str:
+        """The problem of a step at this place, or an empty text."""
         if isinstance(step, Encode):
             return "the data is compressed already" if self.packed else ""
         if isinstance(step, Decode):
@@ -208,8 +208,8 @@ class _Walk:
             return "payloads that were dealt out or gathered cannot be summed; decode first"
         return f"the level {step.level} is averaged twice" if step.level in self.summed else ""
 
-    def take(self, step: Step) -> None:
-        """Go on by a step that has no problem."""
+    def take(self, step: RouteStep) -> None:
+        """Advance by a step without a problem."""
         if not isinstance(step, Collective):
             self.packed, self.multiplied = isinstance(step, Encode), False
         elif step.level in [level for level, _ in self.opened]:
@@ -221,7 +221,7 @@ class _Walk:
                 self.opened.append((step.level, step.op))
 
     def problem_at_the_end(self) -> str:
-        """Why the tensor is not its mean on every rank yet, or nothing."""
+        """Why the tensor is not the mean on every rank, or an empty text."""
         if self.packed:
             return "ends with compressed data"
         if self.opened:

@@ -14,7 +14,7 @@ from gpu_arrays import GpuArray, foreign_memory, values  # noqa: F401
 from espresso_mpi.compressors import register, unregister
 from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, RemoteError
 from espresso_mpi.planner.model.timetables import with_schedule
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
 from espresso_mpi.types import ROUTES, Plan, Route, Strategy
 
@@ -82,8 +82,10 @@ def test_a_schedule_with_copies_between_devices(world, open_session):
     grads = {name: values(world.rank, n, 300 + 64 * n, np.float32) for n, name in enumerate([*ways, "e"])}
     strategies = {**{name: Strategy("onebit", way) for name, way in ways.items()}, "e": Strategy("none", "flat")}
     cluster = replace(TESTBEDS["pcie-25g"], hosts=2, gpus_per_host=1, compressors=("onebit",))
-    trace = Trace(tuple(TracedTensor(name, x.size, 1e-3 * (n + 1)) for n, (name, x) in enumerate(grads.items())), "gpu")
-    plan = with_schedule(Plan(strategies, fuse_bytes=0), trace, cluster.profile(), "separate", "schedule")
+    workload = Workload(
+        tuple(WorkloadTensor(name, x.size, 1e-3 * (n + 1)) for n, (name, x) in enumerate(grads.items())), "gpu"
+    )
+    plan = with_schedule(Plan(strategies, fuse_bytes=0), workload, cluster.profile(), "separate", "schedule")
     assert any("payload to gpu" in table.operations for table in plan.schedule.buffers.values())
     plain = Plan({name: Strategy(s.compressor, s.route.on("cpu")) for name, s in strategies.items()}, fuse_bytes=0)
     gpu, host = (open_session(plan=one, nodes=[[0], [1]]) for one in (plan, plain))

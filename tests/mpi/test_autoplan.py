@@ -1,4 +1,4 @@
-"""Sessions that plan for themselves, that change plans, and that record traces."""
+"""Sessions that plan for themselves, that change plans, and that record workloads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy, Tuning
 from espresso_mpi.autotune.autoplan import recorded
-from espresso_mpi.autotune.clock import Step
+from espresso_mpi.autotune.clock import RecordedStep
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, PlanError
-from espresso_mpi.planner.model.trace import Trace
+from espresso_mpi.planner.model.workload import Workload
 from espresso_mpi.planner.planfile import load, save
 from espresso_mpi.types import MadeFor, TensorSpec
 
@@ -290,30 +290,30 @@ def test_a_plan_for_other_tensors_is_refused(world, open_session):
         session.sync({"w3": np.zeros(4, np.float32)})
 
 
-# --- traces -----------------------------------------------------------------------------------------------------------
+# --- workloads --------------------------------------------------------------------------------------------------------
 
 
-def test_a_trace_is_recorded_of_dense_steps(world, open_session, tmp_path):
-    path = world.bcast(str(tmp_path / "trace.json"))
+def test_a_workload_is_recorded_of_dense_steps(world, open_session, tmp_path):
+    path = world.bcast(str(tmp_path / "workload.json"))
     session = open_session(compressor="onebit")
-    with session.record_trace(path):
+    with session.record_workload(path):
         results = train(session, world.rank, 5)
     for name in SHAPES:
         assert np.allclose(results[name], expected(5)[name], atol=1e-5)
     world.Barrier()
-    trace = Trace.load(path)
-    assert {t.name: t.shape for t in trace.tensors} == SHAPES
-    assert all(t.ready > 0 for t in trace.tensors)
+    workload = Workload.load(path)
+    assert {t.name: t.shape for t in workload.tensors} == SHAPES
+    assert all(t.ready > 0 for t in workload.tensors)
     lossy = gradients(world.rank, 0)
     session.sync(lossy)
     assert SIZE == 1 or not np.allclose(lossy["w1"], mean(0)["w1"], atol=1e-3)  # compressed again
 
 
 def test_pushed_tensors_are_recorded_in_their_order(world, open_session, tmp_path):
-    path = world.bcast(str(tmp_path / "trace.json"))
+    path = world.bcast(str(tmp_path / "workload.json"))
     session = open_session()
     order = ["w2", "b2", "w1", "b1"]
-    with session.record_trace(path):
+    with session.record_workload(path):
         for step in range(5):
             grads = gradients(world.rank, step)
             for name in order:
@@ -321,15 +321,15 @@ def test_pushed_tensors_are_recorded_in_their_order(world, open_session, tmp_pat
                 session.push(name, grads[name])
             session.wait_all()
     world.Barrier()
-    assert [t.name for t in Trace.load(path).tensors] == order
+    assert [t.name for t in Workload.load(path).tensors] == order
 
 
 @pytest.mark.mpi(min_size=2)
 def test_what_is_pushed_while_recording_travels_when_it_is_waited_for(world, open_session, tmp_path):
     """So the backward pass is recorded as it is without traffic beside it; whoever only asks is not kept waiting."""
-    path, moved, right = world.bcast(str(tmp_path / "trace.json")), [], []
+    path, moved, right = world.bcast(str(tmp_path / "workload.json")), [], []
     session = open_session()
-    with session.record_trace(path):
+    with session.record_workload(path):
         for step in range(6):
             grad, before = gradients(world.rank, step)["w1"], dict(session._transport.sent)
             handle = session.push("w1", grad)
@@ -349,19 +349,19 @@ def test_a_tensor_is_ready_when_the_last_rank_has_it_in_each_step(world, open_se
 
     def step(number):
         late = number % SIZE == world.rank
-        return Step(specs, np.array([2.0, 3.0 if late else 1.0]), 4.0 + late)
+        return RecordedStep(specs, np.array([2.0, 3.0 if late else 1.0]), 4.0 + late)
 
     steps = [step(number) for number in range(3 * SIZE)]
-    trace = session._together("trace", lambda: recorded(session._transport, steps, "made up"))
-    assert [(t.name, t.ready) for t in trace.tensors] == [("a", 2.0), ("b", 3.0)]
-    assert trace.spread == 0
-    everyone(world, str(trace))
+    workload = session._together("workload", lambda: recorded(session._transport, steps, "made up"))
+    assert [(t.name, t.ready) for t in workload.tensors] == [("a", 2.0), ("b", 3.0)]
+    assert workload.spread == 0
+    everyone(world, str(workload))
 
 
-def test_too_few_steps_are_no_trace(world, open_session, tmp_path):
+def test_too_few_steps_are_no_workload(world, open_session, tmp_path):
     session = open_session(compressor="onebit")
-    path = world.bcast(str(tmp_path / "trace.json"))
-    with pytest.raises(PlanError, match="expected 3 or more"), session.record_trace(path):
+    path = world.bcast(str(tmp_path / "workload.json"))
+    with pytest.raises(PlanError, match="expected 3 or more"), session.record_workload(path):
         train(session, world.rank, 2)
     lossy = gradients(world.rank, 0)
     session.sync(lossy)
@@ -371,13 +371,13 @@ def test_too_few_steps_are_no_trace(world, open_session, tmp_path):
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 def test_a_push_under_way_at_the_end_of_a_recording(world, open_session, tmp_path):
     """All ranks go back to what the session does otherwise between the same calls."""
-    path = world.bcast(str(tmp_path / "trace.json"))
+    path = world.bcast(str(tmp_path / "workload.json"))
     session = open_session(compressor="onebit", route="flat-alltoall")
 
     def grad(step):
         return np.random.default_rng([world.rank, step]).standard_normal(500).astype(np.float32)
 
-    with session.record_trace(path):
+    with session.record_workload(path):
         for step in range(5):
             session.push("w", grad(step))
             session.wait_all()
@@ -398,14 +398,14 @@ def test_a_push_under_way_at_the_end_of_a_recording(world, open_session, tmp_pat
     assert not np.allclose(lossy, np.mean(world.allgather(grad(6)), axis=0), atol=1e-3)
 
     handle = None if world.rank else session.push("w", grad(7))  # of rank 0 compressed, of the others dense
-    with pytest.raises(MismatchError, match="record_trace"), session.record_trace(path):
+    with pytest.raises(MismatchError, match="record_workload"), session.record_workload(path):
         (handle or session.push("w", grad(7))).wait()
     world.Barrier()
     everyone(world, session.push("w", grad(8)).wait().tobytes())
 
 
-def test_a_trace_that_cannot_be_written_is_refused_at_once(world, open_session):
+def test_a_workload_that_cannot_be_written_is_refused_at_once(world, open_session):
     session = open_session()
-    with pytest.raises(ConfigError, match="no/such"), session.record_trace("/no/such/folder/trace.json"):
+    with pytest.raises(ConfigError, match="no/such"), session.record_workload("/no/such/folder/workload.json"):
         raise AssertionError("the block was entered")
     train(session, world.rank, 1)

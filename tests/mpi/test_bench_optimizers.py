@@ -68,8 +68,8 @@ def losses_of_one_process(optimizer, settings, rate, seed, ranks):
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_fp32_trains_as_one_process_does_on_all_sequences_together(world, optimizer):
     settings = optimizer_runs.Settings(steps=4, batch=2, eval_every=4, shape=SHAPE)
-    cell = optimizer_runs.Cell(optimizer, 0.01, Method("none"), 3)
-    row = optimizer_runs.train(world, text.load(), cell, settings, lambda: None)
+    config = optimizer_runs.RunConfig(optimizer, 0.01, Method("none"), 3)
+    row = optimizer_runs.train(world, text.load(), config, settings, lambda: None)
     expected = losses_of_one_process(optimizer, settings, 0.01, 3, world.size)
     assert [step for step, _ in row.curve] == [0, 4]
     assert [loss for _, loss in row.curve] == pytest.approx(expected, rel=1e-4)

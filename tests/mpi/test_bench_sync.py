@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from espresso_mpi.bench import mpi_own, overlap, routes, scaling, sync, tensors
 from espresso_mpi.bench.harness.checks import wrong_together
-from espresso_mpi.bench.harness.turns import Contestant, Effort, in_turns
+from espresso_mpi.bench.harness.timing import Repetitions, TimedMethod, interleaved
 from espresso_mpi.errors import ConfigError
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(180)]
@@ -132,8 +132,8 @@ def _listed(numbers):
 def test_the_slowest_rank_counts_and_time_limits_are_common(world):
     import time
 
-    slow = Contestant("sleep", lambda: time.sleep(0.05 * (world.rank == world.size - 1)))
-    times = in_turns(world, [slow], Effort(repeats=50, seconds=0.2))
+    slow = TimedMethod("sleep", lambda: time.sleep(0.05 * (world.rank == world.size - 1)))
+    times = interleaved(world, [slow], Repetitions(repeats=50, seconds=0.2))
     assert 3 <= len(times) < 50
     assert times.min() >= 0.05
     assert len(set(world.allgather(len(times)))) == 1

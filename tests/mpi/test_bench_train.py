@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from espresso_mpi.bench import text, train, training
 from espresso_mpi.errors import ConfigError, MismatchError
+from espresso_mpi.files import output
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
@@ -35,7 +36,7 @@ def test_every_method_trains_and_is_written(world, folder):
     result = train.main(**TINY, json=folder / "train.json", comm=world)
     if world.rank == 0:
         assert json.loads((folder / "train.json").read_text()) == json.loads(json.dumps(result))
-    assert set(result) == {"environment", "corpus", "settings", "rows", "curves"}
+    assert set(result) == {"environment", "kind", "corpus", "settings", "rows", "curves"}
     assert len(result["corpus"]["sha256"]) == 64
     assert result["settings"]["ranks"] == world.size
     assert [row["method"] for row in result["rows"]] == list(result["curves"]) == LABELS
@@ -106,6 +107,6 @@ def test_a_folder_that_does_not_exist_is_refused_first(world, folder):
 
 
 def test_plot_without_matplotlib_names_the_extra(world, folder, monkeypatch):
-    monkeypatch.setattr(train, "find_spec", lambda name: None)
+    monkeypatch.setattr(output, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"espresso-mpi\[report\]"):
         train.main(plot=folder / "out.png", comm=world)

@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from espresso_mpi.bench import validate
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.trace import Trace
+from espresso_mpi.planner.model.workload import Workload
 
 
 @pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="with more ranks it does the same for longer")
@@ -17,14 +17,14 @@ def test_pushed_steps_are_predicted_from_what_was_recorded_before(world, tmp_pat
         compressors="int8", tensors="5", calls="push", batch=8, seconds=0.1, profile_seconds=1.0, keep=folder
     )
     world.Barrier()
-    profile, trace = Profile.load(folder / "profile.json"), Trace.load(folder / "5-push.json")
+    profile, workload = Profile.load(folder / "profile.json"), Workload.load(folder / "5-push.json")
     assert [row.method for row in rows][:3] == ["auto", "model", "fp32"]
-    assert all((row.tensors, row.calls, row.recorded) == (5, "push", trace.tensors[-1].ready) for row in rows)
-    assert trace.tensors[0].ready < trace.tensors[-1].ready
-    names = [tensor.name for tensor in trace.tensors]
-    dense = validate.plans(trace, profile, ["int8"])["fp32"]
+    assert all((row.tensors, row.calls, row.recorded) == (5, "push", workload.tensors[-1].ready) for row in rows)
+    assert workload.tensors[0].ready < workload.tensors[-1].ready
+    names = [tensor.name for tensor in workload.tensors]
+    dense = validate.plans(workload, profile, ["int8"])["fp32"]
     assert set(dense.strategies) == set(names)
-    assert rows[2].predicted == validate.predicted(dense, trace, profile)
+    assert rows[2].predicted == validate.predicted(dense, workload, profile)
     assert all(0 < row.computing < row.measured <= row.p90 for row in rows)
     assert min(row.ratio_to_best for row in rows) == 1
     assert world.allgather(rows) == [rows] * world.size

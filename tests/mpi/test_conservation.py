@@ -1,6 +1,6 @@
 """Σ mean(g) = Σ results + residuals, through any sequence of calls, plans, saves and loads.
 
-Rank 0 draws the sequences and tells the others each command; what a command found on any rank is a verdict that all
+Rank 0 draws the sequences and tells the others each command; what a command found on any rank is a result that all
 share, so that hypothesis may shrink a failure. The oracle needs no weight of the library: in the end every tensor is
 synchronised dense, which adds its residuals, and then the sums must agree.
 """
@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     initialize,
     precondition,
     rule,
-    run_state_node_as_test,
+    run_state_machine_as_test,
 )
 from mpi4py import MPI
 
@@ -254,7 +254,7 @@ class Conservation(RuleBasedStateMachine):
     def teardown(self):
         try:
             if not self.failed:
-                self.tell("pay")
+                self.tell("flush")
         finally:
             self.tell("close")
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -269,7 +269,7 @@ def test_nothing_is_lost_whatever_is_done():
         follow_rank_0()
         return
     try:
-        run_state_node_as_test(
+        run_state_machine_as_test(
             Conservation,
             settings=settings(
                 max_examples=20, stateful_step_count=12, deadline=None, derandomize=True, database=None,

@@ -14,7 +14,7 @@ from espresso_mpi.collectives.lanes import LaneRunner
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, NonFiniteError
 from espresso_mpi.planner.model.timetables import with_schedule
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.workloads.clusters import TESTBEDS, Link
 from espresso_mpi.timetable import Lanes, Schedule
 
@@ -41,9 +41,11 @@ def planned(ranks, lanes="host", order="schedule", ways=tuple(WAYS), groups=()):
                       compressors=names)  # fmt: skip
     profile = replace(cluster.profile(), segment_bytes=SEGMENT)
     strategies = {name: Strategy(*way) for name, way in zip(SIZES, ways)}
-    trace = Trace(tuple(TracedTensor(name, n, 1e-3 * (i + 1)) for i, (name, n) in enumerate(SIZES.items())), "cpu")
+    workload = Workload(
+        tuple(WorkloadTensor(name, n, 1e-3 * (i + 1)) for i, (name, n) in enumerate(SIZES.items())), "cpu"
+    )
     plan = Plan(strategies, groups=groups, fuse_bytes=0)
-    return with_schedule(plan, trace, profile, lanes, order)
+    return with_schedule(plan, workload, profile, lanes, order)
 
 
 @pytest.fixture
@@ -200,7 +202,7 @@ def test_a_recording_that_ends_by_an_error_with_tensors_under_way(world, open_se
 
 
 def _failing_recording(session, path, grads):
-    with session.record_trace(path):
+    with session.record_workload(path):
         handles = [session.push(name, grads[name]) for name in SIZES]
         handles[0].wait()
         raise KeyError("mine")

@@ -328,7 +328,7 @@ def test_groups_of_a_plan_and_pushed_tensors_conserve_residuals(world, tmp_path)
     path = shared(world, tmp_path)
     sizes = {"a": 700, "b": 300, "c": 500}
 
-    def turn(session, make):
+    def one_step(session, make):
         grads = {name: make(size) for name, size in sizes.items()}
         for name, grad in grads.items():
             session.push(name, grad)
@@ -337,13 +337,13 @@ def test_groups_of_a_plan_and_pushed_tensors_conserve_residuals(world, tmp_path)
 
     def save(session):
         for step in range(3):
-            turn(session, lambda size, step=step: gradient(world.rank, step, size))
+            one_step(session, lambda size, step=step: gradient(world.rank, step, size))
         session.save(path)
         return session.state_dict()
 
     def load(session):
         session.load(path)
-        return turn(session, lambda size: np.zeros(size, np.float32)), session.state_dict()
+        return one_step(session, lambda size: np.zeros(size, np.float32)), session.state_dict()
 
     def mean_residuals(states):
         parts = [[{**s, "arrays": _of(s["arrays"], n)} for s in states] for n in (1000, 500)]
@@ -366,7 +366,7 @@ def _of(memory, n):
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 @pytest.mark.parametrize("compressor", ["topk:ratio=0.01", "onebit"])
 def test_what_float16_cannot_hold_becomes_a_residual(world, open_session, compressor):
-    """A value that was kept back for long is beyond 65504 when its turn comes."""
+    """A value that was kept back for long is beyond 65504 when it is added."""
     session = open_session(plan=Plan(default=Strategy(compressor, "flat-allgather")))
     total = np.zeros(400)
     for _ in range(60):
@@ -392,18 +392,18 @@ def test_what_float16_cannot_hold_is_kept_by_ranks_without_a_region_too(world, o
     plan = Plan(default=Strategy("topk:ratio=0.01", "hierarchical-allgather"))
     session = open_session(plan=plan)
 
-    def turn(*first):
+    def one_step(*first):
         grad = np.zeros(64, np.float16)
         grad[: len(first)] = first
         session.sync(grad)
         return grad.astype(float)
 
-    total = turn(60000, 49984) + turn(0, 49984)
+    total = one_step(60000, 49984) + one_step(0, 49984)
     if between == "load":
         session.load_state_dict(session.state_dict())
     else:
         session.follow(Plan({"other": Strategy("none", "flat")}, default=plan.default))
-    assert [*(total + turn())[:3]] == [60000, 2 * 49984, 0]
+    assert [*(total + one_step())[:3]] == [60000, 2 * 49984, 0]
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
@@ -422,7 +422,7 @@ def test_a_double_keeps_its_digits_when_a_residual_is_added(world, open_session)
 
 @pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
 def test_pending_residuals_do_not_go_through_a_momentum(world, open_session):
-    """Members bring their residuals into a group of dgc, as a residual: its momentum would send tenfold of a gradient."""
+    """Residuals of members become the residual of a dgc group: its momentum would send tenfold of a gradient."""
     session = open_session(plan=Plan(default=Strategy("topk:ratio=0.01", "flat-allgather")))
     total = {name: np.ones(100, np.float32) for name in ("a", "b")}
     session.sync(total)
@@ -521,7 +521,7 @@ def test_pending_residuals_after_a_recording_are_the_same_on_every_rank(world, o
     halves = [[rank for rank in range(SIZE) if rank % 2 == half] for half in (0, 1)]
     plan = Plan(default=Strategy("topk:ratio=0.01", "hierarchical-allgather"))
     session, n = open_session(plan=plan, nodes=halves), 200
-    path = world.bcast(str(tmp_path / "trace.json"))
+    path = world.bcast(str(tmp_path / "workload.json"))
     given, got = np.zeros(n), np.zeros(n)
 
     def step(value, dtype=np.float16):
@@ -532,7 +532,7 @@ def test_pending_residuals_after_a_recording_are_the_same_on_every_rank(world, o
 
     step(50000)  # nearly all of it stays a residual
     session.follow(Plan(default=Strategy("topk:ratio=0.02", "hierarchical-allgather")))  # whole, from now on
-    with session.record_trace(path):
+    with session.record_workload(path):
         for _ in range(5):
             step(60000 if world.rank == SIZE - 1 else 0)
     step(0)
@@ -554,7 +554,7 @@ def test_states_do_not_change_under_tensors_that_are_under_way(world, open_sessi
             session._engine.unfinished[0] = None  # as if a push were under way, for as long as it takes
         refused_alike(world, ConfigError, act)
         session._engine.unfinished.pop(0, None)
-    with session.record_trace(world.bcast(str(tmp_path / "trace.json"))):
+    with session.record_workload(world.bcast(str(tmp_path / "workload.json"))):
         for act in (
             lambda: session.save(path),
             acts[0],

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 import pytest
 
-JOBS = {"test_doctor", "test_endings", "test_engine_jobs", "test_lab", "test_launch", "test_probe", "test_standstill"}
+JOBS = {"test_doctor", "test_endings", "test_engine_jobs", "test_lab", "test_launch", "test_probe", "test_deadlock"}
 """Modules that start jobs of several ranks, which mostly wait: one at a time, or they would disturb each other."""
 
 FIRST = {**dict.fromkeys(JOBS, 0), "test_doc_pages": 1, "test_cuda_sim": 2}

@@ -17,9 +17,9 @@ import numpy as np
 
 from ...planner.model.problem import evaluated
 from ...planner.model.profile import Profile
-from ...planner.model.trace import Trace, TracedTensor
+from ...planner.model.workload import Workload, WorkloadTensor
 from ...types import Plan, Strategy
-from ..synthetic_load import Work
+from ..synthetic_load import SyntheticLoad
 from .fits import call_costs, steeper
 from .inputs import normal
 from .repeating import Point, Repeating, telescoped
@@ -48,7 +48,7 @@ class Calls:
         Also whether tensors overlap: of the two timelines that one is taken which leaves less to be explained.
         """
         self._repeating.allow("calls")
-        self._work = Work(self._transport, "cpu")
+        self._load = SyntheticLoad(self._transport, "cpu")
         timed: list[tuple[Strategy, int, int, float]] = []
         for strategy in self._usual:
             with open_session(plan=Plan(default=strategy), fuse_bytes=0) as session:
@@ -73,7 +73,7 @@ class Calls:
         def one() -> list[float]:
             for x in grads.values():
                 x[:] = source
-            self._work.last(_BETWEEN)
+            self._load.run(_BETWEEN)
             start = time.perf_counter()
             session.sync(grads)
             return [start, time.perf_counter()]
@@ -86,6 +86,6 @@ def _known(strategy: Strategy, count: int, n: int, profile: Profile, lanes: str)
 
     What is measured is a session without a plan: it has no schedule to follow, so the order is ``fifo``.
     """
-    trace = Trace(tuple(TracedTensor(str(k), n, 0.0) for k in range(count)))
-    problem, choice = evaluated(Plan(default=strategy), trace, profile, lanes=lanes, order="fifo")
+    workload = Workload(tuple(WorkloadTensor(str(k), n, 0.0) for k in range(count)))
+    problem, choice = evaluated(Plan(default=strategy), workload, profile, lanes=lanes, order="fifo")
     return problem.timeline.seconds(choice)

@@ -1,10 +1,12 @@
 """Encodes and decodes, copies between host and GPU, and the check: the executor's own code, without the network.
 
-Every rank plays one of two, encodes, is given another payload like its own, and decodes the sum. All ranks do so at the
-same time, and those of a node meet before each, so that ranks that share cores compete as they will in training.
-Such a step lasts from when the last rank of a node begins it until the last one has ended it, on the slowest
-node. Half of the decode of two payloads is what a decode costs a payload. (Where ranks share cores, those that
-compute hold up the others' way out of the collective before: that is a part of the collective's time, and of a call's.)
+Every rank acts as one of two: it encodes, is given a second payload like its own, and decodes the sum. All ranks do so
+at the same time, and those of a node meet before each step. Ranks that share cores thus compete as in training. A step
+lasts from when the last rank of a node begins it until the last one has ended it, on the slowest node. The decode of a
+payload costs half of the decode of two.
+
+Where ranks share cores, ranks that compute delay others that leave the collective before. That time belongs to the
+collective and to the call.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Collectives: steps of routes that are carried out whole, one pass after the other.
+"""Collectives: steps of whole routes, pass after pass.
 
-Between passes ranks exchange a few bytes, as sessions do between calls: so links and caches are as busy as in training.
-A step lasts from when the last rank began it until the last rank has ended it. What a rank ends is where it begins the
-next, so that the steps of a pass add up to the pass, and nothing is counted twice.
+Between passes ranks exchange a few bytes, as sessions do between calls. Links and caches are thus as busy as in
+training. A step lasts from when the last rank began it until the last rank has ended it. The end of a step is the begin
+of the next on every rank, so the steps of a pass add up to the pass, and nothing is counted twice.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -68,49 +68,49 @@ class Moves:
 
     def warm_up(self) -> None:
         """Load every kernel, or compile it, before time counts."""
-        for tour in self._tours():
-            self._tour(tour, self._request.nbytes[0])
+        for one in self._routes():
+            self._times_along(one, self._request.nbytes[0])
 
     def curves(self) -> dict[MoveKey, Curve]:
         """A curve for every operation at every level."""
         self._repeating.allow("moves")
-        tours = self._tours()
+        measured = self._routes()
         points = [
-            Point(f"{tour.route} at {nbytes} bytes", tour, nbytes, partial(self._tour, tour, nbytes))
+            Point(f"{one.route} at {nbytes} bytes", one, nbytes, partial(self._times_along, one, nbytes))
             for nbytes in ends_first(self._request.nbytes)
-            for tour in tours
+            for one in measured
         ]
         times = Times()
         for point in self._repeating.surveyed(points):
-            tour: Tour = point.family
-            sizes = self._put_in(tour.program(self._transport, point.size))
+            one: MeasuredRoute = point.family
+            sizes = self._put_in(one.program(self._transport, point.size))
             assert point.found is not None
-            for key, size, seconds in zip(tour.keys, sizes, point.found.T):
+            for key, size, seconds in zip(one.keys, sizes, point.found.T):
                 if key is not None and size > 0:
                     times.note(key, size, seconds)
         return times.curves()
 
-    def _tours(self) -> list[Tour]:
+    def _routes(self) -> list[MeasuredRoute]:
         """The routes whose moves are asked for, each with the moves that are looked at."""
         topology = self._transport.topology
         wanted = {level for level in get_args(Level) if _members(topology, level) > 1}
-        tours = [Tour(Route.parse(text), keys_along(Route.parse(text), topology)) for text in (*DENSE, *PACKED)]
-        tours = [replace(t, keys=tuple(k if k and k[1] in wanted else None for k in t.keys)) for t in tours]
-        return [tour for tour in tours if any(tour.keys)]
+        routes = [Route.parse(text) for text in (*DENSE, *PACKED)]
+        found = [MeasuredRoute(route, _wanted(keys_along(route, topology), wanted)) for route in routes]
+        return [one for one in found if any(one.keys)]
 
-    def _tour(self, tour: Tour, nbytes: int) -> np.ndarray:
+    def _times_along(self, measured: MeasuredRoute, nbytes: int) -> np.ndarray:
         """Passes along a route."""
-        program, n = tour.program(self._transport, nbytes), tour.elements(nbytes)
-        job = job_of(tour.method, n)
+        program, n = measured.program(self._transport, nbytes), measured.elements(nbytes)
+        job = job_of(measured.method, n)
         source = normal(n, self._transport.rank)
         x = source.copy()
 
-        def one() -> list[float]:
+        def run() -> list[float]:
             x[:] = source
             self._repeating.round()
             return _marks(program.stages(0, x, job, Recorder()))
 
-        return telescoped(paired(self._repeating.passes(one)))
+        return telescoped(paired(self._repeating.passes(run)))
 
     def _put_in(self, program: Program) -> list[int]:
         """Bytes that the rank with most puts into each step."""
@@ -120,7 +120,7 @@ class Moves:
 
 
 @dataclass(frozen=True)
-class Tour:
+class MeasuredRoute:
     """A route, and for each step of its schedule the move that it tells about."""
 
     route: Route
@@ -138,6 +138,11 @@ class Tour:
     def program(self, transport: Transport, nbytes: int) -> Program:
         """The route made ready."""
         return Program(transport, self.route, self.method, self.elements(nbytes), "float32")
+
+
+def _wanted(keys: Sequence[MoveKey | None], levels: Collection[Level]) -> tuple[MoveKey | None, ...]:
+    """The keys with None for moves at other levels."""
+    return tuple(key if key and key[1] in levels else None for key in keys)
 
 
 def keys_along(route: Route, topology: Topology) -> tuple[MoveKey | None, ...]:

@@ -1,7 +1,7 @@
 """Passes that are repeated until their medians are known, on one clock for all nodes.
 
-Every point is visited again and again until its median is known well enough or the time is used up: some passes at a
-time, so that a disturbance of a second does not spoil a point. Ranks decide so from numbers that all of them have.
+Every point is visited again and again until its median is known well enough or the time is used up. A visit makes few
+passes, so that a disturbance of a second does not spoil a point. All ranks decide from the same numbers.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Repeating:
         """Seconds left for this kind."""
         return max(0.0, self._deadline - self._agreed_time(self._start))
 
-    def in_turns(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
+    def interleaved(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
         """Seconds of the steps of some passes, each of shape (repetitions, steps)."""
         points = [Point("", "", number, partial(self._timed, one)) for number, one in enumerate(passes)]
         return [point.found for point in self.surveyed(points, needed=True) if point.found is not None]

@@ -12,7 +12,7 @@ import numpy as np
 from ... import compressors
 from ...arrays import device
 from ...collectives.data.layout import Topology
-from ...collectives.messages.agreement import on_every_rank, told_by_first
+from ...collectives.messages.agreement import first_failure, on_every_rank
 from ...collectives.messages.transport import Transport
 from ...compressors import Compressor
 from ...errors import ConfigError
@@ -40,7 +40,7 @@ class Request:
     devices: tuple[DeviceKind, ...]
 
     def usual(self, topology: Topology) -> list[Strategy]:
-        """The ways that sessions choose by themselves: dense, and of the first and the last method."""
+        """The strategies that sessions choose by themselves: dense, and of the first and the last method."""
         found = [Strategy("none", Route.parse(default_route(topology, compressed=False)))]
         methods = list(self.methods.items())
         for name, method in dict([*methods[:1], *methods[-1:]]).items():
@@ -66,7 +66,7 @@ def agreed(
             "request": repr(mine if devices is not None else replace(mine, devices=())),
             "devices": mine.devices,
         },
-        wording=told_by_first,
+        wording=first_failure,
     )
     common = [d for d in request.devices if all(d in note["devices"] for note in notes)]
     different = [rank for rank, note in enumerate(notes) if note["request"] != notes[0]["request"]]

@@ -1,13 +1,13 @@
 """Measures whole steps of training: what they take beyond what timelines expect.
 
-Ranks that share cores do not end computing at the same time, caches are cold, and a plan's schedule is followed: so a
-call costs more after the computing of a step than in a row of calls. What steps take beyond the operations of their
-tensors is shared out over the call and each tensor.
+A call costs more after the computing of a step than in a row of calls: ranks that share cores do not end computing at
+the same time, caches are cold, and the session follows a plan's schedule. The time beyond the operations of the tensors
+is divided between the call and each tensor.
 
-A step that computes and pushes takes turns with one that computes as much and hands everything over at its end. By the
-timeline the first is shorter by what it hides. Where ranks have no cores to spare for the thread that communicates it
-hides less, computing gets slower beside it, and each push costs something: the share that is hidden, the slowdown and
-that cost are what explains the differences of all steps best.
+Two kinds of steps take turns. One pushes while it computes; the other computes as much and synchronises everything at
+its end. By the timeline the first is shorter by what it hides. If ranks have no spare cores for the thread that
+communicates, the first hides less, its computing gets slower, and each push costs something. The hidden share, the
+slowdown and the cost of a push are those that explain the measured differences best.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...errors import ConfigError
 from ...planner.model.problem import evaluated
 from ...planner.model.profile import Profile
 from ...planner.model.timetables import with_schedule
-from ...planner.model.trace import Trace, TracedTensor
+from ...planner.model.workload import Workload, WorkloadTensor
 from ...planner.plan import defaults
 from ...types import Plan, Strategy
 from .fits import Effects, effects_of, step_costs
@@ -38,17 +38,17 @@ _PRODUCTS = 100
 
 
 @dataclass(frozen=True)
-class Step:
+class SyntheticStep:
     """``count`` tensors of ``size`` float32 elements, with so many seconds of computing shared out before them."""
 
     count: int
     size: int
     seconds: float
 
-    def trace(self, pushed: bool) -> Trace:
+    def workload(self, pushed: bool) -> Workload:
         """The step as a planner sees it."""
         ready = [self.seconds * (k + 1) / self.count if pushed else self.seconds for k in range(self.count)]
-        return Trace(tuple(TracedTensor(name, self.size, at) for name, at in zip(self.names, ready)))
+        return Workload(tuple(WorkloadTensor(name, self.size, at) for name, at in zip(self.names, ready)))
 
     @property
     def names(self) -> list[str]:
@@ -56,7 +56,9 @@ class Step:
         return [f"{self.count} of {self.size}: {k}" for k in range(self.count)]
 
 
-STEPS = (Step(5, 1 << 15, 0.01), Step(10, 1 << 13, 0.02), Step(30, 1 << 11, 0.01), Step(30, 1 << 8, 0.005))
+STEPS = tuple(
+    SyntheticStep(*one) for one in ((5, 1 << 15, 0.01), (10, 1 << 13, 0.02), (30, 1 << 11, 0.01), (30, 1 << 8, 0.005))
+)
 
 
 def measured(
@@ -69,7 +71,7 @@ def measured(
     """The profile with what whole steps take beyond what timelines expect. Collective.
 
     Args:
-        usual: ways that tensors travel while this is measured; profile: what else is known of the cluster.
+        usual: strategies of the tensors while this is measured; profile: what else is known of the cluster.
         pushes: whether steps that push are measured as well, where this MPI allows it.
     """
     transport = repeating.transport
@@ -79,27 +81,27 @@ def measured(
         pushes = False
     repeating.allow("steps")
     kinds = (False, True) if pushes else (False,)
-    layers, late, early = _Layers(transport), [], []
+    layers, late, early = _SyntheticLayers(transport), [], []
     for strategy in usual:
         with ExitStack() as stack:
-            plans = [[_planned(strategy, step.trace(pushed), profile) for pushed in kinds] for step in STEPS]
-            sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in ways] for ways in plans]
-            found = repeating.in_turns([partial(_steps, ways, layers, transport.rank, step)
-                           for ways, step in zip(sessions, STEPS)])  # fmt: skip
-        for step, ways, seconds in zip(STEPS, plans, found):
+            plans = [[_planned(strategy, step.workload(pushed), profile) for pushed in kinds] for step in STEPS]
+            sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in both] for both in plans]
+            found = repeating.interleaved([partial(_steps, both, layers, transport.rank, step)
+                           for both, step in zip(sessions, STEPS)])  # fmt: skip
+        for step, both, seconds in zip(STEPS, plans, found):
             computing, after, *pushed = np.median(seconds, axis=0)
-            at_end = ways[0][1]
+            at_end = both[0][1]
             known = at_end - step.seconds - profile.call - step.count * profile.tensor
             late.append((step.count, after - known, after))
             if pushes:
                 whole, most = computing + after, step.seconds * (1 - 1 / step.count)
-                early.append((at_end - ways[1][1], most, step.count, pushed[0] - whole, whole))
+                early.append((at_end - both[1][1], most, step.count, pushed[0] - whole, whole))
     call, tensor = step_costs(np.array(late))
     effects = effects_of(np.array(early)) if pushes else Effects(profile.hidden, profile.slowed, profile.pushed)
     return replace(profile, call=call, tensor=tensor, **vars(effects))
 
 
-class _Layers:
+class _SyntheticLayers:
     """Matrix products as small layers make them, in the place of a backward pass. Collective.
 
     Each is one call that leaves the interpreter to other threads: how often they have to take turns decides how much
@@ -117,7 +119,7 @@ class _Layers:
             rates.append(_PRODUCTS / (perf_counter() - start))
         self._rate = float(floats(transport, float(np.median(rates))).min())
 
-    def last(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         """Compute for about so long, at least one product."""
         self._multiply(max(1, round(seconds * self._rate)))
 
@@ -126,32 +128,32 @@ class _Layers:
             np.matmul(self._a, self._b, out=self._c)
 
 
-def _steps(ways: Sequence[Any], layers: _Layers, rank: int, step: Step) -> list[float]:
+def _steps(sessions: Sequence[Any], layers: _SyntheticLayers, rank: int, step: SyntheticStep) -> list[float]:
     """Begin and end of computing, of the call after it, and of a step that pushes, if there is a second session."""
-    late, *early = ways
+    late, *early = sessions
     grads = {
         name: np.random.default_rng([rank, k]).standard_normal(step.size, np.float32)
         for k, name in enumerate(step.names)
     }
     gap, marks = step.seconds / step.count, [perf_counter()]
     for _ in grads:
-        layers.last(gap)
+        layers.run(gap)
     marks += [perf_counter()] * 2
     late.sync(grads)
     marks.append(perf_counter())
     for session in early:
         marks.append(marks[-1])
         for name, x in grads.items():
-            layers.last(gap)
+            layers.run(gap)
             session.push(name, x)
         session.wait_all()
         marks.append(perf_counter())
     return marks
 
 
-def _planned(strategy: Strategy, trace: Trace, profile: Profile) -> tuple[Plan, float]:
+def _planned(strategy: Strategy, workload: Workload, profile: Profile) -> tuple[Plan, float]:
     """A plan by which every tensor travels by itself, and the seconds of its step by the timeline."""
-    lanes, order = defaults(trace, profile)
-    plan = with_schedule(Plan(default=strategy, fuse_bytes=0), trace, profile, lanes, order)
-    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
+    lanes, order = defaults(workload, profile)
+    plan = with_schedule(Plan(default=strategy, fuse_bytes=0), workload, profile, lanes, order)
+    problem, choice = evaluated(plan, workload, profile, lanes=lanes, order=order)
     return plan, problem.seconds(choice)

@@ -11,17 +11,19 @@ from ...files.output import show
 
 @dataclass(frozen=True)
 class Unit:
-    """How a value is written: times ``factor``, in this format; nothing for None, and text as it is."""
+    """How a value is written: times ``factor``, in this format, then ``sign``; ``none`` for None, and text as it is."""
 
     name: str = ""
     factor: float = 1
     format: str = ""
+    sign: str = ""
+    none: str = ""
 
     def text(self, value: Any) -> str:
         """The value as people read it."""
         if value is None or isinstance(value, str):
-            return value or ""
-        return format(value if self.factor == 1 else value * self.factor, self.format)
+            return self.none if value is None else value
+        return format(value if self.factor == 1 else value * self.factor, self.format) + self.sign
 
 
 PLAIN = Unit()
@@ -31,6 +33,8 @@ GB_PER_S = Unit("GB/s", 1e-9, ".3f")
 BYTES = Unit("", 1, ",")
 RATIO = Unit("", 1, ".2f")
 SHARE = Unit("", 1, ".0%")
+PERCENT = Unit("", 100, ".1f", " %")
+PERCENT_2 = Unit("", 100, ".2f", " %")
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns; ``stacked``: their headings are printed word below word, which makes them narrow."""
+    """A table.
+
+    Attributes:
+        columns: from left to right.
+        stacked: their headings are printed word below word, which makes them narrow.
+        summary: the lines below those of the rows: what the rows come to.
+    """
 
     columns: Sequence[Column]
     stacked: bool = False
+    summary: Callable[[Sequence[Any]], list[list[str]]] = lambda rows: []
 
     @property
     def header(self) -> list[str]:
@@ -72,8 +83,8 @@ class Table:
         return [column.heading for column in self.columns]
 
     def lines(self, rows: Sequence[Any]) -> list[list[str]]:
-        """The cells of every row."""
-        return [[column.text(row, rows) for column in self.columns] for row in rows]
+        """The cells of every row, and of the summary."""
+        return [[column.text(row, rows) for column in self.columns] for row in rows] + self.summary(rows)
 
     def show(self, title: str, rows: Sequence[Any]) -> None:
         """Print it."""

@@ -14,7 +14,7 @@ from ...tracing import pictures
 from ...types import TensorSpec
 from .checks import Inputs, wrong_of, wrong_together
 from .rows import bandwidths
-from .turns import Contestant, Effort, in_turns
+from .timing import Repetitions, TimedMethod, interleaved
 
 CHECKED = 1 << 24
 """Bytes of the largest array that is checked where many are measured: one rank does for the check what all ranks do."""
@@ -22,7 +22,7 @@ CHECKED = 1 << 24
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out of a contestant.
+    """What came out of a method.
 
     Attributes:
         times: seconds of the slowest rank in every repetition.
@@ -30,7 +30,7 @@ class Measured:
         sent: bytes of every rank by level, in one run; None where that cannot be told.
     """
 
-    contestant: Contestant
+    method: TimedMethod
     times: np.ndarray
     wrong: int | None
     sent: Sequence[Mapping[str, int]] | None
@@ -44,7 +44,7 @@ class Measured:
         """Those of ``rows.Timing``."""
         sent = self.sent
         return {
-            "method": self.contestant.method,
+            "method": self.method.name,
             "nbytes": nbytes,
             "seconds": self.seconds,
             "p99": float(np.percentile(self.times, 99)),
@@ -58,8 +58,8 @@ class Measured:
 
 def measure(
     comm: Any,
-    contestants: Sequence[Contestant],
-    effort: Effort,
+    methods: Sequence[TimedMethod],
+    repetitions: Repetitions,
     *,
     check: bool = True,
     beside: Callable[[int], None] = lambda repetition: None,
@@ -68,22 +68,22 @@ def measure(
     """Check, run once outside the clock, time in turns, trace once more if asked, and close. Collective.
 
     Args:
-        beside: see ``in_turns``.
-        trace: the contestants' names are put before its suffix.
+        beside: see ``interleaved``.
+        trace: the methods' names are put before its suffix.
     """
-    wrong = [c.check() if check and c.check is not None else None for c in contestants]
-    in_turns(comm, contestants, Effort(1))  # allocates and compiles
-    before = [None if c.sent is None else dict(c.sent()) for c in contestants]
-    times = in_turns(comm, contestants, effort, beside)
-    sent = [_sent(comm, c, earlier, len(times)) for c, earlier in zip(contestants, before)]
-    for c in contestants:
+    wrong = [c.check() if check and c.check is not None else None for c in methods]
+    interleaved(comm, methods, Repetitions(1))  # allocates and compiles
+    before = [None if c.sent is None else dict(c.sent()) for c in methods]
+    times = interleaved(comm, methods, repetitions, beside)
+    sent = [_sent(comm, c, earlier, len(times)) for c, earlier in zip(methods, before)]
+    for c in methods:
         if trace is not None and c.trace is not None:
             c.trace(trace)
         c.close()
-    return [Measured(*of_one) for of_one in zip(contestants, times.T, wrong, sent)]
+    return [Measured(*of_one) for of_one in zip(methods, times.T, wrong, sent)]
 
 
-def _sent(comm: Any, c: Contestant, before: Mapping[str, int] | None, times: int) -> list[dict[str, int]] | None:
+def _sent(comm: Any, c: TimedMethod, before: Mapping[str, int] | None, times: int) -> list[dict[str, int]] | None:
     """What every rank has sent since, a run."""
     if c.sent is None or before is None:
         return None
@@ -93,7 +93,7 @@ def _sent(comm: Any, c: Contestant, before: Mapping[str, int] | None, times: int
     return found
 
 
-def by_session(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray], spec: str, **options: Any) -> Contestant:
+def by_session(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray], spec: str, **options: Any) -> TimedMethod:
     """One ``sync`` of arrays, by a session of its own. Collective.
 
     Args:
@@ -118,8 +118,8 @@ def by_session(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray], spec:
         with pictures.tracing(session, path, spec):
             session.sync(grads)
 
-    ways = [session.strategy(TensorSpec(name, x.shape, "float32")).route for name, x in grads.items()]
-    return Contestant(
-        spec, partial(session.sync, grads), check, partial(inputs.refill, grads), ways[0] if len(ways) == 1 else None,
-        sent, trace, session.close,
+    routes = [session.strategy(TensorSpec(name, x.shape, "float32")).route for name, x in grads.items()]
+    return TimedMethod(
+        spec, partial(session.sync, grads), check, partial(inputs.refill, grads),
+        routes[0] if len(routes) == 1 else None, sent, trace, session.close,
     )  # fmt: skip

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numba import njit
 
+from espresso_mpi.files.compiled import compiled
 from espresso_mpi.planner.model.dispatch import scheduled
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import ROUNDS, Order, Timeline, backprop_time
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import Chosen, algorithm1, algorithm2, on_cpu
 from espresso_mpi.planner.search.bound import lower_bound
 from espresso_mpi.planner.search.search import search
-from espresso_mpi.planner.workloads.clusters import Cluster, Link, Memory
+from espresso_mpi.planner.workloads.clusters import Cluster, DeviceMemory, Link
 
 from .random_cases import enumerated, random_case
 from .rows import Cases
@@ -31,16 +31,16 @@ SAME = 1e-9
 # --- enumeration ------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
-def _least(menus, sizes, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+@compiled
+def _least(options, sizes, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """The least F over all choices: counts through them like an odometer, and prices each from its begin.
 
     Args:
-        menus: int64 (tensors, most options), rows; sizes: int64 (tensors,), how many of them count.
+        options: int64 (tensors, most options), of each tensor; sizes: int64 (tensors,), how many of them count.
         rounds: of justifying schedules; below 0: in the order ``backprop``.
     """
     tensors = sizes.size
-    at, choice = np.zeros(tensors, np.int64), menus[:, 0].copy()
+    at, choice = np.zeros(tensors, np.int64), options[:, 0].copy()
     best = np.inf
     while True:
         if rounds < 0:
@@ -52,20 +52,20 @@ def _least(menus, sizes, rounds, backward, home, total, lane, seconds, count, re
         while place < tensors:
             at[place] += 1
             if at[place] < sizes[place]:
-                choice[place] = menus[place, at[place]]
+                choice[place] = options[place, at[place]]
                 break
             at[place] = 0
-            choice[place] = menus[place, 0]
+            choice[place] = options[place, 0]
             place += 1
         if place == tensors:
             return best
 
 
-def least(timeline: Timeline, menus: list[list[int]]) -> float:
-    """The least F, in the orders ``schedule`` and ``backprop``, if each tensor may take any of its rows. For small
+def least(timeline: Timeline, options: list[list[int]]) -> float:
+    """The least F, in the orders ``schedule`` and ``backprop``, if each tensor may take any of its options. For small
     cases."""
-    sizes = np.array([len(menu) for menu in menus], np.int64)
-    padded = np.array([menu + menu[:1] * (sizes.max() - len(menu)) for menu in menus], np.int64)
+    sizes = np.array([len(own) for own in options], np.int64)
+    padded = np.array([own + own[:1] * (sizes.max() - len(own)) for own in options], np.int64)
     return float(_least(padded, sizes, ROUNDS if timeline.order == "schedule" else -1, *timeline.tables))
 
 
@@ -134,13 +134,13 @@ def offload_case(rng: np.random.Generator, order: Order = "schedule") -> Problem
     tensors, at = [], rng.uniform(0, 0.01)
     for number in range(int(rng.integers(3, 7))):
         at += 10 ** rng.uniform(-4, -2)
-        tensors.append(TracedTensor(f"t{number}", int(rng.choice(sizes)), float(at)))
+        tensors.append(WorkloadTensor(f"t{number}", int(rng.choice(sizes)), float(at)))
     on_gpu = routes(("gpu",))
     packed = [route for route in on_gpu if route.compressed]
     some = [packed[place] for place in rng.choice(len(packed), size=8, replace=False)]
-    ways = [*(route for route in on_gpu if not route.compressed), *some, *(route.on("cpu") for route in some)]
-    trace = Trace(tuple(tensors), device="gpu")
-    return Problem.of(trace, _cluster(rng).profile(), ["onebit"], routes=ways, order=order, prune=False)
+    every = [*(route for route in on_gpu if not route.compressed), *some, *(route.on("cpu") for route in some)]
+    workload = Workload(tuple(tensors), device="gpu")
+    return Problem.of(workload, _cluster(rng).profile(), ["onebit"], routes=every, order=order, prune=False)
 
 
 def _cluster(rng: np.random.Generator) -> Cluster:
@@ -149,8 +149,8 @@ def _cluster(rng: np.random.Generator) -> Cluster:
         "random", int(rng.integers(2, 9)), int(rng.integers(1, 9)),
         intra=Link(3e-6, 10 ** rng.uniform(-11, -10)), inter=Link(1e-5, 10 ** rng.uniform(-10, -8.5)),
         memory={
-            "gpu": Memory(10 ** rng.uniform(10, 12), 0.5, launch=2e-5),
-            "cpu": Memory(10 ** rng.uniform(9.5, 11), 0.5, launch=5e-6),
+            "gpu": DeviceMemory(10 ** rng.uniform(10, 12), 0.5, launch=2e-5),
+            "cpu": DeviceMemory(10 ** rng.uniform(9.5, 11), 0.5, launch=5e-6),
         },
         compressors=("onebit",), copy=Link(1e-5, 1 / 10 ** rng.uniform(9.5, 10.5)),
     )  # fmt: skip

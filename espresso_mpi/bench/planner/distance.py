@@ -18,16 +18,16 @@ import numpy as np
 
 from espresso_mpi.planner.model.problem import Problem, evaluated
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.trace import Trace
+from espresso_mpi.planner.model.workload import Workload
 from espresso_mpi.planner.search.algorithms import Chosen, algorithm1, algorithm2, reachable
 from espresso_mpi.planner.search.baselines import baseline, upper_bound
 from espresso_mpi.planner.search.search import search
-from espresso_mpi.planner.workloads.models import model_trace
+from espresso_mpi.planner.workloads.models import model_workload
 from espresso_mpi.types import Collective, Decode, Encode, Route
 
 from .published import DISTANCE, GAINS, SCALING
 from .rows import Distance
-from .scenes import profile_of
+from .setups import profile_of
 
 SHORTEST, LONGEST, CLOSE = 1e-3, 10.0, 1.001
 """Seconds of a backward pass that are tried for the published scaling factor, and to which factor."""
@@ -39,36 +39,36 @@ def distances(models: Sequence[str]) -> list[Distance]:
     places = [(o.model, o.testbed, o.compressor) for o in SCALING]
     places += [(o.model, o.testbed, o.compressor) for o in GAINS]
     for model, testbed, compressor in dict.fromkeys(places):
-        factors = [o.factor for o in SCALING if (o.model, o.testbed, o.way) == (model, testbed, "fp32")]
+        factors = [o.factor for o in SCALING if (o.model, o.testbed, o.method) == (model, testbed, "fp32")]
         if model not in models or not (factors or model in DISTANCE):
             continue
         published = factors[0] if factors else None
         profile = profile_of(testbed)
-        row = distance(model_trace(model), profile, compressor)
+        row = distance(model_workload(model), profile, compressor)
         kept: dict[str, Any] = {"model": model, "testbed": testbed, "compressor": compressor,
                 "published": DISTANCE.get(model), "published_factor": published}  # fmt: skip
         rows.append(replace(row, **kept, backward=None))
         if published is not None and compressor in [o.compressor for o in SCALING if o.model == model]:
             backward = fitted(model, profile, compressor, published)
-            row = distance(model_trace(model, backward=backward), profile, compressor)
+            row = distance(model_workload(model, backward=backward), profile, compressor)
             rows.append(replace(row, **kept, backward=backward))
     return rows
 
 
-def distance(trace: Trace, profile: Profile, compressor: str) -> Distance:
+def distance(workload: Workload, profile: Profile, compressor: str) -> Distance:
     """One line, without its names."""
-    upper = upper_bound(trace, profile, compressor)
+    upper = upper_bound(workload, profile, compressor)
     routes = reachable()
-    every = Problem.of(trace, profile, [compressor], routes=routes, prune=False)
+    every = Problem.of(workload, profile, [compressor], routes=routes, prune=False)
     between = tuple(route for route in routes if not compresses_inside(route))
-    fewer = Problem.of(trace, profile, [compressor], routes=between, prune=False)
+    fewer = Problem.of(workload, profile, [compressor], routes=between, prune=False)
     usual, only = decided(every), decided(fewer)
     earliest = decided(every, range(every.tensors))
-    ours = search(Problem.of(trace, profile, [compressor]))
+    ours = search(Problem.of(workload, profile, [compressor]))
     return Distance(
-        "", "", compressor, None, trace.seconds / _fp32(trace, profile, compressor), None, upper,
-        usual.seconds, only.seconds, earliest.seconds, ours.seconds, ours.bound, busy(every, usual), busy(fewer, only),
-        None,
+        "", "", compressor, None, workload.seconds / _fp32(workload, profile, compressor), None, upper,
+        usual.seconds, only.seconds, earliest.seconds, ours.seconds, ours.bound,
+        gpu_seconds(every, usual), gpu_seconds(fewer, only), None,
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def decided(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
     return algorithm2(problem, algorithm1(problem, turns))
 
 
-def busy(problem: Problem, chosen: Chosen) -> float:
+def gpu_seconds(problem: Problem, chosen: Chosen) -> float:
     """Seconds that compression takes of the GPU in a plan."""
     options, lanes = problem.timeline.options, problem.timeline.lanes
     lane = options.lane[chosen.choice] % lanes.count
@@ -101,14 +101,14 @@ def fitted(model: str, profile: Profile, compressor: str, factor: float) -> floa
     low, high = SHORTEST, LONGEST
     while high > low * CLOSE:
         middle = math.sqrt(low * high)
-        trace = model_trace(model, backward=middle)
-        if trace.seconds / _fp32(trace, profile, compressor) < factor:
+        workload = model_workload(model, backward=middle)
+        if workload.seconds / _fp32(workload, profile, compressor) < factor:
             low = middle
         else:
             high = middle
     return math.sqrt(low * high)
 
 
-def _fp32(trace: Trace, profile: Profile, compressor: str) -> float:
-    problem, choice = evaluated(baseline("fp32", trace, profile, compressor), trace, profile)
+def _fp32(workload: Workload, profile: Profile, compressor: str) -> float:
+    problem, choice = evaluated(baseline("fp32", workload, profile, compressor), workload, profile)
     return problem.seconds(choice)

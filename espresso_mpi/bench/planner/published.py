@@ -70,13 +70,13 @@ class Scaling:
     model: str
     compressor: str
     testbed: str
-    way: str
+    method: str
     factor: float
 
 
 def _scaling(model: str, compressor: str, testbed: str, fp32: float, gpu: float, cpu: float) -> list[Scaling]:
-    by_way = {"fp32": fp32, "on the GPU": gpu, "on the CPU": cpu}
-    return [Scaling(model, compressor, testbed, way, factor) for way, factor in by_way.items()]
+    by_method = {"fp32": fp32, "on the GPU": gpu, "on the CPU": cpu}
+    return [Scaling(model, compressor, testbed, method, factor) for method, factor in by_method.items()]
 
 
 SCALING: tuple[Scaling, ...] = (

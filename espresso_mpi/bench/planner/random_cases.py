@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from espresso_mpi.files.compiled import compiled
 from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.dispatch import scheduled, served
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.timeline import ORDERS, ROUNDS, Lanes, Options, Order, Timeline, backprop_time, virtual
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.timeline import (
+    ORDERS,
+    ROUNDS,
+    Lanes,
+    OptionTable,
+    Order,
+    Timeline,
+    backprop_time,
+    virtual,
+)
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.types import Route
 
 _ROUTE = Route.parse("flat")
@@ -28,13 +37,13 @@ def random_case(
     counts = rng.integers(1, options + 1, tensors)
     table = _options(rng, int(counts.sum()), where, bool(rng.integers(2)))
     backward = rng.uniform(0, 1, tensors) * rng.choice([0.0, 0.3, 1.0], tensors)
-    trace = Trace(tuple(TracedTensor(f"t{i}", 1, float(ready)) for i, ready in enumerate(np.cumsum(backward))))
-    timeline = Timeline(np.ascontiguousarray(trace.backward), table, where, order)
+    workload = Workload(tuple(WorkloadTensor(f"t{i}", 1, float(ready)) for i, ready in enumerate(np.cumsum(backward))))
+    timeline = Timeline(np.ascontiguousarray(workload.backward), table, where, order)
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     rows = table.count.size
-    profile, menu = Profile(1, 1, {}, {}, {}, Curve.line(0, 0)), np.arange(tensors, dtype=np.int64)
+    profile, set_of = Profile(1, 1, {}, {}, {}, Curve.line(0, 0)), np.arange(tensors, dtype=np.int64)
     dense, route = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
-    return Problem(trace, profile, (), (_ROUTE,), timeline, menu, first, dense, route)
+    return Problem(workload, profile, (), (_ROUTE,), timeline, set_of, first, dense, route)
 
 
 def _lanes(rng: np.random.Generator) -> Lanes:
@@ -45,7 +54,7 @@ def _lanes(rng: np.random.Generator) -> Lanes:
     return Lanes(place[gpu], place[cpu], place[intra], place[inter], compute)
 
 
-def _options(rng: np.random.Generator, rows: int, lanes: Lanes, whole: bool) -> Options:
+def _options(rng: np.random.Generator, rows: int, lanes: Lanes, whole: bool) -> OptionTable:
     most, total = 5, lanes.count
     count = rng.integers(0, most + 1, rows).astype(np.int32)
     lane = rng.integers(0, total, (rows, most)).astype(np.int8)
@@ -53,21 +62,21 @@ def _options(rng: np.random.Generator, rows: int, lanes: Lanes, whole: bool) -> 
         lane[row] = virtual(lane[row], int(count[row]), total, lanes.backward)
     seconds = rng.uniform(0, 1, (rows, most)) * (rng.uniform(0, 1, (rows, most)) < 0.8)
     repeats = np.where(rng.uniform(0, 1, rows) < 0.7, 1, rng.integers(1, 4, rows)).astype(np.int32)
-    return Options(lane, np.round(seconds, 1) if whole else seconds, count, repeats)
+    return OptionTable(lane, np.round(seconds, 1) if whole else seconds, count, repeats)
 
 
 def enumerated(problem: Problem) -> tuple[float, np.ndarray]:
     """The least time of a step over all choices, one after the other, and the first that has it."""
     timeline = problem.timeline
-    first = problem.first[:-1][problem.menu]
-    sizes = np.diff(problem.first)[problem.menu]
+    first = problem.first[:-1][problem.set_of]
+    sizes = np.diff(problem.first)[problem.set_of]
     best, choice = _least(
         first, sizes, ORDERS.index(timeline.order), ROUNDS, *timeline.tables,
     )  # fmt: skip
     return best + problem.around, choice
 
 
-@njit(cache=True)
+@compiled
 def _least(  # type: ignore[no-untyped-def]
     first, sizes, order, rounds, backward, home, total, lane, seconds, count, repeats
 ):

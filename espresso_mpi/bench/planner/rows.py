@@ -1,19 +1,23 @@
-"""What ``bench planner`` and ``bench validate`` find, as rows; every kind of row names the part that it belongs to."""
+"""What ``bench planner`` finds, as rows; every kind of row names the part that it belongs to."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from espresso_mpi.files import schema
 
 
 @dataclass(frozen=True)
 class Selection:
-    """How long one way of deciding takes for one model.
+    """How long one method of deciding takes for one model.
 
     Attributes:
-        way: ``algorithms 1+2``, ``search`` or ``search, fused``.
-        tensors: of the model; menus: different sizes among them; options: of all menus, after pruning.
+        method: ``algorithms 1+2``, ``search`` or ``search, fused``.
+        tensors: of the model; sizes: different ones among them; options: of all sizes together, after pruning.
         first: seconds of the first decision in this process: kernels loaded or compiled, routes walked.
-        problem: median seconds to price the menus and to leave out what is dominated.
+        problem: median seconds to price the candidates and to leave out what is dominated.
         decide: median seconds of the decision itself: Algorithm 1, or all of the search.
         offload: median seconds of Algorithm 2.
         paper_decide, paper_offload: the paper's; None for models that it does not have.
@@ -22,9 +26,9 @@ class Selection:
     model: str
     testbed: str
     compressor: str
-    way: str
+    method: str
     tensors: int
-    menus: int
+    sizes: int
     options: int
     repeats: int
     first: float
@@ -84,20 +88,20 @@ class Cases:
 
 @dataclass(frozen=True)
 class Against:
-    """The simulated step of one way beside the plan's, and what the paper says.
+    """The simulated step of one method beside the plan's, and what the paper says.
 
     Attributes:
-        way: a baseline, or ``upper bound``.
-        seconds: F of that way; plan: F of our search; algorithms: F of Algorithms 1 and 2; compute: seconds of a step
-            whose synchronisation takes no time.
-        published: the gain over that way in percent, None where the paper gives none.
+        method: a baseline, or ``upper bound``.
+        seconds: F of that method; plan: F of our search; algorithms: F of Algorithms 1 and 2; compute: seconds of a
+            step whose synchronisation takes no time.
+        published: the gain over that method in percent, None where the paper gives none.
         reason: where they differ, what the run says of it.
     """
 
     model: str
     testbed: str
     compressor: str
-    way: str
+    method: str
     seconds: float
     plan: float
     algorithms: float
@@ -108,7 +112,7 @@ class Against:
 
     @property
     def gain(self) -> float:
-        """Percent of throughput that the plan gains over that way."""
+        """Percent of throughput that the plan gains over that method."""
         return 100 * (self.seconds / self.plan - 1)
 
     @property
@@ -124,7 +128,7 @@ class Factor:
     model: str
     testbed: str
     compressor: str
-    way: str
+    method: str
     factor: float
     published: float | None
     part: str = "scaling"
@@ -208,34 +212,21 @@ class Orders:
     part: str = "orders"
 
 
-@dataclass(frozen=True)
-class Validation:
-    """One method's step, predicted and measured.
-
-    Attributes:
-        tensors, calls: the case: how many tensors a step has, and whether they are pushed as they come (``push``) or
-            synchronised at the end (``sync``).
-        predicted, measured: seconds of a step, measured the median; p90: of the measured ones.
-        recorded, computing: seconds until all gradients are there: in the trace, and the median of the measured steps.
-        chosen: this is what ``auto`` chose. ratio_to_best: measured over the quickest method's of the case.
-        plan: what travelled how, in words.
-    """
-
-    tensors: int
-    calls: str
-    method: str
-    predicted: float
-    measured: float
-    p90: float
-    recorded: float
-    computing: float
-    chosen: bool
-    ratio_to_best: float
-    plan: str = ""
-
-
 Row = Selection | Gap | Cases | Against | Factor | Distance | Growth | Orders
 
 KINDS: dict[str, type[Row]] = {
     kind.part: kind for kind in (Selection, Gap, Cases, Against, Factor, Distance, Growth, Orders)
 }  # fmt: skip
+
+_FORMER = {"way": "method", "menus": "sizes"}
+"""Fields that had other names in files of earlier runs."""
+
+
+def read(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Rows from what a JSON file holds.
+
+    Raises:
+        KeyError: an unknown part. ConfigError: a row has other fields.
+    """
+    named = [{_FORMER.get(key, key): value for key, value in row.items()} for row in raw]
+    return [schema.convert(row, KINDS[row["part"]], f"rows: part {row['part']}") for row in named]

@@ -1,8 +1,8 @@
 """``bench planner``: how quick and how good the planner is, and the paper's figures beside its own. No MPI, one core.
 
-The parts: time of selection, gaps to the certified bound, random cases against full enumeration, the paper's gains and
-scaling factors, how far its algorithms end from the Upper Bound, growth of the time with tensors and options, and
-plans for the order ``backprop`` beside those for schedules, which all other parts are of.
+The parts: time of selection; gaps to the certified bound; random cases against full enumeration; the paper's gains and
+scaling factors; the distance of its algorithms from the Upper Bound; growth of the time with tensors and options; and
+plans for the order ``backprop`` beside those for schedules. All other parts are of plans for schedules.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.files.output import check_plot, check_writable, progress, show, write_rows
+from espresso_mpi.files.output import check_plot, check_writable, progress, write_rows
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
 from espresso_mpi.planner.workloads.models import MODELS
 
 from . import cases, distance, paper, time
 from .published import COMPRESSORS, DGC
 from .rows import Growth, Row
-from .scenes import Timed, one_core, scene
+from .setups import Timer, one_core, setup
 from .tables import PARTS, parts
 
 OTHERS = ("onebit", "int8", "fp16", "randomk:ratio=0.01")
 """Methods that are added one by one where options grow; the last two are linear."""
 
 
-USUAL, FEWER = Timed(), Timed(1, 10, 1.0)
+USUAL, FEWER = Timer(), Timer(1, 10, 1.0)
 
 
 @dataclass(frozen=True)
-class Amount:
+class Scope:
     """How much is measured.
 
     Attributes:
         models, testbeds, compressors: all of each are combined.
         fused: compressors for which gaps have fusion beside them, which takes seconds for each.
-        ways: to decide, that are timed.
+        methods: to decide, that are timer.
         cases: random ones; offloads: of Algorithm 2.
         tensors, different: how many tensors growth is measured with, sizes repeating or not.
         others: methods that are added where options grow.
         grown, chosen: the models that tensors and options grow in.
-        timed: how often deciding is repeated; grows: the same for growth.
+        timer: how often deciding is repeated; grows: the same for growth.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
     testbeds: tuple[str, ...] = tuple(TESTBEDS)
     compressors: tuple[str, ...] = COMPRESSORS
     fused: tuple[str, ...] = (DGC,)
-    ways: tuple[str, ...] = time.WAYS
+    methods: tuple[str, ...] = time.METHODS
     cases: int = 2000
     offloads: int = 2000
     tensors: tuple[int, ...] = (10, 30, 100, 300, 1000, 3000, 10000)
@@ -56,14 +56,14 @@ class Amount:
     others: tuple[str, ...] = OTHERS
     grown: str = "resnet101"
     chosen: str = "bert-base"
-    timed: Timed = USUAL
-    grows: Timed = FEWER
+    timer: Timer = USUAL
+    grows: Timer = FEWER
 
 
-QUICK = Amount(
-    models=("lstm",), testbeds=("pcie-25g",), compressors=COMPRESSORS[1:2], fused=(), ways=time.WAYS[:2],
+QUICK = Scope(
+    models=("lstm",), testbeds=("pcie-25g",), compressors=COMPRESSORS[1:2], fused=(), methods=time.METHODS[:2],
     cases=20, offloads=10, tensors=(100, 200), different=(10,), others=("fp16",), grown="lstm", chosen="lstm",
-    timed=Timed(1, 1, 0.0), grows=Timed(1, 1, 0.0),
+    timer=Timer(1, 1, 0.0), grows=Timer(1, 1, 0.0),
 )  # fmt: skip
 """Everything once, in seconds: to see that it works."""
 
@@ -77,15 +77,15 @@ def main(quick: bool = False, only: str | None = None, json: Path | None = None,
         json, plot: files to write; the plot is of growth, as PNG.
 
     Raises:
-        ConfigError: a part that there is not, or a file that could not be written later on.
+        ConfigError: an unknown part, or a file that could not be written later on.
     """
     check_writable(json)
     check_plot(plot)
-    names, amount = _wanted(only), QUICK if quick else Amount()
+    names, scope = _wanted(only), QUICK if quick else Scope()
     rows: list[Row] = []
-    with one_core(), progress("bench planner", sum(STEPS[name](amount) for name in names)) as tick:
+    with one_core(), progress("bench planner", sum(STEPS[name](scope) for name in names)) as tick:
         for name in names:
-            rows += RUNS[name](amount, tick)
+            rows += RUNS[name](scope, tick)
     _finish(rows, json, plot)
     return rows
 
@@ -104,71 +104,71 @@ def _wanted(only: str | None) -> list[str]:
 Tick = Callable[[], None]
 
 
-def _selection(amount: Amount, tick: Tick) -> list[Row]:
+def _selection(scope: Scope, tick: Tick) -> list[Row]:
     rows: list[Row] = []
-    for model in amount.models:
-        for testbed in amount.testbeds:
-            rows += time.selection(scene(model, testbed, DGC), amount.timed, amount.ways)
+    for model in scope.models:
+        for testbed in scope.testbeds:
+            rows += time.selection(setup(model, testbed, DGC), scope.timer, scope.methods)
             tick()
     return rows
 
 
-def _places(amount: Amount) -> list[tuple[str, str, str]]:
-    return [(m, t, c) for m in amount.models for t in amount.testbeds for c in amount.compressors]
+def _places(scope: Scope) -> list[tuple[str, str, str]]:
+    return [(m, t, c) for m in scope.models for t in scope.testbeds for c in scope.compressors]
 
 
-def _gap(amount: Amount, tick: Tick) -> list[Row]:
+def _gap(scope: Scope, tick: Tick) -> list[Row]:
     rows: list[Row] = []
-    for place in _places(amount):
-        rows.append(paper.gap(scene(*place), place[-1] in amount.fused))
+    for place in _places(scope):
+        rows.append(paper.gap(setup(*place), place[-1] in scope.fused))
         tick()
     return rows
 
 
-def _orders(amount: Amount, tick: Tick) -> list[Row]:
+def _orders(scope: Scope, tick: Tick) -> list[Row]:
     rows: list[Row] = []
-    for place in _places(amount):
-        rows.append(paper.orders(scene(*place)))
+    for place in _places(scope):
+        rows.append(paper.orders(setup(*place)))
         tick()
     return rows
 
 
-def _cases(amount: Amount, tick: Tick) -> list[Row]:
+def _cases(scope: Scope, tick: Tick) -> list[Row]:
     return [
-        *cases.searched(amount.cases, tick),
-        *cases.searched(amount.cases, tick, order="backprop"),
-        *cases.offloaded(amount.offloads, tick),
-        *cases.offloaded(amount.offloads, tick, order="backprop"),
+        *cases.searched(scope.cases, tick),
+        *cases.searched(scope.cases, tick, order="backprop"),
+        *cases.offloaded(scope.offloads, tick),
+        *cases.offloaded(scope.offloads, tick, order="backprop"),
     ]
 
 
-def _paper(amount: Amount, tick: Tick) -> list[Row]:
+def _paper(scope: Scope, tick: Tick) -> list[Row]:
     rows: list[Row] = []
-    for model in amount.models:
+    for model in scope.models:
         rows += [*paper.gains([model]), *paper.factors([model])]
         tick()
     return rows
 
 
-def _distance(amount: Amount, tick: Tick) -> list[Row]:
+def _distance(scope: Scope, tick: Tick) -> list[Row]:
     rows: list[Row] = []
-    for model in amount.models:
+    for model in scope.models:
         rows += distance.distances([model])
         tick()
     return rows
 
 
-def _growth(amount: Amount, tick: Tick) -> list[Row]:
-    grown, chosen = (scene(model, amount.testbeds[-1], DGC) for model in (amount.grown, amount.chosen))
+def _growth(scope: Scope, tick: Tick) -> list[Row]:
+    grown, chosen = (setup(model, scope.testbeds[-1], DGC) for model in (scope.grown, scope.chosen))
     return [
-        *time.by_tensors(grown, amount.tensors, False, amount.grows, tick),
-        *time.by_tensors(grown, amount.tensors, False, amount.grows, tick, "backprop"),
-        *time.by_tensors(grown, amount.different, True, amount.grows, tick),
-        *time.by_options(chosen, time.choices(DGC, amount.others), amount.grows, tick),
+        *time.by_tensors(grown, scope.tensors, False, scope.grows, tick),
+        *time.by_tensors(grown, scope.tensors, False, scope.grows, tick, "backprop"),
+        *time.by_tensors(grown, scope.different, True, scope.grows, tick),
+        *time.by_options(chosen, time.choices(DGC, scope.others), scope.grows, tick),
     ]
 
 
-RUNS: dict[str, Callable[[Amount, Tick], list[Row]]] = {
+RUNS: dict[str, Callable[[Scope, Tick], list[Row]]] = {
     "selection": _selection,
     "gap": _gap,
     "cases": _cases,
@@ -178,7 +178,7 @@ RUNS: dict[str, Callable[[Amount, Tick], list[Row]]] = {
     "orders": _orders,
 }
 
-STEPS: dict[str, Callable[[Amount], int]] = {
+STEPS: dict[str, Callable[[Scope], int]] = {
     "selection": lambda a: len(a.models) * len(a.testbeds),
     "gap": lambda a: len(_places(a)),
     "cases": lambda a: 2 * (a.cases + a.offloads),
@@ -194,21 +194,15 @@ STEPS: dict[str, Callable[[Amount], int]] = {
 
 
 def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
-    notes = {part.name: own_notes for part, own in parts(rows) if (own_notes := _notes(part.name, own))}
     for part, own in parts(rows):
-        show(part.title, part.header, part.lines(own), part.left)
-        print("\n".join(notes.get(part.name, [])))
+        part.table.show(part.title, own)
+        print("\n".join(part.notes(own)))
     grown = [row for row in rows if isinstance(row, Growth)]
     if plot is not None and grown:
         time.draw(grown, plot)
         print(f"wrote {plot}")
     if json is not None:
-        write_rows(json, rows, kind="planner", notes=notes, picture=None if plot is None else str(plot))
-
-
-def _notes(part: str, rows: Sequence[Row]) -> list[str]:
-    """What is to be said below a table."""
-    return time.notes([row for row in rows if isinstance(row, Growth)]) if part == "growth" else []
+        write_rows(json, rows, kind="planner", picture=None if plot is None else str(plot))
 
 
 assert {part.name for part in PARTS} - {"scaling"} == set(RUNS)

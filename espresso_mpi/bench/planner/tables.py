@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from espresso_mpi.files.output import milliseconds, number
-
+from ..harness.columns import MS, PERCENT, PERCENT_2, RATIO, Column, Table, Unit
 from .published import USE_OF_GAINS, USE_OF_SCALING
-from .rows import Against, Cases, Distance, Factor, Gap, Growth, Orders, Row, Selection
+from .rows import Growth, Row, Selection
 
-Lines = list[list[str]]
+Value = Callable[[Any, Sequence[Any]], float | None]
 
 TIMES = 10
 """Our search may take this many times what both algorithms of the paper take."""
@@ -21,39 +20,38 @@ TIMES = 10
 
 @dataclass(frozen=True)
 class Part:
-    """One table.
+    """One part of the suite.
 
     Attributes:
-        name: of its rows; title: above it; text: what it says, for the report.
-        header: headings; left: those of text.
-        lines: what stands below them.
+        name: of its rows; title: above its table; text: what the table says, for the report.
+        table: of its rows.
+        notes: sentences below the table.
     """
 
     name: str
     title: str
     text: str
-    header: tuple[str, ...]
-    left: tuple[str, ...]
-    lines: Callable[[Sequence[Any]], Lines]
+    table: Table
+    notes: Callable[[Sequence[Any]], list[str]] = lambda rows: []
 
 
 # --- selection time ---------------------------------------------------------------------------------------------------
 
 
-def verdict(row: Selection) -> str:
-    """Whether the times are at most the allowed ones; nothing for models without."""
+def within_limit(row: Selection) -> str:
+    """Whether the times are at most the allowed ones: yes, the decision only, no; nothing for models without."""
     if row.paper_decide is None or row.paper_offload is None:
         return ""
     if row.offload is None:
         allowed = TIMES * (row.paper_decide + row.paper_offload)
-        return _verdict(row.problem + row.decide <= allowed, row.decide <= allowed)
+        return _answer(row.problem + row.decide <= allowed, row.decide <= allowed)
     offload = row.offload <= row.paper_offload
     decide = row.decide <= row.paper_decide
-    return _verdict(offload and row.problem + row.decide <= row.paper_decide, offload and decide)
+    return _answer(offload and row.problem + row.decide <= row.paper_decide, offload and decide)
 
 
-def _verdict(whole: bool, search: bool) -> str:
-    return "met" if whole else "decision met, with menus not" if search else "not met"
+def _answer(whole: bool, decision: bool) -> str:
+    return "yes" if whole else "decision only" if decision else "no"
 
 
 def allowed(row: Selection) -> str:
@@ -64,149 +62,97 @@ def allowed(row: Selection) -> str:
     return paper if row.offload is not None else f"{TIMES} · ({paper})"
 
 
-def _selection(rows: Sequence[Selection]) -> Lines:
-    return [
-        [
-            r.model, r.testbed, r.way, str(r.tensors), str(r.menus), str(r.options), f"{r.first:.2f}",
-            *map(milliseconds, (r.problem, r.decide, r.offload)), allowed(r), verdict(r),
-        ]
-        for r in rows
-    ]  # fmt: skip
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+_MODEL, _TESTBED = Column("model", "model", left=True), Column("testbed", "testbed", left=True)
+_COMPRESSOR = Column("compressor", "compressor", left=True)
+_FACTOR = replace(RATIO, none="–")
 
 
-# --- gaps -------------------------------------------------------------------------------------------------------------
+def _over(above: str, below: str) -> Value:
+    """By how much one field is above another, as a share of that; None where the row has none."""
+
+    def value(row: Any, rows: Sequence[Any]) -> float | None:
+        more, less = getattr(row, above), getattr(row, below)
+        return None if more is None or less is None else more / less - 1
+
+    return value
 
 
-def summary(ratios: Sequence[float]) -> tuple[float, float]:
-    """Geometric mean and largest of ratios, each less 1."""
-    return float(np.exp(np.mean(np.log(ratios)))) - 1, max(ratios) - 1
+def _missing(field: str) -> Value:
+    return lambda row, rows: row.missing(getattr(row, field))
 
 
-def _gaps(rows: Sequence[Gap]) -> Lines:
-    return [*map(_gap_line, rows), *(_gap_summary(rows, label, place) for place, label in enumerate(("mean", "worst")))]
+def summary(shares: Sequence[float]) -> tuple[float, float]:
+    """Geometric mean and largest of what is above 1 by these shares, each less 1."""
+    return float(np.exp(np.mean(np.log1p(shares)))) - 1, max(shares)
 
 
-def _gap_line(r: Gap) -> list[str]:
-    return [r.model, r.testbed, r.compressor, str(r.tensors), milliseconds(r.seconds), milliseconds(r.bound),
-            *map(_share, _ratios(r))]  # fmt: skip
+def _with_means(*columns: Column) -> Table:
+    """A table with two more lines: of the columns of shares, the geometric mean and the largest."""
+
+    def lines(rows: Sequence[Any]) -> list[list[str]]:
+        return [[label, *(_mean(column, rows, place) for column in columns[1:])]
+                for place, label in enumerate(("mean", "worst"))]  # fmt: skip
+
+    return Table(columns, summary=lines)
 
 
-def _gap_summary(rows: Sequence[Gap], label: str, place: int) -> list[str]:
-    """Geometric means, or the largest of each column."""
-    columns = [[one for one in column if one is not None] for column in zip(*map(_ratios, rows))]
-    found = [1 + summary(column)[place] if column else None for column in columns]
-    return [label, *[""] * 5, *map(_share, found)]
+def _mean(column: Column, rows: Sequence[Any], place: int) -> str:
+    if column.unit not in (PERCENT, PERCENT_2) or isinstance(column.value, str):
+        return ""
+    known = [one for row in rows if (one := column.value(row, rows)) is not None]
+    return column.unit.text(summary(known)[place] if known else None)
 
 
-def _ratios(r: Gap) -> list[float | None]:
-    fused = [None, None] if r.fused is None or r.fused_bound is None else [r.fused / r.seconds, r.fused / r.fused_bound]
-    return [r.seconds / r.bound, r.algorithms / r.seconds, *fused, r.dense / r.seconds]
+# --- growth -----------------------------------------------------------------------------------------------------------
 
 
-def _share(ratio: float | None) -> str:
-    return "" if ratio is None else percent(ratio - 1, 2)
+def exponent(rows: Sequence[Growth], part: Callable[[Growth], float], least: int = 100) -> float | None:
+    """The power of ``at`` that seconds grow with, by least squares of logarithms over points from ``least`` on.
+
+    None for fewer than two such points.
+    """
+    points = [(row.at, part(row)) for row in rows if row.at >= least and part(row) > 0]
+    if len({at for at, _ in points}) < 2:
+        return None
+    x, y = np.log(np.array(points, np.float64)).T
+    return float(np.polyfit(x, y, 1)[0])
 
 
-def percent(share: float | None, digits: int = 1) -> str:
-    """A share in percent; nothing for None."""
-    return "" if share is None else f"{100 * share:.{digits}f} %"
+def growth_notes(rows: Sequence[Growth]) -> list[str]:
+    """The fitted exponents in words."""
+    found = []
+    for along in dict.fromkeys(row.along for row in rows):
+        own = [row for row in rows if row.along == along]
+        candidates, decide = exponent(own, lambda row: row.problem), exponent(own, lambda row: row.decide)
+        if candidates is not None and decide is not None:
+            found.append(f"Seconds grow as a power of the number of {along}, fitted from 100 on: candidates "
+                         f"{candidates:.2f}, decision {decide:.2f}.")  # fmt: skip
+    return found
 
 
-# --- the others -------------------------------------------------------------------------------------------------------
-
-
-def _cases(rows: Sequence[Cases]) -> Lines:
-    return [
-        [
-            r.what, str(r.cases), percent(r.optimal, 2), percent(r.worst, 2), percent(r.mean, 3),
-            number(r.violations, "d"), percent(r.loosest, 2), f"{r.seconds:.1f}",
-        ]
-        for r in rows
-    ]  # fmt: skip
-
-
-def _paper(rows: Sequence[Against]) -> Lines:
-    return [
-        [
-            r.model, r.compressor, r.testbed, r.way, milliseconds(r.seconds), f"{round(r.gain)} %",
-            f"{round(r.gain_of_algorithms)} %", "–" if r.published is None else f"{r.published:.0f} %",
-            "" if r.published is None else USE_OF_GAINS, r.reason,
-        ]
-        for r in rows
-    ]  # fmt: skip
-
-
-def _scaling(rows: Sequence[Factor]) -> Lines:
-    return [
-        [
-            r.model, r.compressor, r.testbed, r.way, f"{r.factor:.2f}", number(r.published) or "–",
-            "" if r.published is None else USE_OF_SCALING,
-        ]
-        for r in rows
-    ]  # fmt: skip
-
-
-def _distance(rows: Sequence[Distance]) -> Lines:
-    return [
-        [
-            r.model, r.compressor, r.testbed, milliseconds(r.backward) or "measured", f"{r.factor:.2f}",
-            number(r.published_factor) or "–", milliseconds(r.upper),
-            *(percent(r.missing(s)) for s in (r.usual, r.between, r.earliest, r.search, r.bound)),
-            percent(r.published, 0) or "–", *map(milliseconds, (r.gpu, r.gpu_between)),
-        ]
-        for r in rows
-    ]  # fmt: skip
-
-
-def _growth(rows: Sequence[Growth]) -> Lines:
-    return [
-        [
-            r.along,
-            r.label,
-            str(r.at),
-            *map(milliseconds, (r.problem, r.decide, r.problem + r.decide)),
-            percent(r.gap, 2),
-        ]
-        for r in rows
-    ]
-
-
-def _orders(rows: Sequence[Orders]) -> Lines:
-    lines = [
-        [
-            r.model, r.compressor, r.testbed, milliseconds(r.planned), percent(r.planned / r.bound - 1, 2),
-            milliseconds(r.backprop), percent(r.backprop / r.relaxed_bound - 1, 2), *map(percent, _over_planned(r)),
-        ]
-        for r in rows
-    ]  # fmt: skip
-    for place, label in enumerate(("mean", "worst")):
-        gaps = [[r.planned / r.bound for r in rows], [r.backprop / r.relaxed_bound for r in rows]]
-        gap, other = (percent(summary(column)[place], 2) for column in gaps)
-        over = [percent(summary([1 + one for one in column])[place]) for column in zip(*map(_over_planned, rows))]
-        lines.append([label, "", "", "", gap, "", other, *over])
-    return lines
-
-
-def _over_planned(r: Orders) -> list[float]:
-    """By how much the plan for the order ``backprop`` is above the plan, in every order, as shares."""
-    return [seconds / r.planned - 1 for seconds in (r.backprop, r.fifo, r.priority, r.schedule)]
-
+# --- the tables -------------------------------------------------------------------------------------------------------
 
 PARTS: tuple[Part, ...] = (
     Part(
         "selection",
         "Selection time",
         f"""
-One core. *menus* is `Problem.of`: every route priced for every size, and what is dominated left out. *decide* is
+One core. *candidates* is `Problem.of`: every route priced for every size, and what is dominated left out. *decide* is
 Algorithm 1, or all of our search with its bound; *offload* is Algorithm 2. Medians, with everything compiled and the
 tree's routes walked; *first s* is the first decision of the process with that (kernels come from numba's cache once
-they have been compiled). *paper ms* are the published times of Algorithm 1 and of Algorithm 2's search; our search may
-take {TIMES} times both. *met* counts the menus with the decision.
+they have been compiled). *paper ms* are the published times of Algorithm 1 and of Algorithm 2's search. They are the
+limit of both algorithms; that of our search is {TIMES} times their sum. *within limit*: *yes* counts the candidates
+with the decision, *decision only* does not.
 """,
-        ("model", "testbed", "way", "tensors", "sizes", "options", "first s", "menus ms", "decide ms", "offload ms",
-         "paper ms", "verdict"),
-        ("model", "testbed", "way", "verdict"),
-        _selection,
+        Table((
+            _MODEL, _TESTBED, Column("method", "method", left=True), Column("tensors", "tensors"),
+            Column("sizes", "sizes"), Column("options", "options"), Column("first s", "first", RATIO),
+            Column("candidates", "problem", MS), Column("decide", "decide", MS), Column("offload", "offload", MS),
+            Column("paper ms", lambda row, rows: allowed(row)),
+            Column("within limit", lambda row, rows: within_limit(row), left=True),
+        )),
     ),
     Part(
         "gap",
@@ -216,10 +162,14 @@ take {TIMES} times both. *met* counts the menus with the decision.
 tree is quicker, by whatever schedule. *algorithms 1+2*, *dense* (nothing compressed) and *with fusion* (below 0: fusing
 helps) are over F; *its gap* is to a bound on all fusions of neighbours. *mean* is the geometric one.
 """,
-        ("model", "testbed", "compressor", "tensors", "F ms", "bound ms", "gap", "algorithms 1+2", "with fusion",
-         "its gap", "dense"),
-        ("model", "testbed", "compressor"),
-        _gaps,
+        _with_means(
+            _MODEL, _TESTBED, _COMPRESSOR, Column("tensors", "tensors"), Column("F", "seconds", MS),
+            Column("bound", "bound", MS), Column("gap", _over("seconds", "bound"), PERCENT_2),
+            Column("algorithms 1+2", _over("algorithms", "seconds"), PERCENT_2),
+            Column("with fusion", _over("fused", "seconds"), PERCENT_2),
+            Column("its gap", _over("fused", "fused_bound"), PERCENT_2),
+            Column("dense", _over("dense", "seconds"), PERCENT_2),
+        ),
     ),
     Part(
         "cases",
@@ -229,23 +179,31 @@ helps) are over F; *its gap* is to a bound on all fusions of neighbours. *mean* 
 *violations* counts cases in which the bound is above the best: each would be an error. *loosest* is how far a bound
 was below the best.
 """,
-        ("what", "cases", "optimal", "worst", "mean", "violations", "loosest", "seconds"),
-        ("what",),
-        _cases,
+        Table((
+            Column("what", "what", left=True), Column("cases", "cases"), Column("optimal", "optimal", PERCENT_2),
+            Column("worst", "worst", PERCENT_2), Column("mean", "mean", Unit("", 100, ".3f", " %")),
+            Column("violations", "violations"), Column("loosest", "loosest", PERCENT_2),
+            Column("seconds", "seconds", Unit("", 1, ".1f")),
+        )),
     ),
     Part(
         "paper",
         "The paper's gains side by side",
         """
-*gain* is how much more throughput the plan has than that way, all simulated, on 8 nodes of 8 GPUs; *of 1+2* is that
+*gain* is how much more throughput the plan has than that method, all simulated, on 8 nodes of 8 GPUs; *of 1+2* is that
 of the plan by Algorithms 1 and 2. The published ones were measured on the paper's clusters; ours are as
 [docs/cluster.md](docs/cluster.md) describes them, with one serial network lane. How long the backward passes take is
 measured, how they are spread over tensors is modelled ([docs/models.md](docs/models.md)). *test*: nothing was set for
 this figure. The last column says what the run shows of a difference, and "open" where it shows nothing.
 """,
-        ("model", "compressor", "testbed", "over", "its ms", "gain", "of 1+2", "published", "use", "what the run says"),
-        ("model", "compressor", "testbed", "over", "use", "what the run says"),
-        _paper,
+        Table((
+            _MODEL, _COMPRESSOR, _TESTBED, Column("over", "method", left=True), Column("its", "seconds", MS),
+            Column("gain", lambda row, rows: f"{round(row.gain)} %"),
+            Column("of 1+2", lambda row, rows: f"{round(row.gain_of_algorithms)} %"),
+            Column("published", "published", Unit("", 1, ".0f", " %", "–")),
+            Column("use", lambda row, rows: None if row.published is None else USE_OF_GAINS, left=True),
+            Column("what the run says", "reason", left=True),
+        )),
     ),
     Part(
         "distance",
@@ -258,10 +216,15 @@ of the largest first; *search*: ours; *proved*: no plan misses less. *backward m
 what compression takes of the GPU, in the plans *1+2* and *between*. What follows stands in
 [docs/planner-evaluation.md](docs/planner-evaluation.md).
 """,
-        ("model", "compressor", "testbed", "backward ms", "fp32 factor", "published factor", "Upper Bound ms", "1+2",
-         "between", "earliest", "search", "proved", "published", "GPU ms", "GPU ms, between"),
-        ("model", "compressor", "testbed"),
-        _distance,
+        Table((
+            _MODEL, _COMPRESSOR, _TESTBED, Column("backward", "backward", replace(MS, none="measured")),
+            Column("fp32 factor", "factor", RATIO), Column("published factor", "published_factor", _FACTOR),
+            Column("Upper Bound", "upper", MS), Column("1+2", _missing("usual"), PERCENT),
+            Column("between", _missing("between"), PERCENT), Column("earliest", _missing("earliest"), PERCENT),
+            Column("search", _missing("search"), PERCENT), Column("proved", _missing("bound"), PERCENT),
+            Column("published", "published", Unit("", 100, ".0f", " %", "–")), Column("GPU", "gpu", MS),
+            Column("GPU ms, between", "gpu_between", replace(MS, name="")),
+        )),
     ),
     Part(
         "scaling",
@@ -272,9 +235,11 @@ our baselines that compress there. All published ones are *calibration*: the tes
 for them, with modelled steps ([docs/cluster.md](docs/cluster.md)); they are no test of the model. The steps of this
 table have measured backward passes, which were set for nothing.
 """,
-        ("model", "compressor", "testbed", "way", "factor", "published", "use"),
-        ("model", "compressor", "testbed", "way", "use"),
-        _scaling,
+        Table((
+            _MODEL, _COMPRESSOR, _TESTBED, Column("method", "method", left=True), Column("factor", "factor", RATIO),
+            Column("published", "published", _FACTOR),
+            Column("use", lambda row, rows: None if row.published is None else USE_OF_SCALING, left=True),
+        )),
     ),
     Part(
         "growth",
@@ -282,12 +247,15 @@ table have measured backward passes, which were set for nothing.
         """
 Synthetic models with the sizes of a real one, in its order. *tensors*: sizes repeat as they do in the real one; *in
 backprop*: the same, planned for the order `backprop`.
-*tensors of different sizes*: none repeats, so every tensor needs a menu of its own. *options*: the real model, with
+*tensors of different sizes*: none repeats, so every tensor needs candidates of its own. *options*: the real model, with
 more and more to choose from; *at* is the number of options of a tensor before any is left out.
 """,
-        ("along", "", "at", "menus ms", "decide ms", "both ms", "gap"),
-        ("along", ""),
-        _growth,
+        Table((
+            Column("along", "along", left=True), Column("", "label", left=True), Column("at", "at"),
+            Column("candidates", "problem", MS), Column("decide", "decide", MS),
+            Column("both", lambda row, rows: row.problem + row.decide, MS), Column("gap", "gap", PERCENT_2),
+        )),
+        growth_notes,
     ),
     Part(
         "orders",
@@ -299,10 +267,15 @@ may do two things at once, so that no executor can keep it: its F there and the 
 it is above *F*: its own figure in `backprop` (below 0: it promises what cannot be kept), and what it takes in the
 orders that can be executed.
 """,
-        ("model", "compressor", "testbed", "F ms", "gap", "backprop ms", "its gap", "promised", "fifo", "priority",
-         "schedule"),
-        ("model", "compressor", "testbed"),
-        _orders,
+        _with_means(
+            _MODEL, _COMPRESSOR, _TESTBED, Column("F", "planned", MS),
+            Column("gap", _over("planned", "bound"), PERCENT_2),
+            Column("backprop", "backprop", MS), Column("its gap", _over("backprop", "relaxed_bound"), PERCENT_2),
+            Column("promised", _over("backprop", "planned"), PERCENT),
+            Column("fifo", _over("fifo", "planned"), PERCENT),
+            Column("priority", _over("priority", "planned"), PERCENT),
+            Column("schedule", _over("schedule", "planned"), PERCENT),
+        ),
     ),
 )  # fmt: skip
 

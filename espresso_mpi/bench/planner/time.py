@@ -13,8 +13,8 @@ import numpy as np
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.timeline import Order
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import algorithm1, algorithm2
 from espresso_mpi.planner.search.fused_search import search_fused
 from espresso_mpi.planner.search.search import search
@@ -22,33 +22,33 @@ from espresso_mpi.types import Route
 
 from .published import SELECTION
 from .rows import Growth, Selection
-from .scenes import Scene, Timed
+from .setups import Setup, Timer
 
-WAYS = ALGORITHMS, SEARCH, FUSED = "algorithms 1+2", "search", "search, fused"
+METHODS = ALGORITHMS, SEARCH, FUSED = "algorithms 1+2", "search", "search, fused"
 
 # --- selection --------------------------------------------------------------------------------------------------------
 
 
-def selection(scene: Scene, timed: Timed, ways: Sequence[str]) -> Iterator[Selection]:
-    """The ways to decide about a scene."""
-    paper = SELECTION.get(scene.model)
-    for way, decide in ((way, _WAYS[way]) for way in ways):
+def selection(setup: Setup, timer: Timer, methods: Sequence[str]) -> Iterator[Selection]:
+    """The methods to decide about a setup."""
+    paper = SELECTION.get(setup.model)
+    for method, decide in ((method, _METHODS[method]) for method in methods):
         begin = time.perf_counter()
-        decide(scene, Timed(1, 1, 0.0))
+        decide(setup, Timer(1, 1, 0.0))
         first = time.perf_counter() - begin
-        took = decide(scene, timed)
+        took = decide(setup, timer)
         yield Selection(
-            scene.model, scene.testbed, scene.compressor, way, len(scene.trace.tensors), took.menus, took.options,
+            setup.model, setup.testbed, setup.compressor, method, len(setup.workload.tensors), took.sizes, took.options,
             took.repeats, first, took.problem, took.decide, took.offload,
             paper.decide if paper else None, paper.offload if paper else None,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Took:
+class _Durations:
     """Seconds of the parts of a decision, and how large its problem was."""
 
-    menus: int
+    sizes: int
     options: int
     repeats: int
     problem: float
@@ -56,29 +56,29 @@ class _Took:
     offload: float | None = None
 
 
-def _algorithms(scene: Scene, timed: Timed) -> _Took:
-    problem, menus, repeats = timed(scene.reached)
-    first, decide, _ = timed(lambda: algorithm1(problem))
-    _, offload, _ = timed(lambda: algorithm2(problem, first))
-    return _Took(problem.first.size - 1, _options(problem), repeats, menus, decide, offload)
+def _algorithms(setup: Setup, timer: Timer) -> _Durations:
+    problem, pricing, repeats = timer(setup.reached)
+    first, decide, _ = timer(lambda: algorithm1(problem))
+    _, offload, _ = timer(lambda: algorithm2(problem, first))
+    return _Durations(problem.first.size - 1, _options(problem), repeats, pricing, decide, offload)
 
 
-def _search(scene: Scene, timed: Timed) -> _Took:
-    problem, menus, repeats = timed(scene.menus)
-    _, decide, _ = timed(lambda: search(problem))
-    return _Took(problem.first.size - 1, _options(problem), repeats, menus, decide)
+def _search(setup: Setup, timer: Timer) -> _Durations:
+    problem, pricing, repeats = timer(setup.candidates)
+    _, decide, _ = timer(lambda: search(problem))
+    return _Durations(problem.first.size - 1, _options(problem), repeats, pricing, decide)
 
 
-def _fused(scene: Scene, timed: Timed) -> _Took:
-    """Buffers have menus of their own, which are priced within the search."""
-    found, decide, repeats = replace(timed, least=1)(
-        lambda: search_fused(scene.trace, scene.profile, [scene.compressor])
+def _fused(setup: Setup, timer: Timer) -> _Durations:
+    """Buffers have candidates of their own, which are priced within the search."""
+    found, decide, repeats = replace(timer, least=1)(
+        lambda: search_fused(setup.workload, setup.profile, [setup.compressor])
     )
     problem = found[1]
-    return _Took(problem.first.size - 1, _options(problem), repeats, 0.0, decide)
+    return _Durations(problem.first.size - 1, _options(problem), repeats, 0.0, decide)
 
 
-_WAYS: dict[str, Callable[[Scene, Timed], _Took]] = {ALGORITHMS: _algorithms, SEARCH: _search, FUSED: _fused}
+_METHODS: dict[str, Callable[[Setup, Timer], _Durations]] = {ALGORITHMS: _algorithms, SEARCH: _search, FUSED: _fused}
 
 
 def _options(problem: Problem) -> int:
@@ -91,14 +91,14 @@ TENSORS, DIFFERENT, OPTIONS = "tensors", "tensors of different sizes", "options"
 RELAXED = "tensors, in backprop"
 
 
-def synthetic(trace: Trace, tensors: int, different: bool = False) -> Trace:
+def synthetic(workload: Workload, tensors: int, different: bool = False) -> Workload:
     """A model of so many tensors, with the sizes of a real one in its order, each with its part of the backward pass.
 
     Args:
         different: a size that was there before grows by as many elements as it was, so that none repeats.
     """
-    places = np.arange(tensors) * len(trace.tensors) // tensors
-    sizes = [trace.tensors[place].size for place in places]
+    places = np.arange(tensors) * len(workload.tensors) // tensors
+    sizes = [workload.tensors[place].size for place in places]
     if different:
         seen: set[int] = set()
         for number, size in enumerate(sizes):
@@ -106,21 +106,21 @@ def synthetic(trace: Trace, tensors: int, different: bool = False) -> Trace:
                 size += 1
             seen.add(size)
             sizes[number] = size
-    ready = np.cumsum(trace.backward[places])
-    made = tuple(TracedTensor(f"t{i}", size, float(at)) for i, (size, at) in enumerate(zip(sizes, ready)))
-    return replace(trace, tensors=made, source=f"{tensors} tensors after {trace.source}")
+    ready = np.cumsum(workload.backward[places])
+    made = tuple(WorkloadTensor(f"t{i}", size, float(at)) for i, (size, at) in enumerate(zip(sizes, ready)))
+    return replace(workload, tensors=made, source=f"{tensors} tensors after {workload.source}")
 
 
 def by_tensors(
-    scene: Scene, counts: Sequence[int], different: bool, timed: Timed, tick: Callable[[], None],
+    setup: Setup, counts: Sequence[int], different: bool, timer: Timer, tick: Callable[[], None],
     order: Order = "schedule",
 ) -> list[Growth]:  # fmt: skip
     """Search in synthetic models of more and more tensors."""
     rows, along = [], DIFFERENT if different else TENSORS if order == "schedule" else RELAXED
-    search(Problem.of(synthetic(scene.trace, 3), scene.profile, [scene.compressor], order=order))  # compiles
+    search(Problem.of(synthetic(setup.workload, 3), setup.profile, [setup.compressor], order=order))  # compiles
     for count in counts:
-        trace = synthetic(scene.trace, count, different)
-        rows.append(_grown(along, "", count, trace, scene.profile, [scene.compressor], None, timed, order))
+        workload = synthetic(setup.workload, count, different)
+        rows.append(_grown(along, "", count, workload, setup.profile, [setup.compressor], None, timer, order))
         tick()
     return rows
 
@@ -147,51 +147,26 @@ def choices(compressor: str, others: Sequence[str]) -> list[Choice]:
     return found
 
 
-def by_options(scene: Scene, given: Sequence[Choice], timed: Timed, tick: Callable[[], None]) -> list[Growth]:
+def by_options(setup: Setup, given: Sequence[Choice], timer: Timer, tick: Callable[[], None]) -> list[Growth]:
     """Search in one model with more and more to choose from."""
     rows = []
     for choice in given:
-        single = replace(scene.trace, tensors=scene.trace.tensors[-1:])
-        full = Problem.of(single, scene.profile, choice.compressors, routes=choice.routes, prune=False)
-        rows.append(_grown(OPTIONS, choice.label, _options(full), scene.trace, scene.profile, choice.compressors,
-                           choice.routes, timed))  # fmt: skip
+        single = replace(setup.workload, tensors=setup.workload.tensors[-1:])
+        full = Problem.of(single, setup.profile, choice.compressors, routes=choice.routes, prune=False)
+        rows.append(_grown(OPTIONS, choice.label, _options(full), setup.workload, setup.profile, choice.compressors,
+                           choice.routes, timer))  # fmt: skip
         tick()
     return rows
 
 
 def _grown(
-    along: str, label: str, at: int, trace: Trace, profile: Profile, compressors: Sequence[str],
-    given: Sequence[Route] | None, timed: Timed, order: Order = "schedule",
+    along: str, label: str, at: int, workload: Workload, profile: Profile, compressors: Sequence[str],
+    given: Sequence[Route] | None, timer: Timer, order: Order = "schedule",
 ) -> Growth:  # fmt: skip
-    Problem.of(trace, profile, compressors, routes=given)  # walks the routes
-    problem, menus, repeats = timed(lambda: Problem.of(trace, profile, compressors, routes=given, order=order))
-    found, decide, _ = timed(lambda: search(problem))
-    return Growth(along, label, at, menus, decide, found.seconds / found.bound - 1, repeats)
-
-
-def exponent(rows: Sequence[Growth], part: Callable[[Growth], float], least: int = 100) -> float | None:
-    """The power of ``at`` that seconds grow with, by least squares of logarithms over points from ``least`` on.
-
-    None for fewer than two such points.
-    """
-    points = [(row.at, part(row)) for row in rows if row.at >= least and part(row) > 0]
-    if len({at for at, _ in points}) < 2:
-        return None
-    x, y = np.log(np.array(points, np.float64)).T
-    return float(np.polyfit(x, y, 1)[0])
-
-
-def notes(rows: Sequence[Growth]) -> list[str]:
-    """The fitted exponents in words."""
-    found = []
-    for along in dict.fromkeys(row.along for row in rows):
-        own = [row for row in rows if row.along == along]
-        powers = [exponent(own, part) for part in (lambda r: r.problem, lambda r: r.decide)]
-        if all(power is not None for power in powers):
-            menus, decide = powers
-            found.append(f"Seconds grow as a power of the number of {along}, fitted from 100 on: menus {menus:.2f}, "
-                         f"decision {decide:.2f}.")  # fmt: skip
-    return found
+    Problem.of(workload, profile, compressors, routes=given)  # walks the routes
+    problem, pricing, repeats = timer(lambda: Problem.of(workload, profile, compressors, routes=given, order=order))
+    found, decide, _ = timer(lambda: search(problem))
+    return Growth(along, label, at, pricing, decide, found.seconds / found.bound - 1, repeats)
 
 
 def draw(rows: Sequence[Growth], path: Path) -> None:
@@ -216,5 +191,5 @@ def draw(rows: Sequence[Growth], path: Path) -> None:
 
 def _panel(axes: Any, rows: Sequence[Growth], style: str, what: str) -> None:
     at = [row.at for row in rows]
-    axes.plot(at, [row.problem * 1e3 for row in rows], style, color="C0", label=f"menus{what}")
+    axes.plot(at, [row.problem * 1e3 for row in rows], style, color="C0", label=f"candidates{what}")
     axes.plot(at, [row.decide * 1e3 for row in rows], style, color="C1", label=f"decision{what}")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from .layout import Packed, Part
 
-Wish = list[list[tuple[int, Part]]]
-"""What a member wants to hold: copies of parts, each named by the member that has it and its place there."""
+Sources = list[list[tuple[int, Part]]]
+"""What a member will hold: copies of parts, each with the member that it comes from."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,16 @@ class Transfer:
     nbytes: int
 
 
-def place(wish: Wish, divisor: float) -> Packed:
-    """The state that fulfils a wish: its copies one after the other in a new buffer."""
-    return Packed(tuple(tuple(part for _, part in copy) for copy in wish), divisor).placed()
+def place(sources: Sources, divisor: float) -> Packed:
+    """The layout of a member from its sources: the copies one after the other in a new buffer."""
+    return Packed(tuple(tuple(part for _, part in copy) for copy in sources), divisor).placed()
 
 
-def transfers(target: int, wish: Wish) -> Iterator[Transfer]:
-    """The pieces of memory that fulfil a wish, merged where both ends are adjacent (so both ends agree on them)."""
+def transfers(target: int, sources: Sources) -> Iterator[Transfer]:
+    """The transfers to a member; those that are adjacent at both ends are merged."""
     last: Transfer | None = None
     offset = 0
-    for source, part in (item for copy in wish for item in copy):
+    for source, part in (item for copy in sources for item in copy):
         if last and last.source == source and last.source_offset + last.nbytes == part.offset:
             last = Transfer(source, target, last.source_offset, last.target_offset, last.nbytes + part.room)
         else:

@@ -1,10 +1,10 @@
-"""Ranks compare notes: few bytes from each, JSON values, and what went wrong on one of them.
+"""Small allgathers: a few bytes or JSON values of each rank, and errors that all ranks must raise.
 
-What is tried on one rank, or on each, and may fail, is done by ``on_rank_0`` or ``on_every_rank``: all raise one error.
+``on_rank_0`` and ``on_every_rank`` run what may fail; if it fails on one rank, all ranks raise the same error.
 
-Inside a node notes pass through slots of the shared window. Between nodes one rank of each, the leader, exchanges
-what its node has to say with the other leaders and hands on what it hears. Where a node has no window all ranks
-send messages to all.
+Inside a node, data pass through slots of the shared window. Between nodes, one rank of each node, the leader, exchanges
+the data of its node with the other leaders, and passes the result on. If a node has no window, all ranks send messages
+to all others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from espresso_mpi.errors import EspressoError, RankTimeoutError
 from .transport import Transport
 from .window import SLOT
 
-_HEARD, _GAVE_UP = 0, 1
+_OK, _TIMED_OUT = 0, 1
 _TEXT_BYTES = 2000
 _ALIGN = 64
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Failure(NamedTuple):
-    """What went wrong on a rank. ``who``: the rank in words, empty where only a communicator is known."""
+    """A failure on a rank. ``who``: the text for the rank, empty if only a communicator is known."""
 
     who: str
     kind: str
@@ -37,11 +37,11 @@ class Failure(NamedTuple):
 
 
 Wording = Callable[[Sequence[Failure | None]], str]
-"""Makes one text of the failures of all ranks, in rank order; None: nothing went wrong there."""
+"""Makes one text of the failures of all ranks, in rank order; None: no failure."""
 
 
-def told_by_all(failures: Sequence[Failure | None]) -> str:
-    """Every text, after the ranks that it comes from."""
+def all_failures(failures: Sequence[Failure | None]) -> str:
+    """All texts, each after the ranks that it comes from."""
     by_text: dict[str, list[str]] = {}
     for failure in failures:
         if failure is not None:
@@ -50,8 +50,8 @@ def told_by_all(failures: Sequence[Failure | None]) -> str:
     return "; ".join(f"{'all ranks' if everyone else ', '.join(who)}: {text}" for text, who in by_text.items())
 
 
-def told_by_first(failures: Sequence[Failure | None]) -> str:
-    """The text of the first rank that failed, after its name, where that is known."""
+def first_failure(failures: Sequence[Failure | None]) -> str:
+    """The text of the first rank that failed, after the text for the rank, if it is known."""
     failure = next(failure for failure in failures if failure is not None)
     return f"{failure.who}: {failure.text}" if failure.who else failure.text
 
@@ -63,35 +63,36 @@ def on_every_rank(
     *,
     doing: str = "",
     say: Callable[[T], Any] = lambda value: None,
-    wording: Wording = told_by_all,
+    wording: Wording = all_failures,
 ) -> tuple[T, list[Any]]:
-    """Do something on every rank; what goes wrong on any of them is an error on all. Collective.
+    """Run a function on every rank; a failure on any rank is an error on all. Collective.
 
     Args:
         ranks: a Transport, or a communicator of mpi4py.
-        act: does it, and waits for no other rank.
-        kind: of the error; None: as it was raised.
-        doing: what failed, for errors that are not this package's own.
-        say: what the other ranks are to know of the result, a JSON value.
+        act: the function; it must not wait for another rank.
+        kind: type of the error; None: as it was raised.
+        doing: begins the text of errors that are not this package's own.
+        say: returns what the other ranks get of the result, a JSON value.
         wording: makes one text of the failures.
 
     Returns:
-        What ``act`` returned on this rank, and what all ranks had to say, in rank order.
+        The result of ``act`` on this rank, and what ``say`` returned on all ranks, in rank order.
 
     Raises:
         kind: the same on every rank, if ``act`` raised anything on one; RankTimeoutError: a rank did not come.
     """
-    value, said, problem = _attempted(act, say)
-    heard = _shared(ranks, [_told(problem, doing), said])
-    failures = [None if told is None else Failure(_name(ranks, rank), *told) for rank, (told, _) in enumerate(heard)]
+    value, mine, problem = _attempted(act, say)
+    replies = _shared(ranks, [_encoded(problem, doing), mine])
+    errors = [error for error, _ in replies]
+    failures = [None if error is None else Failure(_name(ranks, rank), *error) for rank, error in enumerate(errors)]
     first = next((failure for failure in failures if failure is not None), None)
     if first is not None:
         raise (kind or _kind(first.kind))(wording(failures)) from problem
-    return value, [said for _, said in heard]
+    return value, [reply for _, reply in replies]
 
 
 def on_rank_0(ranks: Any, act: Callable[[], Any], kind: type[EspressoError] | None = None, *, doing: str = "") -> Any:
-    """Do something on rank 0 alone; what goes wrong there is an error on every rank. Collective.
+    """Run a function on rank 0 alone; its failure is an error on every rank. Collective.
 
     Args:
         ranks, kind, doing: as of ``on_every_rank``.
@@ -103,14 +104,14 @@ def on_rank_0(ranks: Any, act: Callable[[], Any], kind: type[EspressoError] | No
     Raises:
         kind: the same on every rank, if ``act`` raised anything; RankTimeoutError: a rank did not come.
     """
-    said, problem = None, None
+    value, problem = None, None
     if ranks.rank == 0:
-        _, said, problem = _attempted(act, lambda value: value)
-    told, said = _shared(ranks, [_told(problem, doing), said])[0]
-    if told is not None:
-        name, text = told
+        _, value, problem = _attempted(act, lambda value: value)
+    error, value = _shared(ranks, [_encoded(problem, doing), value])[0]
+    if error is not None:
+        name, text = error
         raise (kind or _kind(name))(text) from problem
-    return said
+    return value
 
 
 def floats(transport: Transport, *mine: float) -> np.ndarray:
@@ -151,16 +152,16 @@ def fingerprint(value: Any) -> bytes:
 
 
 def _attempted(act: Callable[[], Any], say: Callable[[Any], Any]) -> tuple[Any, Any, Exception | None]:
-    """What came out, what is to be said of it, and what went wrong: this rank has to meet the others in any case."""
+    """The result, what to send of it, and the error: this rank must communicate with the others in any case."""
     try:
         value = act()
         return value, say(value), None
-    except Exception as error:  # the other ranks must hear of anything
+    except Exception as error:  # the other ranks must get every error
         return None, None, error
 
 
-def _told(problem: Exception | None, doing: str) -> tuple[str, str] | None:
-    """The name of a kind of error, and the text."""
+def _encoded(problem: Exception | None, doing: str) -> tuple[str, str] | None:
+    """The name of an error's type, and its text."""
     if problem is None:
         return None
     if isinstance(problem, EspressoError):
@@ -203,41 +204,41 @@ def _inside(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarra
 
 
 def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:
-    """Through the leaders. Who waits for a rank that waits itself gives it time to give up first, and to say why."""
+    """Through the leaders. A rank that waits for a waiting rank has a longer timeout: the other one reports first."""
     nodes = transport.topology.nodes
     leaders = [node[0] for node in nodes]
-    leads, said = transport.rank in leaders, np.empty(0, np.uint8)
+    leads, block = transport.rank in leaders, np.empty(0, np.uint8)
     try:
         pieces = _inside(transport, mine, room)
     except RankTimeoutError as error:
         if leads:
-            _tell(transport, leaders, _pack([_text(error)], _GAVE_UP))
+            _notify(transport, leaders, _pack([_text(error)], _TIMED_OUT))
         raise
     if leads:
-        said = _between(transport, leaders, _pack(pieces), _packed_size(max(map(len, nodes)), room))
+        block = _between(transport, leaders, _pack(pieces), _packed_size(max(map(len, nodes)), room))
     with transport.waiter.patience(2.0):
-        outcome, pieces = _unpack(_from_leader(transport, said))
-    if outcome == _GAVE_UP:
+        outcome, pieces = _unpack(_from_leader(transport, block))
+    if outcome == _TIMED_OUT:
         raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
     found = dict(zip((rank for node in nodes for rank in node), pieces))
     return [found[rank] for rank in range(transport.topology.size)]
 
 
 def _between(transport: Transport, leaders: Sequence[int], block: np.ndarray, room: int) -> np.ndarray:
-    """What all leaders have to say, packed in their order; or what one of them did not wait for any longer."""
+    """The data of all leaders, packed in their order; or the timeout error of one of them."""
     try:
         with transport.waiter.patience(1.5):
-            heard = [_unpack(block) for block in _among(transport, leaders, block, room)]
+            received = [_unpack(block) for block in _among(transport, leaders, block, room)]
     except RankTimeoutError as error:
-        return _pack([_text(error)], _GAVE_UP)
-    bad = [pieces for outcome, pieces in heard if outcome == _GAVE_UP]
-    return _pack(bad[0], _GAVE_UP) if bad else _pack([piece for _, pieces in heard for piece in pieces])
+        return _pack([_text(error)], _TIMED_OUT)
+    bad = [pieces for outcome, pieces in received if outcome == _TIMED_OUT]
+    return _pack(bad[0], _TIMED_OUT) if bad else _pack([piece for _, pieces in received for piece in pieces])
 
 
-def _from_leader(transport: Transport, said: np.ndarray) -> np.ndarray:
+def _from_leader(transport: Transport, block: np.ndarray) -> np.ndarray:
     """The bytes of the node's first rank."""
-    size = _inside(transport, np.array([said.size], np.int64).view(np.uint8), 8)[0]
-    return _inside(transport, said, int(size.view(np.int64)[0]))[0]
+    size = _inside(transport, np.array([block.size], np.int64).view(np.uint8), 8)[0]
+    return _inside(transport, block, int(size.view(np.int64)[0]))[0]
 
 
 def _among(transport: Transport, group: Sequence[int], mine: np.ndarray, room: int) -> list[np.ndarray]:
@@ -249,8 +250,8 @@ def _among(transport: Transport, group: Sequence[int], mine: np.ndarray, room: i
     return list(found.values())
 
 
-def _tell(transport: Transport, group: Sequence[int], block: np.ndarray) -> None:
-    """Send to the others of a group what they wait for, and wait for nobody."""
+def _notify(transport: Transport, group: Sequence[int], block: np.ndarray) -> None:
+    """Send a block to the others of a group, without waiting."""
     transport.outlive([block, transport.trade_later([(rank, block) for rank in group if rank != transport.rank], [])])
 
 
@@ -267,7 +268,7 @@ def _padded(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def _pack(pieces: Sequence[np.ndarray], outcome: int = _HEARD) -> np.ndarray:
+def _pack(pieces: Sequence[np.ndarray], outcome: int = _OK) -> np.ndarray:
     """An outcome and byte arrays as one array: a header of int64 (outcome, number, sizes), then the pieces."""
     sizes = [piece.size for piece in pieces]
     at = _padded(8 * (2 + len(sizes)))

@@ -1,7 +1,7 @@
-"""How far the clocks of other nodes are from rank 0's, by messages there and back.
+"""The offsets of the nodes' clocks from the clock of rank 0, measured by round trips.
 
-Of many round trips the quickest was disturbed least: whatever its two ways took, the other clock was read between its
-ends, so half of it bounds the error (Cristian, "Probabilistic clock synchronization", 1989).
+Of many round trips, the fastest was disturbed least. The other clock was read between its ends, so half of the round
+trip bounds the error (Cristian, "Probabilistic clock synchronization", 1989).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 if TYPE_CHECKING:
     from .transport import Transport
 
-ROUNDS = 32
+ROUND_TRIPS = 32
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """When a clock showed ``here`` seconds, rank 0's showed ``here + offset``, to within half of ``round_trip``."""
+    """At ``here`` seconds of a clock, rank 0's clock showed ``here + offset``, within half of ``round_trip``."""
 
     here: float
     offset: float
@@ -32,7 +32,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Correction:
-    """Turns one node's clock into rank 0's, from a reading before and one after: clocks drift apart evenly."""
+    """Converts times of one node's clock to rank 0's by linear interpolation between two readings."""
 
     before: Reading
     after: Reading
@@ -47,8 +47,8 @@ class Correction:
 def read(transport: Transport, clock: Clock = time.perf_counter) -> Reading:
     """Compare this node's clock with rank 0's. Collective.
 
-    The first rank of each node asks rank 0; the ranks of one node share a clock, so that the others return a
-    reading of nothing, as rank 0 and its neighbours do.
+    The first rank of each node asks rank 0. The ranks of one node share a clock, so the other ranks, and those of rank
+    0's node, return a reading with an offset of 0.
 
     Raises:
         RankTimeoutError: a rank did not come.
@@ -58,7 +58,7 @@ def read(transport: Transport, clock: Clock = time.perf_counter) -> Reading:
         for rank in askers:
             _answer(transport, rank, clock)
     if transport.rank in askers:
-        return min((_ask(transport, clock) for _ in range(ROUNDS)), key=lambda reading: reading.round_trip)
+        return min((_ask(transport, clock) for _ in range(ROUND_TRIPS)), key=lambda reading: reading.round_trip)
     return Reading(clock(), 0.0, 0.0)
 
 
@@ -73,7 +73,7 @@ def _ask(transport: Transport, clock: Clock) -> Reading:
 
 def _answer(transport: Transport, rank: int, clock: Clock) -> None:
     question, answer = np.zeros(1, np.uint8), np.zeros(1, np.float64)
-    for _ in range(ROUNDS):
+    for _ in range(ROUND_TRIPS):
         transport.exchange([], [(rank, question)])
         answer[0] = clock()
         transport.exchange([(rank, answer)], [])

@@ -1,4 +1,4 @@
-"""What the MPI library raises, as errors that say who failed in what."""
+"""Converts errors of the MPI library to errors that name the rank and the operation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def named(doing: str) -> Callable[[_Method], _Method]:
-    """Raise what MPI raises in a method of Transport as a TransportError that names the rank and what it was doing."""
+    """Decorator of Transport methods: raises errors of MPI as a TransportError with the rank and the operation."""
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
@@ -39,7 +39,7 @@ def _raised_by_mpi() -> type[Exception]:
 
 
 def failure(who: str, doing: str, error: Exception) -> TransportError:
-    """The error for what MPI raised on this rank."""
+    """The error for an exception of MPI on this rank."""
     return TransportError(
         f"{who}: MPI failed while {doing}: {error}; look for the first message of the MPI library or of the launcher "
         f"about this rank or its network, and start the job again from the last saved state"

@@ -17,21 +17,21 @@ from typing import Any
 from .deadlock import DeadlockDetector
 
 _DROPPED: deque[Leftover] = deque()
-"""Appended to by the collector at any time, in any thread: so without a lock."""
+"""The garbage collector appends at any time, in any thread, so there is no lock."""
 
 _FEW = 16
 _alive = 0
 _limit = _FEW
-"""Sessions not closed nor known to be dropped, and how many of them let the collector look for more."""
+"""The number of sessions neither closed nor known to be dropped, and the number that triggers a garbage collection."""
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """What a transport has of MPI.
+    """The MPI resources of a transport.
 
     Attributes:
         name: the same on all of its ranks, and no other's.
-        size: how many ranks have it.
+        size: number of its ranks.
         comm, local, window: mpi4py handles; None without a window.
     """
 
@@ -51,9 +51,9 @@ class Leftover:
 
 
 def follow(owner: Any, leftover: Leftover) -> weakref.finalize[..., Any]:
-    """Note ``leftover`` as dropped when ``owner`` is collected; the result's ``detach()`` is for who frees it himself.
+    """Record ``leftover`` as dropped when ``owner`` is garbage-collected, unless ``forget`` is called before.
 
-    A transport that failed is never collected, so messages are not under way on what is noted.
+    A transport that failed is never collected, so a recorded communicator has no messages in flight.
     """
     global _alive
     _alive += 1
@@ -63,14 +63,14 @@ def follow(owner: Any, leftover: Leftover) -> weakref.finalize[..., Any]:
 
 
 def forget(finalizer: weakref.finalize[..., Any]) -> None:
-    """Its owner frees it himself."""
+    """Do not record it: its owner frees it."""
     global _alive
     if finalizer.detach() is not None:
         _alive -= 1
 
 
 def offered() -> dict[str, Leftover]:
-    """Take out what this rank has dropped; what cannot be freed goes back by ``free_common``."""
+    """Remove and return what this rank has dropped; ``free_common`` puts back what cannot be freed."""
     global _limit
     if _alive >= _limit:
         gc.collect()
@@ -87,9 +87,10 @@ def offered() -> dict[str, Leftover]:
 
 
 def free_common(mine: dict[str, Leftover], everyone: Sequence[Sequence[str]]) -> int:
-    """Free what all of its ranks are among those that offer it, and keep the rest; returns how many. Collective.
+    """Free what all ranks of it have dropped, and keep the rest; returns the number freed. Collective.
 
     Args:
+        mine: what this rank offers.
         everyone: the names that each rank offers.
     """
     offers = Counter(name for names in everyone for name in names)

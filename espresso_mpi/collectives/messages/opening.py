@@ -44,7 +44,7 @@ class _Handshake(NamedTuple):
 
 
 def parent_of(comm: Any) -> tuple[Any, Any]:
-    """mpi4py's module MPI, and the communicator that a session is opened on; ``None`` stands for ``MPI.COMM_WORLD``.
+    """mpi4py's module MPI, and the parent communicator of a session; ``None`` stands for ``MPI.COMM_WORLD``.
 
     Raises:
         ConfigError: MPI cannot be loaded, ``comm`` is not an intracommunicator, or the launcher started several ranks
@@ -83,11 +83,11 @@ def _require_running(MPI: Any) -> None:
 
 
 def _refuse_a_split_job(MPI: Any, comm: Any) -> None:
-    """Refuse a world of one that the launcher meant to be larger.
+    """Refuse a world of one rank if the launcher has started several.
 
-    ``MPI.COMM_SELF`` says that one rank is meant, and a communicator of several ranks (of a world that was spawned or
-    joined) is what it is. A world that is smaller than the launcher's, but larger than one, may be meant:
-    ``mpirun -n 4`` in an allocation of 8.
+    ``MPI.COMM_SELF`` is accepted, because it says that one rank is intended, and so is a communicator of several ranks
+    (of a world that was spawned or joined). A world that is smaller than the launcher's, but larger than one, may be
+    intended as well: ``mpirun -n 4`` in an allocation of 8.
     """
     if comm.size > 1 or MPI.COMM_WORLD.size > 1 or comm == MPI.COMM_SELF or launched.allowed():
         return

@@ -52,7 +52,7 @@ Addressed = Sequence[tuple[int, Any]]
 
 @dataclass(frozen=True)
 class Pending:
-    """An exchange under way: (rank, request) of its messages, and (target, source) copies to make at the end."""
+    """An exchange in flight: (rank, request) of its messages, and (target, source) copies to make at the end."""
 
     requests: list[tuple[int, Any]]
     copies: list[tuple[Any, Any]] = field(default_factory=list)
@@ -80,11 +80,12 @@ class Settings:
 
 
 class Transport:
-    """Messages and shared memory among the ranks of one communicator, which it owns.
+    """Messages and shared memory between the ranks of one communicator, which it owns.
 
     Args:
         comm: an mpi4py intracommunicator for this object alone; freed by ``close``.
-        identity: who it is to other ranks and in messages; without one, its communicators are freed by ``close`` only.
+        settings: see ``Settings``.
+        identity: its identity in messages; without one, its communicators are freed by ``close`` only.
     """
 
     def __init__(self, comm: Any, settings: Settings, identity: Identity | None = None) -> None:
@@ -97,7 +98,7 @@ class Transport:
         _check_window(settings.window_bytes, max(map(len, self.topology.nodes)))
         self.hosts = comm.allgather(MPI.Get_processor_name())
         oversubscribed = self._local.size >= cores()
-        # A core shared between nodes (an emulated cluster) is oversubscribed as well: be told by the launcher.
+        # A core that nodes of an emulated cluster share is oversubscribed as well; the launcher says so.
         oversubscribed = oversubscribed or bool(os.environ.get("ESPRESSO_LAB"))
         who = identity or Identity("", 0, [""] * comm.size)
         self._deadlocks = DeadlockDetector(comm, who.number, who.processes, self.describe)
@@ -122,8 +123,8 @@ class Transport:
         """A transport on a duplicate of ``comm`` (default: all ranks). Collective.
 
         Args:
-            note: tells what this rank has to say to the others before anything is built; asked when MPI is loaded.
-            agree: is given everyone's notes, in rank order; what it raises ends the opening on all ranks.
+            note: returns what this rank tells the others first; called when MPI is loaded.
+            agree: called with the notes of all ranks, in rank order; what it raises is raised on all ranks.
 
         Raises:
             ConfigError, StateError: as ``opening.parent_of``.
@@ -185,12 +186,12 @@ class Transport:
         return self._window if usable else None
 
     def exchange(self, sends: Addressed, receives: Addressed) -> None:
-        """Send and receive all, at once, and wait for all; see ``post``."""
+        """Send and receive at once, and wait; see ``post``."""
         self.finish(self.post(sends, receives, self.workspace))
 
     @named("starting to exchange messages")
     def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
-        """Start to send and receive. Both ends must list their messages, and post their exchanges, in the same order.
+        """Start to send and receive. Both ends must list their messages and post their exchanges in the same order.
 
         Args:
             workspace: where staging memory comes from; it has two buffers, so one more exchange may be posted before
@@ -297,7 +298,7 @@ class Transport:
         try:
             self.outlive([note, [self._comm.Isend([note, self._mpi.BYTE], rank, _ABORT_TAG) for rank in others]])
         except self._mpi.Exception as error:  # MPI itself may be what failed: the others will run into their timeout
-            _LOG.warning("the other ranks could not be told: %s", error)
+            _LOG.warning("the other ranks could not be notified: %s", error)
 
     @named("looking for news of other ranks")
     def check_abort(self) -> None:
@@ -397,7 +398,7 @@ class Transport:
 
     @named("freeing its communicators")
     def close(self) -> None:
-        """Free the window and the communicators. Collective; freeing cannot time out, so all meet before it."""
+        """Free the window and the communicators. Collective; freeing cannot time out, so a barrier precedes it."""
         everyone = [(rank, np.zeros(1, np.uint8)) for rank in range(self.topology.size) if rank != self.rank]
         self.exchange(everyone, [(rank, np.empty(1, np.uint8)) for rank, _ in everyone])
         self._deadlocks.close()

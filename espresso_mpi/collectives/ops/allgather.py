@@ -1,7 +1,7 @@
 """Allgather, dense or of payloads: every member sends all it has to every other.
 
-Dense, it joins the regions that a scatter left. Of payloads it joins pieces where a scatter of its level is open;
-otherwise each member contributed to the whole region and the copies multiply, to be summed by the decode.
+A dense allgather joins the regions that a scatter left. An allgather of payloads joins pieces if a scatter of its level
+is open. Otherwise every member contributes to the whole region: the copies multiply, and the decode sums them.
 Each member sends (p-1) times its contribution s. Cost (p-1)·α + (p-1)·s·β.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..data.layout import Dense, Layout, Packed
-from ..data.transfers import Wish, place
+from ..data.transfers import Sources, place
 from ..messages.transport import Transport
 from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bind_payload, payload_sent, register
 
@@ -27,18 +27,18 @@ class Allgather(CollectiveOp):
         if isinstance(states[0], Dense):
             return [joined(states)] * len(states)
         divisor = states[0].divisor * (1.0 if context.joins else context.topology.divisor(context.level))
-        return [place(_wish(context, states), divisor)] * len(states)
+        return [place(_sources(context, states), divisor)] * len(states)
 
     def bind(self, transport: Transport, move: Move) -> Action:
         if isinstance(move.before[0], Dense):
             return bind_joins(transport, move, [[r] for r in move.before if isinstance(r, Dense)])
-        return bind_payload(transport, move, [_wish(move.context, move.before)] * len(move.group))
+        return bind_payload(transport, move, [_sources(move.context, move.before)] * len(move.group))
 
     def sent(self, move: Move) -> int:
         mine = move.before[move.index]
         if isinstance(mine, Dense):
             return (len(move.group) - 1) * move.bytes_of(mine)
-        return payload_sent(move, [_wish(move.context, move.before)] * len(move.group))
+        return payload_sent(move, [_sources(move.context, move.before)] * len(move.group))
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -46,12 +46,12 @@ class Allgather(CollectiveOp):
 
 
 def joined(states: Sequence[Layout]) -> Dense:
-    """The region that the members' regions make together."""
+    """The union of the members' regions."""
     regions = [s for s in states if isinstance(s, Dense) and s.size]
     return Dense(min(r.start for r in regions), max(r.stop for r in regions)) if regions else Dense(0, 0)
 
 
-def _wish(context: CollectiveContext, states: Sequence[Layout]) -> Wish:
+def _sources(context: CollectiveContext, states: Sequence[Layout]) -> Sources:
     packed = [s for s in states if isinstance(s, Packed)]
     if not context.joins:
         return [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
@@ -63,12 +63,12 @@ def _wish(context: CollectiveContext, states: Sequence[Layout]) -> Wish:
 
 
 def bind_joins(transport: Transport, move: Move, owned: Sequence[Sequence[Dense]]) -> Action:
-    """The function that brings each member's regions of an array to all, by shared memory where the group has it.
+    """The function that sends each member's regions of an array to all, by shared memory if the group has it.
 
     It yields once.
 
     Args:
-        owned: regions by the member that has them; equally many of each.
+        owned: the regions of each member; equally many of each.
     """
 
     def run(data: Data) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """Allreduce: every member ends with the mean of all regions, or with the sum of all payloads of a linear compressor.
 
-Where the group shares memory, by its window. Otherwise small regions are exchanged whole and summed by everyone in the
-same order: one round of messages. Large ones are reduce-scattered and allgathered, 2·((p-1)/p)·m bytes from each
-member. Cost of the latter 2(p-1)·α + 2((p-1)/p)·m·β. Of payloads, what follows the headers is sent and summed.
+A group that shares memory uses its window. Otherwise, small regions are sent whole in one exchange, and every member
+sums them in the same order. Large regions are reduce-scattered and allgathered: each member sends 2·((p-1)/p)·m bytes,
+at a cost of 2(p-1)·α + 2((p-1)/p)·m·β. Payloads are sent and summed without their headers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from . import allgather, reduce_scatter
 from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bodies, idle, on_payload, register
 
 DIRECT_MAX = 4096
-"""Bytes up to which one round of whole messages is sent: they fit into a few network packets, so the second round's
-latency would cost more than the bytes it saves."""
+"""Bytes up to which regions are sent whole: they fit into a few network packets, so the latency of a second exchange
+would cost more than the bytes that it saves."""
 
 
 @register
@@ -52,7 +52,7 @@ class Allreduce(CollectiveOp):
 
 
 def summed(move: Move) -> tuple[list[Dense], Move]:
-    """What is to be summed: regions of the tensor, or of the payload as an array, and the move of that array."""
+    """The regions to sum, of the tensor or of the payload as an array, and the move of that array."""
     mine = move.before[move.index]
     if isinstance(mine, Dense):
         return [mine], move
@@ -64,7 +64,7 @@ def summed(move: Move) -> tuple[list[Dense], Move]:
 def bind_summed(
     bind: Callable[[Transport, Move, Sequence[Dense]], Action], transport: Transport, move: Move, phases: int
 ) -> Action:
-    """The function that ``bind`` makes for what is to be summed, be it the tensor or payloads."""
+    """The function that ``bind`` makes for the regions to sum, of the tensor or of payloads."""
     regions, inner = summed(move)
     if isinstance(move.before[move.index], Dense):
         return bind(transport, inner, regions)
@@ -74,7 +74,7 @@ def bind_summed(
 
 
 def is_small(move: Move, regions: Sequence[Dense]) -> bool:
-    """Whether whole messages cost less than two rounds of pieces."""
+    """Whether one exchange of whole regions costs less than two exchanges of pieces."""
     return sum(map(move.bytes_of, regions)) <= DIRECT_MAX
 
 

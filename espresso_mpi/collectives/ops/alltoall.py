@@ -10,29 +10,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..data.layout import Layout, Packed
-from ..data.transfers import Wish
-from .base import CollectiveContext, DealingOp, register
+from ..data.transfers import Sources
+from .base import CollectiveContext, GatheringOp, register
 
 
 @register
-class Alltoall(DealingOp):
+class Alltoall(GatheringOp):
     """Afterwards member j holds every contribution to piece j."""
 
     name = "alltoall"
 
-    def wishes(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Wish]:
-        """Member j wants group j of the parts of every copy; members beyond ``Topology.local_size`` want nothing."""
+    def sources(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Sources]:
+        """Member j gets group j of the parts of every copy; members beyond ``Topology.local_size`` get nothing."""
         pieces = context.topology.pieces(context.level)
-        wishes: list[Wish] = []
+        found: list[Sources] = []
         for j in range(len(states)):
-            wish: Wish = []
+            of_member: Sources = []
             for source, state in enumerate(states):
                 assert isinstance(state, Packed)
                 for copy in state.copies:
                     each = len(copy) // pieces
-                    wish.append([(source, part) for part in copy[j * each : (j + 1) * each]] if j < pieces else [])
-            wishes.append(wish)
-        return wishes
+                    of_member.append([(source, part) for part in copy[j * each : (j + 1) * each]] if j < pieces else [])
+            found.append(of_member)
+        return found
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

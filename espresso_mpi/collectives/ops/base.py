@@ -22,7 +22,7 @@ from espresso_mpi.types import Level
 
 from ..data.layout import PAYLOAD_ITEMSIZE, Dense, Layout, Packed, Topology
 from ..data.reduction import ReduceOp, stored
-from ..data.transfers import Wish, place, transfers
+from ..data.transfers import Sources, place, transfers
 
 if TYPE_CHECKING:
     from espresso_mpi.arrays.workspace import Workspace
@@ -135,15 +135,15 @@ def operations() -> dict[str, CollectiveOp]:
 # --- moving payloads --------------------------------------------------------------------------------------------------
 
 
-def bind_payload(transport: Transport, move: Move, wishes: Sequence[Wish]) -> Action:
-    """The function that moves payloads as the wishes of the members say, by shared memory if possible.
+def bind_payload(transport: Transport, move: Move, sources: Sequence[Sources]) -> Action:
+    """The function that moves payloads from the sources of each member, by shared memory if possible.
 
     It yields once.
     """
     me = move.index
-    size = place(wishes[me], 1.0).nbytes
-    incoming = list(transfers(me, wishes[me]))
-    outgoing = [t for j in move.others for t in transfers(j, wishes[j]) if t.source == me]
+    size = place(sources[me], 1.0).nbytes
+    incoming = list(transfers(me, sources[me]))
+    outgoing = [t for j in move.others for t in transfers(j, sources[j]) if t.source == me]
     longest = max(state.nbytes for state in move.before if isinstance(state, Packed))
     stays = not outgoing and all(t.source == me and t.source_offset == t.target_offset for t in incoming)
 
@@ -216,27 +216,27 @@ def on_payload(action: Action, element: str) -> Action:
     return run
 
 
-class DealingOp(CollectiveOp):
+class GatheringOp(CollectiveOp):
     """A collective after which a member holds payloads of several members, for a decode to sum."""
 
     @abstractmethod
-    def wishes(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Wish]:
-        """What each member of a group wants of what all hold."""
+    def sources(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Sources]:
+        """What each member of a group will hold, and where it comes from."""
 
     def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
         divisor = states[0].divisor * context.topology.divisor(context.level)  # type: ignore[union-attr]
-        return [place(wish, divisor) for wish in self.wishes(context, states)]
+        return [place(of_member, divisor) for of_member in self.sources(context, states)]
 
     def bind(self, transport: Transport, move: Move) -> Action:
-        return bind_payload(transport, move, self.wishes(move.context, move.before))
+        return bind_payload(transport, move, self.sources(move.context, move.before))
 
     def sent(self, move: Move) -> int:
-        return payload_sent(move, self.wishes(move.context, move.before))
+        return payload_sent(move, self.sources(move.context, move.before))
 
 
-def payload_sent(move: Move, wishes: Sequence[Wish]) -> int:
+def payload_sent(move: Move, sources: Sequence[Sources]) -> int:
     """Bytes of payload that this member sends to the others."""
-    return sum(t.nbytes for j in move.others for t in transfers(j, wishes[j]) if t.source == move.index)
+    return sum(t.nbytes for j in move.others for t in transfers(j, sources[j]) if t.source == move.index)
 
 
 def copy_bytes(target: Any, target_offset: int, source: Any, source_offset: int, nbytes: int) -> None:

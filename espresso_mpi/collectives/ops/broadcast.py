@@ -1,8 +1,9 @@
 """Broadcast, dense or of payloads: every member ends with what the root of a reduce or gather was left with.
 
-Where the group shares memory, by its window. Otherwise small data, and that of two members, is sent whole: the root
-sends (p-1)·m, cost α + (p-1)·m·β. Large data is scattered among the others, who then pass their pieces on to each
-other: the root sends m, every other member (p-2)/(p-1)·m, cost (2p-3)·α + (1 + (p-2)/(p-1))·m·β (after van de Geijn).
+A group that shares memory uses its window. Otherwise, small data, and those of two members, are sent whole: the root
+sends (p-1)·m, at a cost of α + (p-1)·m·β. Large data are scattered to the other members, which then exchange their
+pieces: the root sends m, every other member (p-2)/(p-1)·m, at a cost of (2p-3)·α + (1 + (p-2)/(p-1))·m·β (after van de
+Geijn).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Broadcast(CollectiveOp):
 
     def sent(self, move: Move) -> int:
         inner, region = _as_array(move)
-        sends = [message for round_ in _rounds(inner, region) for message in round_ if message[0] == move.index]
+        sends = [message for exchange in _exchanges(inner, region) for message in exchange if message[0] == move.index]
         return sum(inner.bytes_of(piece) for _, _, piece in sends)
 
     @staticmethod
@@ -49,7 +50,7 @@ Message = tuple[int, int, Dense]
 
 
 def _as_array(move: Move) -> tuple[Move, Dense]:
-    """What is broadcast: a region of the tensor, or of the payload buffer as bytes; and the move of that array."""
+    """The region to broadcast, of the tensor or of the payload buffer as bytes, and the move of that array."""
     held = move.before[move.context.root]
     if isinstance(held, Dense):
         return move, held
@@ -57,8 +58,8 @@ def _as_array(move: Move) -> tuple[Move, Dense]:
     return replace(move, dtype="uint8"), Dense(first, held.nbytes)
 
 
-def _rounds(move: Move, region: Dense) -> tuple[list[Message], list[Message]]:
-    """The messages of the two rounds, for all members."""
+def _exchanges(move: Move, region: Dense) -> tuple[list[Message], list[Message]]:
+    """The messages of the two exchanges, for all members."""
     root, size = move.context.root, len(move.group)
     others = [(root + k) % size for k in range(1, size)]
     if size <= 2 or is_small(move, [region]):
@@ -69,8 +70,8 @@ def _rounds(move: Move, region: Dense) -> tuple[list[Message], list[Message]]:
 
 
 def _bind(transport: Transport, move: Move, region: Dense) -> Action:
-    """The function that brings the root's region of an array to all; it yields twice."""
-    rounds = [[m for m in messages if move.index in m[:2]] for messages in _rounds(move, region)]
+    """The function that sends the root's region of an array to all; it yields twice."""
+    exchanges = [[m for m in messages if move.index in m[:2]] for messages in _exchanges(move, region)]
     root = move.context.root
 
     def run(data: Data) -> Iterator[None]:
@@ -79,7 +80,7 @@ def _bind(transport: Transport, move: Move, region: Dense) -> Action:
             window.broadcast(data.x, (region.start, region.stop), root)
             yield from idle(data, Broadcast.phases)
             return
-        for messages in rounds:
+        for messages in exchanges:
             pending = transport.post(*_addressed(messages, move, data), data.workspace)
             yield
             transport.finish(pending)
@@ -97,7 +98,7 @@ def _addressed(messages: Sequence[Message], move: Move, data: Data) -> tuple[Add
 
 
 def _bind_payload(action: Action, move: Move) -> Action:
-    """The same on payload buffers: that of the root stays where it is, the others get one of its size."""
+    """The same for payload buffers: the root keeps its buffer, the others get one of its size."""
     held = move.before[move.context.root]
     assert isinstance(held, Packed)
     nbytes, is_root = held.nbytes, move.index == move.context.root

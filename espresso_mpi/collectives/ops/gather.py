@@ -10,18 +10,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..data.layout import Layout, Packed
-from ..data.transfers import Wish
-from .base import CollectiveContext, DealingOp, register
+from ..data.transfers import Sources
+from .base import CollectiveContext, GatheringOp, register
 
 
 @register
-class Gather(DealingOp):
+class Gather(GatheringOp):
     """The copies multiply at the root, to be summed by a decode there or, after a broadcast, everywhere."""
 
     name = "gather"
 
-    def wishes(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Wish]:
-        """The root wants every part of every copy, the others nothing."""
+    def sources(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Sources]:
+        """The root gets every part of every copy, the others nothing."""
         packed = [s for s in states if isinstance(s, Packed)]
         everything = [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
         return [everything if member == context.root else [[]] for member in range(len(states))]

@@ -1,9 +1,9 @@
 """Reduce: one member, the root, ends with the mean of all regions, or the sum of all payloads; the others with nothing.
 
-Where the group shares memory, by its window. Otherwise small regions, and those of two members, are sent whole: the
-root receives (p-1)·m, cost α + (p-1)·m·β. Large ones are reduce-scattered and the pieces gathered: the root receives
-2·((p-1)/p)·m, every other member sends m in all, cost p·α + 2((p-1)/p)·m·β. Sums are taken in rank order, whoever
-takes them. What the others have of the region afterwards is stale. Of payloads, what follows the headers is sent.
+A group that shares memory uses its window. Otherwise, small regions, and those of two members, are sent whole: the root
+receives (p-1)·m, at a cost of α + (p-1)·m·β. Large regions are reduce-scattered, and the pieces gathered: the root
+receives 2·((p-1)/p)·m, every other member sends m, at a cost of p·α + 2((p-1)/p)·m·β. Sums are computed in rank order.
+Afterwards, the region is stale on the other members. Payloads are sent without their headers.
 """
 
 from __future__ import annotations

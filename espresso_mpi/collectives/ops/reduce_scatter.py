@@ -1,7 +1,7 @@
 """Reduce-scatter: member j ends with the sum, divided, of every member's region j; or with the sum of all payloads j.
 
-Each member sends (p-1)/p of its region. Cost (p-1)·α + ((p-1)/p)·m·β. The sum is our own kernel, in rank order. Of
-payloads, which must be those of a linear compressor, what follows the headers is sent and summed, in its place.
+Each member sends (p-1)/p of its region. Cost (p-1)·α + ((p-1)/p)·m·β. The sum is our own kernel, in rank order.
+Payloads, which must be those of a linear compressor, are sent and summed without their headers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..messages.transport import Transport
 from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bodies, idle, on_payload, register
 
 Owned = Sequence[Sequence[Dense]]
-"""Regions of an array by the member that they belong to; every member has equally many (empty ones where need be)."""
+"""Regions of an array by member; all members have equally many, of which some may be empty."""
 
 
 @register
@@ -35,7 +35,7 @@ class ReduceScatter(CollectiveOp):
         if isinstance(region, Dense):
             return list(region.split(pieces, len(states)))
         divisor = region.divisor * context.topology.divisor(context.level)
-        return [Packed((parts,), divisor) for parts in _dealt(region, pieces, len(states))]
+        return [Packed((parts,), divisor) for parts in _split_parts(region, pieces, len(states))]
 
     def bind(self, transport: Transport, move: Move) -> Action:
         owned, element = self._owned(move)
@@ -51,7 +51,7 @@ class ReduceScatter(CollectiveOp):
         return sum(inner.bytes_of(region) for j in move.others for region in owned[j])
 
     def _owned(self, move: Move) -> tuple[Owned, str | None]:
-        """What belongs to whom, and the element type; None if there is nothing."""
+        """The regions of each member, and the element type; None if there is nothing to sum."""
         after = self.advance(move.context, move.before)
         if isinstance(move.before[0], Dense):
             return [[state] for state in after if isinstance(state, Dense)], move.dtype
@@ -65,8 +65,8 @@ class ReduceScatter(CollectiveOp):
         return list(np.array_split(np.sum(inputs, axis=0), len(inputs)))
 
 
-def _dealt(packed: Packed, pieces: int, count: int) -> list[Copy]:
-    """The parts of the only copy by the member that they belong to; members beyond the pieces get none."""
+def _split_parts(packed: Packed, pieces: int, count: int) -> list[Copy]:
+    """The parts of the only copy by member; members beyond the pieces get none."""
     (copy,) = packed.copies
     each = len(copy) // pieces
     return [copy[j * each : (j + 1) * each] if j < pieces else () for j in range(count)]

@@ -10,7 +10,8 @@ import numpy as np
 
 from espresso_mpi.arrays import device
 
-from ..base import Compressor, check_positive_int
+from ..base import Compressor
+from ..checks import check_positive_int
 from ..context import Context
 from ..kernels.cpu import host
 from ..kernels.cpu.lowrank import (

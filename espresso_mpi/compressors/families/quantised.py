@@ -10,7 +10,8 @@ import numpy as np
 
 from espresso_mpi.errors import ConfigError
 
-from ..base import LIMIT, Compressor, check_choice, check_positive_int
+from ..base import LIMIT, Compressor
+from ..checks import check_choice, check_positive_int
 from ..context import Context
 from ..kernels.cpu import host
 from ..kernels.cpu.block_errors import float8_error, integer_error, nearest_loss, stochastic_variance

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from espresso_mpi.arrays import device
 from espresso_mpi.errors import ConfigError
 
-from ..base import Compressor, check_positive_int
+from ..base import Compressor
+from ..checks import check_positive_int
 from ..kernels.cpu.signs import ends, vote
 from ..schedule import Schedule
 

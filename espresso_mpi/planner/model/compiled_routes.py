@@ -68,10 +68,10 @@ def _compiled(routes: tuple[Route, ...], shape: Shape, lanes: Lanes, checked: bo
     places: dict[Slot, int] = {}
     width = max(map(len, walks), default=0) or 1
     index, lane = np.zeros((len(walks), width), np.int32), np.zeros((len(walks), width), np.int8)
-    for row, way in enumerate(walks):
-        index[row, : len(way)] = [places.setdefault(slot, len(places)) for slot in way]
-        own = np.array([lanes.of(slot.resource) for slot in way], np.int8)
-        lane[row, : len(way)] = virtual(own, len(way), lanes.count, lanes.backward)
+    for row, walk in enumerate(walks):
+        index[row, : len(walk)] = [places.setdefault(slot, len(places)) for slot in walk]
+        own = np.array([lanes.of(slot.resource) for slot in walk], np.int8)
+        lane[row, : len(walk)] = virtual(own, len(walk), lanes.count, lanes.backward)
     return Compiled(
         routes, tuple(places), index, lane, np.array([len(slots) for slots in walks], np.int32),
         np.array([route.compressed for route in routes], bool),

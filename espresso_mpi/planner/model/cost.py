@@ -30,7 +30,7 @@ from espresso_mpi.types import (
     Level,
     Op,
     Route,
-    Step,
+    RouteStep,
     Strategy,
 )
 
@@ -129,7 +129,7 @@ class _Walk:
         self.packed = False
         self.opened: list[tuple[Level, Op]] = []
 
-    def take(self, step: Step, later: Sequence[Collective]) -> None:
+    def take(self, step: RouteStep, later: Sequence[Collective]) -> None:
         if isinstance(step, Encode):
             self._encode(step, later)
         elif isinstance(step, Decode):
@@ -195,7 +195,7 @@ class _Walk:
         )  # fmt: skip
 
 
-def _until_decode(later: Sequence[Step]) -> list[Collective]:
+def _until_decode(later: Sequence[RouteStep]) -> list[Collective]:
     """The collectives before the next encode or decode."""
     found: list[Collective] = []
     for step in later:

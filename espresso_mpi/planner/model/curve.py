@@ -170,7 +170,7 @@ class Curve:
 
 
 ZERO = Curve((0.0,), (0.0,))
-"""What nobody has to do."""
+"""The cost of what need not be done."""
 
 
 def median(values: Iterable[float]) -> float:

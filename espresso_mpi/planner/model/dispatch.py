@@ -8,13 +8,14 @@ those that wait for a lane the one with the least key is served, of equal ones t
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 RULES = 3
 """Ways to begin: see ``by_rule``."""
 
 
-@njit(cache=True)
+@compiled
 def laid_out(choice, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """The operations of a choice: (first, owner, where, took, tail).
 
@@ -25,31 +26,31 @@ def laid_out(choice, backward, home, total, lane, seconds, count, repeats):  # t
     """
     first = np.zeros(choice.size + 1, np.int64)
     for tensor in range(choice.size):
-        row = choice[tensor]
-        first[tensor + 1] = first[tensor] + 1 + repeats[row] * count[row]
+        option = choice[tensor]
+        first[tensor + 1] = first[tensor] + 1 + repeats[option] * count[option]
     size = first[choice.size]
     owner, where = np.empty(size, np.int64), np.empty(size, np.int64)
     took, tail = np.empty(size), np.empty(size)
     rest = 0.0
     for tensor in range(choice.size - 1, -1, -1):
-        row, part = choice[tensor], first[tensor]
+        option, part = choice[tensor], first[tensor]
         begin = part + 1
-        for _ in range(repeats[row]):
+        for _ in range(repeats[option]):
             left = 0.0
-            for position in range(count[row] - 1, -1, -1):
+            for position in range(count[option] - 1, -1, -1):
                 place = begin + position
-                owner[place], where[place] = tensor, lane[row, position] % total
-                took[place] = seconds[row, position]
-                left += seconds[row, position]
+                owner[place], where[place] = tensor, lane[option, position] % total
+                took[place] = seconds[option, position]
+                left += seconds[option, position]
                 tail[place] = left
             rest = max(rest, left)
-            begin += count[row]
+            begin += count[option]
         rest += backward[tensor]
         owner[part], where[part], took[part], tail[part] = tensor, home, backward[tensor], rest
     return first, owner, where, took, tail
 
 
-@njit(cache=True)
+@compiled
 def by_rule(rule, first, owner, tail, key):  # type: ignore[no-untyped-def]
     """Keys to begin with: 0: by tensor; 1: the backward pass first, then by tensor; 2: the longest tail first."""
     longest = tail.max() if tail.size else 0.0
@@ -61,7 +62,7 @@ def by_rule(rule, first, owner, tail, key):  # type: ignore[no-untyped-def]
                 key[place] -= 4 * longest * first.size
 
 
-@njit(cache=True)
+@compiled
 def _push(keys, places, size, key, place):  # type: ignore[no-untyped-def]
     """Put an operation into a heap, the least key on top."""
     at = size
@@ -74,7 +75,7 @@ def _push(keys, places, size, key, place):  # type: ignore[no-untyped-def]
     keys[at], places[at] = key, place
 
 
-@njit(cache=True)
+@compiled
 def _pop(keys, places, size):  # type: ignore[no-untyped-def]
     """Take the top of a heap of so many."""
     top, last = places[0], size - 1
@@ -96,14 +97,14 @@ def _pop(keys, places, size):  # type: ignore[no-untyped-def]
     return top
 
 
-@njit(cache=True)
+@compiled
 def _wait(keys, places, waiting, lane, key, place):  # type: ignore[no-untyped-def]
     """An operation is ready, and waits for its lane."""
     _push(keys[lane], places[lane], waiting[lane], key, place)
     waiting[lane] += 1
 
 
-@njit(cache=True)
+@compiled
 def _serve(keys, places, waiting, running, until, now, took, start, late):  # type: ignore[no-untyped-def]
     """Lanes that are free begin with what waits for them; returns when the next operation ends, inf: none does.
 
@@ -123,7 +124,7 @@ def _serve(keys, places, waiting, running, until, now, took, start, late):  # ty
     return soonest
 
 
-@njit(cache=True)
+@compiled
 def forward(choice, first, owner, where, took, count, key, by_arrival, total, limit, start):  # type: ignore[no-untyped-def]
     """Serve every lane whenever it is free; returns when all is done, inf beyond ``limit``.
 
@@ -170,7 +171,7 @@ def forward(choice, first, owner, where, took, count, key, by_arrival, total, li
                 _wait(keys, places, waiting, where[then], now if by_arrival else key[then], then)
 
 
-@njit(cache=True)
+@compiled
 def reverse(choice, first, owner, where, took, count, repeats, key, total, start):  # type: ignore[no-untyped-def]
     """The same from the end: what comes last is served first; ``start`` receives times before the end."""
     size, tensors = took.size, choice.size
@@ -178,9 +179,9 @@ def reverse(choice, first, owner, where, took, count, repeats, key, total, start
     waiting, missing = np.zeros(total, np.int64), np.zeros(tensors, np.int64)
     running, until = np.full(total, -1, np.int64), np.full(total, np.inf)
     for tensor in range(tensors):
-        row = choice[tensor]
-        missing[tensor] = (tensor + 1 < tensors) + (repeats[row] if count[row] else 0)
-        for place in range(first[tensor] + max(1, count[row]), first[tensor + 1], max(1, count[row])):
+        option = choice[tensor]
+        missing[tensor] = (tensor + 1 < tensors) + (repeats[option] if count[option] else 0)
+        for place in range(first[tensor] + max(1, count[option]), first[tensor + 1], max(1, count[option])):
             _wait(keys, places, waiting, where[place], key[place], place)
         if missing[tensor] == 0:
             place = first[tensor]
@@ -211,7 +212,7 @@ def reverse(choice, first, owner, where, took, count, repeats, key, total, start
             _wait(keys, places, waiting, where[then], key[then], then)
 
 
-@njit(cache=True)
+@compiled
 def served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor):  # type: ignore[no-untyped-def]
     """In the orders ``fifo`` and ``priority`` (``by_tensor``): (seconds, when each operation begins)."""
     first, owner, where, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
@@ -221,7 +222,7 @@ def served(choice, backward, home, total, lane, seconds, count, repeats, by_tens
     return time, start
 
 
-@njit(cache=True)
+@compiled
 def justified(choice, first, owner, where, took, count, repeats, total, key, start, rounds, enough):  # type: ignore[no-untyped-def]
     """Push everything to the right as late as it can be, then to the left by that order, as long as it helps.
 
@@ -256,13 +257,13 @@ def justified(choice, first, owner, where, took, count, repeats, total, key, sta
     return best
 
 
-@njit(cache=True)
+@compiled
 def scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds):  # type: ignore[no-untyped-def]
     """The best schedule of a choice that is found from every rule: (seconds, key, start)."""
     return quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds, -np.inf)
 
 
-@njit(cache=True)
+@compiled
 def quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds, enough):  # type: ignore[no-untyped-def]
     """The same, or the first schedule on the way that takes less than ``enough``: F is at most its time."""
     first, owner, where, took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
@@ -279,8 +280,8 @@ def quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds
     return best, key, start
 
 
-@njit(cache=True)
-def exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds, count, repeats, limit):  # type: ignore[no-untyped-def]
+@compiled
+def exchanged(choice, tensor, option, first, key, took, backward, home, total, lane, seconds, count, repeats, limit):  # type: ignore[no-untyped-def]
     """When all is done if a tensor travels by another row and everything else keeps its key; and the new keys.
 
     The tensor's own operations get keys by which it would be there when it should be now. Beyond ``limit``: inf.
@@ -293,7 +294,7 @@ def exchanged(choice, tensor, row, first, key, took, backward, home, total, lane
     for place in range(part + 1, stop):
         due = max(due, key[place] + took[place])
     old = choice[tensor]
-    choice[tensor] = row
+    choice[tensor] = option
     new_first, owner, where, new_took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
     new_key = np.empty(new_took.size)
     new_key[: part + 1] = key[: part + 1]

@@ -1,8 +1,8 @@
-"""Options that are never better than another one: those a menu leaves out in the order ``backprop``.
+"""Options that are never better than another one: what a candidate set leaves out in the order ``backprop``.
 
-A menu holds what no other option of it dominates. The way of an option through the lanes is a max-plus matrix: when
-each lane is free afterwards, as the maximum over lanes of when it was free before plus a time. An option whose matrix
-is nowhere above another's is never worse than it, whatever comes before and after (in the order ``backprop``).
+A candidate set holds what no other option of it dominates. An option's path through the lanes is a max-plus matrix:
+when each lane is free afterwards, as the maximum over lanes of when it was free before plus a time. An option whose
+matrix is nowhere above another's is never worse than it, whatever comes before and after (in the order ``backprop``).
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
+from espresso_mpi.files.compiled import compiled
+
+from .candidates import CandidateSet
 from .compiled_routes import Compiled
-from .menus import Menu
-from .timeline import Lanes, Options, follow
+from .timeline import Lanes, OptionTable, follow
 
 
-def matrices(options: Options, lanes: Lanes) -> np.ndarray:
+def matrices(options: OptionTable, lanes: Lanes) -> np.ndarray:
     """The max-plus matrix of every option, float64 (options, 2 · lanes, 2 · lanes + 1).
 
     Entry [a, b] is how much later virtual lane b is free than a was, at least; -inf where b does not depend on a. The
@@ -26,7 +27,7 @@ def matrices(options: Options, lanes: Lanes) -> np.ndarray:
     return _matrices(options.lane, options.seconds, options.count, options.repeats, lanes.count, lanes.backward)
 
 
-@njit(cache=True)
+@compiled
 def _matrices(lane, seconds, count, repeats, total, home):  # type: ignore[no-untyped-def]
     found, nothing = np.empty((count.size, 2 * total, 2 * total + 1)), np.empty((0, 0))
     for option in range(count.size):
@@ -40,38 +41,48 @@ def _matrices(lane, seconds, count, repeats, total, home):  # type: ignore[no-un
     return found
 
 
-def pruned(tables: Compiled, menus: Sequence[Menu], lanes: Lanes) -> list[Menu]:
-    """The menus without their dominated options; all menus have the same rows.
+def pruned(tables: Compiled, sets: Sequence[CandidateSet], lanes: Lanes) -> list[CandidateSet]:
+    """The candidate sets without their dominated options; all candidate sets have the same options.
 
     Routes that visit the same lanes in the same order need no matrices: what is quicker on every run, and has no more
     segments, dominates. Operations of one run merge only where nothing has several segments.
     """
-    if not menus:
+    if not sets:
         return []
     orders = {}
     kept = []
-    for menu in menus:
-        o = menu.options
+    for candidates in sets:
+        o = candidates.options
         whole = bool((o.repeats == 1).all())
         if whole not in orders:
-            kinds = (tables.pattern if whole else tables.steps)[menu.route]
+            kinds = (tables.pattern if whole else tables.steps)[candidates.route]
             orders[whole] = kinds, np.argsort(kinds, kind="stable")
         run = tables.run if whole else np.broadcast_to(np.arange(o.lane.shape[1], dtype=np.int8), tables.run.shape)
         kinds, order = orders[whole]
-        first = menu.only(_quicker(o.seconds, o.count, o.repeats, menu.route, np.ascontiguousarray(run), kinds, order))
+        first = candidates.only(
+            _quicker(o.seconds, o.count, o.repeats, candidates.route, np.ascontiguousarray(run), kinds, order)
+        )
         kept.append(first.only(undominated(first.options, lanes)))
     return kept
 
 
-@njit(cache=True)
+@compiled
+def nowhere_above(left, i, right, j):  # type: ignore[no-untyped-def]
+    """Whether no entry of row ``i`` of ``left`` is above that of row ``j`` of ``right``: so row i dominates row j."""
+    for entry in range(left.shape[1]):  # noqa: SIM110  numba compiles no quick all()
+        if left[i, entry] > right[j, entry]:
+            return False
+    return True
+
+
+@compiled
 def _quicker(seconds, count, repeats, route, run, kinds, order):  # type: ignore[no-untyped-def]
-    """The rows that no other of their kind dominates, rising; ``order``: rows by kind."""
-    width = seconds.shape[1]
+    """The options that no other of their kind dominates, rising; ``order``: options by kind."""
     sums, total = np.zeros(seconds.shape), np.zeros(count.size)
-    for row in range(count.size):
-        for place in range(count[row]):
-            sums[row, run[route[row], place]] += seconds[row, place]
-            total[row] += seconds[row, place]
+    for option in range(count.size):
+        for place in range(count[option]):
+            sums[option, run[route[option], place]] += seconds[option, place]
+            total[option] += seconds[option, place]
     keep, kept = np.ones(count.size, np.bool_), np.empty(count.size, np.int64)
     begin = 0
     while begin < order.size:
@@ -80,35 +91,30 @@ def _quicker(seconds, count, repeats, route, run, kinds, order):  # type: ignore
             end += 1
         members = order[begin:end]
         ranked, size = members[np.argsort(total[members], kind="mergesort")], 0
-        for row in ranked:
+        for option in ranked:
             dominated = False
             for place in range(size):
                 other = kept[place]
-                worse = repeats[other] > repeats[row]
-                for entry in range(width):
-                    if sums[other, entry] > sums[row, entry]:
-                        worse = True
-                        break
-                if not worse:
+                if repeats[other] <= repeats[option] and nowhere_above(sums, other, sums, option):
                     dominated = True
                     break
             if dominated:
-                keep[row] = False
+                keep[option] = False
             else:
-                kept[size] = row
+                kept[size] = option
                 size += 1
         begin = end
     return np.flatnonzero(keep)
 
 
-def undominated(options: Options, lanes: Lanes) -> np.ndarray:
+def undominated(options: OptionTable, lanes: Lanes) -> np.ndarray:
     """The options that no other one dominates, in rising order; of equal ones the first."""
     o = options
     flat, weight = _compared(o.lane, o.seconds, o.count, o.repeats, lanes.count, lanes.backward)
     return np.sort(front(flat, np.argsort(weight, kind="stable")))
 
 
-@njit(cache=True)
+@compiled
 def _compared(lane, seconds, count, repeats, total, home):  # type: ignore[no-untyped-def]
     """The entries of the options' matrices in which they differ, (options, entries), and the sum of finite ones."""
     nothing, virtual = np.empty((0, 0)), 2 * total
@@ -143,31 +149,26 @@ def _compared(lane, seconds, count, repeats, total, home):  # type: ignore[no-un
     return slim, weight
 
 
-@njit(cache=True)
+@compiled
 def front(flat, order):  # type: ignore[no-untyped-def]
     kept, size = np.empty(order.size, np.int64), 0
     finite = np.zeros(order.size, np.int64)  # a bit an entry: what depends on more lanes dominates nothing
-    for row in range(order.size):
+    for option in range(order.size):
         for entry in range(min(63, flat.shape[1])):
-            if flat[row, entry] > -np.inf:
-                finite[row] |= 1 << entry
-    for row in order:
-        dominated, missing = False, ~finite[row]
+            if flat[option, entry] > -np.inf:
+                finite[option] |= 1 << entry
+    for option in order:
+        dominated, missing = False, ~finite[option]
         for place in range(size):
             other = kept[place]
             if finite[other] & missing:
                 continue
-            worse = False
-            for entry in range(flat.shape[1]):
-                if flat[other, entry] > flat[row, entry]:
-                    worse = True
-                    break
-            if not worse:
+            if nowhere_above(flat, other, flat, option):
                 dominated = True
                 if place:  # what dominates much is tried first
                     kept[place], kept[place - 1] = kept[place - 1], kept[place]
                 break
         if not dominated:
-            kept[size] = row
+            kept[size] = option
             size += 1
     return kept[:size]

@@ -7,60 +7,61 @@ is all that the relaxation of a step knows of it (see ``relaxation``).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 
-@njit(cache=True)
-def visited(rows, index, count, slots):  # type: ignore[no-untyped-def]
-    """Which of so many slots are operations of the options ``rows``, bool (slots,)."""
+@compiled
+def visited(routes, index, count, slots):  # type: ignore[no-untyped-def]
+    """Which of so many slots are operations of options along ``routes``, bool (slots,)."""
     found = np.zeros(slots, np.bool_)
-    for row in rows:
-        for place in range(count[row]):
-            found[index[row, place]] = True
+    for option in routes:
+        for place in range(count[option]):
+            found[index[option, place]] = True
     return found
 
 
-@njit(cache=True)
-def needs(rows, index, lane, count, slots, repeats, total):  # type: ignore[no-untyped-def]
-    """What the options ``rows`` need, float64 (rows, lanes + 1).
+@compiled
+def needs(routes, index, lane, count, slots, repeats, total):  # type: ignore[no-untyped-def]
+    """What options along ``routes`` need, float64 (options, lanes + 1).
 
     Args:
-        index: int32 (options, most operations), places in ``slots``; lane: int8, the same shape, virtual lanes; count:
-            int32 (options,), operations.
+        index: int32 (routes, most operations), places in ``slots``; lane: int8, the same shape, virtual lanes; count:
+            int32 (routes,), operations.
         slots: float64 (slots,), seconds; repeats: segments; total: number of lanes.
     """
-    found = np.zeros((rows.size, total + 1))
-    for option, row in enumerate(rows):
-        for place in range(count[row]):
-            seconds = slots[index[row, place]]
-            found[option, lane[row, place] % total] += repeats * seconds
-            found[option, total] += seconds
+    found = np.zeros((routes.size, total + 1))
+    for number, option in enumerate(routes):
+        for place in range(count[option]):
+            seconds = slots[index[option, place]]
+            found[number, lane[option, place] % total] += repeats * seconds
+            found[number, total] += seconds
     return found
 
 
-@njit(cache=True)
+@compiled
 def needs_of(lane, seconds, count, repeats, total):  # type: ignore[no-untyped-def]
-    """What the options of a problem need, float64 (rows, lanes + 1)."""
+    """What the options of a problem need, float64 (options, lanes + 1)."""
     found = np.zeros((count.size, total + 1))
-    for row in range(count.size):
-        for place in range(count[row]):
-            found[row, lane[row, place] % total] += repeats[row] * seconds[row, place]
-            found[row, total] += seconds[row, place]
+    for option in range(count.size):
+        for place in range(count[option]):
+            found[option, lane[option, place] % total] += repeats[option] * seconds[option, place]
+            found[option, total] += seconds[option, place]
     return found
 
 
-@njit(cache=True)
+@compiled
 def least(values):  # type: ignore[no-untyped-def]
-    """The rows (n, entries) that no other one is nowhere above, rising; of equal ones the first."""
+    """The options (n, entries) that no other one is nowhere above, rising; of equal ones the first."""
     kept, size = np.empty(values.shape[0], np.int64), 0
-    for row in range(values.shape[0]):
+    for option in range(values.shape[0]):
         dominated, place = False, 0
         while place < size:
             above, below = False, False
             for entry in range(values.shape[1]):
-                if values[row, entry] > values[kept[place], entry]:
+                if values[option, entry] > values[kept[place], entry]:
                     above = True
-                elif values[row, entry] < values[kept[place], entry]:
+                elif values[option, entry] < values[kept[place], entry]:
                     below = True
                 if above and below:
                     break
@@ -71,16 +72,16 @@ def least(values):  # type: ignore[no-untyped-def]
                 break
             if above:
                 place += 1
-            else:  # the row is nowhere above it
+            else:  # the option is nowhere above it
                 size -= 1
                 kept[place] = kept[size]
         if not dominated:
-            kept[size] = row
+            kept[size] = option
             size += 1
     return np.sort(kept[:size])
 
 
-@njit(cache=True)
+@compiled
 def apportioned(kind, begin, shares):  # type: ignore[no-untyped-def]
     """A column for each tensor, int64 (tensors,), so that each class has of every column about as many as its share.
 

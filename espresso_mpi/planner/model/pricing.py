@@ -24,12 +24,12 @@ class Block:
     """The dense options, or those of one compressor, at every size.
 
     Attributes:
-        method: as in ``Menu``; rows: int64 (options,), their routes.
+        method: as in ``CandidateSet``; routes: int64 (options,), of each option.
         slots: float64 (sizes, slots), seconds of the operations; repeats: of each size the number of segments.
     """
 
     method: int
-    rows: np.ndarray
+    routes: np.ndarray
     slots: np.ndarray
     repeats: list[int]
 
@@ -47,17 +47,17 @@ def priced(
     groups += [(number, m, tables.packed & (m.linear | ~tables.sums)) for number, m in enumerate(methods)]
     return [
         _block(
-            tables, number, np.flatnonzero(rows),
+            tables, number, np.flatnonzero(routes),
             [Prices(profile, size[0], method, size[1], free_codecs) for size in sizes],
         )
-        for number, method, rows in groups
+        for number, method, routes in groups
     ]  # fmt: skip
 
 
-def _block(tables: Compiled, method: int, rows: np.ndarray, prices: Sequence[Prices]) -> Block:
+def _block(tables: Compiled, method: int, routes: np.ndarray, prices: Sequence[Prices]) -> Block:
     """The operations of options of one compressor, or of the dense ones, at every size."""
     segments = [one.segments() for one in prices]
-    used = np.flatnonzero(visited(rows, tables.index, tables.count, len(tables.slots)))
+    used = np.flatnonzero(visited(routes, tables.index, tables.count, len(tables.slots)))
     seconds = np.zeros((len(prices), max(1, len(tables.slots))))  # a single rank may have nothing to do
     seconds[:, used] = price_table([one for _, one in segments], [tables.slots[place] for place in used])
     repeats = [count for count, _ in segments]
@@ -68,4 +68,4 @@ def _block(tables: Compiled, method: int, rows: np.ndarray, prices: Sequence[Pri
             f"curves for tensors of up to {max(one.n for one in prices)} elements; expected at most {LONGEST:g}: is a "
             f"curve or a size in the wrong unit?"
         )
-    return Block(method, rows, seconds, repeats)
+    return Block(method, routes, seconds, repeats)

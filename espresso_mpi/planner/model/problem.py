@@ -1,6 +1,7 @@
-"""The choice that there is: for every tensor of a step a menu of strategies, priced and as numbers.
+"""The choice that there is: for every tensor of a step a set of candidate strategies, priced and as numbers.
 
-Options are priced (``pricing``) and put on menus (``menus``), without those that others dominate (``dominance``).
+Options are priced (``pricing``) and collected in candidate sets (``candidates``), without those that others dominate
+(``dominance``). An *option* is an index into the table of the options of all candidate sets.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from espresso_mpi.compressors import Compressor
 from espresso_mpi.errors import PlanError
 from espresso_mpi.types import ITEMSIZE, Plan, Route, Strategy, buffer_name
 
+from .candidates import CandidateSet, all_candidates, needed_candidates
 from .compiled_routes import compiled
 from .cost import Shape, Slot, slots
 from .dominance import pruned
 from .fusion import fused
-from .menus import Menu, full_menus, needed_menus
 from .pricing import priced
 from .profile import Profile
-from .timeline import Lanes, Options, Order, Timeline, lanes_of
-from .trace import Trace, TracedTensor
+from .timeline import Lanes, OptionTable, Order, Timeline, lanes_of
 from .tree import routes as all_routes
+from .workload import Workload, WorkloadTensor
 
 _AT_ONCE = 64
 """Sizes of tensors that are priced together: all options of ten thousand would fill the memory, before pruning."""
@@ -34,22 +35,23 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Problem:
-    """Tensors in backprop order, and a menu for each.
+    """Tensors in backprop order, and a candidate set for each.
 
     Attributes:
-        trace, profile: what is planned for.
-        compressors: specs; routes: both named by menus.
-        timeline: prices choices; a choice is an int64 array (tensors,) of rows of all menus together.
-        menu: int64 (tensors,), which menu a tensor has; first: int64 (menus + 1,), where menus begin among the rows.
-        method, route: int32 (rows,), as in ``Menu``.
+        workload, profile: what is planned for.
+        compressors: specs; routes: both named by candidate sets.
+        timeline: prices choices; a choice is an int64 array (tensors,) of options of all candidate sets together.
+        set_of: int64 (tensors,), which candidate set a tensor has; tensors of one size share one.
+        first: int64 (sets + 1,), where candidate sets begin among the options.
+        method, route: int32 (options,), as in ``CandidateSet``.
     """
 
-    trace: Trace
+    workload: Workload
     profile: Profile
     compressors: tuple[str, ...]
     routes: tuple[Route, ...]
     timeline: Timeline
-    menu: np.ndarray
+    set_of: np.ndarray
     first: np.ndarray
     method: np.ndarray
     route: np.ndarray
@@ -57,7 +59,7 @@ class Problem:
     @classmethod
     def of(
         cls,
-        trace: Trace,
+        workload: Workload,
         profile: Profile,
         compressors: Sequence[str],
         *,
@@ -71,97 +73,99 @@ class Problem:
 
         Args:
             compressors: specs, ``none`` among them or not: dense routes are always options.
-            routes: default: all of the decision tree for the trace's device, and those that sum payloads where a
+            routes: default: all of the decision tree for the workload's device, and those that sum payloads where a
                 compressor is linear.
             lanes: which resources share a lane, or the name of one of ``LANES``.
-            prune: leave out what is dominated in the order; see ``dominance`` and ``menus``.
+            prune: leave out what is dominated in the order; see ``dominance`` and ``candidates``.
             free_codecs: encodes and decodes take no time.
 
         Raises:
-            ConfigError: the profile lacks a compressor or a collective; a name that there is not.
+            ConfigError: the profile lacks a compressor or a collective; an unknown name.
         """
         given_once = dict.fromkeys(compressors)
         specs = tuple(dict.fromkeys(str(_method(text)) for text in given_once if text != "none"))
         methods = tuple(_method(text) for text in specs)
         where = lanes_of(lanes)
-        given = tuple(routes) if routes is not None else _default_routes(trace, methods)
-        shape = Shape(profile.nodes, profile.ranks_per_node, trace.device)
+        given = tuple(routes) if routes is not None else _default_routes(workload, methods)
+        shape = Shape(profile.nodes, profile.ranks_per_node, workload.device)
         tables = compiled(given, shape, where, _checks(profile))
         sizes: dict[tuple[int, int], int] = {}
-        menu = [sizes.setdefault(_size(tensor), len(sizes)) for tensor in trace.tensors]
-        different, menus = list(sizes), list[Menu]()
+        set_of = [sizes.setdefault(_size(tensor), len(sizes)) for tensor in workload.tensors]
+        different, sets = list(sizes), list[CandidateSet]()
         for begin in range(0, len(different), _AT_ONCE):
             blocks = priced(tables, methods, profile, different[begin : begin + _AT_ONCE], free_codecs)
             if prune and order == "schedule":
-                menus += needed_menus(tables, blocks, where.count)
+                sets += needed_candidates(tables, blocks, where.count)
             else:
-                menus += pruned(tables, full_menus(tables, blocks), where) if prune else full_menus(tables, blocks)
-        return cls.of_menus(trace, profile, specs, given, menus, menu, where, order)
+                sets += (
+                    pruned(tables, all_candidates(tables, blocks), where) if prune else all_candidates(tables, blocks)
+                )
+        return cls.of_sets(workload, profile, specs, given, sets, set_of, where, order)
 
     @classmethod
-    def of_menus(
-        cls, trace: Trace, profile: Profile, specs: tuple[str, ...], routes: tuple[Route, ...],
-        menus: Sequence[Menu], menu: Sequence[int], lanes: Lanes, order: Order,
+    def of_sets(
+        cls, workload: Workload, profile: Profile, specs: tuple[str, ...], routes: tuple[Route, ...],
+        sets: Sequence[CandidateSet], set_of: Sequence[int], lanes: Lanes, order: Order,
     ) -> Problem:  # fmt: skip
-        """Of menus that were priced already; ``menu``: which of them each tensor has."""
-        first = np.cumsum([0] + [m.method.size for m in menus])
-        options = Options(
+        """Of candidate sets that were priced already; ``set_of``: which of them each tensor has."""
+        first = np.cumsum([0] + [m.method.size for m in sets])
+        table = OptionTable(
             *(
-                np.concatenate([getattr(m.options, name) for m in menus])
+                np.concatenate([getattr(m.options, name) for m in sets])
                 for name in ("lane", "seconds", "count", "repeats")
             )
         )
-        timeline = Timeline(np.ascontiguousarray(trace.backward), options, lanes, order)
-        method, route = (np.concatenate([getattr(m, name) for m in menus]) for name in ("method", "route"))
-        return cls(trace, profile, specs, routes, timeline, np.array(menu, np.int64), first, method, route)
+        timeline = Timeline(np.ascontiguousarray(workload.backward), table, lanes, order)
+        method, route = (np.concatenate([getattr(m, name) for m in sets]) for name in ("method", "route"))
+        return cls(workload, profile, specs, routes, timeline, np.array(set_of, np.int64), first, method, route)
 
-    def menu_of(self, tensor: int) -> Menu:
-        """The menu of a tensor."""
-        rows = self.rows(tensor)
-        o, part = self.timeline.options, slice(rows.start, rows.stop)
-        options = Options(o.lane[part], o.seconds[part], o.count[part], o.repeats[part])
-        return Menu(options, self.method[part], self.route[part])
+    def candidates_of(self, tensor: int) -> CandidateSet:
+        """The candidate set of a tensor."""
+        options = self.options(tensor)
+        o, part = self.timeline.options, slice(options.start, options.stop)
+        table = OptionTable(o.lane[part], o.seconds[part], o.count[part], o.repeats[part])
+        return CandidateSet(table, self.method[part], self.route[part])
 
-    def with_menus(self, trace: Trace, menus: Mapping[Any, Menu], keys: Sequence[Any]) -> Problem:
-        """Another trace, for each of whose tensors a key names the menu; menus are of this problem's methods."""
-        places = {key: number for number, key in enumerate(menus)}
-        return Problem.of_menus(trace, self.profile, self.compressors, self.routes, list(menus.values()),
+    def with_sets(self, workload: Workload, sets: Mapping[Any, CandidateSet], keys: Sequence[Any]) -> Problem:
+        """Another workload; for each of its tensors a key names the set, which is of this problem's methods."""
+        places = {key: number for number, key in enumerate(sets)}
+        return Problem.of_sets(workload, self.profile, self.compressors, self.routes, list(sets.values()),
                                 [places[key] for key in keys], self.timeline.lanes, self.timeline.order)  # fmt: skip
 
     @property
     def tensors(self) -> int:
         """Number of tensors."""
-        return int(self.menu.size)
+        return int(self.set_of.size)
 
-    def rows(self, tensor: int) -> range:
+    def options(self, tensor: int) -> range:
         """The options of a tensor."""
-        menu = int(self.menu[tensor])
-        return range(int(self.first[menu]), int(self.first[menu + 1]))
+        number = int(self.set_of[tensor])
+        return range(int(self.first[number]), int(self.first[number + 1]))
 
-    def strategy(self, row: int) -> Strategy:
+    def strategy(self, option: int) -> Strategy:
         """What an option is."""
-        spec = "none" if self.method[row] < 0 else self.compressors[self.method[row]]
-        return Strategy(spec, self.routes[self.route[row]])
+        spec = "none" if self.method[option] < 0 else self.compressors[self.method[option]]
+        return Strategy(spec, self.routes[self.route[option]])
 
-    def operations(self, row: int) -> tuple[Slot, ...]:
+    def operations(self, option: int) -> tuple[Slot, ...]:
         """The operations of an option, in order."""
-        shape = Shape(self.profile.nodes, self.profile.ranks_per_node, self.trace.device)
-        return slots(self.routes[self.route[row]], shape, _checks(self.profile))
+        shape = Shape(self.profile.nodes, self.profile.ranks_per_node, self.workload.device)
+        return slots(self.routes[self.route[option]], shape, _checks(self.profile))
 
-    def row(self, tensor: int, strategy: Strategy) -> int:
+    def option(self, tensor: int, strategy: Strategy) -> int:
         """The option that a strategy is.
 
         Raises:
-            PlanError: it is not on the tensor's menu.
+            PlanError: it is not on the tensor's candidate set.
         """
-        rows = self.rows(tensor)
-        here = slice(rows.start, rows.stop)
+        options = self.options(tensor)
+        here = slice(options.start, options.stop)
         method, route = self._methods.get(_canonical(strategy.compressor)), self._places.get(strategy.route)
         if method is not None and route is not None:
             found = np.flatnonzero((self.method[here] == method) & (self.route[here] == route))
             if found.size:
-                return rows[int(found[0])]
-        name = self.trace.tensors[tensor].name
+                return options[int(found[0])]
+        name = self.workload.tensors[tensor].name
         raise PlanError(f"{name!r}: {strategy} is not among its options; price it with routes=[...] and prune=False")
 
     @cached_property
@@ -174,7 +178,7 @@ class Problem:
 
     @cached_property
     def alone(self) -> np.ndarray:
-        """Seconds that every option takes by itself, float64 (rows,)."""
+        """Seconds that every option takes by itself, float64 (options,)."""
         o = self.timeline.options
         within = np.arange(o.seconds.shape[1]) < o.count[:, None]
         return np.where(within, o.seconds, 0.0).sum(axis=1) * o.repeats
@@ -184,7 +188,7 @@ class Problem:
         return self.quickest(self.method < 0)
 
     def quickest(self, allowed: np.ndarray) -> np.ndarray:
-        """Of each tensor the option that is quickest by itself among those allowed, bool (rows,).
+        """Of each tensor the option that is quickest by itself among those allowed, bool (options,).
 
         Raises:
             PlanError: a tensor has none.
@@ -192,8 +196,10 @@ class Problem:
         times = np.where(allowed, self.alone, np.inf)
         best = np.array([a + int(np.argmin(times[a:b])) for a, b in zip(self.first, self.first[1:])], np.int64)
         if not np.isfinite(times[best]).all():
-            raise PlanError("a tensor has no such option: its menu lacks them, or they were left out as dominated")
-        return best[self.menu]
+            raise PlanError(
+                "a tensor has no such option: its candidate set lacks them, or they were left out as dominated"
+            )
+        return best[self.set_of]
 
     def seconds(self, choice: np.ndarray) -> float:
         """The time of a step: F(choice), and what every step costs besides."""
@@ -202,42 +208,44 @@ class Problem:
     @property
     def around(self) -> float:
         """Seconds of a step outside the timeline: the agreement of the ranks, and the update."""
-        return self.profile.call + self.trace.update
+        return self.profile.call + self.workload.update
 
     def ordered(self, order: Order) -> Problem:
         """The same with another order."""
         return replace(self, timeline=replace(self.timeline, order=order))
 
     def chosen(self, plan: Plan) -> np.ndarray:
-        """The choice that a plan without groups makes; see ``row``."""
-        ways = [plan.strategy(tensor.name) for tensor in self.trace.tensors]
-        keys = [(menu, id(way)) for menu, way in zip(self.menu.tolist(), ways)]  # few differ, where tensors are many
+        """The choice that a plan without groups makes; see ``option``."""
+        strategies = [plan.strategy(tensor.name) for tensor in self.workload.tensors]
+        keys = [
+            (number, id(strategy)) for number, strategy in zip(self.set_of.tolist(), strategies)
+        ]  # few differ, where tensors are many
         tensors = {key: number for number, key in enumerate(keys)}
-        rows = {key: self.row(number, ways[number]) for key, number in tensors.items()}
-        return np.array([rows[key] for key in keys], np.int64)
+        options = {key: self.option(number, strategies[number]) for key, number in tensors.items()}
+        return np.array([options[key] for key in keys], np.int64)
 
 
-def evaluated(plan: Plan, trace: Trace, profile: Profile, *, lanes: Lanes | str = "one-network",
+def evaluated(plan: Plan, workload: Workload, profile: Profile, *, lanes: Lanes | str = "one-network",
               order: Order = "schedule", free_codecs: bool = False) -> tuple[Problem, np.ndarray]:  # fmt: skip
     """The problem whose tensors are the buffers of a plan, and the choice that the plan makes in it.
 
     Raises:
         ConfigError, PlanError: the plan does not know a tensor; the profile lacks what it needs.
     """
-    buffers = fused(trace, plan.groups)
+    buffers = fused(workload, plan.groups)
     leader = {group[0]: buffer_name(group) for group in plan.groups if len(group) > 1}
-    by_buffer = {leader.get(t.name, t.name): plan.strategy(t.name) for t in trace.tensors}
+    by_buffer = {leader.get(t.name, t.name): plan.strategy(t.name) for t in workload.tensors}
     strategies = {t.name: by_buffer[t.name] for t in buffers.tensors}
     specs = [s.compressor for s in strategies.values()]
-    ways = tuple(dict.fromkeys(s.route for s in strategies.values()))
-    problem = Problem.of(buffers, profile, specs, routes=ways, lanes=lanes, order=order, prune=False,
+    routes = tuple(dict.fromkeys(s.route for s in strategies.values()))
+    problem = Problem.of(buffers, profile, specs, routes=routes, lanes=lanes, order=order, prune=False,
                          free_codecs=free_codecs)  # fmt: skip
     return problem, problem.chosen(Plan(strategies))
 
 
-def _default_routes(trace: Trace, methods: Sequence[Compressor]) -> tuple[Route, ...]:
+def _default_routes(workload: Workload, methods: Sequence[Compressor]) -> tuple[Route, ...]:
     """All routes that tensors on this device can take with these methods."""
-    return all_routes(("cpu", "gpu") if trace.device == "gpu" else ("cpu",), any(m.linear for m in methods))
+    return all_routes(("cpu", "gpu") if workload.device == "gpu" else ("cpu",), any(m.linear for m in methods))
 
 
 def _method(spec: str) -> Compressor:
@@ -252,5 +260,5 @@ def _checks(profile: Profile) -> bool:
     return profile.tensor > 0 or any(profile.check.values)
 
 
-def _size(tensor: TracedTensor) -> tuple[int, int]:
+def _size(tensor: WorkloadTensor) -> tuple[int, int]:
     return tensor.size, ITEMSIZE[tensor.dtype]

@@ -21,7 +21,7 @@ from espresso_mpi.types import DeviceKind, Level, Op
 
 from .curve import ZERO, Curve, median
 from .profile_json import KIND, MOST_BYTES, Share, decoded, encoded, plain
-from .profile_keys import Codec, Direction, Move, Way, codec_key, move_key
+from .profile_keys import Codec, CopyDirection, Direction, Move, codec_key, move_key
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Profile:
         call: seconds that a sync costs whatever it brings.
         tensor: seconds that every tensor (or buffer of fused ones) adds whatever its size.
         segment_bytes: how sessions cut tensors, in bytes between nodes; 0: not at all.
-        overlaps: whether a tensor in host memory is worked on while another's messages are under way. Not so where
-            ranks share cores: there one's waiting is another's work already.
-        hidden: the share of the overlap with computing that the timeline expects and that comes true when gradients are
-            pushed, 0 to 1. Less than 1 where communication takes cores or memory from the backward pass.
+        overlaps: whether work on a tensor in host memory hides the messages of another. It does not where ranks share
+            cores: there other ranks work while one waits.
+        hidden: of the overlap with computing that the timeline expects, the share that is measured when gradients are
+            pushed, 0 to 1. It is less than 1 where communication takes cores or memory from the backward pass.
         slowed: by which share of itself the backward pass gets longer when gradients are pushed beside it.
         pushed: seconds that every tensor (or buffer) adds besides where gradients are pushed.
         environment: what it was measured in, or what it describes.
@@ -63,7 +63,7 @@ class Profile:
     ranks_per_node: Ranks
     codecs: Mapping[Codec, Curve]
     moves: Mapping[Move, Curve]
-    copies: Mapping[Way, Curve]
+    copies: Mapping[CopyDirection, Curve]
     check: Curve
     call: Seconds = 0.0
     tensor: Seconds = 0.0
@@ -97,7 +97,7 @@ class Profile:
         if found is None:
             found = self._by_canonical.get((_canonical(spec), device, direction))
         if found is None:
-            known = ", ".join(sorted({f"{s} on {d}" for s, d, way in self.codecs if way == direction})) or "none"
+            known = ", ".join(sorted({f"{s} on {d}" for s, d, known in self.codecs if known == direction})) or "none"
             raise ConfigError(
                 f"profile: {direction} of {spec!r} on {device} is not in it; it has {known}; profile this "
                 f"compressor as well, or leave it out"
@@ -107,7 +107,7 @@ class Profile:
     @cached_property
     def _by_canonical(self) -> dict[Codec, Curve]:
         """The codecs' curves by canonical specs."""
-        return {(_canonical(spec), device, way): curve for (spec, device, way), curve in self.codecs.items()}
+        return {(_canonical(spec), device, codec): curve for (spec, device, codec), curve in self.codecs.items()}
 
     def move(self, op: Op, level: Level, alone: bool = False) -> Curve:
         """The curve of a collective; zero at a level with a single member.
@@ -135,18 +135,18 @@ class Profile:
             "inter": self.nodes,
         }[level]
 
-    def copy(self, way: Way) -> Curve:
+    def copy(self, direction: CopyDirection) -> Curve:
         """The curve of a copy between host and GPU memory.
 
         Raises:
             ConfigError: it was not profiled.
         """
-        if way not in self.copies:
+        if direction not in self.copies:
             raise ConfigError(
-                f"profile: copies {way} are not in it; it has {', '.join(self.copies) or 'none'}; profile on a node "
-                f"with a GPU, or use CPU tensors and devices=('cpu',)"
+                f"profile: copies {direction} are not in it; it has {', '.join(self.copies) or 'none'}; profile on a "
+                f"node with a GPU, or use CPU tensors and devices=('cpu',)"
             )
-        return self.copies[way]
+        return self.copies[direction]
 
     def curves(self) -> Iterator[tuple[str, Curve]]:
         """All curves with their keys in words."""

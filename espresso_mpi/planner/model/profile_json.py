@@ -15,7 +15,7 @@ from espresso_mpi.files.schema import Count, Ranks, Relative, Seconds
 
 from . import profile_keys
 from .curve import Curve
-from .profile_keys import Way
+from .profile_keys import CopyDirection
 
 KIND = schema.Kind("espresso_mpi profile", 1, "espresso-mpi profile")
 
@@ -42,7 +42,7 @@ class _Document:
     fingerprint: dict[str, Any]
     environment: dict[str, Any]
     check: Curve
-    copies: dict[Way, Curve]
+    copies: dict[CopyDirection, Curve]
     moves: dict[str, Curve]
     codecs: dict[str, Curve]
 

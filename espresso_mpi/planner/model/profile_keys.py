@@ -10,7 +10,7 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.types import DeviceKind, Level, Op
 
 Direction = Literal["encode", "decode"]
-Way = Literal["to_host", "to_gpu"]
+CopyDirection = Literal["to_host", "to_gpu"]
 Codec = tuple[Annotated[str, Meta(min_length=1)], DeviceKind, Direction]
 Move = tuple[Op, Level, bool]
 

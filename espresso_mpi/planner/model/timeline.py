@@ -4,11 +4,11 @@ A tensor's gradient is ready when its part of the backward pass ends; its operat
 resource: GPU, CPU, the network inside nodes and between them. Which operation a resource serves next is the *order*:
 
 ``backprop``
-    The tensors' order, fixed. A tensor's first visit to a resource is served in that order. What it comes back for (a
-    decode on the processor that encoded, a second collective) runs beside in the same order, and takes its time from
-    the resource right after the first visit: the resource is shared, and nobody waits for what is still on its way. The
-    completion times are maxima and sums of durations, so they never fall when a duration grows (a max-plus system),
-    which is what exact search and certified bounds need.
+    The tensors' order, fixed. A tensor's first visit to a resource is served in that order. Later visits (a decode on
+    the processor that encoded, a second collective) run beside in the same order, and take their time from the resource
+    right after the first visit. The resource is shared, and no tensor waits for one that will come back. The completion
+    times are maxima and sums of durations (a max-plus system). They never fall when a duration grows; exact search and
+    certified bounds need that.
 ``fifo``
     What became ready first is served first, one at a time, to its end; of several the earlier tensor.
 ``priority``
@@ -26,9 +26,9 @@ from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
-from numba import njit
 
 from espresso_mpi.errors import ConfigError
+from espresso_mpi.files.compiled import compiled
 from espresso_mpi.timetable import Lanes as Lanes
 from espresso_mpi.types import Order as Order
 
@@ -60,7 +60,7 @@ def lanes_of(lanes: Lanes | str) -> Lanes:
     """The lanes of a name.
 
     Raises:
-        ConfigError: a name that there is not.
+        ConfigError: an unknown name.
     """
     if isinstance(lanes, Lanes):
         return lanes
@@ -70,8 +70,8 @@ def lanes_of(lanes: Lanes | str) -> Lanes:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Ways in which tensors can travel, as numbers: a row an option.
+class OptionTable:
+    """All options of all candidate sets, as numbers: a row an option.
 
     Attributes:
         lane: int8 (options, most operations), the virtual lane of each operation: that of its resource, plus the number
@@ -117,7 +117,7 @@ def virtual(lanes: np.ndarray, count: int, total: int, backward: int) -> np.ndar
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@compiled
 def follow(state, ready, lane, seconds, count, repeats, starts):  # type: ignore[no-untyped-def]
     """Lead one tensor through the lanes in the order ``backprop``; returns when it is there.
 
@@ -145,7 +145,7 @@ def follow(state, ready, lane, seconds, count, repeats, starts):  # type: ignore
     return end
 
 
-@njit(cache=True)
+@compiled
 def backprop_time(choice, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """F in the order ``backprop``: when the last tensor is there and the lane of the backward pass has done all of its.
 
@@ -173,15 +173,15 @@ class Timeline:
 
     Attributes:
         backward: float64 (tensors,), seconds of the backward pass that end with each gradient.
-        options: of all tensors together; a choice names a row.
+        options: of all tensors together; a choice names an option.
         lanes: which resources are one.
 
     Raises:
-        ConfigError: an order that there is not.
+        ConfigError: an unknown order.
     """
 
     backward: np.ndarray
-    options: Options
+    options: OptionTable
     lanes: Lanes = SEPARATE
     order: Order = "schedule"
 
@@ -225,10 +225,10 @@ class Timeline:
         _, starts = self._served(choice)
         first, _, where, took, _ = laid_out(choice, *self.tables)
         found = []
-        for tensor, row in enumerate(choice):
+        for tensor, option in enumerate(choice):
             part, stop = int(first[tensor]), int(first[tensor + 1])
             for place in range(part, stop):
-                segment, position = divmod(place - part - 1, max(1, int(self.options.count[row])))
+                segment, position = divmod(place - part - 1, max(1, int(self.options.count[option])))
                 what = (tensor, segment, position) if place > part else (-1, 0, tensor)
                 begin = float(starts[place])
                 found.append(Interval(*what, int(where[place]), begin, begin + float(took[place])))

@@ -1,4 +1,4 @@
-"""The schedule of a choice: from the rows of a timeline to what a plan keeps and the executor carries out."""
+"""The schedule of a choice: from the options of a timeline to what a plan keeps and the executor carries out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .dispatch import laid_out
 from .problem import Problem, evaluated
 from .profile import Profile
 from .timeline import Order
-from .trace import Trace
+from .workload import Workload
 
 
 def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> Schedule | None:
@@ -24,7 +24,7 @@ def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> S
     is the same in every order in which the lane never waits while there is something to do.
 
     Args:
-        choice: int64 (buffers,), rows of the problem; names: of its buffers, as a plan calls them.
+        choice: int64 (buffers,), options of the problem; names: of its buffers, as a plan calls them.
     """
     timeline = problem.timeline
     lanes = timeline.lanes
@@ -47,11 +47,11 @@ def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> S
     return Schedule(replace(lanes, compute=lanes.backward), buffers)
 
 
-def with_schedule(plan: Plan, trace: Trace, profile: Profile, lanes: Lanes | str, order: Order) -> Plan:
+def with_schedule(plan: Plan, workload: Workload, profile: Profile, lanes: Lanes | str, order: Order) -> Plan:
     """The plan with the schedule by which its step is predicted.
 
     Raises:
         PlanError: the plan does not know a tensor; ConfigError: the profile lacks what it needs.
     """
-    problem, choice = evaluated(plan, trace, profile, lanes=lanes, order=order)
-    return replace(plan, schedule=schedule_of(problem, choice, [buffer.name for buffer in problem.trace.tensors]))
+    problem, choice = evaluated(plan, workload, profile, lanes=lanes, order=order)
+    return replace(plan, schedule=schedule_of(problem, choice, [buffer.name for buffer in problem.workload.tensors]))

@@ -1,9 +1,9 @@
-"""The decision tree of Espresso (EuroSys'23): every way in which one tensor can travel.
+"""The decision tree of Espresso (EuroSys'23): every route along which one tensor can travel.
 
-A way says whether the tensor is compressed, on which device every encode and decode runs, whether communication is flat
-or hierarchical, which collectives carry it, and between which of them the encodes and decodes stand. docs/routes.md has
-the grammar and its counts; each function here is one of its rules, and yields the steps from a place in the tree to the
-end. The rules below the root are named after what the rest of the way begins with.
+A route says whether the tensor is compressed, on which device every encode and decode runs, whether communication is
+flat or hierarchical, which collectives carry it, and between which of them the encodes and decodes stand.
+docs/routes.md has the grammar and its counts. Each function here is one of its rules, and yields the steps from a place
+in the tree to the end. The rules below the root are named after what the rest of the route begins with.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import get_args
 
 from espresso_mpi.compressors.base import Compressor
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.types import CLOSING, ROUTES, Collective, Decode, DeviceKind, Encode, Level, Op, Route, Step
+from espresso_mpi.types import CLOSING, ROUTES, Collective, Decode, DeviceKind, Encode, Level, Op, Route, RouteStep
 
-Steps = tuple[Step, ...]
+Steps = tuple[RouteStep, ...]
 
 DENSE_FIRST: tuple[Op, ...] = ("reduce_scatter", "reduce")
 PACKED_FIRST: tuple[Op, ...] = ("alltoall", "gather")
@@ -34,7 +34,7 @@ def routes(devices: Sequence[DeviceKind] = ("cpu", "gpu"), linear: bool = False)
             kinds of devices, 433 for one.
 
     Raises:
-        ConfigError: a device that there is not, one named twice, or none.
+        ConfigError: an unknown device, one named twice, or none.
     """
     given = tuple(devices)
     if not given or len(set(given)) < len(given) or not set(given) <= set(get_args(DeviceKind)):
@@ -153,6 +153,6 @@ class _Tree:
         return PACKED_FIRST + DENSE_FIRST if self.linear and single else PACKED_FIRST
 
 
-def _after(*first: Step, then: Iterator[Steps]) -> Iterator[Steps]:
-    """The steps, and after them each of the ways to go on."""
-    return ((*first, *way) for way in then)
+def _after(*first: RouteStep, then: Iterator[Steps]) -> Iterator[Steps]:
+    """The steps, and after them each of the possible continuations."""
+    return ((*first, *rest) for rest in then)

@@ -20,9 +20,9 @@ from itertools import cycle, product
 from math import prod
 
 import numpy as np
-from numba import njit
 
 from espresso_mpi.errors import ConfigError
+from espresso_mpi.files.compiled import compiled
 from espresso_mpi.types import Decode, DeviceKind, Encode, Route, Strategy
 
 from ..model.compiled_routes import Same
@@ -30,10 +30,10 @@ from ..model.dispatch import laid_out
 from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import TIE, Lanes, Order, Timeline, follow
-from ..model.trace import Trace
 from ..model.tree import routes as all_routes
+from ..model.workload import Workload
 from .confirmed import Confirmed
-from .steps import Backprop, Events, Step, follow_back, replaced
+from .incremental import Backprop, Events, IncrementalTimeline, follow_back, replaced
 
 LIMIT = 300_000
 """Steps of the search through the combinations of Algorithm 2, a tensor placed each: a few hundredths of a second."""
@@ -47,7 +47,7 @@ class Chosen:
     """What an algorithm chose.
 
     Attributes:
-        choice: int64 (tensors,), a row of the problem for each.
+        choice: int64 (tensors,), an option of the problem for each.
         seconds: of the step, ``Problem.seconds(choice)``.
         evaluations: how many choices were priced.
         complete: Algorithm 2 went through all combinations, or has shown the others to be no better.
@@ -63,20 +63,20 @@ class Chosen:
 
 
 def published(
-    trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network", order: Order = "schedule"
-) -> tuple[Problem, Chosen]:
-    """What both algorithms choose for a step, and the problem that the choice's rows are of.
+    workload: Workload, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network",
+    order: Order = "schedule",
+) -> tuple[Problem, Chosen]:  # fmt: skip
+    """What both algorithms choose for a step, and the problem that the choice's options are of.
 
     Tensors in host memory have nothing to offload: Algorithm 1 alone then chooses, with compression on the CPU.
 
     Raises:
         ConfigError: the profile lacks what is needed.
     """
-    problem = Problem.of(
-        trace, profile, [compressor], routes=reachable(trace.device == "gpu"), lanes=lanes, order=order, prune=False
-    )
+    routes = reachable(workload.device == "gpu")
+    problem = Problem.of(workload, profile, [compressor], routes=routes, lanes=lanes, order=order, prune=False)
     first = algorithm1(problem)
-    if trace.device != "gpu":
+    if workload.device != "gpu":
         return problem, first
     second = algorithm2(problem, first)
     return problem, replace(second, evaluations=first.evaluations + second.evaluations)
@@ -105,7 +105,7 @@ def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
             compress do it there.
         turns: the tensors in another order than the published one, largest first.
     """
-    order = _turns(problem.trace) if turns is None else turns
+    order = _turns(problem.workload) if turns is None else turns
     dense, candidates = problem.dense(), _at_home(problem)
     found = _greedy(problem, _step(problem, problem.timeline, dense), candidates, order)
     if problem.timeline.order != "schedule":
@@ -117,37 +117,39 @@ def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
     return replace(found, evaluations=evaluations, rough=rough.choice)
 
 
-def _greedy(problem: Problem, step: Step, candidates: Sequence[np.ndarray], turns: Iterable[int]) -> Chosen:
+def _greedy(
+    problem: Problem, step: IncrementalTimeline, candidates: Sequence[np.ndarray], turns: Iterable[int]
+) -> Chosen:
     """One pass of Algorithm 1 by the figures of a step."""
     waiting, evaluations = ~step.before_bubble(), 0
     for tensor in turns:
         if not waiting[tensor]:
             continue
-        rows = candidates[problem.menu[tensor]]
-        times = step.candidates(tensor, rows)
-        evaluations += rows.size
+        options = candidates[problem.set_of[tensor]]
+        times = step.candidates(tensor, options)
+        evaluations += options.size
         waiting[tensor] = False
-        best = _best(times, rows, int(step.choice[tensor]), problem.alone)
+        best = _best(times, options, int(step.choice[tensor]), problem.alone)
         if best != step.choice[tensor]:
             step.take(tensor, best)
             waiting[step.before_bubble()] = False
     return Chosen(step.choice, step.seconds() + problem.around, evaluations)
 
 
-def _step(problem: Problem, timeline: Timeline, choice: np.ndarray) -> Step:
+def _step(problem: Problem, timeline: Timeline, choice: np.ndarray) -> IncrementalTimeline:
     if timeline.order == "schedule":
         return Confirmed(timeline, choice, problem.alone)
     return (Backprop if timeline.order == "backprop" else Events)(timeline, choice)
 
 
-def _turns(trace: Trace) -> list[int]:
+def _turns(workload: Workload) -> list[int]:
     """Tensors by size, the largest first; of equal ones the latest of the backward pass first."""
-    return sorted(range(len(trace.tensors)), key=lambda i: (-trace.tensors[i].nbytes, -i))
+    return sorted(range(len(workload.tensors)), key=lambda i: (-workload.tensors[i].nbytes, -i))
 
 
 def _at_home(problem: Problem) -> list[np.ndarray]:
-    """Of each menu the rows whose encodes and decodes all run where the tensors are."""
-    wanted = _routes_at(Same(problem.routes), problem.trace.device)[problem.route]
+    """Of each candidate set the options whose encodes and decodes all run where the tensors are."""
+    wanted = _routes_at(Same(problem.routes), problem.workload.device)[problem.route]
     return [a + np.flatnonzero(wanted[a:b]) for a, b in zip(problem.first, problem.first[1:])]
 
 
@@ -158,9 +160,9 @@ def _routes_at(same: Same, home: DeviceKind) -> np.ndarray:
     return np.array([found <= {home} for found in devices])
 
 
-def _best(times: np.ndarray, rows: np.ndarray, now: int, alone: np.ndarray) -> int:
-    """The row with the least time; see ``algorithm1`` for ties."""
-    least = rows[times <= times.min() * (1 + TIE)]
+def _best(times: np.ndarray, options: np.ndarray, now: int, alone: np.ndarray) -> int:
+    """The option with the least time; see ``algorithm1`` for ties."""
+    least = options[times <= times.min() * (1 + TIE)]
     return now if now in least else int(least[np.argmin(alone[least])])
 
 
@@ -193,27 +195,30 @@ def algorithm2(problem: Problem, chosen: Chosen, *, limit: int | None = None) ->
 def groups_of(problem: Problem, choice: np.ndarray) -> list[list[int]]:
     """The compressed tensors by size and option, earliest first."""
     groups: dict[tuple[int, int], list[int]] = {}
-    for tensor, row in enumerate(choice):
-        if problem.method[row] >= 0:
-            groups.setdefault((problem.trace.tensors[tensor].nbytes, int(row)), []).append(tensor)
+    for tensor, option in enumerate(choice):
+        if problem.method[option] >= 0:
+            groups.setdefault((problem.workload.tensors[tensor].nbytes, int(option)), []).append(tensor)
     return list(groups.values())
 
 
 def on_cpu(problem: Problem, choice: np.ndarray) -> np.ndarray:
-    """Of each compressed tensor the row of the same way with all encodes and decodes on the CPU, else the row it has.
+    """Of each compressed tensor its strategy's option with all encodes and decodes on the CPU, else the option it has.
 
     Raises:
         PlanError: the problem lacks it.
     """
     found, there = choice.copy(), _there(Same(problem.routes))
-    for row in np.unique(choice[problem.method[choice] >= 0]):
-        having = choice == row
+    for option in np.unique(choice[problem.method[choice] >= 0]):
+        having = choice == option
         tensor = int(np.argmax(having))
-        rows = np.arange(problem.rows(tensor).start, problem.rows(tensor).stop)
-        same = rows[(problem.method[rows] == problem.method[row]) & (problem.route[rows] == there[problem.route[row]])]
+        options = np.arange(problem.options(tensor).start, problem.options(tensor).stop)
+        same = options[
+            (problem.method[options] == problem.method[option])
+            & (problem.route[options] == there[problem.route[option]])
+        ]
         if not same.size:
-            way = problem.strategy(row)
-            problem.row(tensor, Strategy(way.compressor, way.route.on("cpu")))  # says what is missing
+            strategy = problem.strategy(option)
+            problem.option(tensor, Strategy(strategy.compressor, strategy.route.on("cpu")))  # says what is missing
         found[having] = same[0]
     return found
 
@@ -261,7 +266,7 @@ def _offloaded_by_schedule(
 
 
 def _in_turn(
-    step: Step, start: np.ndarray, moved: np.ndarray, groups: Sequence[Sequence[int]]
+    step: IncrementalTimeline, start: np.ndarray, moved: np.ndarray, groups: Sequence[Sequence[int]]
 ) -> tuple[np.ndarray, float, int]:
     """Coordinate descent: the best number of one group after the other, until none gets better.
 
@@ -319,9 +324,9 @@ def _all(
     return int(priced), bool(complete)
 
 
-@njit(cache=True)
+@compiled
 def _least_behind(start, moved, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
-    """Of every tensor how long the step goes on at least, whichever way it and those behind it go."""
+    """Of every tensor how long the step goes on at least, whichever options it and those behind it have."""
     tensors = start.size
     behind = np.full((tensors + 1, 2 * total), -np.inf)
     behind[tensors, home] = 0.0
@@ -338,7 +343,7 @@ def _least_behind(start, moved, backward, home, total, lane, seconds, count, rep
     return behind
 
 
-@njit(cache=True)
+@compiled
 def _branch(start, moved, group_of, groups, choice, limit, best, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """Go through the combinations depth first, in the order of the tensors; the best one into ``choice``.
 
@@ -350,7 +355,7 @@ def _branch(start, moved, group_of, groups, choice, limit, best, backward, home,
     tensors = start.size
     behind = _least_behind(start, moved, backward, home, total, lane, seconds, count, repeats)
     free, there = np.zeros((tensors + 1, 2 * total)), np.zeros(tensors + 1)
-    way = np.zeros(tensors, np.int64)  # 0: not tried, 1: as it was, 2: on the CPU
+    state_of = np.zeros(tensors, np.int64)  # 0: not tried, 1: as it was, 2: on the CPU
     ended = np.full(groups, tensors)  # the tensor that ended the group
     nothing, tried = np.empty((0, 0)), start.copy()
     priced, steps, tensor = 0, 0, 0
@@ -364,20 +369,20 @@ def _branch(start, moved, group_of, groups, choice, limit, best, backward, home,
             tensor -= 1
             continue
         group = group_of[tensor]
-        if way[tensor] == 1 and group >= 0 and ended[group] == tensor:
+        if state_of[tensor] == 1 and group >= 0 and ended[group] == tensor:
             ended[group] = tensors
         open_ = group >= 0 and ended[group] > tensor
-        way[tensor] += 1
-        if way[tensor] == 3 or (way[tensor] == 2 and not open_):
-            way[tensor] = 0
+        state_of[tensor] += 1
+        if state_of[tensor] == 3 or (state_of[tensor] == 2 and not open_):
+            state_of[tensor] = 0
             tensor -= 1
             continue
         steps += 1
         if steps > limit:
             return priced, False
-        if way[tensor] == 1 and open_:
+        if state_of[tensor] == 1 and open_:
             ended[group] = tensor
-        option = start[tensor] if way[tensor] == 1 else moved[tensor]
+        option = start[tensor] if state_of[tensor] == 1 else moved[tensor]
         tried[tensor] = option
         state = free[tensor + 1]
         replaced(state, free[tensor])
@@ -389,7 +394,7 @@ def _branch(start, moved, group_of, groups, choice, limit, best, backward, home,
     return priced, True
 
 
-@njit(cache=True)
+@compiled
 def _at_least(there, state, behind):  # type: ignore[no-untyped-def]
     """How long a step takes at least whose lanes are in a state."""
     least = there

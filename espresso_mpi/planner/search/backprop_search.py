@@ -44,8 +44,8 @@ class BackpropSearch:
         self.problem, self.budget = problem, budget
         self.full = matrices(o, timeline.lanes)
         self.network = exact_network(problem, self.full)
-        self.tables = (o.lane, o.seconds, o.count, o.repeats, timeline.backward, timeline.lanes.backward, problem.menu,
-                       problem.first)  # fmt: skip
+        self.tables = (o.lane, o.seconds, o.count, o.repeats, timeline.backward, timeline.lanes.backward,
+                       problem.set_of, problem.first)  # fmt: skip
 
     def search(self, effort: Effort, starts: list[np.ndarray], rounds: int) -> Found:
         problem = self.problem
@@ -130,7 +130,7 @@ class BackpropSearch:
         """Leave out, from now on, options that no choice quicker than this has: they alone lift the bound above it."""
         flow = self.relaxation.flows[0]
         slack = time - flow.value + 1e-9 * time if time < np.inf else np.inf
-        self.tried = candidates(flow.flow, slack, self.network.weight, self.problem.menu, self.problem.first)
+        self.tried = candidates(flow.flow, slack, self.network.weight, self.problem.set_of, self.problem.first)
 
     def explored(self, width: int, best: np.ndarray, time: float) -> tuple[np.ndarray, float, float]:
         """The best of all choices from the states that there was room for, and the bound of all."""
@@ -144,11 +144,11 @@ class BackpropSearch:
 
     def promising(self, tensor: int, most: int) -> np.ndarray:
         """The options of a tensor that cost the bound least, the first first."""
-        rows = self.problem.rows(tensor)
+        options = self.problem.options(tensor)
         flow = self.relaxation.flows[0].flow[tensor]
         used = flow > 0
-        cost = flow[used] @ self.network.weight[used, rows.start : rows.stop]
-        return rows.start + np.argsort(cost, kind="stable")[:most]
+        cost = flow[used] @ self.network.weight[used, options.start : options.stop]
+        return options.start + np.argsort(cost, kind="stable")[:most]
 
 
 def _spread(flows: Sequence[Flow], most: int = 4) -> list[Flow]:

@@ -20,9 +20,9 @@ from espresso_mpi.types import DeviceKind, Plan, Route, Strategy
 from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import Lanes, Order
-from ..model.trace import Trace
 from ..model.tree import named_routes
 from ..model.tree import routes as all_routes
+from ..model.workload import Workload
 from .algorithms import reachable
 from .search import search
 
@@ -34,7 +34,7 @@ BYTEPS_SMALLEST = 1 << 16
 class Case:
     """What a baseline decides about: the step, the cluster, the compressor, and how the timeline is to be."""
 
-    trace: Trace
+    workload: Workload
     profile: Profile
     compressor: str
     lanes: Lanes | str = "one-network"
@@ -64,33 +64,35 @@ class Case:
         spec = compressor or self.compressor
         method = compressors.get(spec)
         named = [r.on(device) for r in named_routes(method, self.hierarchical) if r.sums_payloads or not method.common]
-        problem = Problem.of(self.trace, self.profile, [spec], routes=named, lanes=self.lanes, order=self.order,
+        problem = Problem.of(self.workload, self.profile, [spec], routes=named, lanes=self.lanes, order=self.order,
                              prune=False)  # fmt: skip
-        ways = [Strategy(spec, route) for route in named]
-        rows = [np.array([problem.row(i, way) for i in range(problem.tensors)]) for way in ways]
-        return ways[int(np.argmin([problem.seconds(row) for row in rows]))]
+        strategies = [Strategy(spec, route) for route in named]
+        options = [np.array([problem.option(i, strategy) for i in range(problem.tensors)]) for strategy in strategies]
+        return strategies[int(np.argmin([problem.seconds(option) for option in options]))]
 
     def everywhere(self, strategy: Strategy) -> Plan:
-        """The plan in which every tensor travels the same way."""
-        return Plan({tensor.name: strategy for tensor in self.trace.tensors})
+        """The plan in which every tensor has the same strategy."""
+        return Plan({tensor.name: strategy for tensor in self.workload.tensors})
 
     def quicker(self, *strategies: Strategy) -> Plan:
-        """The plan in which every tensor travels the way that is quickest for it by itself; of equal ones the first."""
+        """The plan in which every tensor has the strategy that is quickest by itself; of equal ones the first."""
         routes = tuple(dict.fromkeys(s.route for s in strategies))
         specs = tuple(dict.fromkeys(s.compressor for s in strategies))
-        problem = Problem.of(self.trace, self.profile, specs, routes=routes, lanes=self.lanes, order=self.order,
+        problem = Problem.of(self.workload, self.profile, specs, routes=routes, lanes=self.lanes, order=self.order,
                              prune=False)  # fmt: skip
-        tensors = {menu: tensor for tensor, menu in enumerate(problem.menu.tolist())}
-        rows = {menu: [problem.row(tensor, s) for s in strategies] for menu, tensor in tensors.items()}
-        best = {menu: row[int(np.argmin(problem.alone[row]))] for menu, row in rows.items()}
-        return self.plan(problem, [best[menu] for menu in problem.menu.tolist()])
+        tensors = {number: tensor for tensor, number in enumerate(problem.set_of.tolist())}
+        options = {number: [problem.option(tensor, s) for s in strategies] for number, tensor in tensors.items()}
+        best = {number: option[int(np.argmin(problem.alone[option]))] for number, option in options.items()}
+        return self.plan(problem, [best[number] for number in problem.set_of.tolist()])
 
     def plan(self, problem: Problem, choice: Iterable[int]) -> Plan:
         """The plan of a choice, with the compressor as it was spelled: a problem knows schedules only by their end."""
-        rows = list(choice)
-        routes = {row: problem.routes[problem.route[row]] for row in dict.fromkeys(rows)}
-        ways = {row: Strategy(self.compressor if at.compressed else "none", at) for row, at in routes.items()}
-        return Plan({tensor.name: ways[row] for tensor, row in zip(self.trace.tensors, rows)})
+        options = list(choice)
+        routes = {option: problem.routes[problem.route[option]] for option in dict.fromkeys(options)}
+        strategies = {
+            option: Strategy(self.compressor if at.compressed else "none", at) for option, at in routes.items()
+        }
+        return Plan({tensor.name: strategies[option] for tensor, option in zip(self.workload.tensors, options)})
 
 
 # --- the baselines ----------------------------------------------------------------------------------------------------
@@ -111,7 +113,7 @@ def fp16(case: Case) -> Plan:
     "Beyond Throughput and Compression Ratios" (HotNets'24) asks for this comparison. All tensors take one route: of the
     named ones, those that sum payloads among them, the one by which this step is shortest on this cluster.
     """
-    return case.everywhere(case.usual(case.trace.device, "fp16"))
+    return case.everywhere(case.usual(case.workload.device, "fp16"))
 
 
 def everything_gpu(case: Case) -> Plan:
@@ -125,13 +127,13 @@ def everything_cpu(case: Case) -> Plan:
 
 
 def myopic(case: Case) -> Plan:
-    """Every tensor by its own quickest way, as if it were alone: the choice by size.
+    """Every tensor by its own quickest strategy, as if it were alone: the choice by size.
 
     The paper's ablation (EuroSys'23) compresses a tensor if that shortens its own communication by more than
-    it takes; this takes the best of all ways on one device, dense or compressed, and so is a little stronger.
+    it takes. This takes the best of all strategies on one device, dense or compressed, so it is a little stronger.
     """
-    routes = reachable() if case.trace.device == "gpu" else all_routes(("cpu",))
-    problem = Problem.of(case.trace, case.profile, [case.compressor], routes=routes, lanes=case.lanes,
+    routes = reachable() if case.workload.device == "gpu" else all_routes(("cpu",))
+    problem = Problem.of(case.workload, case.profile, [case.compressor], routes=routes, lanes=case.lanes,
                          order=case.order, prune=False)  # fmt: skip
     return case.plan(problem, problem.quickest(np.ones(problem.method.size, bool)))
 
@@ -164,7 +166,7 @@ def byteps_compress(case: Case) -> Plan:
     default. BytePS cuts tensors into pieces of 4 MB and sends by priority; here a tensor has as many pieces as owners.
     """
     packed, small = case.along("alltoall", "cpu"), case.dense
-    return Plan({t.name: packed if t.nbytes >= BYTEPS_SMALLEST else small for t in case.trace.tensors})
+    return Plan({t.name: packed if t.nbytes >= BYTEPS_SMALLEST else small for t in case.workload.tensors})
 
 
 BASELINES: Mapping[str, Callable[[Case], Plan]] = {
@@ -184,7 +186,7 @@ NEEDS_GPU = frozenset({"everything-gpu", "hipress", "hitopkcomm"})
 
 
 def baseline(
-    name: str, trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network",
+    name: str, workload: Workload, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network",
     order: Order = "schedule",
 ) -> Plan:  # fmt: skip
     """The plan of a baseline.
@@ -198,24 +200,29 @@ def baseline(
     """
     if name not in BASELINES:
         raise ConfigError(f"baseline {name!r}: there is none of that name; expected one of {', '.join(BASELINES)}")
-    if name not in usable(trace):
+    if name not in usable(workload):
         raise ConfigError(
-            f"baseline {name!r}: compresses on the GPU, and the tensors of this trace are in host memory; expected one "
-            f"of {', '.join(usable(trace))}"
+            f"baseline {name!r}: compresses on the GPU, and the tensors of this workload are in host memory; expected "
+            f"one of {', '.join(usable(workload))}"
         )
     if compressor == "none":
         raise ConfigError("baseline: compressor 'none' compresses nothing; name one, such as topk:ratio=0.01")
     compressors.get(compressor)
-    return BASELINES[name](Case(trace, profile, compressor, lanes, order))
+    return BASELINES[name](Case(workload, profile, compressor, lanes, order))
 
 
-def usable(trace: Trace) -> tuple[str, ...]:
-    """The names of the baselines that a trace's tensors can travel by."""
-    return tuple(name for name in BASELINES if trace.device == "gpu" or name not in NEEDS_GPU)
+def usable(workload: Workload) -> tuple[str, ...]:
+    """The names of the baselines that a workload's tensors can travel by."""
+    return tuple(name for name in BASELINES if workload.device == "gpu" or name not in NEEDS_GPU)
 
 
 def upper_bound(
-    trace: Trace, profile: Profile, compressor: str, *, lanes: Lanes | str = "one-network", order: Order = "schedule"
+    workload: Workload,
+    profile: Profile,
+    compressor: str,
+    *,
+    lanes: Lanes | str = "one-network",
+    order: Order = "schedule",
 ) -> float:
     """Seconds of a step if compression took no time and disturbed nothing: the Upper Bound of the paper on throughput.
 
@@ -226,6 +233,6 @@ def upper_bound(
         ConfigError: the profile lacks what is needed.
     """
     linear = compressors.get(compressor).linear
-    problem = Problem.of(trace, profile, [compressor], routes=all_routes((trace.device,), linear), lanes=lanes,
+    problem = Problem.of(workload, profile, [compressor], routes=all_routes((workload.device,), linear), lanes=lanes,
                          order=order, free_codecs=True)  # fmt: skip
     return search(problem).seconds

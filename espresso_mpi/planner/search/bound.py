@@ -17,9 +17,9 @@ its options have.
 option leaves the lane later than the tensor is there. Proof: the tensor that visited a lane last was there at least
 that early, and *done* is the latest of all.
 
-**Claim 4** (``exact_network``). From the lane of the backward pass lead the edges of all lanes. Proof: no operation of
-a tensor, or of a later one, begins before its gradient is ready. So F stays the same if all lanes that are free earlier
-are held to be busy until then.
+**Claim 4** (``exact_network``). The lane of the backward pass has the edges of all lanes. Proof: no operation of a
+tensor, or of a later one, begins before its gradient is ready. So F stays the same if all lanes that are free earlier
+count as busy until then.
 
 **Claim 5** (``load_network``, for the other orders). Work of a tensor begins when its backward pass has ended; a lane
 does one thing at a time; the backward pass is work of its lane. So F is at least the backward pass up to a tensor, and
@@ -38,7 +38,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..model.problem import Problem
-from ..model.timeline import Options
+from ..model.timeline import OptionTable
 from .game import Relaxation, relaxed
 from .networks import Network, exact_network, network_of
 
@@ -49,10 +49,10 @@ SAFETY = 1e-9
 def lower_bound(problem: Problem) -> float:
     """Seconds that no choice of the problem's options falls below, whatever the search: certified.
 
-    In the order ``backprop`` by the exact network, else by the network of loads; see the module for the proofs. In the
-    order ``backprop`` it holds for options left out of the menus as dominated too, which are never better; in the
-    others it does where nothing has several segments: a matrix that is nowhere lower has no lower load and no shorter
-    chain.
+    It comes from the exact network in the order ``backprop``, else from the network of loads; see the module for the
+    proofs. In the order ``backprop`` it also holds for dominated options that were left out: they are never better. In
+    the others it does so where nothing has several segments: a matrix that is nowhere lower has no lower load and no
+    shorter chain.
     """
     quick = problem.quickest(np.ones(problem.method.size, bool))
     return certified(relaxed(network_of(problem), quick).value) + problem.around
@@ -77,29 +77,29 @@ def branched(
     """
     flow, network = relaxation.flows[0], relaxation.network
     tensor = int(np.argmax(relaxation.game.spread()))
-    rows, used = np.array(problem.rows(tensor)), flow.flow[tensor] > 0
-    above = flow.flow[tensor][used] @ network.weight[used, rows[0] : rows[-1] + 1]
+    options, used = np.array(problem.options(tensor)), flow.flow[tensor] > 0
+    above = flow.flow[tensor][used] @ network.weight[used, options[0] : options[-1] + 1]
     above -= above.min()
     order = np.argsort(above, kind="stable")
     order = order[above[order] < time - flow.value]
     if order.size > most:
         return flow.value
-    alone = _each_alone(problem, full, rows[order])
+    alone = _each_alone(problem, full, options[order])
     found = time
     for place, option in enumerate(order):
         if flow.value + above[option] >= found:
             break
-        menu, choice = problem.menu.copy(), best.copy()
-        menu[tensor], choice[tensor] = problem.first.size - 1 + place, problem.method.size + place
-        found = min(found, relaxed(replace(alone, menu=menu), choice, rounds=11, heat=0.004, cooling=0.65).value)
+        set_of, choice = problem.set_of.copy(), best.copy()
+        set_of[tensor], choice[tensor] = problem.first.size - 1 + place, problem.method.size + place
+        found = min(found, relaxed(replace(alone, set_of=set_of), choice, rounds=11, heat=0.004, cooling=0.65).value)
     return max(flow.value, found)
 
 
-def _each_alone(problem: Problem, full: np.ndarray, rows: np.ndarray) -> Network:
-    """The exact network with a menu more for each of some rows, which is all that is on it."""
-    o, index = problem.timeline.options, np.concatenate([np.arange(problem.method.size), rows])
-    first = np.concatenate([problem.first, problem.first[-1] + 1 + np.arange(rows.size)])
-    options = Options(o.lane[index], o.seconds[index], o.count[index], o.repeats[index])
-    wider = replace(problem, timeline=replace(problem.timeline, options=options), first=first,
+def _each_alone(problem: Problem, full: np.ndarray, options: np.ndarray) -> Network:
+    """The exact network with one more candidate set for each of some options, which is all that is on it."""
+    o, index = problem.timeline.options, np.concatenate([np.arange(problem.method.size), options])
+    first = np.concatenate([problem.first, problem.first[-1] + 1 + np.arange(options.size)])
+    table = OptionTable(o.lane[index], o.seconds[index], o.count[index], o.repeats[index])
+    wider = replace(problem, timeline=replace(problem.timeline, options=table), first=first,
                     method=problem.method[index], route=problem.route[index])  # fmt: skip
     return exact_network(wider, full[index])

@@ -25,7 +25,7 @@ class ErrorBudget:
 
     Attributes:
         limit: of the sum over tensors of the errors of their options.
-        errors: float64 (rows,), of every option of the problem; at least 0.
+        errors: float64 (options,), of every option of the problem; at least 0.
     """
 
     limit: float
@@ -49,30 +49,30 @@ def checked(problem: Problem, error: ErrorBudget | None) -> Budget:
     Raises:
         ConfigError: it is of another problem; PlanError: no choice is within it.
     """
-    rows = problem.method.size
+    options = problem.method.size
     if error is None:
-        return Budget(np.inf, np.zeros(rows))
+        return Budget(np.inf, np.zeros(options))
     errors = np.asarray(error.errors, np.float64)
-    if errors.shape != (rows,) or not (errors >= 0).all():
+    if errors.shape != (options,) or not (errors >= 0).all():
         raise ConfigError(
-            f"error budget: errors of shape {errors.shape}; expected {rows} numbers of at least 0, one for each option"
+            f"error budget: errors of shape {errors.shape}; expected {options} numbers of at least 0, one an option"
         )
-    least = np.minimum.reduceat(errors, problem.first[:-1])[problem.menu].sum()
+    least = np.minimum.reduceat(errors, problem.first[:-1])[problem.set_of].sum()
     if not least <= error.limit:
         raise PlanError(f"error budget: the limit is {error.limit:g}, but every choice sums up to at least {least:g}")
     return Budget(float(error.limit), errors)
 
 
 def errors(problem: Problem) -> np.ndarray:
-    """What each option adds to the error of a plan, float64 (rows,); nan where a compressor's is not known."""
-    total = sum(tensor.size for tensor in problem.trace.tensors)
-    size = {int(menu): tensor.size for menu, tensor in zip(problem.menu, problem.trace.tensors)}
+    """What each option adds to the error of a plan, float64 (options,); nan where a compressor's is not known."""
+    total = sum(tensor.size for tensor in problem.workload.tensors)
+    size = {int(number): tensor.size for number, tensor in zip(problem.set_of, problem.workload.tensors)}
     passes = np.array([sum(isinstance(step, Encode) for step in route.steps) for route in problem.routes], np.float64)
     found = np.empty(problem.method.size)
-    for menu, n in size.items():
-        rows = slice(int(problem.first[menu]), int(problem.first[menu + 1]))
+    for number, n in size.items():
+        options = slice(int(problem.first[number]), int(problem.first[number + 1]))
         once = np.array([*(_once(text, n) for text in problem.compressors), 0.0])  # -1, dense, is the last
-        found[rows] = once[problem.method[rows]] * passes[problem.route[rows]] * (n / total)
+        found[options] = once[problem.method[options]] * passes[problem.route[options]] * (n / total)
     return found
 
 

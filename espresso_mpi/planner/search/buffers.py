@@ -9,23 +9,23 @@ import numpy as np
 
 from espresso_mpi.types import ITEMSIZE, Route, buffer_name
 
+from ..model.candidates import CandidateSet
 from ..model.fusion import fused
-from ..model.menus import Menu
 from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import Lanes, Order
-from ..model.trace import Trace, TracedTensor
+from ..model.workload import Workload, WorkloadTensor
 
 Groups = tuple[tuple[str, ...], ...]
 
 Cut = tuple[int, ...]
-"""Where buffers begin among the tensors of a trace; the first is 0."""
+"""Where buffers begin among the tensors of a workload; the first is 0."""
 
 
-def joined(trace: Trace, limit: int) -> Cut:
+def joined(workload: Workload, limit: int) -> Cut:
     """Neighbours of one element type joined until a buffer has ``limit`` bytes."""
     begins, held, kind = [], limit, ""
-    for place, tensor in enumerate(trace.tensors):
+    for place, tensor in enumerate(workload.tensors):
         if held >= limit or tensor.dtype != kind:
             begins.append(place)
             held, kind = 0, tensor.dtype
@@ -34,16 +34,16 @@ def joined(trace: Trace, limit: int) -> Cut:
 
 
 class Buffers:
-    """Cuts of a trace into buffers, each of them priced once."""
+    """Cuts of a workload into buffers, each of them priced once."""
 
     def __init__(
-        self, trace: Trace, profile: Profile, compressors: tuple[str, ...], routes: Sequence[Route] | None,
+        self, workload: Workload, profile: Profile, compressors: tuple[str, ...], routes: Sequence[Route] | None,
         lanes: Lanes | str, order: Order,
     ) -> None:  # fmt: skip
-        self.trace, self.profile, self.compressors = trace, profile, compressors
+        self.workload, self.profile, self.compressors = workload, profile, compressors
         self.routes, self.lanes, self.order = routes, lanes, order
-        self.menus: dict[tuple[int, str], Menu] = {}
-        self.known: dict[tuple[int, int], TracedTensor] = {}
+        self.candidates: dict[tuple[int, str], CandidateSet] = {}
+        self.known: dict[tuple[int, int], WorkloadTensor] = {}
         self.problems: dict[Cut, Problem] = {}
         self.priced: Problem | None = None
 
@@ -51,52 +51,52 @@ class Buffers:
         """Names of the tensors that share a buffer."""
         return tuple(tuple(t.name for t in members) for members in self.members(cut) if len(members) > 1)
 
-    def members(self, cut: Cut) -> list[tuple[TracedTensor, ...]]:
+    def members(self, cut: Cut) -> list[tuple[WorkloadTensor, ...]]:
         """Of each buffer its tensors."""
-        return [self.trace.tensors[a:b] for a, b in zip(cut, (*cut[1:], len(self.trace.tensors)))]
+        return [self.workload.tensors[a:b] for a, b in zip(cut, (*cut[1:], len(self.workload.tensors)))]
 
-    def traced(self, cut: Cut) -> tuple[TracedTensor, ...]:
+    def buffer_tensors(self, cut: Cut) -> tuple[WorkloadTensor, ...]:
         """The buffers of a cut, named by the places of their first tensor and that after the last."""
-        return tuple(map(self._buffer, cut, (*cut[1:], len(self.trace.tensors))))
+        return tuple(map(self._buffer, cut, (*cut[1:], len(self.workload.tensors))))
 
-    def _buffer(self, begin: int, end: int) -> TracedTensor:
+    def _buffer(self, begin: int, end: int) -> WorkloadTensor:
         if (begin, end) not in self.known:
-            members = self.trace.tensors[begin:end]
+            members = self.workload.tensors[begin:end]
             size = sum(tensor.size for tensor in members)
-            self.known[begin, end] = TracedTensor(f"{begin}:{end}", size, members[-1].ready, members[0].dtype)
+            self.known[begin, end] = WorkloadTensor(f"{begin}:{end}", size, members[-1].ready, members[0].dtype)
         return self.known[begin, end]
 
     def named(self, cut: Cut, choice: np.ndarray) -> tuple[Problem, np.ndarray]:
         """The problem whose tensors are the buffers of a cut by their own names, and the choice in it."""
-        trace, members = fused(self.trace, self.groups(cut)), self.members(cut)
+        workload, members = fused(self.workload, self.groups(cut)), self.members(cut)
         names = [buffer_name([t.name for t in own]) if len(own) > 1 else own[0].name for own in members]
         places = {name: number for number, name in enumerate(names)}
-        order = np.array([places[tensor.name] for tensor in trace.tensors])  # of equal ready times others come first
+        order = np.array([places[tensor.name] for tensor in workload.tensors])  # of equal ready times others come first
         problem = self.problem(cut)
-        firsts = [problem.trace.tensors[number] for number in np.unique(problem.menu, return_index=True)[1]]
-        menus = {menu: self.menus[buffer.size, buffer.dtype] for menu, buffer in enumerate(firsts)}
-        return problem.with_menus(trace, menus, problem.menu[order].tolist()), choice[order]
+        firsts = [problem.workload.tensors[number] for number in np.unique(problem.set_of, return_index=True)[1]]
+        sets = {number: self.candidates[buffer.size, buffer.dtype] for number, buffer in enumerate(firsts)}
+        return problem.with_sets(workload, sets, problem.set_of[order].tolist()), choice[order]
 
     def price(self, cuts: Iterable[Cut]) -> None:
-        """Menus for all buffers of some cuts."""
-        sizes = {(buffer.size, buffer.dtype) for cut in cuts for buffer in self.traced(cut)}
-        missing = sorted(sizes - self.menus.keys())
+        """Candidates for all buffers of some cuts."""
+        sizes = {(buffer.size, buffer.dtype) for cut in cuts for buffer in self.buffer_tensors(cut)}
+        missing = sorted(sizes - self.candidates.keys())
         if not missing and self.priced is not None:
             return
-        alike = tuple(TracedTensor(str(n), size, 0.0, kind) for n, (size, kind) in enumerate(missing))
-        self.priced = Problem.of(replace(self.trace, tensors=alike), self.profile, self.compressors, routes=self.routes,
-                                 lanes=self.lanes, order=self.order)  # fmt: skip
-        self.menus |= {size: self.priced.menu_of(number) for number, size in enumerate(missing)}
+        alike = tuple(WorkloadTensor(str(n), size, 0.0, kind) for n, (size, kind) in enumerate(missing))
+        self.priced = Problem.of(replace(self.workload, tensors=alike), self.profile, self.compressors,
+                                 routes=self.routes, lanes=self.lanes, order=self.order)  # fmt: skip
+        self.candidates |= {size: self.priced.candidates_of(number) for number, size in enumerate(missing)}
 
     def problem(self, cut: Cut) -> Problem:
-        """The problem whose tensors are the buffers of a cut; see ``traced``."""
+        """The problem whose tensors are the buffers of a cut; see ``buffer_tensors``."""
         if cut not in self.problems:
             self.price([cut])
             assert self.priced is not None
-            tensors = self.traced(cut)
+            tensors = self.buffer_tensors(cut)
             sizes = [(buffer.size, buffer.dtype) for buffer in tensors]
-            trace = replace(self.trace, tensors=tensors)
-            self.problems[cut] = self.priced.with_menus(trace, {size: self.menus[size] for size in sizes}, sizes)
+            workload = replace(self.workload, tensors=tensors)
+            self.problems[cut] = self.priced.with_sets(workload, {size: self.candidates[size] for size in sizes}, sizes)
         return self.problems[cut]
 
     def more(self, cut: Cut) -> list[Cut]:
@@ -110,6 +110,6 @@ class Buffers:
         return [other for _, other in sorted(found, key=lambda pair: -pair[0])]
 
 
-def alike(buffers: Sequence[tuple[TracedTensor, ...]]) -> bool:
+def alike(buffers: Sequence[tuple[WorkloadTensor, ...]]) -> bool:
     """Whether all tensors of some buffers have one element type."""
     return len({tensor.dtype for members in buffers for tensor in members}) == 1

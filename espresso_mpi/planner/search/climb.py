@@ -7,18 +7,20 @@ time; a schedule in which everything else keeps its key, given up as soon as it 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 from ..model.dispatch import RULES, by_rule, exchanged, forward, justified, laid_out, quicker
 from .descent import summed
 
 
-@njit(cache=True)
+@compiled
 def _heights(choice, needs, ready, home, heights):  # type: ignore[no-untyped-def]
     """When all is done at least, by the loads of each lane from tensors up to each on: (tensors, lanes).
 
     Args:
-        needs: float64 (rows, lanes + 1), see ``needs``; ready: float64 (tensors,), when gradients are ready at least.
+        needs: float64 (options, lanes + 1), see ``needs``.
+        ready: float64 (tensors,), when gradients are ready at least.
     """
     tensors, total = heights.shape
     for lane in range(total):
@@ -32,17 +34,17 @@ def _heights(choice, needs, ready, home, heights):  # type: ignore[no-untyped-de
             heights[tensor, lane] = max(heights[tensor, lane], heights[tensor - 1, lane])
 
 
-@njit(cache=True)
-def _hopeless(tensor, row, old, needs, ready, heights, limit):  # type: ignore[no-untyped-def]
+@compiled
+def _hopeless(tensor, option, old, needs, ready, heights, limit):  # type: ignore[no-untyped-def]
     """Whether the loads alone say that an exchange ends beyond a limit."""
     total = heights.shape[1]
-    time = ready[tensor] + needs[row, total]
+    time = ready[tensor] + needs[option, total]
     for lane in range(total):
-        time = max(time, heights[tensor, lane] + needs[row, lane] - needs[old, lane])
+        time = max(time, heights[tensor, lane] + needs[option, lane] - needs[old, lane])
     return time >= limit
 
 
-@njit(cache=True)
+@compiled
 def climbed(  # type: ignore[no-untyped-def]
     choice, best, key, tried, begin, turns, errors, limit, near, tries, rounds, enough, needs, ready,
     backward, home, total, lane, seconds, count, repeats
@@ -56,9 +58,9 @@ def climbed(  # type: ignore[no-untyped-def]
 
     Args:
         choice: changed in place; best, key: its F, and the keys of its schedule.
-        tried, begin: the rows to try: those of a tensor are ``tried[begin[tensor] : begin[tensor + 1]]``.
+        tried, begin: the options to try: those of a tensor are ``tried[begin[tensor] : begin[tensor + 1]]``.
         turns: the tensors in the order in which they are looked at.
-        errors, limit: the sum of a choice's errors, float64 (rows,), stays at most the limit or does not grow.
+        errors, limit: the sum of a choice's errors, float64 (options,), stays at most the limit or does not grow.
         near: relative distance from the best within which an exchange is justified.
         tries: schedules to work out; enough: it also ends where F is no more than this.
         needs, ready: as in ``_heights``.
@@ -71,16 +73,16 @@ def climbed(  # type: ignore[no-untyped-def]
         for tensor in turns:
             stale += 1
             for place in range(begin[tensor], begin[tensor + 1]):
-                row, old = tried[place], choice[tensor]
-                more = errors[row] - errors[old]
-                if row == old or (more > 0 and spent + more > limit):
+                option, old = tried[place], choice[tensor]
+                more = errors[option] - errors[old]
+                if option == old or (more > 0 and spent + more > limit):
                     continue
-                if _hopeless(tensor, row, old, needs, ready, heights, goal):
+                if _hopeless(tensor, option, old, needs, ready, heights, goal):
                     continue
                 if tries <= 0:
                     return best, tries
                 time, new_key, places, lasts, cost = _exchange(
-                    choice, tensor, row, first, key, took, best * (1 + near), goal, rounds,
+                    choice, tensor, option, first, key, took, best * (1 + near), goal, rounds,
                     backward, home, total, lane, seconds, count, repeats,
                 )  # fmt: skip
                 tries -= cost
@@ -94,9 +96,9 @@ def climbed(  # type: ignore[no-untyped-def]
     return best, tries
 
 
-@njit(cache=True)
+@compiled
 def _exchange(  # type: ignore[no-untyped-def]
-    choice, tensor, row, first, key, took, near, goal, rounds,
+    choice, tensor, option, first, key, took, near, goal, rounds,
     backward, home, total, lane, seconds, count, repeats
 ):  # fmt: skip
     """Exchange the option of a tensor, in place, if that ends below the goal.
@@ -104,12 +106,12 @@ def _exchange(  # type: ignore[no-untyped-def]
     Returns:
         F, inf: beyond ``near`` at first sight; keys, first places and durations of its schedule; what it cost in tries.
     """
-    time, new_key = exchanged(choice, tensor, row, first, key, took, backward, home, total, lane, seconds, count,
+    time, new_key = exchanged(choice, tensor, option, first, key, took, backward, home, total, lane, seconds, count,
                               repeats, near)  # fmt: skip
     if time == np.inf:
         return time, key, first, took, 1
     old = choice[tensor]
-    choice[tensor] = row
+    choice[tensor] = option
     places, owner, where, lasts, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
     time = justified(choice, places, owner, where, lasts, count, repeats, total, new_key, np.empty(new_key.size), 4,
                      goal)  # fmt: skip
@@ -122,7 +124,7 @@ def _exchange(  # type: ignore[no-untyped-def]
     return time, new_key, places, lasts, cost
 
 
-@njit(cache=True)
+@compiled
 def annealed(  # type: ignore[no-untyped-def]
     choice, tried, begin, errors, limit, heats, draws, near, rounds, needs, ready,
     backward, home, total, lane, seconds, count, repeats
@@ -142,16 +144,16 @@ def annealed(  # type: ignore[no-untyped-def]
     for step in range(draws.shape[0]):
         tensor = min(choice.size - 1, int(draws[step, 0] * choice.size))
         size = begin[tensor + 1] - begin[tensor]
-        row, old = tried[begin[tensor] + min(size - 1, int(draws[step, 1] * size))], choice[tensor]
+        option, old = tried[begin[tensor] + min(size - 1, int(draws[step, 1] * size))], choice[tensor]
         if step == 0:
-            row = old
-        more = errors[row] - errors[old]
+            option = old
+        more = errors[option] - errors[old]
         goal = now - heats[step] * np.log(max(draws[step, 2], 1e-300))  # what is above it is not accepted
-        if (row == old and step) or (more > 0 and spent + more > limit):
+        if (option == old and step) or (more > 0 and spent + more > limit):
             continue
-        if step and _hopeless(tensor, row, old, needs, ready, heights, goal):
+        if step and _hopeless(tensor, option, old, needs, ready, heights, goal):
             continue
-        choice[tensor] = row
+        choice[tensor] = option
         first, owner, where, took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
         key, start, time = np.empty(took.size), np.empty(took.size), np.inf
         for turn in range(RULES):
@@ -175,34 +177,34 @@ def annealed(  # type: ignore[no-untyped-def]
     choice[:] = found
 
 
-@njit(cache=True)
+@compiled
 def replaced(  # type: ignore[no-untyped-def]
-    choice, key, first, took, begin, end, rows, parts, limit, rounds,
+    choice, key, first, took, begin, end, options, parts, limit, rounds,
     backward, home, total, lane, seconds, count, repeats
 ):  # fmt: skip
     """A schedule in which other tensors stand in the place of some neighbours, and everything else keeps its key.
 
     Args:
         key, first, took: of the choice and its schedule.
-        begin, end: the neighbours, of which the last is left out; rows, parts: int64 and float64 (others,), the options
-            of the others and their parts of the backward pass.
+        begin, end: the neighbours, of which the last is left out.
+        options, parts: int64 and float64 (others,), the options of the others and their parts of the backward pass.
 
     Returns:
         when all is done, inf: at first beyond the limit; the choice with the others; its keys.
     """
-    others = choice.size - end + begin + rows.size
+    others = choice.size - end + begin + options.size
     tensors, waits = np.empty(others, np.int64), np.empty(others)
     tensors[:begin], waits[:begin] = choice[:begin], backward[:begin]
-    tensors[begin : begin + rows.size], waits[begin : begin + rows.size] = rows, parts
-    tensors[begin + rows.size :], waits[begin + rows.size :] = choice[end:], backward[end:]
+    tensors[begin : begin + options.size], waits[begin : begin + options.size] = options, parts
+    tensors[begin + options.size :], waits[begin + options.size :] = choice[end:], backward[end:]
     due = -np.inf
     for place in range(first[begin], first[end]):
         due = max(due, key[place] + took[place])
     places, owner, where, lasts, tail = laid_out(tensors, waits, home, total, lane, seconds, count, repeats)
     keys, start = np.empty(lasts.size), np.empty(lasts.size)
     keys[: places[begin]] = key[: first[begin]]
-    keys[places[begin + rows.size] :] = key[first[end] :]
-    for place in range(places[begin], places[begin + rows.size]):
+    keys[places[begin + options.size] :] = key[first[end] :]
+    for place in range(places[begin], places[begin + options.size]):
         keys[place] = key[first[begin]] if place == places[owner[place]] else due - tail[place]
     time = forward(tensors, places, owner, where, lasts, count, keys, False, total, limit, start)
     if time < np.inf:

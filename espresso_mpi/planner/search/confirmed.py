@@ -1,13 +1,13 @@
 """Steps in the order ``schedule`` of which one tensor after the other is changed, for Algorithms 1 and 2.
 
-F of a choice is that of the best schedule that is found for it, and to find one takes some fifty times as long as to
-serve all operations once. So of many candidates few get one:
+F of a choice is that of the best schedule found for it. To find one takes some fifty times as long as to serve all
+operations once. So few of many candidates get a schedule:
 
-1. Only a tensor on the longest path is looked at: with the operations in their order, no other makes the step shorter.
-2. Of its candidates those are kept that are best in the order ``backprop``, where each costs its own operations only.
-3. These are served with all other operations' keys as they are; the best one gets a schedule, and F is that one's.
+1. Only tensors on the longest path are looked at. With the operations in their order, no other shortens the step.
+2. Of a tensor's candidates, the best in the order ``backprop`` are kept. There each costs its own operations only.
+3. These are served with the keys of all other operations as they are. The best one gets a schedule, and its F counts.
 
-What got none counts as endless. So a change is made only for a shorter F.
+A candidate without a schedule counts as endless, so a change is made only for a shorter F.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 from ..model.dispatch import exchanged, laid_out, scheduled
 from ..model.timeline import ROUNDS, TIE, Timeline
-from .steps import Backprop
+from .incremental import Backprop
 
 KEPT = 8
 """Candidates of a tensor that are served: with 16 or 32 the plans for the eight models are no better."""
@@ -37,7 +38,7 @@ class Confirmed:
     """See the module; a ``Step``.
 
     Attributes:
-        alone: float64 (rows,), seconds of every option by itself: of equal candidates the one with less is kept.
+        alone: float64 (options,), seconds of every option by itself: of equal candidates the one with less is kept.
     """
 
     def __init__(self, timeline: Timeline, choice: np.ndarray, alone: np.ndarray) -> None:
@@ -60,17 +61,17 @@ class Confirmed:
     def seconds(self) -> float:
         return float(self.time)
 
-    def candidates(self, tensor: int, rows: np.ndarray) -> np.ndarray:
-        times = np.full(rows.size, np.inf)
-        times[rows == self.choice[tensor]] = self.time
+    def candidates(self, tensor: int, options: np.ndarray) -> np.ndarray:
+        times = np.full(options.size, np.inf)
+        times[options == self.choice[tensor]] = self.time
         if self.critical[tensor]:
-            rough = self.rough.candidates(tensor, rows)
-            self.known = _confirmed(self.choice, tensor, rows, rough, self.alone, self.time, times, self.first,
+            rough = self.rough.candidates(tensor, options)
+            self.known = _confirmed(self.choice, tensor, options, rough, self.alone, self.time, times, self.first,
                                     self.key, self.took, *self.tables)  # fmt: skip
         return times
 
-    def take(self, tensor: int, row: int) -> None:
-        self.rough.take(tensor, row)
+    def take(self, tensor: int, option: int) -> None:
+        self.rough.take(tensor, option)
         self._settle()
 
     def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
@@ -79,23 +80,24 @@ class Confirmed:
                                 self.key, self.took, *self.tables)  # fmt: skip
         return times
 
-    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
-        self.rough.give(group, rows)
+    def give(self, group: Sequence[int], options: np.ndarray) -> None:
+        self.rough.give(group, options)
         self._settle()
 
     def before_bubble(self) -> np.ndarray:
         return self.bubble
 
 
-@njit(cache=True)
+@compiled
 def _confirmed(  # type: ignore[no-untyped-def]
-    choice, tensor, rows, rough, alone, now, times, first, key, took,
+    choice, tensor, options, rough, alone, now, times, first, key, took,
     backward, home, total, lane, seconds, count, repeats
 ):  # fmt: skip
     """Serve the best candidates of a tensor, and give the best of these a schedule.
 
     Args:
-        rough: float64 (these rows,), F in the order ``backprop``; alone: float64 (all rows,); now: F of the choice.
+        rough: float64 (these options,), F in the order ``backprop``.
+        alone: float64 (all options,); now: F of the choice.
         times: receives F of the one that got a schedule.
 
     Returns:
@@ -103,35 +105,35 @@ def _confirmed(  # type: ignore[no-untyped-def]
     """
     old, left, tried = choice[tensor], rough.copy(), choice.copy()
     best, place = now * (1 + NEAR), -1
-    for _ in range(min(KEPT, rows.size)):
-        at = _least(left, rows, alone)
+    for _ in range(min(KEPT, options.size)):
+        at = _least(left, options, alone)
         left[at] = np.inf
-        if rows[at] == old:
+        if options[at] == old:
             continue
-        time = exchanged(choice, tensor, rows[at], first, key, took, backward, home, total, lane, seconds, count,
+        time = exchanged(choice, tensor, options[at], first, key, took, backward, home, total, lane, seconds, count,
                          repeats, best)[0]  # fmt: skip
-        if time < best * (1 - TIE) or (time <= best and (place < 0 or alone[rows[at]] < alone[rows[place]])):
+        if time < best * (1 - TIE) or (time <= best and (place < 0 or alone[options[at]] < alone[options[place]])):
             best, place = time, at
     if place < 0:
         return choice[:0], (now, key, took)
-    tried[tensor] = rows[place]
+    tried[tensor] = options[place]
     found = scheduled(tried, backward, home, total, lane, seconds, count, repeats, ROUNDS)
     times[place] = found[0]
     return tried, found
 
 
-@njit(cache=True)
-def _least(times, rows, alone):  # type: ignore[no-untyped-def]
+@compiled
+def _least(times, options, alone):  # type: ignore[no-untyped-def]
     """The place of the least time; of equal ones that with the least seconds by itself."""
     best = 0
     for place in range(1, times.size):
         equal = abs(times[place] - times[best]) <= TIE * min(times[place], times[best])
-        if alone[rows[place]] < alone[rows[best]] if equal else times[place] < times[best]:
+        if alone[options[place]] < alone[options[best]] if equal else times[place] < times[best]:
             best = place
     return best
 
 
-@njit(cache=True)
+@compiled
 def _by_number(  # type: ignore[no-untyped-def]
     choice, group, start, moved, now, times, first, key, took,
     backward, home, total, lane, seconds, count, repeats
@@ -174,7 +176,7 @@ def _by_number(  # type: ignore[no-untyped-def]
     return best, schedule
 
 
-@njit(cache=True)
+@compiled
 def _read(choice, first, owner, where, took, count, start, networks, total):  # type: ignore[no-untyped-def]
     """Which tensors have operations on a longest path, one of them, and which are before a bubble on all networks."""
     size, tensors = took.size, choice.size

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from numba import njit
+from espresso_mpi.files.compiled import compiled
 
 from ..model.dispatch import served
 
 
-@njit(cache=True)
+@compiled
 def try_all(choice, candidates, errors, limit, tries, backward, home, total, lane, seconds, count, repeats, by_tensor):  # type: ignore[no-untyped-def]
     """Exchange one option, and where that no longer helps two, until nothing helps or ``tries`` are used up; returns F.
 
     Args:
-        candidates: int64 (tensors, most), rows to try, -1 none.
+        candidates: int64 (tensors, most), options to try, -1 none.
         errors, limit: the sum of a choice's errors stays at most the limit.
     """
     best = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
@@ -24,15 +24,15 @@ def try_all(choice, candidates, errors, limit, tries, backward, home, total, lan
         improved = False
         for one in range(choice.size):
             for a in range(candidates.shape[1]):
-                row, old = candidates[one, a], choice[one]
-                if row < 0 or row == old or tries <= 0 or spent + errors[row] - errors[old] > limit:
+                option, old = candidates[one, a], choice[one]
+                if option < 0 or option == old or tries <= 0 or spent + errors[option] - errors[old] > limit:
                     continue
-                choice[one] = row
+                choice[one] = option
                 tries -= 1
                 time = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
                 if time < best:
                     best, improved = time, True
-                    spent += errors[row] - errors[old]
+                    spent += errors[option] - errors[old]
                 else:
                     choice[one] = old
         if improved:
@@ -41,14 +41,14 @@ def try_all(choice, candidates, errors, limit, tries, backward, home, total, lan
             for other in range(one + 1, choice.size):
                 for a in range(candidates.shape[1]):
                     for b in range(candidates.shape[1]):
-                        row, then = candidates[one, a], candidates[other, b]
+                        option, then = candidates[one, a], candidates[other, b]
                         old, was = choice[one], choice[other]
-                        if row < 0 or then < 0 or row == old or then == was or tries <= 0:
+                        if option < 0 or then < 0 or option == old or then == was or tries <= 0:
                             continue
-                        more = errors[row] + errors[then] - errors[old] - errors[was]
+                        more = errors[option] + errors[then] - errors[old] - errors[was]
                         if spent + more > limit:
                             continue
-                        choice[one], choice[other] = row, then
+                        choice[one], choice[other] = option, then
                         tries -= 1
                         time = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
                         if time < best:

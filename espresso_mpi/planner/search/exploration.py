@@ -8,32 +8,34 @@ the most promising, and of them those that no other one dominates are the states
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from espresso_mpi.files.compiled import compiled
+
+from ..model.dominance import nowhere_above
 from ..model.timeline import follow
 
 
-@njit(cache=True)
+@compiled
 def explore(  # type: ignore[no-untyped-def]
-    width, target, errors, limit_of_errors, lane, seconds, count, repeats, backward, home, menu, first,
+    width, target, errors, limit_of_errors, lane, seconds, count, repeats, backward, home, set_of, first,
     masses, rests, flows, weight
 ):  # fmt: skip
     """States of the lanes, tensor by tensor; returns (F, choice, least bound of what was left out for want of room).
 
     Args:
         width: states to keep; target: only what may be below is of interest.
-        errors: float64 (rows,), of which a choice may sum up to ``limit_of_errors``.
+        errors: float64 (options,), of which a choice may sum up to ``limit_of_errors``.
         masses, rests, flows: (cuts, ...) as in ``game.Flow``; weight: of the network's edges.
     """
-    tensors, cuts, nodes = menu.size, masses.shape[0], masses.shape[2]
+    tensors, cuts, nodes = set_of.size, masses.shape[0], masses.shape[2]
     virtual, pool = nodes - 1, 4 * width
     states, size = np.zeros((width, nodes + 1)), 1
     parents, taken = np.zeros((tensors, width), np.int32), np.zeros((tensors, width), np.int64)
     children, value = np.empty((pool, nodes + 1)), np.empty(pool)
     born, by, heap = np.empty(pool, np.int32), np.empty(pool, np.int64), np.empty(pool, np.int64)
-    above, still, left_out = np.empty((cuts, _longest(first))), _to_come(errors, menu, first), np.inf
+    above, still, left_out = np.empty((cuts, _longest(first))), _to_come(errors, set_of, first), np.inf
     for tensor in range(tensors):
-        a, b = first[menu[tensor]], first[menu[tensor] + 1]
+        a, b = first[set_of[tensor]], first[set_of[tensor] + 1]
         _lifts(tensor, a, b, backward, home, masses, rests, flows, weight, above)
         filled, limit = _grown(
             tensor, a, b, above, states[:size], target, errors, still[tensor + 1], limit_of_errors,
@@ -52,38 +54,38 @@ def explore(  # type: ignore[no-untyped-def]
     return max(states[0, virtual], states[0, home]), choice, left_out
 
 
-@njit(cache=True)
+@compiled
 def _longest(first):  # type: ignore[no-untyped-def]
-    """Options of the longest menu."""
+    """Options of the longest candidate set."""
     most = 0
     for place in range(first.size - 1):
         most = max(most, first[place + 1] - first[place])
     return most
 
 
-@njit(cache=True)
-def _to_come(errors, menu, first):  # type: ignore[no-untyped-def]
+@compiled
+def _to_come(errors, set_of, first):  # type: ignore[no-untyped-def]
     """Errors that the tensors from each one on make at least, (tensors + 1,)."""
-    still = np.zeros(menu.size + 1)
-    for tensor in range(menu.size - 1, -1, -1):
-        still[tensor] = still[tensor + 1] + errors[first[menu[tensor]] : first[menu[tensor] + 1]].min()
+    still = np.zeros(set_of.size + 1)
+    for tensor in range(set_of.size - 1, -1, -1):
+        still[tensor] = still[tensor + 1] + errors[first[set_of[tensor]] : first[set_of[tensor] + 1]].min()
     return still
 
 
-@njit(cache=True)
+@compiled
 def _lifts(tensor, a, b, backward, home, masses, rests, flows, weight, above):  # type: ignore[no-untyped-def]
-    """By how much each option, the rows ``a`` to ``b``, lifts the bound of each cut, into ``above``."""
+    """By how much each option from ``a`` to ``b`` lifts the bound of each cut, into ``above``."""
     for cut in range(masses.shape[0]):
         above[cut, : b - a] = rests[cut, tensor + 1] - rests[cut, tensor]
         above[cut, : b - a] += masses[cut, tensor, home] * backward[tensor]
         for edge in range(weight.shape[0]):
             part = flows[cut, tensor, edge]
             if part > 0.0:
-                for row in range(a, b):
-                    above[cut, row - a] += part * weight[edge, row]
+                for option in range(a, b):
+                    above[cut, option - a] += part * weight[edge, option]
 
 
-@njit(cache=True)
+@compiled
 def _grown(  # type: ignore[no-untyped-def]
     tensor, a, b, above, states, target, errors, still, limit_of_errors, lane, seconds, count, repeats, backward, home,
     masses, rests, children, value, born, by, heap
@@ -94,28 +96,38 @@ def _grown(  # type: ignore[no-untyped-def]
     filled, limit = 0, target
     for parent in range(states.shape[0]):
         _bounds(tensor, states[parent], masses, rests, bases)
-        for option in order:
-            if bases[0] + above[0, option] >= limit:
+        for place in order:
+            if bases[0] + above[0, place] >= limit:
                 break
-            row = a + option
-            hopeless = states[parent, -1] + errors[row] + still > limit_of_errors
+            option = a + place
+            hopeless = states[parent, -1] + errors[option] + still > limit_of_errors
             for cut in range(1, bases.size):
-                hopeless |= bases[cut] + above[cut, option] >= limit
+                hopeless |= bases[cut] + above[cut, place] >= limit
             if hopeless:
                 continue
             child[:] = states[parent]
-            child[-1] += errors[row]
+            child[-1] += errors[option]
             hope = _advanced(
-                child, tensor, lane[row], seconds[row], count[row], repeats[row], backward, home, masses, rests, nothing
+                child,
+                tensor,
+                lane[option],
+                seconds[option],
+                count[option],
+                repeats[option],
+                backward,
+                home,
+                masses,
+                rests,
+                nothing,
             )
             if hope < limit:
                 where = filled if filled < heap.size else heap[0]
-                children[where], value[where], born[where], by[where] = child, hope, parent, row
+                children[where], value[where], born[where], by[where] = child, hope, parent, option
                 filled, limit = _noted(where, filled, limit, heap, value)
     return filled, limit
 
 
-@njit(cache=True)
+@compiled
 def _bounds(tensor, state, masses, rests, bases):  # type: ignore[no-untyped-def]
     """What every completion of a state takes at least, by each cut, into ``bases``."""
     for cut in range(bases.size):
@@ -124,9 +136,9 @@ def _bounds(tensor, state, masses, rests, bases):  # type: ignore[no-untyped-def
             bases[cut] += masses[cut, tensor, node] * state[node]
 
 
-@njit(cache=True)
+@compiled
 def _advanced(child, tensor, lane, seconds, count, repeats, backward, home, masses, rests, nothing):  # type: ignore[no-untyped-def]
-    """Let a tensor go the way of an option, in place; returns what every completion takes at least."""
+    """Let a tensor travel by an option, in place; returns what every completion takes at least."""
     cuts, layers, nodes = masses.shape
     last, virtual = tensor == layers - 2, nodes - 1
     child[home] += backward[tensor]
@@ -148,7 +160,7 @@ def _advanced(child, tensor, lane, seconds, count, repeats, backward, home, mass
     return hope
 
 
-@njit(cache=True)
+@compiled
 def _noted(where, filled, limit, heap, value):  # type: ignore[no-untyped-def]
     """Count in a child at a place of the pool; a full pool is a heap, the worst on top, and lowers the limit."""
     pool = heap.size
@@ -162,7 +174,7 @@ def _noted(where, filled, limit, heap, value):  # type: ignore[no-untyped-def]
     return filled + 1, limit
 
 
-@njit(cache=True)
+@compiled
 def _settle(heap, value, size):  # type: ignore[no-untyped-def]
     """Let the top of a heap of places, the one with the largest value on top, sink."""
     place = 0
@@ -178,24 +190,18 @@ def _settle(heap, value, size):  # type: ignore[no-untyped-def]
         place = child
 
 
-@njit(cache=True)
+@compiled
 def _kept(filled, children, value, born, by, states, parents, taken):  # type: ignore[no-untyped-def]
     """The best of the pool that no better one dominates become the states.
 
     Returns:
         how many, and the least bound of what there was no room for, else inf.
     """
-    width, entries = states.shape
-    size = 0
+    width, size = states.shape[0], 0
     for where in np.argsort(value[:filled]):
         dominated = False
         for other in range(size):
-            worse = False
-            for entry in range(entries):
-                if states[other, entry] > children[where, entry]:
-                    worse = True
-                    break
-            if not worse:
+            if nowhere_above(states, other, children, where):
                 dominated = True
                 break
         if dominated:

@@ -15,7 +15,7 @@ class Found:
     """What a search found.
 
     Attributes:
-        choice: int64 (tensors,), rows of the problem.
+        choice: int64 (tensors,), options of the problem.
         seconds: its time of a step; bound: no choice takes less.
         claim: of what: of the ``choices`` of this problem, or also of all ``fusions`` of neighbours into buffers.
     """

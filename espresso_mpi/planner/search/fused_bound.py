@@ -11,14 +11,14 @@ from espresso_mpi.types import ITEMSIZE
 
 from ..model.dominance import front
 from ..model.problem import Problem
-from ..model.trace import Trace, TracedTensor
+from ..model.workload import Workload, WorkloadTensor
 from .bound import certified
 from .game import relaxed
 from .networks import Network, loads, network_of_loads
 
 
-def fusion_bound(problem: Problem, trace: Trace) -> float:
-    """Seconds that no fusion of the tensors of a trace falls below, with no choice of compressors and routes.
+def fusion_bound(problem: Problem, workload: Workload) -> float:
+    """Seconds that no fusion of the tensors of a workload falls below, with no choice of compressors and routes.
 
     Claim: a tensor of n elements costs each lane at least n times the least that an element costs in any buffer of n
     elements or more. Proof: divide the load of every buffer among its tensors by their elements; a buffer is ready when
@@ -31,28 +31,28 @@ def fusion_bound(problem: Problem, trace: Trace) -> float:
     Args:
         problem: of any of the fusions: what there is to choose from.
     """
-    return certified(relaxed(*_fusion_network(problem, trace)).value) + problem.around
+    return certified(relaxed(*_fusion_network(problem, workload)).value) + problem.around
 
 
-def _fusion_network(problem: Problem, trace: Trace) -> tuple[Network, np.ndarray]:
+def _fusion_network(problem: Problem, workload: Workload) -> tuple[Network, np.ndarray]:
     """The network of loads of tensors in buffers, and a choice to begin with."""
-    table, first, menu = fusion_table(problem, trace)
-    network = network_of_loads(table[:, :-1], table[:, -1], problem.timeline.lanes.backward, menu, first,
-                        np.ascontiguousarray(trace.backward))  # fmt: skip
+    table, first, set_of = fusion_table(problem, workload)
+    network = network_of_loads(table[:, :-1], table[:, -1], problem.timeline.lanes.backward, set_of, first,
+                        np.ascontiguousarray(workload.backward))  # fmt: skip
     quick = [a + int(np.argmin(table[a:b, :-1].sum(axis=1))) for a, b in pairwise(first)]
-    return network, np.array(quick, np.int64)[menu]
+    return network, np.array(quick, np.int64)[set_of]
 
 
-def fusion_table(problem: Problem, trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def fusion_table(problem: Problem, workload: Workload) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What tensors cost in buffers, by the claim of ``fusion_bound``.
 
     Returns:
-        float64 (rows, lanes + 1), seconds on each lane and of a segment; where menus begin among the rows; the menu of
-        each tensor.
+        float64 (rows, lanes + 1), seconds on each lane and of a segment; where candidate sets begin among the
+        rows; the candidate set of each tensor.
     """
-    units = {dtype: _units(problem, trace, dtype) for dtype in {tensor.dtype for tensor in trace.tensors}}
+    units = {dtype: _units(problem, workload, dtype) for dtype in {tensor.dtype for tensor in workload.tensors}}
     limit = problem.profile.segment_bytes
-    keys = [(tensor.size, tensor.dtype) for tensor in trace.tensors]
+    keys = [(tensor.size, tensor.dtype) for tensor in workload.tensors]
     kinds = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     blocks = []
     for size, dtype in kinds:
@@ -61,19 +61,19 @@ def fusion_table(problem: Problem, trace: Trace) -> tuple[np.ndarray, np.ndarray
         rows = unit[ends >= least]
         blocks.append(np.hstack([rows[:, :-1] * size, rows[:, -1:]]))
     first = np.cumsum([0, *map(len, blocks)])
-    menu = np.array([kinds[key] for key in keys], np.int64)
-    return np.concatenate(blocks), first, menu
+    set_of = np.array([kinds[key] for key in keys], np.int64)
+    return np.concatenate(blocks), first, set_of
 
 
-def _units(problem: Problem, trace: Trace, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+def _units(problem: Problem, workload: Workload, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """What an element costs in buffers of one type: rows of seconds on each lane and of a segment; ends of sizes."""
-    sizes = [tensor.size for tensor in trace.tensors if tensor.dtype == dtype]
+    sizes = [tensor.size for tensor in workload.tensors if tensor.dtype == dtype]
     limit = problem.profile.segment_bytes
     edges = _edges(int(min(min(sizes), 0.3 * limit / ITEMSIZE[dtype])) if limit else min(sizes), sum(sizes))
-    alike = tuple(TracedTensor(str(size), size, 0.0, dtype) for size in edges)
+    alike = tuple(WorkloadTensor(str(size), size, 0.0, dtype) for size in edges)
     whole = replace(problem.profile, segment_bytes=0)
     apart = bool(limit) and problem.timeline.order == "backprop" and problem.profile.nodes > 1
-    priced = Problem.of(replace(trace, tensors=alike), whole, problem.compressors, routes=problem.routes,
+    priced = Problem.of(replace(workload, tensors=alike), whole, problem.compressors, routes=problem.routes,
                         lanes=problem.timeline.lanes, order="backprop" if apart else "schedule")  # fmt: skip
     load, chain = loads(priced, apart)
     ends = np.repeat(np.array([*edges[1:], edges[-1]], np.float64), np.diff(priced.first))

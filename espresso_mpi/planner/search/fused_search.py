@@ -11,7 +11,7 @@ from espresso_mpi.types import ITEMSIZE, Route
 from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import Lanes, Order
-from ..model.trace import Trace
+from ..model.workload import Workload
 from . import relaxation
 from .budget import checked
 from .buffers import Buffers, Cut, Groups, alike, joined
@@ -30,7 +30,7 @@ MOVES, JOINS, CUTS = 4, 16, 8
 
 
 def search_fused(
-    trace: Trace,
+    workload: Workload,
     profile: Profile,
     compressors: Sequence[str],
     *,
@@ -54,11 +54,11 @@ def search_fused(
         The groups of two tensors and more; the problem whose tensors are the buffers; its choice. The bound is one on
         every fusion of neighbours with every choice (``claim`` says so), and so lower than that of ``search``.
     """
-    buffers = Buffers(trace, profile, tuple(compressors), routes, lanes, order)
+    buffers = Buffers(workload, profile, tuple(compressors), routes, lanes, order)
     searches = _FusedSearch(buffers, effort)
     series = [0, *(4**power << 16 for power in range(16))] if fusions is None else list(fusions)
-    total = sum(tensor.size * ITEMSIZE[tensor.dtype] for tensor in trace.tensors)
-    cuts = list(dict.fromkeys(joined(trace, min(limit, total)) for limit in series))
+    total = sum(tensor.size * ITEMSIZE[tensor.dtype] for tensor in workload.tensors)
+    cuts = list(dict.fromkeys(joined(workload, min(limit, total)) for limit in series))
     if order == "schedule":
         best, found, bound = searches.settled(cuts)
     else:
@@ -67,14 +67,14 @@ def search_fused(
         best = min(ranked, key=lambda cut: searches.found(cut, effort).seconds)
         best = searches.improved(best)
         found = searches.found(best, effort)
-        bound = fusion_bound(buffers.problem(best), trace)
+        bound = fusion_bound(buffers.problem(best), workload)
     problem, choice = buffers.named(best, found.choice)
     seconds = problem.seconds(choice)
     return buffers.groups(best), problem, Found(choice, seconds, min(bound, seconds), "fusions")
 
 
 class _FusedSearch:
-    """Searches of cuts of a trace into buffers, once each.
+    """Searches of cuts of a workload into buffers, once each.
 
     Args:
         effort: with which the best cut is searched.
@@ -92,7 +92,7 @@ class _FusedSearch:
         """
         best = cuts[0]
         found = self.scheduled(best, self.effort)
-        bound = relaxation.fusion_bound(self.buffers.problem(best), self.buffers.trace)
+        bound = relaxation.fusion_bound(self.buffers.problem(best), self.buffers.workload)
         if found.seconds <= bound * (1 + FUSED_ENOUGH):
             return best, found, bound
         self.buffers.price(cuts)
@@ -135,12 +135,12 @@ class _FusedSearch:
         self.buffers.price([other for other, _, _ in nearby])
         best, time, places = cut, guesses.time * (1 - 1e-5), tuple[int, ...]()
         for other, begin, end in nearby:
-            new = self.buffers.traced(other)[begin : begin + len(other) - len(cut) + end - begin]
-            parts = np.diff([problem.trace.tensors[begin - 1].ready if begin else 0.0, *(one.ready for one in new)])
-            menus = tuple(self.buffers.menus[buffer.size, buffer.dtype] for buffer in new)
-            seconds, where = guesses.worth(Move(begin, end, menus, tuple(parts)))
+            new = self.buffers.buffer_tensors(other)[begin : begin + len(other) - len(cut) + end - begin]
+            parts = np.diff([problem.workload.tensors[begin - 1].ready if begin else 0.0, *(one.ready for one in new)])
+            sets = tuple(self.buffers.candidates[buffer.size, buffer.dtype] for buffer in new)
+            seconds, where = guesses.worth(Move(begin, end, sets, tuple(parts)))
             if seconds < time:
-                own = (found.choice - problem.first[problem.menu]).tolist()
+                own = (found.choice - problem.first[problem.set_of]).tolist()
                 best, time, places = other, seconds, (*own[:begin], *where, *own[end:])
         if best == cut:
             return cut, found
@@ -185,7 +185,7 @@ class _FusedSearch:
     def fewer(self, cut: Cut) -> list[Cut]:
         """Two neighbours of equal strategy and type joined, the smallest first."""
         problem, choice = self.buffers.problem(cut), self.found(cut, self.effort).choice
-        strategies = [problem.strategy(int(row)) for row in choice]
+        strategies = [problem.strategy(int(option)) for option in choice]
         members = self.buffers.members(cut)
         pairs = [n for n in range(1, len(cut)) if strategies[n] == strategies[n - 1] and alike(members[n - 1 : n + 1])]
         pairs.sort(key=lambda n: sum(t.size for t in members[n - 1] + members[n]))

@@ -1,8 +1,8 @@
-"""Which neighbours share a buffer, in the order ``schedule``: joins and cuts are guessed before they are searched.
+"""Which neighbours share a buffer, in the order ``schedule``: joins and cuts are estimated before they are searched.
 
-A join or a cut concerns one or two buffers. What it is worth is guessed from the schedule that is known: all other
-buffers keep their options and keys, and the new ones try those options that cost least by the prices of the relaxation,
-and those of the buffers that they come from.
+A join or a cut concerns one or two buffers. Its worth is estimated from the known schedule: all other buffers keep
+their options and keys. The new ones try the options that cost least by the prices of the relaxation, and those of the
+buffers that they come from.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..model.candidates import CandidateSet
 from ..model.dispatch import laid_out, scheduled
-from ..model.menus import Menu
 from ..model.needs import needs_of
 from ..model.problem import Problem
 from ..model.timeline import ROUNDS
@@ -30,7 +30,7 @@ JUSTIFIED = 4
 
 @dataclass(frozen=True)
 class Move:
-    """Neighbours that become other buffers: of ``begin`` to ``end``, by number, those of these menus.
+    """Neighbours that become other buffers: of ``begin`` to ``end``, by number, those of these candidates.
 
     Attributes:
         parts: seconds of the backward pass of each new buffer.
@@ -38,7 +38,7 @@ class Move:
 
     begin: int
     end: int
-    menus: tuple[Menu, ...]
+    candidates: tuple[CandidateSet, ...]
     parts: tuple[float, ...]
 
 
@@ -53,9 +53,9 @@ class Guesses:
         self.home, self.total = timeline.lanes.backward, timeline.lanes.count
 
     def worth(self, move: Move) -> tuple[float, tuple[int, ...]]:
-        """The least time of a step that is guessed, and the place of each new buffer's option on its menu."""
-        best, found = np.inf, tuple(0 for _ in move.menus)
-        options = [menu.options for menu in move.menus]
+        """The least time of a step that is guessed, and the place of each new buffer's option among its candidates."""
+        best, found = np.inf, tuple(0 for _ in move.candidates)
+        options = [own.options for own in move.candidates]
         begins = np.cumsum([0, *(own.count.size for own in options)])[:-1]
         arrays = [
             np.concatenate([getattr(own, name) for own in [self.problem.timeline.options, *options]])
@@ -76,24 +76,24 @@ class Guesses:
         """Options to try: by price the cheapest of all new buffers, and so on; and what the old ones had."""
         prices = self.relaxed.prices[self.relaxed.kind[move.end - 1]]
         ranked = []
-        for menu in move.menus:
-            o = menu.options
+        for own in move.candidates:
+            o = own.options
             cost = needs_of(o.lane, o.seconds, o.count, o.repeats, self.total) @ prices
             ranked.append(np.argsort(cost, kind="stable"))
         tried = dict.fromkeys(
             tuple(int(order[min(place, order.size - 1)]) for order in ranked) for place in range(CANDIDATES)
         )
-        for row in dict.fromkeys(self.choice[move.begin : move.end].tolist()):
-            same = [_places(menu, self.problem.method[row], self.problem.route[row]) for menu in move.menus]
+        for option in dict.fromkeys(self.choice[move.begin : move.end].tolist()):
+            same = [_places(own, self.problem.method[option], self.problem.route[option]) for own in move.candidates]
             if all(places.size for places in same):
                 tried[tuple(int(places[0]) for places in same)] = None
         yield from tried
 
 
-def _places(menu: Menu, method: int, route: int) -> np.ndarray:
-    return np.flatnonzero((menu.method == method) & (menu.route == route))
+def _places(own: CandidateSet, method: int, route: int) -> np.ndarray:
+    return np.flatnonzero((own.method == method) & (own.route == route))
 
 
 def carried(problem: Problem, places: Sequence[int]) -> np.ndarray:
-    """The choice of the options at these places of each tensor's menu."""
-    return np.asarray(problem.first[problem.menu] + np.array(places, np.int64))
+    """The choice of the options at these places of each tensor's candidate set."""
+    return np.asarray(problem.first[problem.set_of] + np.array(places, np.int64))

@@ -18,7 +18,7 @@ from espresso_mpi.types import Forecast, MadeFor, Order, Plan, buffer_name
 
 from ..model.problem import Problem
 from ..model.profile import Profile
-from ..model.trace import Trace, TracedTensor
+from ..model.workload import Workload, WorkloadTensor
 from .bound import lower_bound
 from .budget import ErrorBudget
 from .buffers import joined
@@ -29,12 +29,12 @@ MANY = 1000
 """Tensors up to which a plan is searched for all of them, each for itself at first."""
 
 UNITS = 40
-"""Buffers that more are joined to, at most. For synthetic traces of 10 000 tensors the steps that a quick search found
-with 200 were as long in ``backprop``, to 0.1 %; in ``fifo``, whose time grows as their square, those with 100 were
-0.6 % shorter, and with 500 and a normal search 1.6 %."""
+"""Buffers that more are joined to, at most. For synthetic workloads of 10 000 tensors the steps that a quick search
+found with 200 were as long in ``backprop``, to 0.1 %; in ``fifo``, whose time grows as their square, those with 100
+were 0.6 % shorter, and with 500 and a normal search 1.6 %."""
 
 MOST_JOINED = 100_000
-"""Tensors of a trace, where they may be joined: planned, read and written within two minutes."""
+"""Tensors of a workload, where they may be joined: planned, read and written within two minutes."""
 
 MOST_APART = 5_000
 """Tensors that are searched each for itself, where they may not be joined (``fusion=False``): in ten seconds."""
@@ -49,13 +49,13 @@ MOST_IN_EVENTS = MANY
 """Tensors that are searched each for itself in the orders ``fifo`` and ``priority``, where every try is a timeline."""
 
 
-def refuse(trace: Trace, profile: Profile, fusion: bool, order: Order) -> None:
-    """Refuse a trace that would take minutes, before anything is done.
+def refuse(workload: Workload, profile: Profile, fusion: bool, order: Order) -> None:
+    """Refuse a workload that would take minutes, before anything is done.
 
     Raises:
         ConfigError: with what can be done about it.
     """
-    count, most = len(trace.tensors), MOST_JOINED
+    count, most = len(workload.tensors), MOST_JOINED
     why, cure = "a plan for more takes minutes", "join small tensors to flat buffers before they are recorded"
     if not fusion:
         most, cure = MOST_APART, "use fusion=True, which joins neighbours first"
@@ -64,18 +64,18 @@ def refuse(trace: Trace, profile: Profile, fusion: bool, order: Order) -> None:
             most, cure = MOST_IN_EVENTS, "use another order, or fusion=True, which joins neighbours first"
             why = f"fusion=False with order={order!r} goes through the whole step at every try"
     if count > most:
-        raise ConfigError(f"plan: got a trace of {count} tensors; expected at most {most}: {why}; {cure}")
-    sizes = len({(tensor.size, tensor.dtype) for tensor in trace.tensors})
+        raise ConfigError(f"plan: got a workload of {count} tensors; expected at most {most}: {why}; {cure}")
+    sizes = len({(tensor.size, tensor.dtype) for tensor in workload.tensors})
     if not fusion and count > MANY and sizes > MOST_SIZES:
         raise ConfigError(
             f"plan: got {count} tensors of {sizes} different sizes; expected at most {MOST_SIZES} sizes with "
             f"fusion=False, which prices all options for each; use fusion=True, which joins neighbours first"
         )
-    pieces = trace.nbytes // profile.segment_bytes if profile.segment_bytes and profile.nodes > 1 else 0
+    pieces = workload.nbytes // profile.segment_bytes if profile.segment_bytes and profile.nodes > 1 else 0
     if pieces > MOST_PIECES:
         raise ConfigError(
-            f"plan: segment_bytes {profile.segment_bytes} of the profile cuts {trace.nbytes} bytes of gradients into "
-            f"{pieces} segments; expected at most {MOST_PIECES}: profile with larger segments, or 0 for none"
+            f"plan: segment_bytes {profile.segment_bytes} of the profile cuts {workload.nbytes} bytes of gradients "
+            f"into {pieces} segments; expected at most {MOST_PIECES}: profile with larger segments, or 0 for none"
         )
 
 
@@ -106,42 +106,45 @@ def searched(
 
 @dataclass(frozen=True)
 class Units:
-    """Neighbours of a trace in one buffer each.
+    """Neighbours of a workload in one buffer each.
 
     Attributes:
-        whole: the trace; trace: its buffers, named by their number; members: the tensors of each by the same number.
+        whole: the workload.
+        workload: its buffers, named by their number; members: the tensors of each by the same number.
     """
 
-    whole: Trace
-    trace: Trace
+    whole: Workload
+    workload: Workload
     members: tuple[tuple[str, ...], ...]
 
     @classmethod
-    def of(cls, trace: Trace, most: int) -> Units:
+    def of(cls, workload: Workload, most: int) -> Units:
         """Of about as many bytes each, ``most`` of them where element types allow.
 
         Raises:
             ConfigError: element types change too often for that.
         """
-        least = trace.nbytes // most + 1
-        cut = joined(trace, least)
-        while len(cut) > most and least < trace.nbytes:
+        least = workload.nbytes // most + 1
+        cut = joined(workload, least)
+        while len(cut) > most and least < workload.nbytes:
             least *= 2
-            cut = joined(trace, least)
+            cut = joined(workload, least)
         if len(cut) > MANY:
             raise ConfigError(
-                f"plan: got {len(trace.tensors)} tensors whose element types change so often that neighbours can be "
-                f"joined to {len(cut)} buffers only; expected at most {MANY}: give the types a trace each"
+                f"plan: got {len(workload.tensors)} tensors whose element types change so often that neighbours can be "
+                f"joined to {len(cut)} buffers only; expected at most {MANY}: give the types a workload each"
             )
-        parts = [trace.tensors[a:b] for a, b in zip(cut, (*cut[1:], len(trace.tensors)))]
+        parts = [workload.tensors[a:b] for a, b in zip(cut, (*cut[1:], len(workload.tensors)))]
         buffers = [
-            TracedTensor(str(number), sum(t.size for t in part), part[-1].ready, part[0].dtype)
+            WorkloadTensor(str(number), sum(t.size for t in part), part[-1].ready, part[0].dtype)
             for number, part in enumerate(parts)
         ]
-        return cls(trace, replace(trace, tensors=tuple(buffers)), tuple(tuple(t.name for t in part) for part in parts))
+        return cls(
+            workload, replace(workload, tensors=tuple(buffers)), tuple(tuple(t.name for t in part) for part in parts)
+        )
 
     def plan(self, made: Plan) -> Plan:
-        """A plan for the whole trace, of one for its buffers."""
+        """A plan for the whole workload, of one for its buffers."""
         assert made.forecast is not None and made.made_for is not None
         strategies = {name: made.strategies[str(n)] for n, names in enumerate(self.members) for name in names}
         groups = {group[0]: group for group in made.groups}

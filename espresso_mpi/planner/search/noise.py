@@ -1,13 +1,13 @@
-"""What measurements leave uncertain, and which compression is not worth it for that.
+"""What measurements leave uncertain, and which compression is not worth it for that reason.
 
-Every curve of a profile may be wrong by a factor: by what its repetitions spread, and by what the fit leaves. A factor
-is common to all operations that are priced by the curve, so what two plans have in common cancels. It is carried
-through the timeline, so what nobody waits for does not count. The *noise* of a gain is the root of the sum over curves
-of the squares of how much the gain changes when the curve is scaled, up or down, whichever is more; for whole plans the
-backward pass, scaled by the spread of the measured steps, is one more term.
+Every curve of a profile may be wrong by a factor, which follows from the spread of its repetitions and from the errors
+of its fit. The factor is common to all operations that the curve prices, so what two plans have in common cancels. It
+is carried through the timeline, so hidden time does not count. Scale a curve up or down by its factor, and take the
+larger change of the gain. The *noise* of a gain is the root of the sum of the squares of these changes over all curves.
+For whole plans the backward pass, scaled by the spread of the measured steps, is one more term.
 
 The rule: compression stays only where its gain exceeds its noise. Tensors that fail it by themselves are made dense
-together if together they fail it as well, else the half of them that gain least is tried; until no tensor fails.
+together if together they fail it as well. Else the half of them that gains least is tried, until no tensor fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..model.curve import Curve
 from ..model.problem import Problem
 from ..model.profile import Profile
 from ..model.timeline import TIE, Timeline
-from .swaps import best_of_each, swapped, swaps_of, with_rows
+from .swaps import best_of_each, swapped, swaps_of, with_options
 
 Key = tuple[Any, ...]
 """Names a curve of the profile."""
@@ -59,10 +59,10 @@ class Doubts:
     problem: Problem
     noise: float | None = None
 
-    def curves(self, row: int) -> list[Key]:
+    def curves(self, option: int) -> list[Key]:
         """By which curve each operation of an option is priced."""
-        compressor, keys = self.problem.strategy(row).compressor, list[Key]()
-        for slot in self.problem.operations(row):
+        compressor, keys = self.problem.strategy(option).compressor, list[Key]()
+        for slot in self.problem.operations(option):
             if slot.kind == "check":
                 keys.append((CHECK,))
             elif slot.kind == "move":
@@ -77,18 +77,18 @@ class Doubts:
         """The relative error of a curve."""
         return self.noise if self.noise is not None else relative_error(self.problem.profile, _curve(self, key))
 
-    def scaled(self, row: int) -> dict[tuple[Key, float], np.ndarray]:
+    def scaled(self, option: int) -> dict[tuple[Key, float], np.ndarray]:
         """The seconds of an option's operations with each uncertain curve scaled up and down: float64 (operations,)."""
-        if row not in self._scaled:
-            keys, seconds = self.curves(row), self.problem.timeline.options.seconds[row]
+        if option not in self._scaled:
+            keys, seconds = self.curves(option), self.problem.timeline.options.seconds[option]
             found = {}
             for key in dict.fromkeys(keys):
                 error = self.error(key)
                 own = np.array([k == key for k in keys] + [False] * (seconds.size - len(keys)))
                 for sign in _SIGNS if error else ():
                     found[key, sign] = seconds * np.where(own, max(0.0, 1 + sign * error), 1.0)
-            self._scaled[row] = found
-        return self._scaled[row]
+            self._scaled[option] = found
+        return self._scaled[option]
 
     @cached_property
     def _scaled(self) -> dict[int, dict[tuple[Key, float], np.ndarray]]:
@@ -102,20 +102,20 @@ class Doubts:
         Args:
             which: bool (tensors,); spread: relative error of the backward pass, 0: it is certain.
         """
-        timeline, rows = self.problem.timeline, np.unique(choice[which])
-        keys = dict.fromkeys(key for row in rows for key in self.scaled(int(row)))
-        found = {key: self._response(choice, which, rows, key) for key in keys}
+        timeline, options = self.problem.timeline, np.unique(choice[which])
+        keys = dict.fromkeys(key for option in options for key in self.scaled(int(option)))
+        found = {key: self._response(choice, which, options, key) for key in keys}
         for sign in _SIGNS if spread else ():
             stretched = replace(timeline, backward=timeline.backward * max(0.0, 1 + sign * spread))
             found[_BACKWARD, sign] = stretched.seconds(choice)
         return found
 
-    def _response(self, choice: np.ndarray, which: np.ndarray, rows: np.ndarray, key: tuple[Key, float]) -> float:
+    def _response(self, choice: np.ndarray, which: np.ndarray, options: np.ndarray, key: tuple[Key, float]) -> float:
         timeline = self.problem.timeline
-        places = {int(row): timeline.options.count.size + n for n, row in enumerate(rows)}
-        seconds = np.array([self.scaled(row).get(key, timeline.options.seconds[row]) for row in places])
-        moved = np.array([places[int(row)] if own else row for row, own in zip(choice, which)], np.int64)
-        return with_rows(timeline, rows, seconds).seconds(moved)
+        places = {int(option): timeline.options.count.size + n for n, option in enumerate(options)}
+        seconds = np.array([self.scaled(option).get(key, timeline.options.seconds[option]) for option in places])
+        moved = np.array([places[int(option)] if own else option for option, own in zip(choice, which)], np.int64)
+        return with_options(timeline, options, seconds).seconds(moved)
 
     # --- single tensors ---
 
@@ -147,24 +147,24 @@ class _Trials:
 
     def __init__(self, doubts: Doubts) -> None:
         self.doubts = doubts
-        self.rows: dict[tuple[int, tuple[Key, float] | None], int] = {}
+        self.options: dict[tuple[int, tuple[Key, float] | None], int] = {}
         self.like: list[int] = []
         self.seconds: list[np.ndarray] = []
         self.places: dict[tuple[int, int], int] = {}
         self.tensors: list[int] = []
         self.asked: list[int] = []
 
-    def ask(self, tensor: int, row: int, key: tuple[Key, float] | None = None) -> int:
-        """The place of the answer: F with the tensor on the row, scaled by the curve where it is priced by it."""
-        scaled = None if key is None else self.doubts.scaled(row).get(key)
+    def ask(self, tensor: int, option: int, key: tuple[Key, float] | None = None) -> int:
+        """The place of the answer: F with the tensor on the option, scaled by the curve where it is priced by it."""
+        scaled = None if key is None else self.doubts.scaled(option).get(key)
         if scaled is None:
-            place = row
-        elif (row, key) not in self.rows:
-            place = self.rows[row, key] = self.doubts.problem.timeline.options.count.size + len(self.like)
-            self.like.append(row)
+            place = option
+        elif (option, key) not in self.options:
+            place = self.options[option, key] = self.doubts.problem.timeline.options.count.size + len(self.like)
+            self.like.append(option)
             self.seconds.append(scaled)
         else:
-            place = self.rows[row, key]
+            place = self.options[option, key]
         if (tensor, place) not in self.places:
             self.places[tensor, place] = len(self.asked)
             self.tensors.append(tensor)
@@ -174,7 +174,7 @@ class _Trials:
     def answers(self, timeline: Timeline, choice: np.ndarray) -> np.ndarray:
         """All answers, float64 (asked,)."""
         if self.like:
-            timeline = with_rows(timeline, np.array(self.like, np.int64), np.array(self.seconds))
+            timeline = with_options(timeline, np.array(self.like, np.int64), np.array(self.seconds))
         return swapped(timeline, choice, np.array(self.tensors, np.int64), np.array(self.asked, np.int64))
 
 
@@ -275,8 +275,8 @@ def best_dense(problem: Problem, choice: np.ndarray) -> np.ndarray:
         int64 (tensors,); a tensor that is dense has the option that it has.
     """
     packed, found = problem.method[choice] >= 0, choice.copy()
-    tensors, rows = swaps_of(problem, problem.method < 0)
-    tensors, rows = tensors[packed[tensors]], rows[packed[tensors]]
-    times = swapped(problem.timeline, choice, tensors, rows)
-    found[packed] = rows[best_of_each(tensors, times, problem.alone[rows], problem.tensors)[packed]]
+    tensors, options = swaps_of(problem, problem.method < 0)
+    tensors, options = tensors[packed[tensors]], options[packed[tensors]]
+    times = swapped(problem.timeline, choice, tensors, options)
+    found[packed] = options[best_of_each(tensors, times, problem.alone[options], problem.tensors)[packed]]
     return found

@@ -13,12 +13,11 @@ them that a solution violates. What is returned is not its word: of the multipli
 
 > F(S) ≥ Σ_k λ_k (constant_k + Σ_i weight_k(S_i)) ≥ Σ_k λ_k constant_k + Σ_i min over o of Σ_k λ_k weight_k(o)
 
-for all λ ≥ 0 that sum up to 1, and the right side is worked out anew over all options of the menus.
+for all λ ≥ 0 that sum up to 1, and the right side is worked out anew over all options of the candidate sets.
 
-Tensors with one menu between which no inequality of the program tells are the same to it: they are a *class*, and share
-one mixture. So the program has as many columns as classes have options, whatever the number of tensors; an inequality
-that is added may cut classes in two.
-"""
+Tensors with one candidate set between which no inequality of the program tells are the same to it: they are a *class*,
+and share one mixture. So the program has as many columns as classes have options, whatever the number of tensors; an
+inequality that is added may cut classes in two."""
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ import numpy as np
 
 from ..model.needs import apportioned, least, needs_of
 from ..model.problem import Problem
-from ..model.trace import Trace
+from ..model.workload import Workload
 from .bound import certified
 from .fused_bound import fusion_table
 
 ROUNDS = 40
 """How often inequalities and columns are added, at most."""
 MANY = 250
-"""Columns of a menu with which the program begins at most; others are added where they would lower T."""
+"""Columns of a candidate set with which the program begins at most; others are added where they would lower T."""
 LOWERED = 2e-5
 """Relative: by how much columns must lower T to be added."""
 VIOLATED = 1e-5
@@ -62,9 +61,9 @@ class Relaxed:
         choice: int64 (tensors,): of every tensor an option of its mixture, so that each class has of every option about
             as much as its mixture.
         kind: int64 (tensors,), the class of each tensor; first: of every class the first tensor.
-        above: by class, float64: by how much the bound rises, at least, if a tensor has each option of its menu.
+        above: by class, float64: by how much the bound rises, at least, if a tensor has each option of its set.
         prices: float64 (classes, lanes + 1), by how much the bound rises for each second that an option needs.
-        needs: float64 (rows, lanes + 1), see ``needs``.
+        needs: float64 (options, lanes + 1), see ``needs``.
     """
 
     value: float
@@ -77,16 +76,16 @@ class Relaxed:
 
 
 def relaxed(problem: Problem) -> Relaxed:
-    """Solve the relaxation of a problem, over all options of its menus."""
+    """Solve the relaxation of a problem, over all options of its candidate sets."""
     timeline, o = problem.timeline, problem.timeline.options
     needs = np.asarray(needs_of(o.lane, o.seconds, o.count, o.repeats, timeline.lanes.count))
-    return _Relaxation(needs, problem.menu, problem.first, timeline.backward, timeline.lanes.backward).solved()
+    return _Relaxation(needs, problem.set_of, problem.first, timeline.backward, timeline.lanes.backward).solved()
 
 
-def fusion_bound(problem: Problem, trace: Trace) -> float:
+def fusion_bound(problem: Problem, workload: Workload) -> float:
     """Like that of ``bound``, by the relaxation."""
-    table, first, menu = fusion_table(problem, trace)
-    relaxation = _Relaxation(table, menu, first, trace.backward, problem.timeline.lanes.backward)
+    table, first, set_of = fusion_table(problem, workload)
+    relaxation = _Relaxation(table, set_of, first, workload.backward, problem.timeline.lanes.backward)
     return float(relaxation.solved().value + problem.around)
 
 
@@ -96,14 +95,14 @@ class _Classes:
 
     Attributes:
         kind, first: as in ``Relaxed``; size: int64 (classes,), tensors of each.
-        column: int64 (columns,), the class of each column of the program; rows: int64 (columns,), its option.
+        column: int64 (columns,), the class of each column of the program; options: int64 (columns,), its option.
     """
 
     kind: np.ndarray
     first: np.ndarray
     size: np.ndarray
     column: np.ndarray
-    rows: np.ndarray
+    options: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -111,19 +110,19 @@ class _Relaxation:
     """What is relaxed.
 
     Attributes:
-        needs: float64 (rows, lanes + 1), see ``needs``.
-        menu, first, backward: as in ``Problem`` and its timeline; home: the lane of the backward pass.
+        needs: float64 (options, lanes + 1), see ``needs``.
+        candidate set, first, backward: as in ``Problem`` and its timeline; home: the lane of the backward pass.
     """
 
     needs: np.ndarray
-    menu: np.ndarray
+    set_of: np.ndarray
     first: np.ndarray
     backward: np.ndarray
     home: int
 
     @property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of every row: seconds on each lane, (rows, lanes), and of a segment, (rows,)."""
+        """Of every option: seconds on each lane, (options, lanes), and of a segment, (options,)."""
         return self.needs[:, :-1], self.needs[:, -1]
 
     @property
@@ -136,42 +135,42 @@ class _Relaxation:
         """When gradients are ready, if nothing delays the backward pass."""
         return np.cumsum(self.backward)
 
-    def begin(self, menu: int) -> np.ndarray:
-        """The rows of a menu to begin with: those that no other one is below, or a few of many."""
-        here = self.needs[self.first[menu] : self.first[menu + 1]]
+    def begin(self, number: int) -> np.ndarray:
+        """The options of a candidate set to begin with: those that no other one is below, or a few of many."""
+        here = self.needs[self.first[number] : self.first[number + 1]]
         if here.shape[0] <= MANY:
-            return np.asarray(self.first[menu] + least(here))
+            return np.asarray(self.first[number] + least(here))
         prices = np.vstack([np.ones(self.lanes + 1), 0.1 + np.eye(self.lanes + 1)])
-        return np.asarray(self.first[menu] + np.unique(np.argmin(here @ prices.T, axis=0)))
+        return np.asarray(self.first[number] + np.unique(np.argmin(here @ prices.T, axis=0)))
 
     def classes(self, known: Iterable[tuple[int, int]], kept: list[np.ndarray]) -> _Classes:
-        """The classes to some inequalities, as (lane, tensor); kept: of every menu the rows that are columns."""
-        place = np.arange(self.menu.size)
+        """The classes to some inequalities, as (lane, tensor); kept: of every set the options that are columns."""
+        place = np.arange(self.set_of.size)
         begins = np.unique([tensor for lane, tensor in known if lane != CHAIN])
         chains = np.unique([tensor for lane, tensor in known if lane == CHAIN])
         part = np.searchsorted(begins, place, "right")
         part[chains] = begins.size + 1 + np.arange(chains.size)
         _, first, kind, size = np.unique(
-            part * (self.first.size - 1) + self.menu, return_index=True, return_inverse=True, return_counts=True
+            part * (self.first.size - 1) + self.set_of, return_index=True, return_inverse=True, return_counts=True
         )
-        rows = [kept[menu] for menu in self.menu[first]]
-        column = np.repeat(np.arange(first.size), [own.size for own in rows])
-        return _Classes(kind, first, size, column, np.concatenate(rows))
+        options = [kept[number] for number in self.set_of[first]]
+        column = np.repeat(np.arange(first.size), [own.size for own in options])
+        return _Classes(kind, first, size, column, np.concatenate(options))
 
     def weight(self, lane: int, tensor: int, classes: _Classes) -> np.ndarray:
         """What each column adds to an inequality: of a lane from a tensor on, or the chain of a tensor."""
         load, chain = self.tables
         if lane == CHAIN:
-            return np.where(classes.column == classes.kind[tensor], chain[classes.rows], 0.0)
+            return np.where(classes.column == classes.kind[tensor], chain[classes.options], 0.0)
         inside = np.where(classes.first >= tensor, classes.size, 0)
-        return load[classes.rows, lane] * inside[classes.column]
+        return load[classes.options, lane] * inside[classes.column]
 
     def constant(self, lane: int, tensor: int) -> float:
         return float(self.ready[-1] if lane == self.home else self.ready[tensor])
 
     def begins(self) -> list[tuple[int, int]]:
         """The inequalities to begin with, as (lane, tensor)."""
-        return [*((lane, 0) for lane in range(self.lanes)), (CHAIN, self.menu.size - 1)]
+        return [*((lane, 0) for lane in range(self.lanes)), (CHAIN, self.set_of.size - 1)]
 
     def violated(self, classes: _Classes, shares: np.ndarray, value: float) -> Iterator[tuple[int, int]]:
         """Of every lane the inequality that is violated most, and some of chains."""
@@ -179,16 +178,16 @@ class _Relaxation:
         limit = value * (1 + VIOLATED) + 1e-15
         for lane in range(self.lanes):
             if lane != self.home:
-                mean = np.bincount(classes.column, load[classes.rows, lane] * shares, minlength=kinds)
+                mean = np.bincount(classes.column, load[classes.options, lane] * shares, minlength=kinds)
                 times = self.ready + mean[classes.kind][::-1].cumsum()[::-1]
                 if times.max() > limit:
                     yield lane, int(times.argmax())
-        times = self.ready + np.bincount(classes.column, chain[classes.rows] * shares, minlength=kinds)[classes.kind]
+        times = self.ready + np.bincount(classes.column, chain[classes.options] * shares, minlength=kinds)[classes.kind]
         yield from ((CHAIN, int(place)) for place in np.argsort(-times, kind="stable")[:CHAINS] if times[place] > limit)
 
     def solved(self) -> Relaxed:
         known = dict.fromkeys(self.begins())
-        kept = [self.begin(menu) for menu in range(self.first.size - 1)]
+        kept = [self.begin(number) for number in range(self.first.size - 1)]
         values: list[float] = []  # since columns were added
         for _ in range(ROUNDS):
             classes = self.classes(known, kept)
@@ -207,16 +206,16 @@ class _Relaxation:
             if lower:
                 self.add(kept, classes, costs)
         begin = np.searchsorted(classes.column, np.arange(classes.first.size + 1))
-        choice = classes.rows[apportioned(classes.kind, begin, shares)]
+        choice = classes.options[apportioned(classes.kind, begin, shares)]
         above = tuple(cost - cost.min() for cost in costs)
         return Relaxed(certified(bound), choice, classes.kind, classes.first, above, prices, self.needs)
 
     def add(self, kept: list[np.ndarray], classes: _Classes, costs: list[np.ndarray]) -> None:
-        """Let the cheapest row of every class be a column."""
-        for menu, cost in zip(self.menu[classes.first], costs):
-            row = self.first[menu] + int(np.argmin(cost))
-            if row not in kept[menu]:
-                kept[menu] = np.append(kept[menu], row)
+        """Let the cheapest option of every class be a column."""
+        for number, cost in zip(self.set_of[classes.first], costs):
+            option = self.first[number] + int(np.argmin(cost))
+            if option not in kept[number]:
+                kept[number] = np.append(kept[number], option)
 
     def certified(
         self, classes: _Classes, known: list[tuple[int, int]], multipliers: np.ndarray
@@ -232,8 +231,8 @@ class _Relaxation:
                 prices[classes.kind[tensor], -1] += part
             else:
                 prices[classes.first >= tensor, lane] += part
-        for kind, menu in enumerate(self.menu[classes.first]):
-            costs.append(self.needs[self.first[menu] : self.first[menu + 1]] @ prices[kind])
+        for kind, number in enumerate(self.set_of[classes.first]):
+            costs.append(self.needs[self.first[number] : self.first[number + 1]] @ prices[kind])
             total += int(classes.size[kind]) * float(costs[-1].min())
         return float(total), prices, costs
 

@@ -1,16 +1,16 @@
 """Schedules: which operation a lane does when, for plans that an executor can keep.
 
-A schedule names for every lane the operations that it does one after the other. Executed as it stands, each operation
-begins when the one before it on its lane and the one before it of its tensor have ended; so the time of a step is the
-longest path through its operations, and none of them falls when another takes longer.
+A schedule names for every lane the operations that it does one after the other. Each operation begins when the one
+before it on its lane and the one before it of its tensor have ended. So the time of a step is the longest path through
+its operations, and no operation ends earlier when another takes longer.
 
-Schedules of a choice are found by list scheduling: every lane, whenever it is free, takes of what is ready the
-operation with the least key. The keys begin with three rules (by tensor; the backward pass first; the longest remaining
-way first). Then the schedule is *justified* (Wiest 1964; Li and Willis 1992): from its end, everything is pushed as
-late as it can be, then as early as it can be by that order, which never forgets what the other direction has found.
+List scheduling finds the schedules of a choice: whenever a lane is free, it takes the ready operation with the least
+key. The keys begin with three rules: by tensor; the backward pass first; the longest remaining path first. Then the
+schedule is *justified* (Wiest 1964; Li and Willis 1992): all operations are moved as late as possible, then as early as
+possible, each time in the order that the other direction has found.
 
-Choices are improved by exchanging one option at a time, with the keys as they are and then justified, from what the
-linear relaxation suggests (``relaxation``) and from other choices; then by annealing, and once more from there.
+Choices are improved by exchanging one option at a time: with the keys as they are, then justified. They start from what
+the linear relaxation suggests (``relaxation``) and from other choices. Annealing follows, and exchanges once more.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def improved(
     """The best choice that is found from some others, and its F.
 
     Args:
-        errors: float64 (rows,); their sum over a choice stays at most ``limit``, where that of a start is.
+        errors: float64 (options,); their sum over a choice stays at most ``limit``, where that of a start is.
     """
     return _Improving(problem, relaxed, errors, limit, how).found(starts)
 
@@ -120,16 +120,16 @@ class _Improving:
 
     @cached_property
     def turns(self) -> np.ndarray:
-        return np.argsort([-tensor.nbytes for tensor in self.problem.trace.tensors], kind="stable")
+        return np.argsort([-tensor.nbytes for tensor in self.problem.workload.tensors], kind="stable")
 
     def climbed(self, time: float, key: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
         """The choice after exchanges of single options, and its F."""
         tries = min(max(self.how.tries * start.size, self.how.least // key.size), self.how.climb // key.size)
         choice = start.copy()
         for most in (self.how.options // FEWER, self.how.options):  # of few first: those lead further
-            rows = _promising(self.problem, self.relaxed, time, most)
+            options = _promising(self.problem, self.relaxed, time, most)
             above, tries = climbed(
-                choice, time, key, *rows, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
+                choice, time, key, *options, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
                 self.relaxed.value * (1 + ENOUGH), *self.loads, *self.tables,
             )  # fmt: skip
             if above < time:
@@ -141,10 +141,10 @@ class _Improving:
         size = laid_out(choice, *self.tables)[1].size
         steps = min(max(self.how.steps * choice.size**2, self.how.least // size), self.how.work // size)
         hot = AFRESH if afresh else min(HOTTEST, max(HOT, 0.75 * (time / max(self.relaxed.value, 1e-300) - 1)))
-        rows = _promising(self.problem, self.relaxed, time, self.how.options // 2)
+        options = _promising(self.problem, self.relaxed, time, self.how.options // 2)
         heats, draws = time * np.geomspace(hot, COLD, steps), rng.random((steps, 3))
         near, rounds = (NEAR_RULES, ROUNDS) if self.how.justifies else (0.0, 0)
-        annealed(choice, *rows, self.errors, self.limit, heats, draws, near, rounds, *self.loads, *self.tables)
+        annealed(choice, *options, self.errors, self.limit, heats, draws, near, rounds, *self.loads, *self.tables)
         return choice
 
 
@@ -154,7 +154,7 @@ def _promising(problem: Problem, relaxed: Relaxed, time: float, most: int) -> tu
     for first, above in zip(relaxed.first, relaxed.above):
         order = np.argsort(above, kind="stable")[:most]
         near = order[above[order] <= time - relaxed.value + 1e-12]
-        kept.append(problem.rows(first).start + (near if near.size else order[:1]))
-    sizes = np.array([rows.size for rows in kept])
+        kept.append(problem.options(first).start + (near if near.size else order[:1]))
+    sizes = np.array([options.size for options in kept])
     begin = np.append(0, sizes[relaxed.kind].cumsum())
     return np.concatenate([kept[kind] for kind in relaxed.kind]), begin

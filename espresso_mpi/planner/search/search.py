@@ -1,11 +1,11 @@
 """The search for the choice with the least time of a step, and how far from the least it can be.
 
-In the order ``backprop``: the game of ``bound`` gives a bound and, for every state of the lanes before a tensor, what
-is to come at least. Choices are improved one tensor at a time, all its options against the exact time of the rest, at
-first against a soft maximum that sees what is nearly critical; then all choices are explored together, tensor by
-tensor, leaving out states that another one dominates, or from where nothing better than the best known can come, and
-keeping the most promising ones. Where nothing had to be left out for want of room the result is the optimum; else the
-bound of what was left out is a bound on it.
+In the order ``backprop``, the game of ``bound`` gives a bound. For every state of the lanes before a tensor, it also
+gives the least that is still to come. First, choices are improved one tensor at a time: all options of a tensor are
+compared by the exact time of the rest, at first by a soft maximum that sees what is nearly critical. Then all choices
+are explored together, tensor by tensor. States are left out if another one dominates them, or if nothing better than
+the best known can follow; of the others the most promising are kept. If all others were kept, the result is the
+optimum. Else the bound of what was left out is a bound on it.
 
 In the orders ``fifo`` and ``priority`` a choice is improved by trying, and the bound is that of the loads. In the order
 ``schedule`` a linear relaxation gives the bound and a choice, which is improved together with its schedule; see
@@ -59,7 +59,7 @@ def search(
         error: what compression may spoil at most.
 
     Raises:
-        ConfigError: an effort that there is not; a budget of another problem.
+        ConfigError: an unknown effort; a budget of another problem.
         PlanError: no choice is within the budget.
     """
     if effort not in get_args(Effort):
@@ -80,9 +80,9 @@ def _tried(problem: Problem, lanes: BackpropSearch, starts: list[np.ndarray], tr
     timeline, o = problem.timeline, problem.timeline.options
     budget = lanes.budget
     most = max(4, tries // (8 * problem.tensors))
-    rows = [lanes.promising(tensor, most) for tensor in range(problem.tensors)]
-    table = np.full((problem.tensors, max(map(len, rows))), -1, np.int64)
-    for tensor, found in enumerate(rows):
+    options = [lanes.promising(tensor, most) for tensor in range(problem.tensors)]
+    table = np.full((problem.tensors, max(map(len, options))), -1, np.int64)
+    for tensor, found in enumerate(options):
         table[tensor, : found.size] = found
     best, time = starts[0], np.inf
     for start in [*starts, *lanes.own()]:

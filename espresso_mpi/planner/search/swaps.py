@@ -12,38 +12,38 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 
+from espresso_mpi.files.compiled import compiled
 from espresso_mpi.types import Route
 
+from ..model.candidates import CandidateSet
 from ..model.dispatch import exchanged, laid_out, scheduled, served
-from ..model.menus import Menu
 from ..model.problem import Problem
-from ..model.timeline import ROUNDS, TIE, Options, Timeline, follow
+from ..model.timeline import ROUNDS, TIE, OptionTable, Timeline, follow
 from .confirmed import Confirmed
 
 
-def swapped(timeline: Timeline, choice: np.ndarray, tensors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def swapped(timeline: Timeline, choice: np.ndarray, tensors: np.ndarray, options: np.ndarray) -> np.ndarray:
     """F of a choice with one tensor on another option: float64 (swaps,).
 
     Args:
-        choice: int64 (tensors,), an option of each; tensors, rows: int64 (swaps,), which tensor takes which option.
+        choice: int64 (tensors,), an option of each; tensors, options: int64 (swaps,), which tensor takes which option.
     """
     arrays = timeline.tables
-    choice, tensors, rows = (np.ascontiguousarray(values, np.int64) for values in (choice, tensors, rows))
+    choice, tensors, options = (np.ascontiguousarray(values, np.int64) for values in (choice, tensors, options))
     if timeline.order == "backprop":
-        return np.asarray(_backprop_swaps(choice, tensors, rows, *arrays))
+        return np.asarray(_backprop_swaps(choice, tensors, options, *arrays))
     found = np.full(tensors.size, timeline.seconds(choice))
-    real = rows != choice[tensors]
+    real = options != choice[tensors]
     if timeline.order == "schedule":
-        found[real] = _scheduled_swaps(choice, tensors[real], rows[real], ROUNDS, *arrays)
+        found[real] = _scheduled_swaps(choice, tensors[real], options[real], ROUNDS, *arrays)
     else:
-        found[real] = _event_swaps(choice, tensors[real], rows[real], timeline.order == "priority", *arrays)
+        found[real] = _event_swaps(choice, tensors[real], options[real], timeline.order == "priority", *arrays)
     return found
 
 
-@njit(cache=True)
-def _backprop_swaps(choice, tensors, rows, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+@compiled
+def _backprop_swaps(choice, tensors, options, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     size, nothing = choice.size, np.empty((0, 0))
     before, done = np.zeros((size + 1, 2 * total)), np.zeros(size + 1)
     for tensor in range(size):
@@ -67,7 +67,7 @@ def _backprop_swaps(choice, tensors, rows, backward, home, total, lane, seconds,
             after[tensor, free] = end
     found = np.empty(tensors.size)
     for swap in range(tensors.size):
-        tensor, option = tensors[swap], rows[swap]
+        tensor, option = tensors[swap], options[swap]
         state[:] = before[tensor]
         state[home] += backward[tensor]
         end = follow(state, state[home], lane[option], seconds[option], count[option], repeats[option], nothing)
@@ -78,24 +78,24 @@ def _backprop_swaps(choice, tensors, rows, backward, home, total, lane, seconds,
     return found
 
 
-@njit(cache=True)
-def _event_swaps(choice, tensors, rows, by_tensor, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+@compiled
+def _event_swaps(choice, tensors, options, by_tensor, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     trial, found = choice.copy(), np.empty(tensors.size)
     for swap in range(tensors.size):
         tensor = tensors[swap]
-        trial[tensor] = rows[swap]
+        trial[tensor] = options[swap]
         found[swap] = served(trial, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
         trial[tensor] = choice[tensor]
     return found
 
 
-@njit(cache=True)
-def _scheduled_swaps(choice, tensors, rows, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+@compiled
+def _scheduled_swaps(choice, tensors, options, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     trial, found = choice.copy(), np.empty(tensors.size)
     _, key, _ = scheduled(trial, backward, home, total, lane, seconds, count, repeats, rounds)
     first, _, _, took, _ = laid_out(trial, backward, home, total, lane, seconds, count, repeats)
     for swap in range(tensors.size):
-        found[swap] = exchanged(trial, tensors[swap], rows[swap], first, key, took, backward, home, total, lane,
+        found[swap] = exchanged(trial, tensors[swap], options[swap], first, key, took, backward, home, total, lane,
                                 seconds, count, repeats, np.inf)[0]  # fmt: skip
     return found
 
@@ -104,18 +104,20 @@ def _scheduled_swaps(choice, tensors, rows, rounds, backward, home, total, lane,
 
 
 def with_free(timeline: Timeline) -> tuple[Timeline, int]:
-    """The timeline with one option more, which takes no time, and its row."""
+    """The timeline with one more option, which takes no time, and this option."""
     o = timeline.options
-    return with_rows(timeline, np.zeros(1, np.int64), np.zeros((1, o.seconds.shape[1])), np.zeros(1, np.int32)), len(
+    return with_options(timeline, np.zeros(1, np.int64), np.zeros((1, o.seconds.shape[1])), np.zeros(1, np.int32)), len(
         o.count
     )
 
 
-def with_rows(timeline: Timeline, like: np.ndarray, seconds: np.ndarray, count: np.ndarray | None = None) -> Timeline:
-    """The timeline with more options after its own: those of rows ``like``, with other seconds (and counts)."""
+def with_options(
+    timeline: Timeline, like: np.ndarray, seconds: np.ndarray, count: np.ndarray | None = None
+) -> Timeline:
+    """The timeline with more options after its own: those of options ``like``, with other seconds (and counts)."""
     o = timeline.options
     more = o.count[like] if count is None else count
-    options = Options(
+    options = OptionTable(
         np.concatenate([o.lane, o.lane[like]]), np.concatenate([o.seconds, seconds]), np.concatenate([o.count, more]),
         np.concatenate([o.repeats, o.repeats[like]]),
     )  # fmt: skip
@@ -123,20 +125,20 @@ def with_rows(timeline: Timeline, like: np.ndarray, seconds: np.ndarray, count: 
 
 
 def swaps_of(problem: Problem, wanted: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Every tensor with every option of its menu: int64 (swaps,), int64 (swaps,).
+    """Every tensor with every option of its candidate set: int64 (swaps,), int64 (swaps,).
 
     Args:
-        wanted: bool (rows,), the options to keep.
+        wanted: bool (options,), the options to keep.
     """
-    rows = [np.arange(r.start, r.stop) for r in map(problem.rows, range(problem.tensors))]
-    tensors = np.repeat(np.arange(problem.tensors), [r.size for r in rows])
-    flat = np.concatenate(rows)
+    options = [np.arange(r.start, r.stop) for r in map(problem.options, range(problem.tensors))]
+    tensors = np.repeat(np.arange(problem.tensors), [r.size for r in options])
+    flat = np.concatenate(options)
     kept = slice(None) if wanted is None else wanted[flat]
     return tensors[kept], flat[kept]
 
 
 def quickest_alone(problem: Problem, most: int) -> np.ndarray:
-    """The options of each menu that take least by themselves, at most so many of one: bool (rows,)."""
+    """The options of each candidate set that take least by themselves, at most so many of one: bool (options,)."""
     found = np.zeros(problem.alone.size, bool)
     for a, b in zip(problem.first, problem.first[1:]):
         found[a + np.argsort(problem.alone[a:b], kind="stable")[:most]] = True
@@ -163,17 +165,17 @@ def improved(problem: Problem, choice: np.ndarray, rounds: int = 20) -> np.ndarr
     """
     if problem.timeline.order == "schedule":
         return _improved_by_schedule(problem, choice, rounds)
-    tensors, rows = swaps_of(problem)
+    tensors, options = swaps_of(problem)
     best, current = choice.copy(), problem.timeline.seconds(choice)
     for _ in range(rounds):
-        times = swapped(problem.timeline, best, tensors, rows)
-        places = best_of_each(tensors, times, problem.alone[rows], problem.tensors)
+        times = swapped(problem.timeline, best, tensors, options)
+        places = best_of_each(tensors, times, problem.alone[options], problem.tensors)
         began = current
         for place in places[np.argsort(times[places], kind="stable")]:
             if times[place] >= current and current == began:
                 break
             trial = best.copy()
-            trial[tensors[place]] = rows[place]
+            trial[tensors[place]] = options[place]
             if (seconds := problem.timeline.seconds(trial)) < current:
                 best, current = trial, seconds
         if current >= began:
@@ -197,24 +199,24 @@ def refined(
     could be noise, it stays so.
 
     Args:
-        wanted: bool (rows,), the options that are looked at; errors: float64 (rows,), no tensor's becomes larger.
+        wanted: bool (options,), the options that are looked at; errors: float64 (options,), no tensor's becomes larger.
     """
     current = problem.seconds(choice)
     for _ in range(rounds):
-        tensors, rows = swaps_of(problem, wanted)
+        tensors, options = swaps_of(problem, wanted)
         now = choice[tensors]
-        allowed = (problem.method[rows] == problem.method[now]) | (problem.method[rows] < 0)
-        allowed &= (errors[rows] <= errors[now]) & (rows != now)
-        tensors, rows = tensors[allowed], rows[allowed]
-        times = swapped(problem.timeline, choice, tensors, rows)
-        places = best_of_each(tensors, times, problem.alone[rows], problem.tensors)
+        allowed = (problem.method[options] == problem.method[now]) | (problem.method[options] < 0)
+        allowed &= (errors[options] <= errors[now]) & (options != now)
+        tensors, options = tensors[allowed], options[allowed]
+        times = swapped(problem.timeline, choice, tensors, options)
+        places = best_of_each(tensors, times, problem.alone[options], problem.tensors)
         places = places[places >= 0]
         began, failed = current, 0
         for place in places[np.argsort(times[places], kind="stable")]:
             if times[place] >= began * (1 - TIE) or failed == _FAILURES:
                 break
             trial = choice.copy()
-            trial[tensors[place]] = rows[place]
+            trial[tensors[place]] = options[place]
             failed += 1
             if (seconds := problem.seconds(trial)) < current * (1 - TIE):
                 choice, current, failed = trial, seconds, 0
@@ -226,11 +228,11 @@ def refined(
 def _improved_by_schedule(problem: Problem, choice: np.ndarray, rounds: int) -> np.ndarray:
     """The same in the order ``schedule``, where most swaps are ruled out by rougher figures; see ``confirmed``."""
     step = Confirmed(problem.timeline, choice, problem.alone)
-    rows = [np.arange(a, b) for a, b in zip(problem.first, problem.first[1:])]
+    options = [np.arange(a, b) for a, b in zip(problem.first, problem.first[1:])]
     for _ in range(rounds):
         began = step.seconds()
         for tensor in range(problem.tensors):
-            own = rows[problem.menu[tensor]]
+            own = options[problem.set_of[tensor]]
             times = step.candidates(tensor, own)
             best = int(np.argmin(times))
             if times[best] < step.seconds():
@@ -240,18 +242,18 @@ def _improved_by_schedule(problem: Problem, choice: np.ndarray, rounds: int) -> 
     return step.choice
 
 
-# --- complete menus ---------------------------------------------------------------------------------------------------
+# --- complete candidate sets ------------------------------------------------------------------------------------------
 
 
 def completed(problem: Problem, compressors: Sequence[str] = ()) -> Problem:
-    """The problem with more on its menus: after its own options, the dense ones, and those of each given compressor.
+    """The problem with more options: after its own the dense ones, and those of each given compressor.
 
     Of these what no other option of the same compressor dominates. A search may do without them; comparing may not.
     Choices of the problem are translated by ``moved``.
     """
     timeline = problem.timeline
     pieces = [problem] + [
-        Problem.of(problem.trace, problem.profile, specs, routes=problem.routes, lanes=timeline.lanes)
+        Problem.of(problem.workload, problem.profile, specs, routes=problem.routes, lanes=timeline.lanes)
         for specs in ([], *([text] for text in compressors))
     ]
     only = [np.ones(piece.method.size, bool) for piece in pieces]
@@ -261,15 +263,15 @@ def completed(problem: Problem, compressors: Sequence[str] = ()) -> Problem:
 
 
 def moved(choice: np.ndarray, before: Problem, after: Problem) -> np.ndarray:
-    """A choice of ``before`` in a problem whose menus begin with those of ``before``."""
-    return choice - before.first[before.menu] + after.first[after.menu]
+    """A choice of ``before`` in a problem whose candidate sets begin with those of ``before``."""
+    return choice - before.first[before.set_of] + after.first[after.set_of]
 
 
 def joined(pieces: Sequence[Problem], only: Sequence[np.ndarray] | None = None) -> Problem:
     """The first problem, with the options of others of the same tensors, lanes and prices after those of its own.
 
     Args:
-        only: bool (rows,) of each piece, which of its options to take; None: all.
+        only: bool (options,) of each piece, which of its options to take; None: all.
     """
     first = pieces[0]
     if only is None:
@@ -279,39 +281,41 @@ def joined(pieces: Sequence[Problem], only: Sequence[np.ndarray] | None = None) 
     if any(piece.routes is not routes for piece in pieces):  # to look at all of them takes a while
         routes = tuple(dict.fromkeys(route for piece in pieces for route in piece.routes))
     parts = [_renumbered(piece, specs, routes) for piece in pieces]
-    menus = []
-    for menu in range(first.first.size - 1):
-        tensor = int(np.flatnonzero(first.menu == menu)[0])  # menus may be numbered otherwise in other pieces
+    sets = []
+    for number in range(first.first.size - 1):
+        tensor = int(
+            np.flatnonzero(first.set_of == number)[0]
+        )  # candidate sets may be numbered otherwise in other pieces
         slices = [
-            part.only(np.array([row for row in piece.rows(tensor) if kept[row]], np.int64))
+            part.only(np.array([option for option in piece.options(tensor) if kept[option]], np.int64))
             for part, piece, kept in zip(parts, pieces, only)
         ]
-        menus.append(_once(slices, len(routes)))
-    return Problem.of_menus(first.trace, first.profile, specs, routes, menus, first.menu.tolist(),
+        sets.append(_once(slices, len(routes)))
+    return Problem.of_sets(first.workload, first.profile, specs, routes, sets, first.set_of.tolist(),
                             first.timeline.lanes, first.timeline.order)  # fmt: skip
 
 
-def _renumbered(piece: Problem, specs: Sequence[str], routes: Sequence[Route]) -> Menu:
+def _renumbered(piece: Problem, specs: Sequence[str], routes: Sequence[Route]) -> CandidateSet:
     """All options of a problem, with methods and routes numbered as in these lists."""
     methods = {text: number for number, text in enumerate(specs)}
     method = np.array([*(methods[text] for text in piece.compressors), -1], np.int32)  # -1: the last, dense
     if piece.routes is routes:
-        return Menu(piece.timeline.options, method[piece.method], piece.route)
+        return CandidateSet(piece.timeline.options, method[piece.method], piece.route)
     places = {route: number for number, route in enumerate(routes)}
     route = np.array([places[route] for route in piece.routes], np.int32)
-    return Menu(piece.timeline.options, method[piece.method], route[piece.route])
+    return CandidateSet(piece.timeline.options, method[piece.method], route[piece.route])
 
 
-def _once(slices: Sequence[Menu], routes: int) -> Menu:
-    """Menus in one, each option once."""
-    method, route = (np.concatenate([getattr(menu, name) for menu in slices]) for name in ("method", "route"))
+def _once(slices: Sequence[CandidateSet], routes: int) -> CandidateSet:
+    """Candidate sets in one, each option once."""
+    method, route = (np.concatenate([getattr(one, name) for one in slices]) for name in ("method", "route"))
     _, kept = np.unique((method.astype(np.int64) + 1) * routes + route, return_index=True)
-    width = max(menu.options.lane.shape[1] for menu in slices)
+    width = max(one.options.lane.shape[1] for one in slices)
     lane, seconds = (
-        np.concatenate([_padded(getattr(menu.options, name), width) for menu in slices]) for name in ("lane", "seconds")
+        np.concatenate([_padded(getattr(one.options, name), width) for one in slices]) for name in ("lane", "seconds")
     )
-    count, repeats = (np.concatenate([getattr(menu.options, name) for menu in slices]) for name in ("count", "repeats"))
-    return Menu(Options(lane, seconds, count, repeats), method, route).only(np.sort(kept))
+    count, repeats = (np.concatenate([getattr(one.options, name) for one in slices]) for name in ("count", "repeats"))
+    return CandidateSet(OptionTable(lane, seconds, count, repeats), method, route).only(np.sort(kept))
 
 
 def _padded(values: np.ndarray, width: int) -> np.ndarray:

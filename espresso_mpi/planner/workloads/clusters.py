@@ -55,7 +55,7 @@ from espresso_mpi.types import CLOSING, DeviceKind, Level, Op
 
 from ..model.curve import ZERO, Curve
 from ..model.profile import Profile, check_ranks
-from ..model.profile_keys import Codec, Move, Way
+from ..model.profile_keys import Codec, CopyDirection, Move
 
 KIND = schema.Kind("espresso_mpi cluster", 1, "a person or Cluster.save; docs/cluster.md shows one")
 
@@ -106,7 +106,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """The memory of a device, from which the speed of compressors that work at its pace follows.
 
     Attributes:
@@ -170,7 +170,7 @@ class Cluster:
     intra: Link
     inter: Link
     speeds: Mapping[tuple[str, DeviceKind], Speed] = field(default_factory=dict)
-    memory: Mapping[DeviceKind, Memory] = field(default_factory=dict)
+    memory: Mapping[DeviceKind, DeviceMemory] = field(default_factory=dict)
     compressors: tuple[str, ...] = ()
     copy: Link | None = None
     check: Link | None = None
@@ -224,14 +224,16 @@ class Cluster:
         kinds += [("intra", False)] if self.gpus_per_host > 1 else []
         kinds += [("inter", False), ("inter", True)] if self.hosts > 1 else []
         return {
-            (op, *kind): self._curve(_work(op, self.hosts, self.gpus_per_host, *kind)) for op in OPS for kind in kinds
+            (op, *kind): self._curve(_traffic(op, self.hosts, self.gpus_per_host, *kind))
+            for op in OPS
+            for kind in kinds
         }
 
-    def _curve(self, work: Work) -> Curve:
+    def _curve(self, work: Traffic) -> Curve:
         alpha = self.start + work.near * self.intra.alpha + work.far * self.inter.alpha
         return Curve.line(alpha, max(work.link * self.intra.beta, work.card * self.inter.beta) / self.efficiency)
 
-    def _copies(self) -> dict[Way, Curve]:
+    def _copies(self) -> dict[CopyDirection, Curve]:
         if self.copy is None:
             return {}
         line = Curve.line(self.copy.alpha, self.copy.beta / self.efficiency)
@@ -303,7 +305,7 @@ class _Document:
     intra: _Link
     inter: _Link
     speeds: dict[str, Speed] = field(default_factory=dict)
-    memory: dict[DeviceKind, Memory] = field(default_factory=dict)
+    memory: dict[DeviceKind, DeviceMemory] = field(default_factory=dict)
     compressors: tuple[str, ...] = ()
     copy: _Link | None = None
     check: _Link | None = None
@@ -323,7 +325,7 @@ OPS: tuple[Op, ...] = get_args(Op)
 
 
 @dataclass(frozen=True)
-class Work:
+class Traffic:
     """Start-ups inside and between nodes; how often a rank's bytes cross the busiest link and the busiest card."""
 
     near: float
@@ -332,20 +334,20 @@ class Work:
     card: float
 
 
-def _work(op: Op, hosts: int, ranks: int, level: Level, alone: bool) -> Work:
+def _traffic(op: Op, hosts: int, ranks: int, level: Level, alone: bool) -> Traffic:
     """What an operation consists of, by the table at the top."""
     if level == "inter":
         link = _passes(op, hosts)
-        return Work(0, _rounds(op) * (hosts - 1), link, _lanes(op, hosts, 1 if alone else ranks) * link)
+        return Traffic(0, _rounds(op) * (hosts - 1), link, _lanes(op, hosts, 1 if alone else ranks) * link)
     if level == "intra" or hosts == 1:
-        return Work(_rounds(op) * (ranks - 1), 0, _passes(op, ranks), 0)
+        return Traffic(_rounds(op) * (ranks - 1), 0, _passes(op, ranks), 0)
     size = hosts * ranks
     if op == "alltoall":
-        return Work(ranks - 1, size - ranks, _passes(op, size), ranks * (size - ranks) / size)
+        return Traffic(ranks - 1, size - ranks, _passes(op, size), ranks * (size - ranks) / size)
     if op == "gather":
-        return Work(ranks - 1, size - ranks, _passes(op, size), size - ranks)
+        return Traffic(ranks - 1, size - ranks, _passes(op, size), size - ranks)
     link = _passes(op, size)
-    return Work(_rounds(op) * (size - hosts), _rounds(op) * (hosts - 1), link, link)
+    return Traffic(_rounds(op) * (size - hosts), _rounds(op) * (hosts - 1), link, link)
 
 
 def _rounds(op: Op) -> int:
@@ -399,7 +401,7 @@ so that the paper's scaling factors come out, within what is plausible; docs/clu
 
 def _testbed(name: str, links: str, protocol: str, start: float, intra: Link, inter: Link) -> Cluster:
     """8 nodes of 8 V100. ``start``: seconds a collective."""
-    gpu = Memory(900e9, efficiency=0.5, launch=8e-6)
+    gpu = DeviceMemory(900e9, efficiency=0.5, launch=8e-6)
     near, far, card = intra.alpha * 1e6, inter.alpha * 1e6, 8e-9 / inter.beta
     return Cluster(
         name,
@@ -408,7 +410,7 @@ def _testbed(name: str, links: str, protocol: str, start: float, intra: Link, in
         intra=intra,
         inter=inter,
         speeds={(spec, "gpu"): replace(gpu, launch=20e-6).speed(get(spec)) for spec in _SELECTING},
-        memory={"gpu": gpu, "cpu": Memory(200e9, efficiency=0.8, launch=2e-6, shared_by=8)},
+        memory={"gpu": gpu, "cpu": DeviceMemory(200e9, efficiency=0.8, launch=2e-6, shared_by=8)},
         compressors=_METHODS,
         copy=Link(alpha=10e-6, beta=1 / 15.75e9),
         efficiency=0.88,

@@ -11,16 +11,16 @@ from .layers import (
     NORM,
     SUM,
     Layer,
+    NetworkStep,
     Parameters,
     Passes,
-    Schedule,
     Work,
     elementwise,
     embedding,
     linear,
+    network_step,
     norm,
     product,
-    schedule,
 )
 
 _SCORES: Passes = (9, 8)
@@ -44,22 +44,22 @@ _PREDICTED = 20
 """Masked tokens of a sequence of 128 that are predicted, as in pre-training (max_predictions_per_seq)."""
 
 
-def bert_base() -> Schedule:
+def bert_base() -> NetworkStep:
     """BERT-base in pre-training, sequences of 128 tokens."""
     return bert(12, 768, 12, 128)
 
 
-def bert_large() -> Schedule:
+def bert_large() -> NetworkStep:
     """BERT-large in pre-training, sequences of 128 tokens."""
     return bert(24, 1024, 16, 128)
 
 
-def bert(blocks: int, hidden: int, heads: int, tokens: int) -> Schedule:
+def bert(blocks: int, hidden: int, heads: int, tokens: int) -> NetworkStep:
     """BERT with its two pre-training heads (Devlin et al. 2018, arXiv:1810.04805); the word embedding is tied."""
     layers = [*_bert_embeddings(hidden, tokens)]
     for block in range(blocks):
         layers += _bert_block(f"bert.encoder.layer.{block}", hidden, heads, tokens)
-    return schedule([*layers, *_bert_heads(hidden)])
+    return network_step([*layers, *_bert_heads(hidden)])
 
 
 def _bert_embeddings(hidden: int, tokens: int) -> Iterator[Layer]:
@@ -104,7 +104,7 @@ _GPT_WORDS, _GPT_POSITIONS, _GPT_BLOCKS, _GPT_HIDDEN, _GPT_HEADS = 50257, 1024, 
 _GPT_TOKENS = 80
 
 
-def gpt2() -> Schedule:
+def gpt2() -> NetworkStep:
     """The smallest GPT-2 (Radford et al. 2019) on sequences of 80 tokens; the word embedding is tied."""
     tables: Parameters = (
         ("transformer.wte.weight", (_GPT_WORDS, _GPT_HIDDEN)),
@@ -115,7 +115,7 @@ def gpt2() -> Schedule:
     for block in range(_GPT_BLOCKS):
         layers += _gpt_block(f"transformer.h.{block}")
     layers += [norm("transformer.ln_f", _GPT_HIDDEN, elements), _tied(None, _GPT_WORDS, _GPT_HIDDEN, _GPT_TOKENS)]
-    return schedule([*layers, elementwise(_GPT_TOKENS * _GPT_WORDS, NORM)])
+    return network_step([*layers, elementwise(_GPT_TOKENS * _GPT_WORDS, NORM)])
 
 
 def _gpt_block(at: str) -> Iterator[Layer]:
@@ -143,12 +143,12 @@ _CELL = Layer((), Work(traffic=4.0 * 11), Work(traffic=4.0 * 17))
 their gradients."""
 
 
-def lstm() -> Schedule:
+def lstm() -> NetworkStep:
     """A language model of two LSTM layers on sequences of 80 tokens; the word embedding is tied (Press and Wolf 2016,
     arXiv:1608.05859)."""
     table: Parameters = (("encoder.weight", (_LSTM_WORDS, _LSTM_HIDDEN)),)
     elements = _LSTM_TOKENS * _LSTM_HIDDEN
-    return schedule(
+    return network_step(
         [
             embedding(table, _LSTM_TOKENS, _LSTM_HIDDEN),
             elementwise(elements, DROPOUT),

@@ -68,7 +68,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class NetworkStep:
     """A training step: work before the first gradient can begin, then what becomes ready by which work, in turn."""
 
     before: Work
@@ -86,9 +86,9 @@ class Schedule:
         return tuple(found)
 
 
-def schedule(layers: Sequence[Layer]) -> Schedule:
+def network_step(layers: Sequence[Layer]) -> NetworkStep:
     """The step of a network: forward through all layers, then backward from the last, whose parameters come first."""
-    return Schedule(total(layer.forward for layer in layers), backwards(layers))
+    return NetworkStep(total(layer.forward for layer in layers), backwards(layers))
 
 
 def total(works: Iterable[Work]) -> Work:

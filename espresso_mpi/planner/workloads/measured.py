@@ -1,7 +1,7 @@
 """Modelled times of a step, and how they are brought to the measured length of a backward pass.
 
-The *backward pass* is the time from the moment when the first gradient is ready to the moment when the last one is: a
-trace of ready times tells that much. What is computed before the first gradient (the forward pass, the loss, the last
+The *backward pass* is the time from the moment when the first gradient is ready to the moment when the last one is:
+ready times tell that much. What is computed before the first gradient (the forward pass, the loss, the last
 layer's gradient) is not in it.
 """
 

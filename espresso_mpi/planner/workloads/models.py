@@ -1,4 +1,4 @@
-"""Traces of well-known models, from their architectures: exact shapes, and times from operation counts.
+"""Workloads of well-known models, from their architectures: exact shapes, and times from operation counts.
 
 A model is a list of layers (``vision``, ``language``) and a published training throughput, from which follows the
 speed that the device achieves. Where the length of the backward pass was measured (``measured``), the times are scaled
@@ -19,9 +19,9 @@ from espresso_mpi.files import schema
 from espresso_mpi.files.schema import Finite, Positive
 from espresso_mpi.types import DeviceKind
 
-from ..model.trace import Trace, TracedTensor
+from ..model.workload import Workload, WorkloadTensor
 from . import language, vision
-from .layers import Schedule, Shape
+from .layers import NetworkStep, Shape
 from .measured import Measured, Times
 
 BANDWIDTH = 750e9
@@ -33,7 +33,7 @@ two moments."""
 
 
 LONGEST = 1e8
-"""Seconds of a backward pass, three years: times scaled to it stay below the end of what a trace may hold."""
+"""Seconds of a backward pass, three years: times scaled to it stay below the end of what a workload may hold."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Model:
     Attributes:
         name: in ``MODELS``.
         build: its training step.
-        batch: samples a step that a trace has unless told otherwise. With ``measured`` no more than what the modelled
-            times are computed with before they are scaled: it is not known how many samples the measured step had.
+        batch: samples of a step, unless told otherwise. Where ``measured`` is given, the modelled times are computed
+            with them before they are scaled: it is not known how many samples the measured step had.
         sample: what a sample is.
         optimizer: passes over the parameters in an update.
         published: what its speed is derived from; or the name of the model that it borrows the speed of.
@@ -69,7 +69,7 @@ class Model:
     """
 
     name: str
-    build: Callable[[], Schedule]
+    build: Callable[[], NetworkStep]
     batch: int
     sample: str
     optimizer: int
@@ -77,13 +77,13 @@ class Model:
     measured: Measured | None = None
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def step(self) -> NetworkStep:
         """Its training step."""
         return self.build()
 
     def shapes(self) -> dict[str, Shape]:
         """The shapes of its parameters by name, in the order in which the backward pass yields their gradients."""
-        return {name: shape for parameters, _ in self.schedule.events for name, shape in parameters}
+        return {name: shape for parameters, _ in self.step.events for name, shape in parameters}
 
     @property
     def parameters(self) -> int:
@@ -92,7 +92,7 @@ class Model:
 
     def flops(self, batch: int | None = None) -> float:
         """Floating-point operations of a step: of the forward and the backward pass."""
-        step = self.schedule
+        step = self.step
         return (self.batch if batch is None else batch) * (step.before.flops + sum(w.flops for _, w in step.events))
 
     @property
@@ -105,7 +105,7 @@ class Model:
         """Operations a second with which the published throughput comes out, once memory has had its time."""
         if isinstance(self.published, str):
             return MODELS[self.published].speed
-        batch, step = self.published.batch, self.schedule
+        batch, step = self.published.batch, self.step
         moving = step.before.moving(batch, BANDWIDTH) + sum(w.moving(batch, BANDWIDTH) for _, w in step.events)
         seconds = batch / self.published.throughput - moving - self.published.update * self.update
         return self.flops(batch) / seconds
@@ -113,7 +113,7 @@ class Model:
     def modelled(self, batch: int | None = None) -> Times:
         """Seconds that a step computes, from its operations and the speed; of its usual batch if None."""
         samples, speed = self.batch if batch is None else batch, self.speed
-        works = [self.schedule.before, *(work for _, work in self.schedule.gradients)]
+        works = [self.step.before, *(work for _, work in self.step.gradients)]
         forward, *gaps = (work.seconds(samples, speed, BANDWIDTH) for work in works)
         return Times(forward, tuple(gaps))
 
@@ -133,15 +133,15 @@ class Model:
         return f"the speed of {self.published}: {MODELS[self.published].source}"
 
 
-def model_trace(
+def model_workload(
     name: str,
     *,
     batch: int | None = None,
     speed: float | None = None,
     backward: float | None = None,
     device: DeviceKind = "gpu",
-) -> Trace:
-    """The trace of a model in ``MODELS``.
+) -> Workload:
+    """The workload of a model in ``MODELS``.
 
     The length of six models' backward passes was measured on a V100 (``Model.measured``). It is a total: how it is
     spread over the tensors is modelled. The times of the others are modelled altogether.
@@ -172,7 +172,7 @@ def model_trace(
             f"the backward pass is: leave one out"
         )
     times, update = _seconds(model, batch, speed, backward)
-    return Trace(_tensors(model, times), device, update, source=_described(model, batch, speed, backward, times))
+    return Workload(_tensors(model, times), device, update, source=_described(model, batch, speed, backward, times))
 
 
 def _check(what: str, value: float | None, most: float, expected: str) -> None:
@@ -203,10 +203,10 @@ def _seconds(model: Model, batch: int, speed: float | None, backward: float | No
     return times if backward is None else times * (backward / times.backward), model.update
 
 
-def _tensors(model: Model, times: Times) -> tuple[TracedTensor, ...]:
+def _tensors(model: Model, times: Times) -> tuple[WorkloadTensor, ...]:
     return tuple(
-        TracedTensor(name, math.prod(shape), at, "float32", shape)
-        for (parameters, _), at in zip(model.schedule.gradients, times.ready)
+        WorkloadTensor(name, math.prod(shape), at, "float32", shape)
+        for (parameters, _), at in zip(model.step.gradients, times.ready)
         for name, shape in parameters
     )
 

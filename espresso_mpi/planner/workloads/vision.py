@@ -11,16 +11,16 @@ from .layers import (
     POOL,
     SUM,
     Layer,
+    NetworkStep,
     Parameters,
     Passes,
-    Schedule,
     Work,
     backwards,
     convolution,
     elementwise,
     linear,
+    network_step,
     norm,
-    schedule,
     total,
 )
 
@@ -32,9 +32,9 @@ _VGG = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels and convolutions before each halving (Simonyan and Zisserman 2014, arXiv:1409.1556, configuration D)."""
 
 
-def vgg16() -> Schedule:
+def vgg16() -> NetworkStep:
     """VGG16 on images of 224 × 224."""
-    return schedule([*_vgg_features(), *_vgg_classifier()])
+    return network_step([*_vgg_features(), *_vgg_classifier()])
 
 
 def _vgg_features() -> Iterator[Layer]:
@@ -59,22 +59,22 @@ _EXPANSION = 4
 """Channels that a bottleneck block yields, as a multiple of its width."""
 
 
-def resnet50() -> Schedule:
+def resnet50() -> NetworkStep:
     """ResNet-50 on images of 224 × 224."""
     return resnet(3, 4, 6, 3)
 
 
-def resnet101() -> Schedule:
+def resnet101() -> NetworkStep:
     """ResNet-101 on images of 224 × 224."""
     return resnet(3, 4, 23, 3)
 
 
-def resnet(*blocks: int) -> Schedule:
+def resnet(*blocks: int) -> NetworkStep:
     """A ResNet of so many bottleneck blocks a stage (He et al. 2015, arXiv:1512.03385, table 1).
 
     As torchvision has it, a stage's first 3 × 3 convolution does the halving ("v1.5").
     """
-    return schedule([*_stem(), *_stages(blocks), linear("fc", CLASSES, 512 * _EXPANSION)])
+    return network_step([*_stem(), *_stages(blocks), linear("fc", CLASSES, 512 * _EXPANSION)])
 
 
 def _stem() -> Iterator[Layer]:
@@ -123,7 +123,7 @@ _MIXED_NORM: Passes = (25, 36)
 products with rho (2) and their sum (3), scale and shift (2); backward these twelve take three each."""
 
 
-def ugatit() -> Schedule:
+def ugatit() -> NetworkStep:
     """A training step of the full U-GAT-IT (Kim et al. 2019, arXiv:1907.10830): 2 generators, 4 discriminators.
 
     First the discriminators learn from a real and a generated batch, then the generators, each of which is applied
@@ -142,7 +142,7 @@ def ugatit() -> Schedule:
     events.append((nothing, generate * 6 + judge + teach + learn * 4))
     for layers in reversed(generators.values()):
         events += backwards(layers)
-    return Schedule(generate * 2 + judge * 2, tuple(events))
+    return NetworkStep(generate * 2 + judge * 2, tuple(events))
 
 
 def _generator(name: str) -> Iterator[Layer]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from planner_cases import random_profile, random_trace
+from planner_cases import random_profile, random_workload
 
 from espresso_mpi import Plan, compressors
 from espresso_mpi.autotune import autoplan
@@ -68,19 +68,19 @@ def test_a_session_that_has_a_profile_tries_compressors_along_the_named_route_th
     different = 0
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        trace, profile = random_trace(rng, 4, "cpu"), random_profile(rng, compressors=("fp16",))
+        workload, profile = random_workload(rng, 4, "cpu"), random_profile(rng, compressors=("fp16",))
         options = Options(tuning=Tuning())
         tried = list(
-            autoplan._candidates(SimpleNamespace(topology=FOUR_BY_FOUR), options, trace, profile, Tuning(("fp16",)))
+            autoplan._candidates(SimpleNamespace(topology=FOUR_BY_FOUR), options, workload, profile, Tuning(("fp16",)))
         )
         like = tried[0].forecast
         seconds = {}
         for route in named_routes(compressors.get("fp16"), True):
             problem, choice = evaluated(
-                Plan(default=Strategy("fp16", route)), trace, profile, lanes=like.lanes, order=like.order
+                Plan(default=Strategy("fp16", route)), workload, profile, lanes=like.lanes, order=like.order
             )
             seconds[route] = problem.seconds(choice)
         best = Strategy("fp16", min(seconds, key=seconds.get))
-        assert dict.fromkeys((t.name for t in trace.tensors), best) in [dict(one.strategies) for one in tried]
+        assert dict.fromkeys((t.name for t in workload.tensors), best) in [dict(one.strategies) for one in tried]
         different += Options(compressor="fp16").strategy(SPEC, FOUR_BY_FOUR) != best
     assert different

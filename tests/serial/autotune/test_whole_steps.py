@@ -1,4 +1,4 @@
-"""What of the overlap comes true: the share and the cost that are fitted, and what they make of a trace."""
+"""What of the overlap comes true: the share and the cost that are fitted, and what they make of a workload."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from espresso_mpi.autotune.profiling.fits import Effects, effects_of, nonnegative, step_costs
-from espresso_mpi.autotune.profiling.whole_steps import Step
+from espresso_mpi.autotune.profiling.whole_steps import SyntheticStep
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.beside import beside
 from espresso_mpi.planner.model.curve import ZERO
 from espresso_mpi.planner.model.problem import evaluated
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
 from espresso_mpi.types import Plan, Route, Strategy
 
-TRACE = Trace(tuple(TracedTensor(name, 10, at) for name, at in (("a", 0.1), ("b", 0.3), ("c", 0.5))))
+WORKLOAD = Workload(tuple(WorkloadTensor(name, 10, at) for name, at in (("a", 0.1), ("b", 0.3), ("c", 0.5))))
 
 
 def known(**more):
@@ -64,9 +64,9 @@ def test_the_best_of_what_is_not_below_zero():
 
 def test_ready_times_beside_communication():
     def ready(**more):
-        return [t.ready for t in beside(TRACE, known(**more))[0].tensors]
+        return [t.ready for t in beside(WORKLOAD, known(**more))[0].tensors]
 
-    assert beside(TRACE, known()) == (TRACE, known())
+    assert beside(WORKLOAD, known()) == (WORKLOAD, known())
     assert ready(hidden=0.25) == pytest.approx([0.4, 0.45, 0.5])
     assert ready(hidden=0.0) == [0.5, 0.5, 0.5]
     assert ready(slowed=0.5) == pytest.approx([0.3, 0.5, 0.7])
@@ -75,7 +75,7 @@ def test_ready_times_beside_communication():
 
 def test_what_a_push_costs_is_paid_by_every_buffer():
     profile = known(tensor=0.02, pushed=0.01, hidden=0.0)
-    adjusted = beside(*beside(TRACE, profile))  # once is enough
+    adjusted = beside(*beside(WORKLOAD, profile))  # once is enough
     for groups, buffers in (((), 3), ((("a", "c"),), 2), ((("a", "b", "c"),), 1)):
         plan = Plan(default=Strategy("none", Route.parse("flat")), groups=groups)
         problem, choice = evaluated(plan, *adjusted, lanes="serial", order="fifo")
@@ -83,17 +83,17 @@ def test_what_a_push_costs_is_paid_by_every_buffer():
 
 
 def test_steps_without_pushes_and_backward_passes_of_gpus_stay_as_they_are():
-    late = Trace(tuple(TracedTensor(name, 10, 0.5) for name in "ab"))
+    late = Workload(tuple(WorkloadTensor(name, 10, 0.5) for name in "ab"))
     profile = known(hidden=0.0, slowed=1.0, pushed=0.01)
     assert beside(late, profile) == (late, profile)
-    elsewhere = Trace(TRACE.tensors, "gpu")
+    elsewhere = Workload(WORKLOAD.tensors, "gpu")
     assert beside(elsewhere, profile) == (elsewhere, profile)
 
 
 def test_a_step_shares_its_computing_out():
-    step = Step(4, 100, 0.02)
-    assert [t.ready for t in step.trace(pushed=True).tensors] == pytest.approx([0.005, 0.01, 0.015, 0.02])
-    assert {t.ready for t in step.trace(pushed=False).tensors} == {0.02}
+    step = SyntheticStep(4, 100, 0.02)
+    assert [t.ready for t in step.workload(pushed=True).tensors] == pytest.approx([0.005, 0.01, 0.015, 0.02])
+    assert {t.ready for t in step.workload(pushed=False).tensors} == {0.02}
 
 
 def test_profiles_keep_both():
@@ -107,7 +107,7 @@ def test_profiles_keep_both():
 def test_what_a_tensor_costs_counts_once_however_many_segments_it_has(segment_bytes):
     cluster = replace(TESTBEDS["pcie-25g"], hosts=2, gpus_per_host=1)
     cheap, dear = (replace(cluster.profile(), segment_bytes=segment_bytes, tensor=cost) for cost in (1e-3, 0.251))
-    trace, plan = Trace((TracedTensor("w", 1 << 17, 1.0),)), Plan({"w": Strategy("none", "flat")})
-    seconds = [problem.seconds(choice) for problem, choice in (evaluated(plan, trace, p, lanes="serial")
+    workload, plan = Workload((WorkloadTensor("w", 1 << 17, 1.0),)), Plan({"w": Strategy("none", "flat")})
+    seconds = [problem.seconds(choice) for problem, choice in (evaluated(plan, workload, p, lanes="serial")
                                                                for p in (cheap, dear))]  # fmt: skip
     assert seconds[1] - seconds[0] == pytest.approx(0.25, rel=1e-9)

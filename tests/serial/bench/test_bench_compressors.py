@@ -161,6 +161,6 @@ def test_the_report_has_a_line_for_every_row(result, tmp_path):
 
 def test_gaussian_values_are_what_is_measured():
     """The expected errors are for normal values: the benchmark must not use others."""
-    stage = suite._Stage("cpu", 1, 1 << 16)
+    setup = suite._Setup("cpu", 1, 1 << 16)
     values = np.random.default_rng(1).standard_normal(1 << 16).astype(np.float32)
-    assert suite._error(stage, values, get("fp16")) == pytest.approx(4.3e-8, rel=0.05)
+    assert suite._error(setup, values, get("fp16")) == pytest.approx(4.3e-8, rel=0.05)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
-from espresso_mpi.bench import blas, summary, text, train
+from espresso_mpi.bench import blas, text, train, train_tables
 from espresso_mpi.bench.deep import DeepModel, DeepShape
 from espresso_mpi.bench.model import SGD, CharModel, ModelShape, learning_rate
 from espresso_mpi.bench.training import Method, Point, Replica, Run, Settings
@@ -237,8 +237,8 @@ def finished(method, losses, diverged_at=None):
 
 def test_rows_hold_the_formulas():
     runs = [finished(Method("none"), [6, 3, 2.0]), finished(Method("onebit"), [6, 4, 2.03, 2.1])]
-    baseline, onebit = summary.rows(runs, None)
-    assert summary.target(runs, None) == pytest.approx(2.04)
+    baseline, onebit = train_tables.rows(runs, None)
+    assert train_tables.target(runs, None) == pytest.approx(2.04)
     assert (baseline.steps_to_target, baseline.seconds_to_target) == (20, 20.0)
     assert (onebit.steps_to_target, onebit.loss) == (20, 2.1)
     assert onebit.loss_vs_fp32 == pytest.approx(5)
@@ -248,21 +248,17 @@ def test_rows_hold_the_formulas():
 
 def test_rows_without_fp32_compare_with_nothing():
     runs = [finished(Method("onebit"), [6, 3])]
-    assert summary.target(runs, None) is None
-    assert summary.rows(runs, None)[0].loss_vs_fp32 is None
-    assert summary.rows(runs, 4.0)[0].steps_to_target == 10
+    assert train_tables.target(runs, None) is None
+    assert train_tables.rows(runs, None)[0].loss_vs_fp32 is None
+    assert train_tables.rows(runs, 4.0)[0].steps_to_target == 10
 
 
 def test_divergence_is_a_result(capsys):
     runs = [finished(Method("none"), [6, 2]), finished(Method("onebit", False), [6, float("nan")], 7)]
-    row = summary.rows(runs, None)[1]
-    assert math.isnan(row.loss)
-    assert row.steps_to_target is None
-    summary.print_table(summary.rows(runs, None), summary.target(runs, None))
-    shown = capsys.readouterr().out
-    assert "diverged" in shown
-    assert "at 7" in shown
-    assert max(map(len, shown.splitlines())) <= 120
+    row = train_tables.rows(runs, None)[1]
+    assert (row.loss, row.loss_vs_fp32, row.steps_to_target) == (None, None, None)
+    train_tables.TABLE.show("loss", [row])
+    assert "diverged at 7" in capsys.readouterr().out
 
 
 def test_plot_is_written(tmp_path):

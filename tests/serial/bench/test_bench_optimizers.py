@@ -31,8 +31,7 @@ ROWS = [
 
 def test_the_table_compares_runs_of_one_seed():
     """Seed 2 has no fp32 run to compare with; nor has sgd one."""
-    _, lines = optimizer_tables.table(ROWS)
-    assert lines == [
+    assert optimizer_tables.TABLE.lines(optimizer_tables.groups(ROWS)) == [
         ["adamw", "0.1", "fp32", "2", "2.2500", "0.5000", "", "", "2.0", "identical"],
         ["adamw", "0.1", "onebit", "3", "4.7333", "6.8000", "+15.00", "+10.00 to +20.00", "2.0", "identical"],
         ["adamw", "0.1", "topk", "1", "diverged", "", "", "", "2.0", "identical"],
@@ -52,9 +51,9 @@ def test_the_report_has_the_table_and_its_conditions(tmp_path):
 
 
 def test_a_method_with_a_momentum_of_its_own_gets_an_optimizer_without():
-    cells = optimizers.cells_of("sgd,adamw", None, [Method("none"), Method("topk"), Method("dgc:mu=0.5")], "0")
-    assert [cell.momentum for cell in cells] == [0.9, 0.9, 0.0, 0.0, 0.0, 0.0]
-    assert [cell.lr for cell in cells] == [optimizer_runs.RATES["sgd"]] * 3 + [1e-3] * 3
+    configs = optimizers.configs_of("sgd,adamw", None, [Method("none"), Method("topk"), Method("dgc:mu=0.5")], "0")
+    assert [config.momentum for config in configs] == [0.9, 0.9, 0.0, 0.0, 0.0, 0.0]
+    assert [config.lr for config in configs] == [optimizer_runs.RATES["sgd"]] * 3 + [1e-3] * 3
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ def test_a_method_with_a_momentum_of_its_own_gets_an_optimizer_without():
 def test_arguments_that_cannot_be_read_are_refused(arguments):
     optimizer, lr, seeds = arguments
     with pytest.raises(ConfigError, match="expected"):
-        optimizers.cells_of(optimizer, lr, [Method("none")], seeds)
+        optimizers.configs_of(optimizer, lr, [Method("none")], seeds)
 
 
 def test_without_torch_the_error_says_how_to_install_it(monkeypatch):

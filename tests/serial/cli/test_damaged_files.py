@@ -15,12 +15,12 @@ from espresso_mpi.files.output import RESULT_BYTES
 from espresso_mpi.planner import planfile
 from espresso_mpi.planner.explain import explain
 from espresso_mpi.planner.model import profile_json
-from espresso_mpi.planner.model import trace as trace_module
+from espresso_mpi.planner.model import workload as workload_module
 from espresso_mpi.planner.model.curve import Curve, Sample
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.workloads import clusters as cluster_module
-from espresso_mpi.planner.workloads.clusters import Cluster, Link, Memory
+from espresso_mpi.planner.workloads.clusters import Cluster, DeviceMemory, Link
 from espresso_mpi.tracing import pictures, trace_file
 from espresso_mpi.tracing.recording import Span
 from espresso_mpi.types import Forecast, MadeFor, Outlook, Plan, Strategy
@@ -58,8 +58,10 @@ def profile():
     ).to_json()  # fmt: skip
 
 
-def model_trace():
-    return Trace((TracedTensor("head", 12, 0.25, shape=(3, 4)), TracedTensor("body", 7, 0.5, "float16"))).to_json()
+def model_workload():
+    return Workload(
+        (WorkloadTensor("head", 12, 0.25, shape=(3, 4)), WorkloadTensor("body", 7, 0.5, "float16"))
+    ).to_json()
 
 
 def plan():
@@ -73,7 +75,7 @@ def plan():
 
 
 def cluster():
-    memory = {"cpu": Memory(1e11, 0.5, 1e-6, 4)}
+    memory = {"cpu": DeviceMemory(1e11, 0.5, 1e-6, 4)}
     return Cluster("two", 2, 4, Link(1e-6, 1e-10), Link(1e-5, 1e-9), {}, memory, ("onebit",)).to_json()
 
 
@@ -102,15 +104,15 @@ def ask(profile):
     assert all(curve(1 << 20) >= 0 for _, curve in profile.curves())
 
 
-def sums(trace):
-    assert trace.nbytes > 0
-    assert len(trace.backward) == len(trace.tensors)
+def sums(workload):
+    assert workload.nbytes > 0
+    assert len(workload.backward) == len(workload.tensors)
 
 
 KINDS = {
     "timeline": (session_trace, load_step, draw),
     "profile": (profile, Profile.load, ask),
-    "trace": (model_trace, Trace.load, sums),
+    "workload": (model_workload, Workload.load, sums),
     "plan": (plan, planfile.load, explain),
     "cluster": (cluster, Cluster.load, Cluster.profile),
     "report": (benchmark, lambda path: report.main(results=[path], output=path.with_suffix(".md")), repr),
@@ -158,7 +160,7 @@ def mutated(document, rng):
 
 
 LARGEST = {
-    "timeline": trace_file.MOST_BYTES, "profile": profile_json.MOST_BYTES, "trace": trace_module.MOST_BYTES,
+    "timeline": trace_file.MOST_BYTES, "profile": profile_json.MOST_BYTES, "workload": workload_module.MOST_BYTES,
     "plan": planfile.MOST_BYTES, "cluster": cluster_module.MOST_BYTES, "report": RESULT_BYTES,
 }  # fmt: skip
 

@@ -50,7 +50,11 @@ def test_tables(profile):
     assert facts["a sync costs"] == "25.0 µs" and facts["medians known to"] == "1.5%"
 
     shown = columns(codecs)
-    assert shown["codec"] == ["onebit", "", "", ""] * 2 and shown["way"][0] == "encode" and shown["way"][4] == "decode"
+    assert (
+        shown["codec"] == ["onebit", "", "", ""] * 2
+        and shown["direction"][0] == "encode"
+        and shown["direction"][4] == "decode"
+    )
     assert shown["elements"][:4] == [f"{n:,}" for n in SIZES]
     assert [float(t) for t in shown["median ms"][:4]] == pytest.approx([0.01 + 1e-6 * n for n in SIZES], rel=5e-3)
     rates = [4 * n / (1e-5 + 1e-9 * n) / 1e9 for n in SIZES]

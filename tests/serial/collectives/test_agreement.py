@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from espresso_mpi.collectives.messages import agreement
-from espresso_mpi.collectives.messages.agreement import on_every_rank, on_rank_0, told_by_first
+from espresso_mpi.collectives.messages.agreement import first_failure, on_every_rank, on_rank_0
 from espresso_mpi.errors import ConfigError, EspressoError, StateError
 
 RANKS = 3
@@ -103,7 +103,7 @@ def test_what_one_rank_raises_is_raised_on_all(ranks, way, error, kind, raised):
         return
     act = failing([1], error)
     found = on_ranks(
-        ranks, lambda all: on_every_rank(all, lambda: act(all.rank), kind, doing="writing", wording=told_by_first)
+        ranks, lambda all: on_every_rank(all, lambda: act(all.rank), kind, doing="writing", wording=first_failure)
     )
     who = "rank 1 (host): " if ranks is Transport else ""
     assert one_error(found) == (raised[0], who + raised[1])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planner_cases import COMPRESSOR, random_profile, random_trace
+from planner_cases import COMPRESSOR, random_profile, random_workload
 from timeline_cases import random_case, simulated
 
 from espresso_mpi.collectives.data.layout import Dense, Topology
@@ -17,7 +17,7 @@ from espresso_mpi.collectives.program import compile_route
 from espresso_mpi.collectives.progress import Segment
 from espresso_mpi.collectives.route_operations import RouteOperation, route_operations
 from espresso_mpi.compressors import get
-from espresso_mpi.planner.agenda import by_lane
+from espresso_mpi.planner.lane_tables import by_lane
 from espresso_mpi.planner.model.cost import Shape, walk
 from espresso_mpi.planner.model.dispatch import laid_out
 from espresso_mpi.planner.model.problem import evaluated
@@ -134,7 +134,7 @@ TWO = Schedule(
 
 
 def begun_of(schedule, coming, all_here=False):
-    """Which operations begin, in order, when some buffers come, one a turn; and whether anything is left."""
+    """Which operations begin, in order, when some buffers arrive, one a step; and whether anything is left."""
     found = []
     lanes = LaneRunner(schedule, pytest.fail, lambda lane, segment, at, now: found.append((segment.bucket, at)))
     for name in coming:
@@ -205,15 +205,15 @@ def test_operations_that_are_not_those_of_the_schedule():
 @pytest.mark.parametrize(("seed", "device"), [(0, "cpu"), (1, "gpu"), (2, "gpu")])
 def test_the_schedule_of_a_plan_ends_when_its_forecast_says_and_is_what_the_picture_shows(seed, device):
     rng = np.random.default_rng(seed)
-    profile, trace = random_profile(rng), random_trace(rng, 9, device)
-    made = plan(trace, profile, [COMPRESSOR], order="schedule")
+    profile, workload = random_profile(rng), random_workload(rng, 9, device)
+    made = plan(workload, profile, [COMPRESSOR], order="schedule")
     assert from_json(to_json(made)) == made  # as values, too: ranks hand plans to each other so
     lanes = by_lane(made.schedule)
     for done in lanes.values():
         assert all(one.stop <= then.start + 1e-12 for one, then in itertools.pairwise(done))
     end = max(one.stop for done in lanes.values() for one in done)
-    assert end + profile.call + trace.update == pytest.approx(made.forecast.seconds, rel=1e-12)
-    problem, choice = evaluated(made, trace, profile, lanes=made.forecast.lanes, order="schedule")
+    assert end + profile.call + workload.update == pytest.approx(made.forecast.seconds, rel=1e-12)
+    problem, choice = evaluated(made, workload, profile, lanes=made.forecast.lanes, order="schedule")
     drawn = [(one.start, one.lane, one.what) for one in shown(problem, choice) if one.kind != "backward"]
     kept = [(one.start, lane, one.what) for lane, done in lanes.items() for one in done if one.segment >= 0]
     assert sorted(drawn) == sorted(kept)

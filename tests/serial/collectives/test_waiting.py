@@ -1,11 +1,11 @@
-"""How a rank waits: what it says meanwhile, and when it gives up."""
+"""How a rank waits: what it logs, when it times out, and which monitor it consults."""
 
 import logging
 import time
 
 import pytest
 
-from espresso_mpi.collectives.messages.waiting import Waiter
+from espresso_mpi.collectives.messages.waiting import Waiter, WaitMonitor
 from espresso_mpi.errors import RankTimeoutError
 
 
@@ -26,3 +26,25 @@ def test_a_wait_through_others_is_told_later(caplog):
     with pytest.raises(RankTimeoutError, match="rank 1"), waiter.patience(0.5):
         waiter.until(lambda: False, lambda: [1])
     assert "waited 0 s for rank 1" in caplog.text and waiter.notice == 0.25
+
+
+class Ending(WaitMonitor):
+    """Ends every wait with an error of its own name."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def check(self):
+        raise ConnectionError(self.name)
+
+
+def test_monitors_are_nested():
+    """An engine inside another on the same transport: after it, also after an error, the outer one monitors again."""
+    waiter = Waiter(timeout=60, oversubscribed=True)
+    with waiter.monitored(Ending("outer")):
+        with pytest.raises(ConnectionError, match="inner"), waiter.monitored(Ending("inner")):
+            waiter.until(lambda: False, list)
+        with pytest.raises(ConnectionError, match="outer"):
+            waiter.until(lambda: False, list)
+    end = time.monotonic() + 0.1
+    waiter.until(lambda: time.monotonic() > end, list)

@@ -12,7 +12,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from espresso_mpi.compressors import Compressor, Context, Summary, register, unregister
-from espresso_mpi.compressors.base import check_positive_int
+from espresso_mpi.compressors.checks import check_positive_int
 from espresso_mpi.compressors.kernels.cpu import host
 
 
@@ -84,6 +84,13 @@ class Coin(Compressor):
         out[...] = out + values if add else values
 
 
+class EvenOrOdd(Coin):
+    """Sends the elements with even indices or the others: one draw of two."""
+
+    def _drawn(self, n, context):
+        return np.arange(n) % 2 == np.random.default_rng((context.key, 4)).integers(2)
+
+
 class Agreed(Every):
     """The largest magnitude of all ranks in a header, then all the elements: linear, with a summary."""
 
@@ -139,6 +146,11 @@ def test_a_correct_method_obeys(cls, law, known):
 @pytest.mark.parametrize("name", ["is_unbiased", "neighbours_are_rounded_independently", "keeps_its_bounds"])
 def test_a_correct_random_method_obeys(name):
     getattr(laws, name)(Coin())
+
+
+def test_a_method_that_draws_one_of_two_obeys():
+    assert law_tools.randomness(EvenOrOdd()) == {"key"}
+    laws.keys_matter_as_they_should(EvenOrOdd())
 
 
 # --- broken methods: each is named in BROKEN under the law that it breaks ---------------------------------------------

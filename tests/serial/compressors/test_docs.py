@@ -1,4 +1,4 @@
-"""docs/compressors.md agrees with the methods, and the example of docs/add-compressor.md obeys the laws."""
+"""docs/compressors.md agrees with the methods, and the examples of docs/add-compressor.md obey the laws."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import laws
 import pytest
+from doc_blocks import blocks
 
 from espresso_mpi.compressors import get, names, unregister
 
@@ -55,20 +56,25 @@ def test_numbers_are_those_of_the_method(name):
     assert agrees(bits, 8 * on_the_wire / N)
 
 
+EXAMPLES = ("upper", "upper-summed", "upper-fast")
+
+
 @pytest.fixture(scope="module")
-def example(tmp_path_factory):
-    """The method that the page shows, registered as a file in the folder would be."""
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "add-compressor.md").read_text(), re.DOTALL)
-    path = tmp_path_factory.mktemp("docs") / "floor2.py"
-    path.write_text(code)
-    spec = importlib.util.spec_from_file_location("floor2", path)
-    sys.modules["floor2"] = module = importlib.util.module_from_spec(spec)
+def examples(tmp_path_factory):
+    """The methods that the page shows, registered as a file in the folder would be."""
+    code = [block.text for block in blocks("docs/add-compressor.md") if "@register" in block.text]
+    path = tmp_path_factory.mktemp("docs") / "upper.py"
+    path.write_text("\n\n".join(code))
+    spec = importlib.util.spec_from_file_location("upper", path)
+    sys.modules["upper"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    yield "floor2"
-    unregister("floor2")
-    del sys.modules["floor2"]
+    yield
+    for name in EXAMPLES:
+        unregister(name)
+    del sys.modules["upper"]
 
 
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
-def test_the_example_obeys_every_law(example, law):
-    law(get(example))
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_obey_every_law(examples, name, law):
+    law(get(name))

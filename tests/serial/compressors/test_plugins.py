@@ -76,9 +76,9 @@ import numpy as np
 from mpi4py import MPI
 from espresso_mpi import Session
 from espresso_mpi.bench import compressors as bench
-from espresso_mpi.compressors import get, names, plugins, specs
+from espresso_mpi.compressors import get, names, plugins, read_specs
 
-get("fp16"), specs("none,int8,topk:ratio=0.1"), names(installed=False)
+get("fp16"), read_specs("none,int8,topk:ratio=0.1"), names(installed=False)
 assert plugins.installed.cache_info().misses == 0 and "plug_in" not in sys.modules, "looked at before it was needed"
 
 assert get("plug-half:scale=2.0").scale == 2.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi.compressors import Compressor, Schedule, get, names, read_specs, register, unregister
-from espresso_mpi.compressors.base import check_choice, check_number, check_positive_int
+from espresso_mpi.compressors.checks import check_choice, check_number, check_positive_int
 from espresso_mpi.errors import ConfigError
 
 

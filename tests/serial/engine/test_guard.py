@@ -1,4 +1,4 @@
-"""Tensors that change, or are handed over again, while they are on their way: without MPI."""
+"""Tensors that change, or are passed again, while they are in flight: without MPI."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_memory_of_calls_that_were_not_waited_for():
     claims.claim(first)
     claims.claim(columns)
     claims.claim(spans(between=x[1:, 1::2]))
-    words = r"again: its memory is that of {0}, which is on its way in push\('{0}'\)"
+    words = r"again: its memory is that of {0}, which is in flight in push\('{0}'\)"
     refused(lambda: claims.claim(spans(again=x[0, 7:])), words.format("first"))
     refused(lambda: claims.claim(spans(again=x[3])), words.format("columns"))
     claims.drop(columns)
@@ -162,7 +162,7 @@ def test_memory_of_a_call_with_many_arrays(other):
     again = views.get(other, arrays)
     for _ in range(2):
         claims.claim(call)
-        words = r"(v: its memory is that of t3|(t\d+): its memory is that of \2), which is on its way in sync number 1"
+        words = r"(v: its memory is that of t3|(t\d+): its memory is that of \2), which is in flight in sync number 1"
         refused(lambda: claims.claim(spans(**again)), words)
         meanwhile = spans(apart=apart)
         claims.claim(meanwhile)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planner_cases import COMPRESSOR, random_problem, random_profile, random_trace
+from planner_cases import COMPRESSOR, random_problem, random_profile, random_workload
 
 from espresso_mpi.errors import ConfigError, PlanError
 from espresso_mpi.planner import routes
@@ -79,7 +79,7 @@ def before_a_bubble(problem, choice):
 def literal1(problem):
     """As it is written: groups by size from the largest, in a group from the last computed; drop; take the best."""
     choice, priced = problem.dense(), 0
-    sizes = [tensor.nbytes for tensor in problem.trace.tensors]
+    sizes = [tensor.nbytes for tensor in problem.workload.tensors]
     left = set(range(problem.tensors)) - before_a_bubble(problem, choice)
     for size in sorted(set(sizes), reverse=True):
         for tensor in reversed([i for i, own in enumerate(sizes) if own == size]):
@@ -87,7 +87,7 @@ def literal1(problem):
                 continue
             left.remove(tensor)
             times = {}
-            for row in problem.rows(tensor):
+            for row in problem.options(tensor):
                 route = problem.routes[problem.route[row]]
                 if all(step.device == "gpu" for step in route.steps if hasattr(step, "device")):
                     tried = choice.copy()
@@ -153,7 +153,7 @@ def test_bubbles_are_those_of_the_schedule():
             assert step.seconds() == problem.timeline.seconds(step.choice)
             found += len(expected)
             tensor = int(rng.integers(6))
-            step.take(tensor, int(rng.choice(problem.rows(tensor))))
+            step.take(tensor, int(rng.choice(problem.options(tensor))))
     assert found
 
 
@@ -169,8 +169,8 @@ def test_algorithm_1_takes_gpu_options_alone_and_is_never_worse_than_dense():
 def test_tensors_before_a_bubble_are_left_alone():
     """The network has long sent the first tensor when the second comes: nothing would end sooner."""
     problem = random_problem(3, tensors=2)
-    far = [replace(t, ready=at) for t, at in zip(problem.trace.tensors, (0.01, 50.0))]
-    later = Problem.of(replace(problem.trace, tensors=tuple(far)), problem.profile, [COMPRESSOR], routes=reachable(),
+    far = [replace(t, ready=at) for t, at in zip(problem.workload.tensors, (0.01, 50.0))]
+    later = Problem.of(replace(problem.workload, tensors=tuple(far)), problem.profile, [COMPRESSOR], routes=reachable(),
                        prune=False)  # fmt: skip
     found = algorithm1(later)
     assert later.method[found.choice[0]] == -1
@@ -185,7 +185,7 @@ def literal2(problem, choice):
     moved, groups = on_cpu(problem, choice), {}
     for tensor, row in enumerate(choice):
         if problem.method[row] >= 0:
-            groups.setdefault((problem.trace.tensors[tensor].nbytes, row), []).append(tensor)
+            groups.setdefault((problem.workload.tensors[tensor].nbytes, row), []).append(tensor)
     best = math.inf
     for counts in itertools.product(*(range(len(group) + 1) for group in groups.values())):
         tried = choice.copy()
@@ -200,8 +200,8 @@ def everything_compressed(problem, seed):
     rng = np.random.default_rng(seed)
     choice, rows = problem.dense(), {}
     for tensor in range(problem.tensors):
-        own = [r for r in problem.rows(tensor) if problem.method[r] >= 0 and r - problem.rows(tensor)[0] < 174]
-        kept = rows.setdefault(problem.menu[tensor], rng.choice(own))
+        own = [r for r in problem.options(tensor) if problem.method[r] >= 0 and r - problem.options(tensor)[0] < 174]
+        kept = rows.setdefault(problem.set_of[tensor], rng.choice(own))
         choice[tensor] = rng.choice([kept, kept, kept, rng.choice(own), choice[tensor]])
     return Chosen(choice, problem.seconds(choice), 0)
 
@@ -260,7 +260,7 @@ def test_moving_to_the_cpu_moves_all_of_a_tensor():
     for tensor, (before, after) in enumerate(zip(start.choice, moved)):
         old, new = problem.strategy(before), problem.strategy(after)
         assert (new.compressor, new.route) == (old.compressor, old.route.on("cpu"))
-        assert after in problem.rows(tensor)
+        assert after in problem.options(tensor)
 
 
 def test_a_problem_without_the_routes_on_the_cpu_is_refused():
@@ -283,8 +283,8 @@ def test_they_reach_339_routes():
 
 def test_published_does_both():
     rng = np.random.default_rng(7)
-    trace, profile = random_trace(rng, 8), random_profile(rng)
-    problem, found = published(trace, profile, COMPRESSOR)
+    workload, profile = random_workload(rng, 8), random_profile(rng)
+    problem, found = published(workload, profile, COMPRESSOR)
     first = algorithm1(problem)
     second = algorithm2(problem, first)
     assert np.array_equal(found.choice, second.choice)
@@ -294,8 +294,8 @@ def test_published_does_both():
 
 def test_published_for_tensors_in_host_memory():
     rng = np.random.default_rng(8)
-    trace, profile = random_trace(rng, 6, device="cpu"), random_profile(rng)
-    problem, found = published(trace, profile, COMPRESSOR, lanes="host")
+    workload, profile = random_workload(rng, 6, device="cpu"), random_profile(rng)
+    problem, found = published(workload, profile, COMPRESSOR, lanes="host")
     assert len(problem.routes) == 174
     assert found.seconds <= problem.seconds(problem.dense())
     assert (problem.method[found.choice] >= 0).any()
@@ -303,9 +303,9 @@ def test_published_for_tensors_in_host_memory():
 
 def test_a_single_rank_has_nothing_to_do():
     rng = np.random.default_rng(9)
-    trace, profile = random_trace(rng, 3), random_profile(rng, 1, 1)
-    problem, found = published(trace, profile, COMPRESSOR)
-    assert found.seconds == pytest.approx(trace.seconds)
+    workload, profile = random_workload(rng, 3), random_profile(rng, 1, 1)
+    problem, found = published(workload, profile, COMPRESSOR)
+    assert found.seconds == pytest.approx(workload.seconds)
     assert (problem.method[found.choice] == -1).all()
 
 
@@ -316,7 +316,7 @@ def test_a_step_read_backwards_gives_the_same_time():
         problem = random_problem([seed, 4], tensors=5, lanes=lanes, order="backprop")
         timeline, o = problem.timeline, problem.timeline.options
         rng, home, total = np.random.default_rng(seed), timeline.lanes.backward, timeline.lanes.count
-        choice = np.array([rng.choice(problem.rows(i)) for i in range(5)])
+        choice = np.array([rng.choice(problem.options(i)) for i in range(5)])
         expected, free = timeline.seconds(choice), np.zeros(2 * total)
         behind = [np.full(2 * total, -np.inf)]
         behind[0][home] = 0.0

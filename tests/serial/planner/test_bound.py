@@ -8,7 +8,7 @@ from dataclasses import replace
 import highspy
 import numpy as np
 import pytest
-from problem_cases import contiguous, small_profile, small_trace
+from problem_cases import contiguous, small_profile, small_workload
 
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
 from espresso_mpi.planner.model.dominance import matrices
@@ -58,15 +58,16 @@ def test_branching_lifts_a_bound_but_not_above_the_optimum() -> None:
 
 
 def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
-    """Against the definition: every option of the whole menu has one in the pruned menu with no higher matrix."""
+    """Against the definition: every option of the whole set has one in the pruned set with no higher matrix."""
     for segment_bytes in (0, 20_000):
-        trace, profile = small_trace(2, 1), small_profile(segment_bytes=segment_bytes)
+        workload, profile = small_workload(2, 1), small_profile(segment_bytes=segment_bytes)
         slim, whole = (
-            Problem.of(trace, profile, ["int8"], lanes=HOST, order="backprop", prune=prune) for prune in (True, False)
+            Problem.of(workload, profile, ["int8"], lanes=HOST, order="backprop", prune=prune)
+            for prune in (True, False)
         )
         assert slim.method.size < whole.method.size
         for tensor in range(2):
-            kept, all_of_them = (matrices(p.menu_of(tensor).options, HOST) for p in (slim, whole))
+            kept, all_of_them = (matrices(p.candidates_of(tensor).options, HOST) for p in (slim, whole))
             for matrix in all_of_them:
                 assert (kept <= matrix + 1e-12).all(axis=(1, 2)).any()
             for number, matrix in enumerate(kept):
@@ -77,18 +78,19 @@ def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
 def test_menus_for_schedules_hold_all_that_nothing_needs_less_than() -> None:
     """Against the definition, by the loads that bounds are made of."""
     for segment_bytes in (0, 20_000):
-        trace, profile = small_trace(2, 1), small_profile(segment_bytes=segment_bytes)
+        workload, profile = small_workload(2, 1), small_profile(segment_bytes=segment_bytes)
         slim, whole = (
-            Problem.of(trace, profile, ["int8"], lanes=HOST, order="schedule", prune=prune) for prune in (True, False)
+            Problem.of(workload, profile, ["int8"], lanes=HOST, order="schedule", prune=prune)
+            for prune in (True, False)
         )
         needs = [np.column_stack(loads(problem)) for problem in (slim, whole)]
         for tensor in range(2):
-            kept, every = (values[list(p.rows(tensor))] for p, values in zip((slim, whole), needs))
+            kept, every = (values[list(p.options(tensor))] for p, values in zip((slim, whole), needs))
             assert kept.shape[0] < every.shape[0] / 4
             for one in every:
                 assert (kept <= one * (1 + 1e-12)).all(axis=1).any()
-            for row in slim.rows(tensor):
-                same = whole.row(tensor, slim.strategy(row))
+            for row in slim.options(tensor):
+                same = whole.option(tensor, slim.strategy(row))
                 np.testing.assert_allclose(needs[0][row], needs[1][same], rtol=1e-12)
 
 
@@ -97,8 +99,8 @@ def test_relaxation_is_the_program_of_all_inequalities_and_options() -> None:
     rng, differ = np.random.default_rng(16), []
     for number in range(40):
         problem = random_case(rng, int(rng.integers(1, 6)), 4, order="schedule")
-        if number % 2:  # tensors with one menu
-            problem = problem.with_menus(problem.trace, {0: problem.menu_of(0)}, [0] * problem.tensors)
+        if number % 2:  # tensors with one candidate set
+            problem = problem.with_sets(problem.workload, {0: problem.candidates_of(0)}, [0] * problem.tensors)
         value = relaxation.relaxed(problem).value
         assert value <= enumerated(problem)[0]
         differ.append(whole_program(problem) - value)
@@ -110,17 +112,17 @@ def whole_program(problem: Problem) -> float:
     (load, chain), lanes, ready = loads(problem), problem.timeline.lanes, np.cumsum(problem.timeline.backward)
     solver = highspy.Highs()
     solver.silent()
-    shares = [[solver.addVariable(0, 1) for _ in problem.rows(tensor)] for tensor in range(problem.tensors)]
+    shares = [[solver.addVariable(0, 1) for _ in problem.options(tensor)] for tensor in range(problem.tensors)]
     time = solver.addVariable(0)
     for tensor, own in enumerate(shares):
         solver.addConstr(sum(own) == 1)
-        costs = chain[list(problem.rows(tensor))]
+        costs = chain[list(problem.options(tensor))]
         solver.addConstr(time >= ready[tensor] + sum(float(c) * x for c, x in zip(costs, own)))
         for lane in range(lanes.count):
             later = [
                 float(load[row, lane]) * share
                 for other in range(tensor, problem.tensors)
-                for row, share in zip(problem.rows(other), shares[other])
+                for row, share in zip(problem.options(other), shares[other])
             ]
             solver.addConstr(time >= ready[-1 if lane == lanes.backward else tensor] + sum(later))
     solver.minimize(time)
@@ -135,9 +137,9 @@ def test_what_a_flow_says_of_the_rest_is_a_bound_from_every_state() -> None:
         timeline, total = problem.timeline, problem.timeline.lanes.count
         _, choice = enumerated(problem)
         flow = relaxed(exact_network(problem), choice).flows[0]
-        for row in problem.rows(0):
+        for row in problem.options(0):
             best = min(
-                problem.seconds(np.array([row, *rest])) for rest in itertools.product(*map(problem.rows, (1, 2)))
+                problem.seconds(np.array([row, *rest])) for rest in itertools.product(*map(problem.options, (1, 2)))
             )
             o, state = timeline.options, np.zeros(2 * total + 1)
             state[timeline.lanes.backward] = timeline.backward[0]
@@ -151,7 +153,7 @@ def test_single_options_leave_no_gap() -> None:
     rng = np.random.default_rng(14)
     for _ in range(50):
         problem = random_case(rng, 4, 1, lanes=Lanes(), order="backprop")
-        choice = problem.first[:-1][problem.menu]
+        choice = problem.first[:-1][problem.set_of]
         if (problem.timeline.options.repeats == 1).all():
             assert lower_bound(problem) >= 0.99 * problem.seconds(choice) - 1e-12
 
@@ -167,15 +169,17 @@ def test_nothing_takes_no_time() -> None:
 @pytest.mark.parametrize("segment_bytes", [0, 100_000])
 def test_fusion_bound_is_below_every_fusion(order: Order, segment_bytes: int) -> None:
     profile = small_profile(segment_bytes=segment_bytes)
-    routes = [r for r in Problem.of(small_trace(1, 0), profile, ["int8"], lanes=HOST).routes if len(r.steps) <= 5][:40]
+    routes = [r for r in Problem.of(small_workload(1, 0), profile, ["int8"], lanes=HOST).routes if len(r.steps) <= 5][
+        :40
+    ]
     for seed in range(3):
-        trace, best = small_trace(3, seed), np.inf
-        for way in contiguous(3):
-            buffers = fused(trace, [tuple(f"t{i}" for i in group) for group in way])
+        workload, best = small_workload(3, seed), np.inf
+        for groups in contiguous(3):
+            buffers = fused(workload, [tuple(f"t{i}" for i in group) for group in groups])
             problem = Problem.of(buffers, profile, ["int8"], routes=routes, lanes=HOST, order=order)
             quick = [problem.quickest(problem.method < 0), problem.quickest(problem.method >= -1)]
             rng = np.random.default_rng(seed)
-            tried = [np.array([rng.choice(problem.rows(i)) for i in range(problem.tensors)]) for _ in range(300)]
+            tried = [np.array([rng.choice(problem.options(i)) for i in range(problem.tensors)]) for _ in range(300)]
             best = min(best, *(problem.seconds(choice) for choice in [*quick, *tried]))
-        bound = (relaxation.fusion_bound if order == "schedule" else fusion_bound)(problem, trace)
+        bound = (relaxation.fusion_bound if order == "schedule" else fusion_bound)(problem, workload)
         assert 0.3 * best < bound <= best

@@ -15,8 +15,17 @@ from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.problem import evaluated
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.workloads.clusters import _METHODS, OPS, TESTBEDS, Cluster, Link, Memory, Speed, _work
-from espresso_mpi.planner.workloads.models import MODELS, model_trace
+from espresso_mpi.planner.workloads.clusters import (
+    _METHODS,
+    OPS,
+    TESTBEDS,
+    Cluster,
+    DeviceMemory,
+    Link,
+    Speed,
+    _traffic,
+)
+from espresso_mpi.planner.workloads.models import MODELS, model_workload
 from espresso_mpi.types import DeviceKind, Level, Plan, Route, Strategy
 
 SHAPES = [(1, 2), (1, 5), (2, 1), (4, 1), (2, 2), (2, 3), (3, 2), (4, 3), (3, 4), (2, 8), (8, 8), (5, 3)]
@@ -73,7 +82,7 @@ def test_bytes_are_those_of_the_messages(hosts, ranks):
             for alone in (False, True) if level == "inter" else (False,):
                 if {"flat": hosts * ranks, "intra": ranks, "inter": hosts}[level] == 1:
                     continue
-                work = _work(op, hosts, ranks, level, alone)
+                work = _traffic(op, hosts, ranks, level, alone)
                 found = (work.link, work.card)
                 assert found == pytest.approx(busiest(op, hosts, ranks, level, alone)), (op, level, alone)
 
@@ -83,7 +92,7 @@ def test_start_ups_of_a_ring_are_its_steps(hosts, ranks):
     """Nobody waits longer than for all steps; between nodes are as many as a round can have but one."""
     for op in OPS:
         rounds, size = (2 if op == "allreduce" else 1), hosts * ranks
-        work = _work(op, hosts, ranks, "flat", False)
+        work = _traffic(op, hosts, ranks, "flat", False)
         assert work.near + work.far == rounds * (size - 1)
         assert work.far == (size - ranks if op in ("alltoall", "gather") else rounds * (hosts - 1))
 
@@ -165,7 +174,7 @@ def test_levels_with_one_member_have_no_curves():
 
 def test_speeds_from_memory():
     """8 and 12 bytes an element and the payload (1/8, and 4 bytes a block), at half of 10 GB/s, for one of 5 ranks."""
-    onebit, memory = get("onebit"), Memory(10e9, efficiency=0.5, launch=7e-6, shared_by=5)
+    onebit, memory = get("onebit"), DeviceMemory(10e9, efficiency=0.5, launch=7e-6, shared_by=5)
     payload = onebit.nbytes(1 << 24) / (1 << 24)
     speed = memory.speed(onebit)
     assert (speed.launch, speed.encode) == (7e-6, pytest.approx((12 + payload) / 1e9, rel=1e-4))
@@ -228,10 +237,10 @@ AT_ROOTS = "reduce@intra/encode@{0}/alltoall@inter/decode@{0}/encode@{0}/allgath
 def test_published_scaling_factors_come_out_roughly(bed, model, batch, compressor, route, published):
     """What the testbeds were set by, with modelled steps and in the order ``backprop``; docs/cluster.md says which
     batches and routes are guesses."""
-    trace = model_trace(model, batch=batch, speed=MODELS[model].speed)
+    workload = model_workload(model, batch=batch, speed=MODELS[model].speed)
     plan = Plan({}, default=Strategy(compressor, Route.parse(route)))
-    problem, choice = evaluated(plan, trace, TESTBEDS[bed].profile(), lanes="separate", order="backprop")
-    alone = trace.tensors[-1].ready + trace.update
+    problem, choice = evaluated(plan, workload, TESTBEDS[bed].profile(), lanes="separate", order="backprop")
+    alone = workload.tensors[-1].ready + workload.update
     assert alone / problem.seconds(choice) == pytest.approx(published, abs=0.06)
 
 

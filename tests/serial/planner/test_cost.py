@@ -31,7 +31,7 @@ def topology(hosts, ranks):
 def uniform(hosts, ranks, spec, moves=BYTES, codecs=BYTES, copies=BYTES, **more):
     """A profile in which everything of a kind takes the same: its size, or one."""
     return Profile(
-        hosts, ranks, {(spec, d, way): codecs for d in ("cpu", "gpu") for way in ("encode", "decode")},
+        hosts, ranks, {(spec, d, direction): codecs for d in ("cpu", "gpu") for direction in ("encode", "decode")},
         {key: moves for key in KEYS if not key[2] or key[1] == "inter"}, {"to_host": copies, "to_gpu": copies},
         **{"check": Curve.line(0, 0), **more},
     )  # fmt: skip
@@ -88,9 +88,9 @@ def executed(route, nodes, n, method, ranks=None):
 
 def planned(route, hosts, ranks, n, spec):
     """The same in the planner's eyes."""
-    way = strategy(route, spec)
-    sizes = operations(way, n, uniform(hosts, ranks, spec))
-    calls = operations(way, n, uniform(hosts, ranks, spec, CALLS, CALLS))
+    chosen = strategy(route, spec)
+    sizes = operations(chosen, n, uniform(hosts, ranks, spec))
+    calls = operations(chosen, n, uniform(hosts, ranks, spec, CALLS, CALLS))
     return [(a.what, a.seconds, b.seconds) for a, b in zip(sizes, calls)]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planner_cases import COMPRESSOR, random_profile, random_trace
+from planner_cases import COMPRESSOR, random_profile, random_workload
 from typer.testing import CliRunner
 
 from espresso_mpi.cli.plan import explain_main, plan_main
@@ -15,7 +15,7 @@ from espresso_mpi.planner.explain import explain, ms, sentence, short
 from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.tree import routes
 from espresso_mpi.planner.planfile import load, save
-from espresso_mpi.planner.workloads.models import model_trace
+from espresso_mpi.planner.workloads.models import model_workload
 from espresso_mpi.timetable import Lanes, Schedule, Timetable
 from espresso_mpi.types import Forecast, MadeFor, Outlook, Plan, Route, Strategy
 
@@ -52,7 +52,7 @@ def said(explanation):
         "compression gains 100.0 ms, of which 10 ms is uncertain. The plan's error is 0.1",
         "order 'backprop' with lanes 'one-network'",
         "exposed: how much shorter the step would be",
-        "runner-up: the best other way",
+        "runner-up: the best other strategy",
     ],
 )
 def test_the_whole_plan_in_words(part):
@@ -60,8 +60,8 @@ def test_the_whole_plan_in_words(part):
 
 
 def test_the_whole_plan_in_tables():
-    ways, rivals, buffers = explain(PLAN).tables
-    assert [row[:3] for row in ways.rows] == [("2", "1", "none"), ("1", "0", "onebit")]
+    used, rivals, buffers = explain(PLAN).tables
+    assert [row[:3] for row in used.rows] == [("2", "1", "none"), ("1", "0", "onebit")]
     assert rivals.rows == (("myopic onebit", "330.0", "+10.0%"), ("fp32", "450.0", "+50.0%"))
     assert buffers.rows[0] == (
         "conv.weight", "onebit: flat-alltoall @gpu", "100.0", "37.5", "62.5", "onebit: flat-allgather @cpu", "2", "30"
@@ -141,8 +141,8 @@ def test_a_tensor_that_there_is_not():
 
 def test_every_route_is_a_sentence_of_its_own():
     every = [Strategy("fp16" if route.compressed else "none", route) for route in routes(("cpu",), linear=True)]
-    assert len({sentence(way) for way in every}) == len(every)
-    assert len({short(way) for way in every}) == len(every)
+    assert len({sentence(strategy) for strategy in every}) == len(every)
+    assert len({short(strategy) for strategy in every}) == len(every)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_milliseconds(seconds, text):
 def files(tmp_path):
     rng = np.random.default_rng(20)
     random_profile(rng, compressors=(COMPRESSOR, "fp16")).save(tmp_path / "profile.json")
-    random_trace(rng, 6, "cpu").save(tmp_path / "trace.json")
+    random_workload(rng, 6, "cpu").save(tmp_path / "workload.json")
     return tmp_path
 
 
 def test_plan_from_files_and_back(files, capsys):
-    plan_main(str(files / "profile.json"), str(files / "trace.json"), "none,topk:ratio=0.01", files / "plan.json")
+    plan_main(str(files / "profile.json"), str(files / "workload.json"), "none,topk:ratio=0.01", files / "plan.json")
     out = capsys.readouterr().out
     assert "Predicted step" in out
     assert "byteps-compress topk" in out
@@ -177,20 +177,20 @@ def test_plan_from_files_and_back(files, capsys):
     assert capsys.readouterr().out.startswith("t3: ")
 
 
-def test_the_plan_says_that_pushes_hide_less_than_the_trace_has(files, capsys):
+def test_the_plan_says_that_pushes_hide_less_than_the_workload_has(files, capsys):
     profile = Profile.load(files / "profile.json")
     for hidden, said in ((0.25, "pushes hide 25% of what they could, and computing takes 50% longer"), (1.0, "")):
         replace(profile, hidden=hidden, slowed=0.5 * (hidden < 1)).save(files / "profile.json")
-        plan_main(str(files / "profile.json"), str(files / "trace.json"), "none")
+        plan_main(str(files / "profile.json"), str(files / "workload.json"), "none")
         out = " ".join(capsys.readouterr().out.split())
         assert said in out and ("count as ready" in out) == bool(said)
 
 
 def test_the_command_takes_a_measured_backward_pass(tmp_path):
-    given = ["--profile", "pcie-25g", "--trace", "lstm", "--compressors", "none", "-o", str(tmp_path / "p.json")]
+    given = ["--profile", "pcie-25g", "--workload", "lstm", "--compressors", "none", "-o", str(tmp_path / "p.json")]
     done = CliRunner().invoke(app, ["plan", *given, "--backward", "7.5"])
     assert done.exit_code == 0, done.output
-    assert load(tmp_path / "p.json").forecast.compute == pytest.approx(model_trace("lstm", backward=7.5).seconds)
+    assert load(tmp_path / "p.json").forecast.compute == pytest.approx(model_workload("lstm", backward=7.5).seconds)
 
 
 def test_explain_needs_nothing_but_the_file(tmp_path, capsys):
@@ -205,16 +205,16 @@ def test_explain_needs_nothing_but_the_file(tmp_path, capsys):
     ("more", "message"),
     [
         ({"profile": "pcie-26g"}, "profile 'pcie-26g': there is no such file; expected one, or one of"),
-        ({"trace": "vgg"}, "trace 'vgg': there is no such file; expected one, or one of"),
-        ({"backward": 0.2}, "--backward 0.2 with the file .*trace.json'; expected the name of a model"),
-        ({"trace": "lstm", "backward": 0.0}, "backward: got 0.0; expected seconds above 0"),
+        ({"workload": "vgg"}, "workload 'vgg': there is no such file; expected one, or one of"),
+        ({"backward": 0.2}, "--backward 0.2 with the file .*workload.json'; expected the name of a model"),
+        ({"workload": "lstm", "backward": 0.0}, "backward: got 0.0; expected seconds above 0"),
         ({"order": "lifo"}, "order 'lifo'; expected one of"),
         ({"lanes": "wide"}, "lanes 'wide'; expected one of"),
         ({"output": "nowhere/plan.json"}, "directory does not exist"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_is_done(files, more, message):
-    given = {"profile": str(files / "profile.json"), "trace": str(files / "trace.json"), **more}
+    given = {"profile": str(files / "profile.json"), "workload": str(files / "workload.json"), **more}
     if "output" in given:
         given["output"] = files / given["output"]
     with pytest.raises(ConfigError, match=message):

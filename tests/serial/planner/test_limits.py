@@ -14,21 +14,21 @@ from espresso_mpi.planner.model.cost import Prices, Shape, price_table, walk
 from espresso_mpi.planner.model.curve import Curve, Sample
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import Lanes
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.plan import plan
-from espresso_mpi.planner.workloads.clusters import TESTBEDS, Cluster, Link, Memory
+from espresso_mpi.planner.workloads.clusters import TESTBEDS, Cluster, DeviceMemory, Link
 from espresso_mpi.types import Route
 
 METHODS = ("fp16", "topk:ratio=1.0", "powersgd:rank=256")
-MEMORY = {"cpu": Memory(1e11, 0.5, 1e-6, 8), "gpu": Memory(1e12, 0.5, 1e-6)}
+MEMORY = {"cpu": DeviceMemory(1e11, 0.5, 1e-6, 8), "gpu": DeviceMemory(1e12, 0.5, 1e-6)}
 NEAR, FAR = Link(1e-6, 1e-11), Link(1e-5, 1e-10)
 LARGEST = Cluster("largest", 512, MOST_RANKS // 512, NEAR, FAR, {}, MEMORY, METHODS, NEAR)
 TOO_LARGE = (2**62, 2**63, 10**400, -(10**400), float("inf"), float("nan"), Fraction(10**400, 3))
 
 
 def one(size=100, ready=0.5, **more):
-    return Trace((TracedTensor("w", size, ready, **more),), "gpu")
+    return Workload((WorkloadTensor("w", size, ready, **more),), "gpu")
 
 
 @pytest.mark.parametrize("method", [None, *METHODS])
@@ -36,13 +36,13 @@ def test_the_largest_tensors_on_the_largest_cluster_are_priced_exactly(method):
     """Against Python's own whole numbers, which have no end."""
     profile, compressor = LARGEST.profile(), method and get(method)
     shape = Shape(LARGEST.hosts, LARGEST.gpus_per_host, "gpu")
-    ways = [route for route in routes(("cpu", "gpu"))[::7] if route.compressed is (method is not None)]
-    slots = list(dict.fromkeys(slot for route in ways for slot in walk(route, shape)))
+    every = [route for route in routes(("cpu", "gpu"))[::7] if route.compressed is (method is not None)]
+    slots = list(dict.fromkeys(slot for route in every for slot in walk(route, shape)))
     prices = [Prices(profile, n, compressor, 8) for n in (1, MOST_ELEMENTS - 1, MOST_ELEMENTS)]
     assert price_table(prices, slots).tolist() == [[price.seconds(slot) for slot in slots] for price in prices]
 
 
-def test_a_plan_for_the_largest_trace_takes_as_long_as_its_bytes():
+def test_a_plan_for_the_largest_workload_takes_as_long_as_its_bytes():
     made = plan(one(MOST_ELEMENTS, dtype="float64"), LARGEST.profile(), ["fp16"], fusion=False, baselines=False)
     least = 8 * MOST_ELEMENTS * 1e-10 / 4 / LARGEST.gpus_per_host  # float16, over the card, shared or not
     assert made.forecast.seconds >= made.forecast.bound >= least
@@ -98,12 +98,12 @@ def test_no_number_of_a_description_is_out_of_range(number):
 
 
 def test_numbers_that_are_too_large_together_are_refused():
-    parts = tuple(TracedTensor(f"t{i}", MOST_ELEMENTS // 2, 0.1) for i in range(3))
-    assert Trace(parts[:2]).nbytes == 4 * MOST_ELEMENTS
+    parts = tuple(WorkloadTensor(f"t{i}", MOST_ELEMENTS // 2, 0.1) for i in range(3))
+    assert Workload(parts[:2]).nbytes == 4 * MOST_ELEMENTS
     with pytest.raises(ConfigError, match=f"{3 << 39} elements together; expected at most {MOST_ELEMENTS}"):
-        Trace(parts)
+        Workload(parts)
     with pytest.raises(ConfigError, match=r"shape: .* at most 64"):
-        TracedTensor("w", 1, 0.1, shape=(1,) * 65)
+        WorkloadTensor("w", 1, 0.1, shape=(1,) * 65)
     profile = LARGEST.profile()
     for make, says in (
         (lambda: replace(LARGEST, hosts=513), f"hosts 513 and gpus_per_host 512, which make {513 * 512} ranks"),

@@ -12,12 +12,12 @@ import pytest
 
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.workloads import language, vision
-from espresso_mpi.planner.workloads.layers import Layer, Schedule, Work, backwards, schedule
+from espresso_mpi.planner.workloads.layers import Layer, NetworkStep, Work, backwards, network_step
 from espresso_mpi.planner.workloads.measured import Measured, Times
-from espresso_mpi.planner.workloads.models import BANDWIDTH, MODELS, Published, model_trace
+from espresso_mpi.planner.workloads.models import BANDWIDTH, MODELS, Published, model_workload
 
-TRACES = {name: model_trace(name) for name in MODELS}
-MODELLED = {name: model_trace(name, speed=model.speed) for name, model in MODELS.items()}
+WORKLOADS = {name: model_workload(name) for name in MODELS}
+MODELLED = {name: model_workload(name, speed=model.speed) for name, model in MODELS.items()}
 PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
 
 PUBLISHED = {
@@ -66,8 +66,8 @@ def test_bert_without_its_heads_has_the_published_parameters(name, hidden, publi
 
 @pytest.mark.parametrize("name", PAPER)
 def test_megabytes_and_tensors_are_those_of_the_paper(name):
-    trace = TRACES[name]
-    assert (round(trace.nbytes / 2**20), len(trace.tensors)) == PAPER[name]
+    workload = WORKLOADS[name]
+    assert (round(workload.nbytes / 2**20), len(workload.tensors)) == PAPER[name]
 
 
 def test_resnets_have_a_normalisation_for_every_convolution():
@@ -91,12 +91,12 @@ def test_ugatit_has_two_generators_and_four_discriminators():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_trace_holds_the_shapes_in_order(name):
-    trace = TRACES[name]
-    assert {t.name: t.shape for t in trace.tensors} == MODELS[name].shapes()
-    assert [t.name for t in trace.tensors] == list(MODELS[name].shapes())
-    assert (trace.device, trace.spread) == ("gpu", 0)
-    assert trace.source.startswith(f"{name}, batch of {MODELS[name].batch} × ")
+def test_a_workload_holds_the_shapes_in_order(name):
+    workload = WORKLOADS[name]
+    assert {t.name: t.shape for t in workload.tensors} == MODELS[name].shapes()
+    assert [t.name for t in workload.tensors] == list(MODELS[name].shapes())
+    assert (workload.device, workload.spread) == ("gpu", 0)
+    assert workload.source.startswith(f"{name}, batch of {MODELS[name].batch} × ")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_trace_holds_the_shapes_in_order(name):
     ],
 )
 def test_what_is_nearest_to_the_input_comes_last(name, last):
-    assert TRACES[name].tensors[-1].name == last
+    assert WORKLOADS[name].tensors[-1].name == last
 
 
 # --- against torch ----------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_berts_blocks_and_their_operations_are_those_of_torchs_encoder():
 
 @pytest.mark.parametrize("name, products", [("vgg16", 15.47e9), ("resnet50", 4.089e9), ("resnet101", 7.801e9)])
 def test_forward_operations_are_twice_torchvisions_products(name, products):
-    assert MODELS[name].schedule.before.flops == pytest.approx(2 * products, rel=1e-3)
+    assert MODELS[name].step.before.flops == pytest.approx(2 * products, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_token_takes_six_operations_a_weight_and_attention_besides(name, weigh
 
 def test_backward_is_twice_forward_but_for_the_first_layer():
     first = 2 * 64 * 3 * 7**2 * 112**2
-    forward = MODELS["resnet50"].schedule.before.flops
+    forward = MODELS["resnet50"].step.before.flops
     assert MODELS["resnet50"].flops(1) == pytest.approx(3 * forward - first)
 
 
@@ -205,8 +205,8 @@ def test_a_step_by_hand():
     for each of 3 samples, and 8 bytes of weights."""
     one = Layer((("a.weight", (2,)), ("a.bias", (1,))), Work(10), Work(20))
     two = Layer((("b", (3,)),), Work(20), Work(40, 6, 8))
-    step = schedule([one, two])
-    assert step == Schedule(
+    step = network_step([one, two])
+    assert step == NetworkStep(
         Work(30), (((("b", (3,)),), Work(40, 6, 8)), ((("a.bias", (1,)), ("a.weight", (2,))), Work(10)))
     )
     assert step.before.seconds(3, 10, 2) == 9
@@ -216,8 +216,8 @@ def test_a_step_by_hand():
 @pytest.mark.parametrize("name", [name for name in MODELS if isinstance(MODELS[name].published, Published)])
 def test_the_published_throughput_comes_out(name):
     published = MODELS[name].published
-    trace = model_trace(name, batch=published.batch, speed=MODELS[name].speed)
-    seconds = trace.seconds if published.update else trace.tensors[-1].ready
+    workload = model_workload(name, batch=published.batch, speed=MODELS[name].speed)
+    seconds = workload.seconds if published.update else workload.tensors[-1].ready
     assert published.batch / seconds == pytest.approx(published.throughput)
 
 
@@ -239,82 +239,82 @@ def test_speeds_are_a_v100s(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_times_go_by_speed_and_by_batch(name):
     model = MODELS[name]
-    once, twice, thrice = (ready(model_trace(name, batch=b)) for b in (4, 8, 12))
+    once, twice, thrice = (ready(model_workload(name, batch=b)) for b in (4, 8, 12))
     np.testing.assert_allclose(thrice - twice, twice - once, rtol=1e-9)
-    fast = model_trace(name, batch=4, speed=2 * model.speed, device="cpu")
-    np.testing.assert_allclose(2 * ready(fast), ready(model_trace(name, batch=4, speed=model.speed)))
+    fast = model_workload(name, batch=4, speed=2 * model.speed, device="cpu")
+    np.testing.assert_allclose(2 * ready(fast), ready(model_workload(name, batch=4, speed=model.speed)))
     assert 2 * fast.update == pytest.approx(model.update)
     assert fast.device == "cpu"
 
 
-def ready(trace):
-    return np.array([t.ready for t in trace.tensors])
+def ready(workload):
+    return np.array([t.ready for t in workload.tensors])
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_begin_after_the_forward_pass(name):
-    model, trace = MODELS[name], MODELLED[name]
-    forward = model.schedule.before.seconds(model.batch, model.speed, BANDWIDTH)
-    assert trace.tensors[0].ready > forward > 0
-    assert np.all(trace.backward >= 0)
+    model, workload = MODELS[name], MODELLED[name]
+    forward = model.step.before.seconds(model.batch, model.speed, BANDWIDTH)
+    assert workload.tensors[0].ready > forward > 0
+    assert np.all(workload.backward >= 0)
 
 
 def test_what_yields_no_gradient_counts_for_the_next_that_does():
     events = (((), Work(1, 2, 3)), ((("a", (2,)),), Work(4)), ((("b", (1,)),), Work()), ((), Work(8)))
-    assert Schedule(Work(9), events).gradients == (((("a", (2,)),), Work(5, 2, 3)), ((("b", (1,)),), Work()))
+    assert NetworkStep(Work(9), events).gradients == (((("a", (2,)),), Work(5, 2, 3)), ((("b", (1,)),), Work()))
 
 
 # --- measured totals --------------------------------------------------------------------------------------------------
 
 
-def backward_of(trace):
+def backward_of(workload):
     """Seconds from the first gradient to the last."""
-    return trace.tensors[-1].ready - trace.tensors[0].ready
+    return workload.tensors[-1].ready - workload.tensors[0].ready
 
 
 def test_six_models_take_the_measured_time_from_the_first_gradient_to_the_last():
     assert {name for name, model in MODELS.items() if model.measured is not None} == set(MEASURED)
     for name, milliseconds in MEASURED.items():
-        assert backward_of(TRACES[name]) == pytest.approx(milliseconds / 1e3, rel=1e-12)
-        assert "public V100 traces" in TRACES[name].source and f"{milliseconds} ms" in TRACES[name].source
+        assert backward_of(WORKLOADS[name]) == pytest.approx(milliseconds / 1e3, rel=1e-12)
+        assert "public V100 traces" in WORKLOADS[name].source and f"{milliseconds} ms" in WORKLOADS[name].source
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_given_total_scales_every_modelled_time_but_the_update(name):
     """The forward pass as well; U-GAT-IT's modelled times are not in proportion to the measured: see its own test."""
-    trace, plain = model_trace(name, backward=0.211), TRACES[name]
-    assert backward_of(trace) == pytest.approx(0.211, rel=1e-12)
-    np.testing.assert_allclose(ready(trace), 0.211 / backward_of(plain) * ready(plain), rtol=1e-12)
-    assert [t.name for t in trace.tensors] == [t.name for t in plain.tensors]
-    assert trace.update == plain.update == MODELLED[name].update
-    assert "211 ms as given" in trace.source
+    workload, plain = model_workload(name, backward=0.211), WORKLOADS[name]
+    assert backward_of(workload) == pytest.approx(0.211, rel=1e-12)
+    np.testing.assert_allclose(ready(workload), 0.211 / backward_of(plain) * ready(plain), rtol=1e-12)
+    assert [t.name for t in workload.tensors] == [t.name for t in plain.tensors]
+    assert workload.update == plain.update == MODELLED[name].update
+    assert "211 ms as given" in workload.source
     if name != "ugatit":
-        np.testing.assert_allclose(ready(trace), 0.211 / backward_of(MODELLED[name]) * ready(MODELLED[name]))
+        np.testing.assert_allclose(ready(workload), 0.211 / backward_of(MODELLED[name]) * ready(MODELLED[name]))
 
 
 def test_a_given_total_holds_for_any_batch():
-    assert backward_of(model_trace("gpt2", batch=3, backward=2)) == pytest.approx(2, rel=1e-12)
+    assert backward_of(model_workload("gpt2", batch=3, backward=2)) == pytest.approx(2, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_other_batches_go_by_the_factor_of_the_usual_one(name):
     """Of all tensors but U-GAT-IT's, whose long gap has a factor of its own at every batch."""
     model = MODELS[name]
-    other, modelled = (model_trace(name, batch=2 * model.batch, **more) for more in ({}, {"speed": model.speed}))
+    other, modelled = (model_workload(name, batch=2 * model.batch, **more) for more in ({}, {"speed": model.speed}))
     factors = np.divide(*(np.diff(np.unique(ready(t))) for t in (other, modelled)))
-    usual = np.divide(*(np.diff(np.unique(ready(t))) for t in (TRACES[name], MODELLED[name])))
+    usual = np.divide(*(np.diff(np.unique(ready(t))) for t in (WORKLOADS[name], MODELLED[name])))
     np.testing.assert_allclose(factors, usual, rtol=1e-6)
     assert np.sum(~np.isclose(factors, np.median(factors), rtol=1e-6)) == (1 if name == "ugatit" else 0)
 
 
 def test_ugatits_one_long_gap_is_the_measured_one():
     """Between the discriminators and the generators; the other modelled gaps share the rest in proportion."""
-    gaps, modelled = TRACES["ugatit"].backward[1:], MODELLED["ugatit"].backward[1:]
+    gaps, modelled = WORKLOADS["ugatit"].backward[1:], MODELLED["ugatit"].backward[1:]
     assert np.argmax(gaps) == np.argmax(modelled) == 59
     assert gaps[59] == pytest.approx(0.335, rel=1e-12)
     others, theirs = np.delete(gaps, 59), np.delete(modelled, 59)
     np.testing.assert_allclose(others, 0.099 / theirs.sum() * theirs, rtol=1e-9, atol=1e-15)
-    first, its = TRACES["ugatit"].tensors[0].ready, MODELLED["ugatit"].tensors[0].ready
+    first, its = WORKLOADS["ugatit"].tensors[0].ready, MODELLED["ugatit"].tensors[0].ready
     assert first == pytest.approx(its * 0.434 / backward_of(MODELLED["ugatit"]))
 
 
@@ -328,17 +328,17 @@ def test_measured_times_by_hand():
 
 
 def test_weight_and_bias_are_ready_together_and_layers_are_not():
-    times = {t.name: t.ready for t in TRACES["vgg16"].tensors}
+    times = {t.name: t.ready for t in WORKLOADS["vgg16"].tensors}
     assert all(times[key] == times[key.replace("weight", "bias")] for key in times)
     assert len(set(times.values())) == 16
-    assert len({t.ready for t in TRACES["lstm"].tensors if t.name.startswith("rnn")}) == 1
+    assert len({t.ready for t in WORKLOADS["lstm"].tensors if t.name.startswith("rnn")}) == 1
 
 
 def test_ugatits_discriminators_come_before_its_generators():
-    names = [t.name.split(".")[0] for t in TRACES["ugatit"].tensors]
+    names = [t.name.split(".")[0] for t in WORKLOADS["ugatit"].tensors]
     assert list(dict.fromkeys(names)) == ["disLB", "disGB", "disLA", "disGA", "genB2A", "genA2B"]
-    pause = TRACES["ugatit"].backward[60]
-    assert pause > 0.3 * TRACES["ugatit"].seconds  # the generators' forward passes and most of their backward ones
+    pause = WORKLOADS["ugatit"].backward[60]
+    assert pause > 0.3 * WORKLOADS["ugatit"].seconds  # the generators' forward passes and most of their backward ones
 
 
 def test_only_the_first_layer_is_spared_its_inputs_gradient():
@@ -379,7 +379,7 @@ def test_building_all_takes_no_time():
 )
 def test_mistakes_are_told(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        model_trace(**arguments)
+        model_workload(**arguments)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -392,28 +392,28 @@ def test_the_page_has_the_sizes_of_the_models():
     rows = ROW.findall(PAGE)
     assert [row[0] for row in rows] == list(MODELS)
     for name, tensors, parameters, megabytes, batch in rows:
-        model, trace = MODELS[name], TRACES[name]
-        assert (int(tensors), int(parameters.replace(" ", ""))) == (len(trace.tensors), model.parameters)
-        assert (megabytes, int(batch)) == (f"{trace.nbytes / 2**20:.1f}", model.batch)
+        model, workload = MODELS[name], WORKLOADS[name]
+        assert (int(tensors), int(parameters.replace(" ", ""))) == (len(workload.tensors), model.parameters)
+        assert (megabytes, int(batch)) == (f"{workload.nbytes / 2**20:.1f}", model.batch)
 
 
 def test_the_page_has_the_times_of_the_models():
     rows = TIMES.findall(PAGE)
     assert [row[0] for row in rows] == list(MODELS)
     for name, speed, modelled, measured, first, step in rows:
-        trace = TRACES[name]
+        workload = WORKLOADS[name]
         assert speed == f"{MODELS[name].speed / 1e12:.1f}"
         assert modelled == f"{backward_of(MODELLED[name]) * 1e3:.0f}"
         assert measured == str(MEASURED.get(name, "–"))
-        assert (first, step) == (f"{trace.tensors[0].ready * 1e3:.0f}", f"{trace.seconds * 1e3:.0f}")
+        assert (first, step) == (f"{workload.tensors[0].ready * 1e3:.0f}", f"{workload.seconds * 1e3:.0f}")
 
 
-def alone_over_together(trace, intra, inter):
+def alone_over_together(workload, intra, inter):
     """A step alone over one at 8 × 8 GPUs: rings of 8 inside and between nodes, one after the other, in one lane."""
     lane = 0.0
-    for tensor in trace.tensors:
+    for tensor in workload.tensors:
         lane = max(lane, tensor.ready) + 2 * 7 / 8 * tensor.nbytes * (8 / intra + 8 / inter)
-    return trace.seconds / (lane + trace.update)
+    return workload.seconds / (lane + workload.update)
 
 
 @pytest.mark.parametrize(
@@ -428,6 +428,6 @@ def alone_over_together(trace, intra, inter):
     ],
 )
 def test_the_page_has_the_ratios_of_rings(name, links, said, shown):
-    ratios = [alone_over_together(traces[name], *links) for traces in (MODELLED, TRACES)]
+    ratios = [alone_over_together(workloads[name], *links) for workloads in (MODELLED, WORKLOADS)]
     numbers = [shown.format(100 * (1 / ratio - 1) if "%" in shown else ratio) for ratio in ratios]
     assert f"{said} | {numbers[0]} | {numbers[1]} |" in PAGE

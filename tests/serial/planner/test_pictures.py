@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from planner_cases import COMPRESSOR, random_problem, random_profile, random_trace
+from planner_cases import COMPRESSOR, random_problem, random_profile, random_workload
 
 from espresso_mpi.cli.plan import plan_main
 from espresso_mpi.errors import ConfigError
@@ -23,7 +23,7 @@ from espresso_mpi.tracing.pictures import COLOURS
 
 def mixed(problem, seed=0):
     rng = np.random.default_rng(seed)
-    return np.array([rng.choice(problem.rows(tensor)) for tensor in range(problem.tensors)])
+    return np.array([rng.choice(problem.options(tensor)) for tensor in range(problem.tensors)])
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -54,8 +54,8 @@ def test_kinds_are_those_of_the_route():
 
 def test_the_check_is_shown_where_the_profile_has_one():
     rng = np.random.default_rng(0)
-    profile, trace = random_profile(rng, tensor=1e-5), random_trace(rng, 3)
-    checked = Problem.of(trace, profile, [COMPRESSOR], routes=reachable(), prune=False)
+    profile, workload = random_profile(rng, tensor=1e-5), random_workload(rng, 3)
+    checked = Problem.of(workload, profile, [COMPRESSOR], routes=reachable(), prune=False)
     choice = mixed(checked)
     kinds = [one.kind for one in shown(checked, choice)]
     assert kinds.count("check") == 3

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planner_cases import COMPRESSOR, random_problem, random_profile, random_trace
+from planner_cases import COMPRESSOR, random_problem, random_profile, random_workload
 
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.curve import Curve, Sample
 from espresso_mpi.planner.model.problem import Problem, evaluated
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
 from espresso_mpi.planner.model.tree import routes
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.plan import Draft, _Maker, defaults, outlooks, plan, profiled
 from espresso_mpi.planner.search.baselines import baseline, usable
 from espresso_mpi.planner.search.budget import errors, total_error
@@ -20,7 +20,7 @@ from espresso_mpi.planner.search.relaxation import relaxed
 from espresso_mpi.planner.search.search import search
 from espresso_mpi.planner.search.swaps import completed, improved, moved, swapped, swaps_of
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
-from espresso_mpi.planner.workloads.models import model_trace
+from espresso_mpi.planner.workloads.models import model_workload
 from espresso_mpi.types import ROUTES, Route, Strategy
 
 ORDERS = ("backprop", "fifo", "priority", "schedule")
@@ -32,7 +32,7 @@ SEVERAL = (COMPRESSOR, "fp16", "onebit")
 def chosen(problem, seed):
     """A random choice."""
     rng = np.random.default_rng(seed)
-    return np.array([rng.choice(problem.rows(i)) for i in range(problem.tensors)], np.int64)
+    return np.array([rng.choice(problem.options(i)) for i in range(problem.tensors)], np.int64)
 
 
 def swap(choice, tensor, row):
@@ -61,15 +61,15 @@ def test_a_swap_with_the_same_keys_is_a_schedule_of_the_swapped_choice():
     times = swapped(problem.timeline, choice, tensors, rows)
     for tensor, row, time in zip(tensors, rows, times):
         alone = swap(choice, tensor, row)
-        menus = {i: problem.menu_of(i).only(_place(problem, i, r)) for i, r in enumerate(alone)}
-        only = problem.with_menus(problem.trace, menus, list(menus))
+        sets = {i: problem.candidates_of(i).only(_place(problem, i, r)) for i, r in enumerate(alone)}
+        only = problem.with_sets(problem.workload, sets, list(sets))
         assert relaxed(only).value <= time * (1 + 1e-12)
         assert time <= 1.5 * problem.timeline.seconds(alone)
         assert row != choice[tensor] or time == problem.timeline.seconds(choice)
 
 
 def _place(problem, tensor, row):
-    return np.array([row - problem.rows(tensor).start])
+    return np.array([row - problem.options(tensor).start])
 
 
 @pytest.mark.parametrize("order", EXACT)
@@ -89,27 +89,27 @@ def test_improved_choices_have_no_much_better_neighbour_by_schedules():
         start = chosen(problem, seed)
         found = improved(problem, start)
         assert problem.seconds(found) <= problem.seconds(start)
-        neighbours = [swap(found, i, row) for i in range(problem.tensors) for row in problem.rows(i)]
+        neighbours = [swap(found, i, row) for i in range(problem.tensors) for row in problem.options(i)]
         above.append(problem.seconds(found) / min(map(problem.seconds, neighbours)) - 1)
     assert np.mean(above) <= 0.01 and min(above) <= 1e-12
 
 
 def test_completed_menus_hold_more_and_the_same_choice():
     rng = np.random.default_rng(5)
-    profile, trace = random_profile(rng, compressors=SEVERAL), random_trace(rng, 4)
-    problem = Problem.of(trace, profile, [COMPRESSOR, "onebit"], routes=routes(("cpu",), linear=True))
+    profile, workload = random_profile(rng, compressors=SEVERAL), random_workload(rng, 4)
+    problem = Problem.of(workload, profile, [COMPRESSOR, "onebit"], routes=routes(("cpu",), linear=True))
     choice = chosen(problem, 6)
     whole = completed(problem, SEVERAL)
     same = moved(choice, problem, whole)
     assert [problem.strategy(row) for row in choice] == [whole.strategy(row) for row in same]
     assert problem.seconds(choice) == whole.seconds(same)
     for i in range(whole.tensors):
-        menu = [whole.strategy(row) for row in whole.rows(i)]
-        assert len(set(menu)) == len(menu)
-        assert {strategy.compressor for strategy in menu} == {"none", "topk", "fp16", "onebit"}
-        alone = replace(trace, tensors=trace.tensors[i : i + 1])
+        candidates = [whole.strategy(row) for row in whole.options(i)]
+        assert len(set(candidates)) == len(candidates)
+        assert {strategy.compressor for strategy in candidates} == {"none", "topk", "fp16", "onebit"}
+        alone = replace(workload, tensors=workload.tensors[i : i + 1])
         fp16 = Problem.of(alone, profile, ["fp16"], routes=problem.routes)
-        assert {fp16.strategy(row) for row in fp16.rows(0)} <= set(menu)
+        assert {fp16.strategy(row) for row in fp16.options(0)} <= set(candidates)
 
 
 # --- what is foretold -------------------------------------------------------------------------------------------------
@@ -119,22 +119,22 @@ def test_completed_menus_hold_more_and_the_same_choice():
 @pytest.mark.parametrize("seed", [7, 8])
 def test_outlooks_are_what_brute_force_finds(order, seed):
     rng = np.random.default_rng(seed)
-    trace = random_trace(rng, 4)
+    workload = random_workload(rng, 4)
     few = [
         Route.parse(text)
         for text in (*ROUTES.values(),)
         if "allreduce@inter/dec" not in text and "allreduce@flat/dec" not in text
     ]
-    problem = Problem.of(trace, random_profile(rng), [COMPRESSOR], routes=few, prune=False, order=order)
+    problem = Problem.of(workload, random_profile(rng), [COMPRESSOR], routes=few, prune=False, order=order)
     choice = chosen(problem, seed)
-    draft = Draft(tuple((t.name,) for t in trace.tensors), problem, choice)
+    draft = Draft(tuple((t.name,) for t in workload.tensors), problem, choice)
     plain = problem.timeline.seconds(choice)
     for i, entry in enumerate(outlooks(draft)):
-        others = {row: problem.timeline.seconds(swap(choice, i, row)) for row in problem.rows(i) if row != choice[i]}
+        others = {row: problem.timeline.seconds(swap(choice, i, row)) for row in problem.options(i) if row != choice[i]}
         dense = [s for row, s in others.items() if problem.method[row] < 0]
         assert entry.seconds == pytest.approx(problem.alone[choice[i]])
         assert entry.margin == pytest.approx(min(others.values()) - plain, abs=1e-12)
-        runner_up = problem.row(i, entry.runner_up)
+        runner_up = problem.option(i, entry.runner_up)
         assert others[runner_up] == pytest.approx(min(others.values()))
         expected = min(dense) - plain if problem.method[choice[i]] >= 0 else 0.0
         assert entry.dense_margin == pytest.approx(expected, abs=1e-12)
@@ -180,9 +180,9 @@ def scaled(curve, factor):
 
 def test_the_noise_of_a_gain_is_what_scaled_profiles_say():
     rng = np.random.default_rng(9)
-    profile, trace = random_profile(rng, tensor=1e-4), random_trace(rng, 5)
+    profile, workload = random_profile(rng, tensor=1e-4), random_workload(rng, 5)
     few = [Route.parse(t) for t in ("flat", "hierarchical", "hierarchical-alltoall", "flat-allgather")]
-    problem = Problem.of(trace, profile, [COMPRESSOR], routes=few, prune=False)
+    problem = Problem.of(workload, profile, [COMPRESSOR], routes=few, prune=False)
     ours, other = chosen(problem, 1), problem.dense()
     doubts = Doubts(problem, 0.1)
     keys = {key for row in (*ours, *other) for key in doubts.curves(int(row))} - {("check",)}
@@ -191,7 +191,7 @@ def test_the_noise_of_a_gain_is_what_scaled_profiles_say():
     for key in keys:
         most = 0.0
         for factor in (1.1, 0.9):
-            again = Problem.of(trace, wide(profile, key, factor), [COMPRESSOR], routes=few, prune=False)
+            again = Problem.of(workload, wide(profile, key, factor), [COMPRESSOR], routes=few, prune=False)
             most = max(most, abs(again.seconds(other) - again.seconds(ours) - gain))
         squares += most**2
     found = gain_over((doubts, ours), (doubts, other))
@@ -237,16 +237,16 @@ def two_nodes(dense, packed=8.9e-3, measured_as=None, **more):
         for level, alone in (("flat", False), ("inter", False), ("inter", True))
     }
     moves |= {("allreduce", "flat", False): dense, ("allgather", "flat", False): constant(packed)}
-    codecs = {("onebit", "cpu", way): constant(2.5e-5) for way in ("encode", "decode")}
+    codecs = {("onebit", "cpu", direction): constant(2.5e-5) for direction in ("encode", "decode")}
     codecs["onebit", "cpu", "decode"] = constant(3.75e-5)  # two payloads are decoded
     return Profile(2, 1, codecs, moves, {}, Curve.line(0, 0), **more)
 
 
-ONE = Trace((TracedTensor("w", 1000, 1e-3),))
+ONE = Workload((WorkloadTensor("w", 1000, 1e-3),))
 """One tensor, which compression brings home in 9 ms instead of 10."""
 
 
-def ways(made):
+def compressors_of(made):
     return [strategy.compressor for strategy in made.strategies.values()]
 
 
@@ -255,7 +255,7 @@ def ways(made):
 )
 def test_compression_must_gain_more_than_the_noise(residual, expected):
     made = plan(ONE, two_nodes(constant(1e-2, residual)), ["onebit"])
-    assert ways(made) == [expected]
+    assert compressors_of(made) == [expected]
     forecast = made.forecast
     assert forecast.dense == pytest.approx(1.1e-2)
     assert forecast.seconds == pytest.approx(1.0e-2 if expected == "onebit" else 1.1e-2)
@@ -265,31 +265,31 @@ def test_compression_must_gain_more_than_the_noise(residual, expected):
 
 @pytest.mark.parametrize(("noise", "expected"), [(0.0, "onebit"), (0.05, "onebit"), (0.2, "none")])
 def test_noise_can_be_given(noise, expected):
-    assert ways(plan(ONE, two_nodes(constant(1e-2, 0.3)), ["onebit"], noise=noise)) == [expected]
+    assert compressors_of(plan(ONE, two_nodes(constant(1e-2, 0.3)), ["onebit"], noise=noise)) == [expected]
 
 
 def test_what_two_plans_have_in_common_is_not_noise():
     """A check that may be wrong by half takes far longer than what compression gains, in both plans alike."""
     profile = replace(two_nodes(constant(1e-2)), check=constant(0.5, 0.5))
-    assert ways(plan(ONE, profile, ["onebit"])) == ["onebit"]
+    assert compressors_of(plan(ONE, profile, ["onebit"])) == ["onebit"]
 
 
 def test_what_nobody_waits_for_is_not_noise():
     """A dense tensor that may take twice as long is still hidden; that gains nothing, so nothing is compressed."""
-    trace = Trace((TracedTensor("w", 1000, 1e-3), TracedTensor("last", 10, 1.0)))
-    made = plan(trace, two_nodes(constant(1e-2, 0.5), packed=1e-2), ["onebit"], fusion=False)
-    assert ways(made) == ["none", "none"]
+    workload = Workload((WorkloadTensor("w", 1000, 1e-3), WorkloadTensor("last", 10, 1.0)))
+    made = plan(workload, two_nodes(constant(1e-2, 0.5), packed=1e-2), ["onebit"], fusion=False)
+    assert compressors_of(made) == ["none", "none"]
 
 
 def test_one_of_two_that_stand_in_for_each_other_stays_compressed():
     """Each by itself gains nothing while the other is compressed; both dense lose 2 ms."""
-    trace = Trace((TracedTensor("a", 1000, 0.0), TracedTensor("b", 1000, 0.0), TracedTensor("c", 1, 0.01)))
+    workload = Workload((WorkloadTensor("a", 1000, 0.0), WorkloadTensor("b", 1000, 0.0), WorkloadTensor("c", 1, 0.01)))
     line = Curve((0.0, 1.0, 4000.0), (0.0, 0.0, 6e-3))
     profile = replace(two_nodes(line), measured=False)
     profile = replace(profile, moves={**profile.moves, ("allgather", "flat", False): constant(1e-3)})
-    problem = Problem.of(trace, profile, ["onebit"], lanes="host")
-    both = np.array([problem.row(i, Strategy("onebit", "flat-allgather")) for i in (0, 1)]
-                    + [problem.row(2, Strategy("none", "flat"))])  # fmt: skip
+    problem = Problem.of(workload, profile, ["onebit"], lanes="host")
+    both = np.array([problem.option(i, Strategy("onebit", "flat-allgather")) for i in (0, 1)]
+                    + [problem.option(2, Strategy("none", "flat"))])  # fmt: skip
     kept = without_noise(Doubts(problem), both)
     assert (problem.method[kept] >= 0).sum() == 1
     assert problem.seconds(kept) == pytest.approx(problem.seconds(both))
@@ -298,10 +298,10 @@ def test_one_of_two_that_stand_in_for_each_other_stays_compressed():
 @pytest.mark.parametrize(("spread", "expected"), [(0.0, "onebit"), (0.1, "none")])
 def test_the_spread_of_the_steps_is_carried_through_the_timeline(spread, expected):
     """Dense communication sticks out by 0.2 ms behind a backward pass of 9.8 ms: a tenth longer would hide it all."""
-    tensors = (TracedTensor("w", 1000, 0.0), TracedTensor("last", 1, 9.8e-3))
+    tensors = (WorkloadTensor("w", 1000, 0.0), WorkloadTensor("last", 1, 9.8e-3))
     line = Curve((0.0, 4.0, 4000.0), (0.0, 0.0, 1e-2))
-    made = plan(Trace(tensors, spread=spread), two_nodes(line), ["onebit"], fusion=False)
-    assert ways(made) == [expected, "none"]
+    made = plan(Workload(tensors, spread=spread), two_nodes(line), ["onebit"], fusion=False)
+    assert compressors_of(made) == [expected, "none"]
     assert made.forecast.seconds == pytest.approx(9.8e-3 if expected == "onebit" else 1e-2, rel=1e-3)
 
 
@@ -317,21 +317,21 @@ def test_taking_back_what_gains_nothing_makes_no_step_longer_by_schedules(seed):
 @pytest.mark.parametrize(("seed", "noise"), [(535, 0.0), (535, 0.1)])
 def test_no_runner_up_is_quicker_unless_it_compresses_what_is_dense(seed, noise):
     rng = np.random.default_rng(seed)
-    profile, trace = random_profile(rng, compressors=(COMPRESSOR, "int8")), random_trace(rng, int(rng.integers(3, 14)),
-                                                                                         "gpu", sizes=6)  # fmt: skip
-    made = plan(trace, profile, ["int8", COMPRESSOR], noise=noise)
+    profile = random_profile(rng, compressors=(COMPRESSOR, "int8"))
+    workload = random_workload(rng, int(rng.integers(3, 14)), "gpu", sizes=6)
+    made = plan(workload, profile, ["int8", COMPRESSOR], noise=noise)
     for buffer in made.forecast.buffers:
         if buffer.runner_up.compressor in ("none", made.strategy(buffer.tensors[0]).compressor):
             other = replace(made, strategies=made.strategies | dict.fromkeys(buffer.tensors, buffer.runner_up))
-            problem, choice = evaluated(other, trace, profile, lanes=made.forecast.lanes, order="schedule")
+            problem, choice = evaluated(other, workload, profile, lanes=made.forecast.lanes, order="schedule")
             assert problem.seconds(choice) >= made.forecast.seconds * (1 - 1e-12), buffer
 
 
 def test_dense_when_all_gains_together_are_below_the_noise():
     """Many tensors share a curve: it is wrong for all of them at once."""
-    trace = Trace(tuple(TracedTensor(f"t{i}", 1000, 1e-3) for i in range(6)))
-    made = plan(trace, two_nodes(constant(1e-2, 0.2)), ["onebit"], fusion=False)
-    assert set(ways(made)) == {"none"}
+    workload = Workload(tuple(WorkloadTensor(f"t{i}", 1000, 1e-3) for i in range(6)))
+    made = plan(workload, two_nodes(constant(1e-2, 0.2)), ["onebit"], fusion=False)
+    assert set(compressors_of(made)) == {"none"}
 
 
 # --- whole plans ------------------------------------------------------------------------------------------------------
@@ -343,22 +343,24 @@ def test_dense_when_all_gains_together_are_below_the_noise():
 )
 def test_never_worse_than_a_baseline(order, device, seed):
     rng = np.random.default_rng(seed)
-    profile, trace = random_profile(rng, compressors=SEVERAL), random_trace(rng, 8, device)
-    made = plan(trace, profile, SEVERAL, order=order, noise=0.0)
+    profile, workload = random_profile(rng, compressors=SEVERAL), random_workload(rng, 8, device)
+    made = plan(workload, profile, SEVERAL, order=order, noise=0.0)
     forecast = made.forecast
-    problem, choice = evaluated(made, trace, profile, order=forecast.order, lanes=forecast.lanes)
+    problem, choice = evaluated(made, workload, profile, order=forecast.order, lanes=forecast.lanes)
     assert problem.seconds(choice) == pytest.approx(forecast.seconds)
     assert forecast.bound <= forecast.seconds * (1 + 1e-12)
     for spec in SEVERAL:
-        for name in usable(trace):
-            other = evaluated(baseline(name, trace, profile, spec), trace, profile, order=order, lanes=forecast.lanes)
+        for name in usable(workload):
+            other = evaluated(
+                baseline(name, workload, profile, spec), workload, profile, order=order, lanes=forecast.lanes
+            )
             assert forecast.seconds <= other[0].seconds(other[1]) * (1 + 1e-9)
     assert min(forecast.baselines.values()) >= forecast.seconds * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("model, testbed", [("lstm", "pcie-25g"), ("lstm", "nvlink-100g"), ("vgg16", "nvlink-100g")])
 def test_never_worse_than_a_baseline_for_models_of_the_paper(model, testbed):
-    made = plan(model_trace(model), TESTBEDS[testbed].profile(), ["onebit"], fusion=False)
+    made = plan(model_workload(model), TESTBEDS[testbed].profile(), ["onebit"], fusion=False)
     forecast = made.forecast
     assert forecast.order == "schedule"
     assert forecast.bound <= forecast.seconds
@@ -370,22 +372,24 @@ def test_never_worse_than_a_baseline_for_models_of_the_paper(model, testbed):
 def test_a_baseline_that_compresses_everything_is_improved_with_all_options():
     """It may stand in for the search's plan, and be made dense again: its own routes all compress."""
     rng = np.random.default_rng(22)
-    profile, trace = random_profile(rng), random_trace(rng, 5)
-    maker = _Maker.of(trace, profile, [COMPRESSOR], None, "schedule", False, True, None, None, 0.0, "normal")
-    problem = maker.problem(trace, [COMPRESSOR])
+    profile, workload = random_profile(rng), random_workload(rng, 5)
+    maker = _Maker.of(workload, profile, [COMPRESSOR], None, "schedule", False, True, None, None, 0.0, "normal")
+    problem = maker.problem(workload, [COMPRESSOR])
     rival = maker.rival("everything-gpu", COMPRESSOR)
-    slowest = [problem.rows(i)[int(np.argmax(problem.alone[list(problem.rows(i))]))] for i in range(5)]
+    slowest = [problem.options(i)[int(np.argmax(problem.alone[list(problem.options(i))]))] for i in range(5)]
     slow = Draft(rival.groups, problem, np.array(slowest))
     found = maker.quickest(slow, [rival])
     assert found.seconds <= rival.seconds < slow.seconds
-    assert all((found.problem.method[list(found.problem.rows(i))] < 0).any() for i in range(5))
+    assert all((found.problem.method[list(found.problem.options(i))] < 0).any() for i in range(5))
 
 
 def test_a_plan_says_what_it_was_made_for():
     rng = np.random.default_rng(14)
     profile = random_profile(rng, fingerprint={"mpi": "some"})
-    trace = Trace((TracedTensor("w", 6000, 1e-3, "float32", (2, 3000)), TracedTensor("b", 50, 2e-3)), "gpu", 1e-3)
-    made = plan(trace, profile)
+    workload = Workload(
+        (WorkloadTensor("w", 6000, 1e-3, "float32", (2, 3000)), WorkloadTensor("b", 50, 2e-3)), "gpu", 1e-3
+    )
+    made = plan(workload, profile)
     assert made.made_for.tensors == {"w": ((2, 3000), "float32"), "b": (50, "float32")}
     assert (made.made_for.nodes, made.made_for.ranks_per_node, made.made_for.device) == (4, 4, "gpu")
     assert made.made_for.fingerprint == {"mpi": "some"}
@@ -396,31 +400,31 @@ def test_a_plan_says_what_it_was_made_for():
 
 def test_without_compressors_a_plan_is_dense():
     rng = np.random.default_rng(15)
-    profile, trace = random_profile(rng), random_trace(rng, 6)
-    made = plan(trace, profile, [])
-    assert set(ways(made)) == {"none"}
+    profile, workload = random_profile(rng), random_workload(rng, 6)
+    made = plan(workload, profile, [])
+    assert set(compressors_of(made)) == {"none"}
     assert made.forecast.seconds == made.forecast.dense
-    plain = evaluated(baseline("fp32", trace, profile, COMPRESSOR), trace, profile, lanes=made.forecast.lanes,
+    plain = evaluated(baseline("fp32", workload, profile, COMPRESSOR), workload, profile, lanes=made.forecast.lanes,
                       order=made.forecast.order)  # fmt: skip
     assert made.forecast.seconds <= plain[0].seconds(plain[1])
 
 
 def test_devices_and_sums_are_kept_to():
     rng = np.random.default_rng(16)
-    profile, trace = random_profile(rng, compressors=SEVERAL), random_trace(rng, 5)
+    profile, workload = random_profile(rng, compressors=SEVERAL), random_workload(rng, 5)
     slow = {key: scaled(curve, 30) for key, curve in profile.moves.items()}
-    made = plan(trace, replace(profile, moves=slow), SEVERAL, devices=("cpu",), linear=False, noise=0.0)
-    assert set(ways(made)) != {"none"}
+    made = plan(workload, replace(profile, moves=slow), SEVERAL, devices=("cpu",), linear=False, noise=0.0)
+    assert set(compressors_of(made)) != {"none"}
     assert not any("gpu" in str(s.route) or s.route.sums_payloads for s in made.strategies.values())
 
 
 @pytest.mark.parametrize("order", ["backprop", "fifo"])
 def test_an_error_budget_is_kept(order):
     rng = np.random.default_rng(17)
-    profile, trace = random_profile(rng, compressors=SEVERAL), random_trace(rng, 6, "cpu")
+    profile, workload = random_profile(rng, compressors=SEVERAL), random_workload(rng, 6, "cpu")
     seconds = []
     for budget in (0.0, 1e-4, 0.2, None):
-        made = plan(trace, profile, SEVERAL, order=order, error_budget=budget, noise=0.0)
+        made = plan(workload, profile, SEVERAL, order=order, error_budget=budget, noise=0.0)
         assert budget is None or made.forecast.error <= budget * (1 + 1e-12)
         seconds.append(made.forecast.seconds)
     assert seconds[0] >= seconds[-1]
@@ -428,11 +432,11 @@ def test_an_error_budget_is_kept(order):
 
 
 def test_the_error_of_a_plan_is_the_mean_over_its_elements():
-    trace = Trace((TracedTensor("a", 30000, 0.0), TracedTensor("b", 10000, 0.0)), "gpu")
+    workload = Workload((WorkloadTensor("a", 30000, 0.0), WorkloadTensor("b", 10000, 0.0)), "gpu")
     profile = random_profile(np.random.default_rng(18))
     two_passes, dense = Strategy(COMPRESSOR, "flat-alltoall"), Strategy("none", "flat")
-    problem = Problem.of(trace, profile, [COMPRESSOR], routes=[two_passes.route, dense.route], prune=False)
-    choice = np.array([problem.row(0, two_passes), problem.row(1, dense)])
+    problem = Problem.of(workload, profile, [COMPRESSOR], routes=[two_passes.route, dense.route], prune=False)
+    choice = np.array([problem.option(0, two_passes), problem.option(1, dense)])
     from espresso_mpi import compressors
 
     once = compressors.get(COMPRESSOR).gaussian_error(30000)
@@ -444,11 +448,11 @@ def test_the_error_of_a_plan_is_the_mean_over_its_elements():
 
 
 def test_defaults_follow_the_device_and_the_profile():
-    profile, trace = random_profile(np.random.default_rng(0)), random_trace(np.random.default_rng(0), 2)
-    assert defaults(replace(trace, device="cpu"), profile) == ("host", "schedule")
-    assert defaults(replace(trace, device="cpu"), replace(profile, overlaps=False)) == ("serial", "schedule")
-    assert defaults(trace, replace(profile, measured=False)) == ("one-network", "schedule")
-    assert defaults(trace, profile) == ("separate", "schedule")
+    profile, workload = random_profile(np.random.default_rng(0)), random_workload(np.random.default_rng(0), 2)
+    assert defaults(replace(workload, device="cpu"), profile) == ("host", "schedule")
+    assert defaults(replace(workload, device="cpu"), replace(profile, overlaps=False)) == ("serial", "schedule")
+    assert defaults(workload, replace(profile, measured=False)) == ("one-network", "schedule")
+    assert defaults(workload, profile) == ("separate", "schedule")
 
 
 def test_all_that_was_profiled_is_used():
@@ -478,7 +482,7 @@ def test_wrong_arguments_are_told(more, said):
 def test_a_profile_of_the_gpu_alone_is_enough_for_it():
     """Plans of others that compress on the CPU cannot be priced then, and are left out."""
     rng = np.random.default_rng(19)
-    profile, trace = random_profile(rng), random_trace(rng, 3)
+    profile, workload = random_profile(rng), random_workload(rng, 3)
     on_gpu = {key: curve for key, curve in profile.codecs.items() if key[1] == "gpu"}
-    made = plan(trace, replace(profile, codecs=on_gpu), [COMPRESSOR], devices=("gpu",))
+    made = plan(workload, replace(profile, codecs=on_gpu), [COMPRESSOR], devices=("gpu",))
     assert {name.split()[0] for name in made.forecast.baselines} == {"everything-gpu", "hipress", "hitopkcomm", "fp32"}

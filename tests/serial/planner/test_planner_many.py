@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planner_cases import COMPRESSOR, random_problem, random_profile, random_trace
+from planner_cases import COMPRESSOR, random_problem, random_profile, random_workload
 
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model import problem
 from espresso_mpi.planner.model.problem import Problem, evaluated
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.plan import defaults, plan
 from espresso_mpi.planner.search import algorithms, buffers, many
 
@@ -27,30 +27,30 @@ def few(monkeypatch):
 
 
 def mixed(rng, tensors):
-    """A trace in which element types change here and there."""
-    trace = random_trace(rng, tensors, device="cpu")
+    """A workload in which element types change here and there."""
+    workload = random_workload(rng, tensors, device="cpu")
     kinds = ["float16" if number // 13 % 2 else "float32" for number in range(tensors)]
-    return replace(trace, tensors=tuple(replace(t, dtype=kind) for t, kind in zip(trace.tensors, kinds)))
+    return replace(workload, tensors=tuple(replace(t, dtype=kind) for t, kind in zip(workload.tensors, kinds)))
 
 
 @pytest.mark.parametrize("order", ["schedule", "fifo"])
 def test_neighbours_are_joined_first_and_the_plan_is_one_for_all(few, monkeypatch, order):
     searched, whole = [], buffers.Buffers.__init__
 
-    def noted(self, trace, *more):
-        searched.append(len(trace.tensors))
-        whole(self, trace, *more)
+    def noted(self, workload, *more):
+        searched.append(len(workload.tensors))
+        whole(self, workload, *more)
 
     monkeypatch.setattr(buffers.Buffers, "__init__", noted)
     rng = np.random.default_rng(1)
-    trace, profile = mixed(rng, 60), random_profile(rng)
-    made = plan(trace, profile, [COMPRESSOR], order=order)
+    workload, profile = mixed(rng, 60), random_profile(rng)
+    made = plan(workload, profile, [COMPRESSOR], order=order)
     assert 0 < max(searched) <= 10
-    names = [tensor.name for tensor in trace.tensors]
+    names = [tensor.name for tensor in workload.tensors]
     assert list(made.strategies) == list(made.made_for.tensors) == names
     assert [name for entry in made.forecast.buffers for name in entry.tensors] == names
     assert len(made.groups) > 1 and set(made.groups) <= {entry.tensors for entry in made.forecast.buffers}
-    again, choice = evaluated(made, trace, profile, lanes=made.forecast.lanes, order=order)
+    again, choice = evaluated(made, workload, profile, lanes=made.forecast.lanes, order=order)
     assert made.forecast.seconds == pytest.approx(again.seconds(choice), rel=1e-12)
     assert made.forecast.bound <= made.forecast.seconds
     assert made.forecast.bound_kind.endswith("of 10 buffers that the tensors were joined to first")
@@ -58,35 +58,35 @@ def test_neighbours_are_joined_first_and_the_plan_is_one_for_all(few, monkeypatc
 
 def test_element_types_that_always_change_cannot_be_joined(few):
     rng = np.random.default_rng(2)
-    trace = random_trace(rng, 30)
-    kinds = [replace(t, dtype="float16" if n % 2 else "float32") for n, t in enumerate(trace.tensors)]
+    workload = random_workload(rng, 30)
+    kinds = [replace(t, dtype="float16" if n % 2 else "float32") for n, t in enumerate(workload.tensors)]
     with pytest.raises(ConfigError, match=r"30 tensors whose element types change .* to 30 buffers only"):
-        plan(replace(trace, tensors=tuple(kinds)), random_profile(rng), [COMPRESSOR])
+        plan(replace(workload, tensors=tuple(kinds)), random_profile(rng), [COMPRESSOR])
 
 
 def test_what_may_not_be_joined_is_planned_by_itself(few):
     rng = np.random.default_rng(3)
-    trace, profile = random_trace(rng, 25, device="cpu"), random_profile(rng)
-    assert defaults(trace, profile) == ("host", "schedule")
-    made = plan(trace, profile, [COMPRESSOR], fusion=False)
+    workload, profile = random_workload(rng, 25, device="cpu"), random_profile(rng)
+    assert defaults(workload, profile) == ("host", "schedule")
+    made = plan(workload, profile, [COMPRESSOR], fusion=False)
     assert not made.groups and made.forecast.order == "schedule"
-    again, choice = evaluated(made, trace, profile, lanes="host", order="schedule")
+    again, choice = evaluated(made, workload, profile, lanes="host", order="schedule")
     assert made.forecast.seconds == pytest.approx(again.seconds(choice), rel=1e-12)
     assert made.forecast.bound <= made.forecast.seconds <= min(made.forecast.baselines.values()) * (1 + 1e-12)
     with pytest.raises(ConfigError, match=r"25 tensors; expected at most 20: .* order='fifo' .* use another order"):
-        plan(trace, profile, [COMPRESSOR], fusion=False, order="fifo")
+        plan(workload, profile, [COMPRESSOR], fusion=False, order="fifo")
 
 
 def test_too_many_are_refused_before_anything_is_done(monkeypatch):
-    tensors = tuple(TracedTensor(f"t{n}", 1 + n, 0.1) for n in range(many.MOST_APART + 1))
-    trace = Trace(tensors)
+    tensors = tuple(WorkloadTensor(f"t{n}", 1 + n, 0.1) for n in range(many.MOST_APART + 1))
+    workload = Workload(tensors)
     with pytest.raises(ConfigError, match=r"5001 tensors; expected at most 5000: fusion=False .* use fusion=True"):
-        plan(trace, None, fusion=False, order="backprop")
+        plan(workload, None, fusion=False, order="backprop")
     with pytest.raises(ConfigError, match=r"5000 tensors of 5000 different sizes; expected at most 1000 sizes"):
-        plan(Trace(tensors[1:]), None, fusion=False, order="backprop")
+        plan(Workload(tensors[1:]), None, fusion=False, order="backprop")
     monkeypatch.setattr(many, "MOST_JOINED", 5_000)
     with pytest.raises(ConfigError, match=r"5001 tensors; expected at most 5000: .* join small tensors"):
-        plan(trace, None, order="backprop")
+        plan(workload, None, order="backprop")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -94,8 +94,8 @@ def test_numbers_of_a_group_are_what_the_timeline_says(seed):
     """Of all numbers at once, and after some were moved, against a timeline for each."""
     rng = np.random.default_rng(seed)
     problem_ = random_problem([seed, 3], tensors=12, order="backprop")
-    start = np.array([rng.choice(problem_.rows(i)) for i in range(12)], np.int64)
-    moved = np.array([rng.choice(problem_.rows(i)) for i in range(12)], np.int64)
+    start = np.array([rng.choice(problem_.options(i)) for i in range(12)], np.int64)
+    moved = np.array([rng.choice(problem_.options(i)) for i in range(12)], np.int64)
     step, plain = (kind(problem_.timeline, start) for kind in (algorithms.Backprop, algorithms.Events))
     for group in ([0, 4, 5, 9], [11], [1, 2, 3], [0, 4, 5, 9], list(range(12))):
         np.testing.assert_allclose(
@@ -111,9 +111,9 @@ def test_numbers_of_a_group_are_what_the_timeline_says(seed):
 
 def test_menus_do_not_depend_on_how_many_sizes_are_priced_together(monkeypatch):
     rng = np.random.default_rng(5)
-    trace, profile = random_trace(rng, 12, sizes=9), random_profile(rng)
-    together = Problem.of(trace, profile, [COMPRESSOR])
+    workload, profile = random_workload(rng, 12, sizes=9), random_profile(rng)
+    together = Problem.of(workload, profile, [COMPRESSOR])
     monkeypatch.setattr(problem, "_AT_ONCE", 2)
-    apart = Problem.of(trace, profile, [COMPRESSOR])
+    apart = Problem.of(workload, profile, [COMPRESSOR])
     assert np.array_equal(together.route, apart.route) and np.array_equal(together.first, apart.first)
     assert np.array_equal(together.timeline.options.seconds, apart.timeline.options.seconds)

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from problem_cases import contiguous, small_profile, small_trace
+from problem_cases import contiguous, small_profile, small_workload
 
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
 from espresso_mpi.errors import ConfigError, PlanError
@@ -15,7 +15,7 @@ from espresso_mpi.planner.model.fusion import fused
 from espresso_mpi.planner.model.needs import needs_of
 from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.timeline import HOST, ORDERS, Order
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search import climb
 from espresso_mpi.planner.search.budget import ErrorBudget
 from espresso_mpi.planner.search.buffers import joined
@@ -35,7 +35,7 @@ def test_small_cases_are_solved(order: Order) -> None:
         found = search(problem)
         assert found.bound <= least <= found.seconds + 1e-12
         assert found.seconds == problem.seconds(found.choice)
-        assert all(row in problem.rows(tensor) for tensor, row in enumerate(found.choice))
+        assert all(option in problem.options(tensor) for tensor, option in enumerate(found.choice))
         if order == "backprop":
             assert found.bound >= least * (1 - 1e-8)
         above.append(found.seconds / least - 1 if least else 0.0)
@@ -48,7 +48,7 @@ def test_enumeration_is_that_of_all_choices() -> None:
     rng = np.random.default_rng(20)
     for order in ORDERS:
         problem = random_case(rng, 3, 4, order=order)
-        times = [problem.seconds(np.array(c)) for c in itertools.product(*map(problem.rows, range(3)))]
+        times = [problem.seconds(np.array(c)) for c in itertools.product(*map(problem.options, range(3)))]
         least, choice = enumerated(problem)
         assert least == min(times) == problem.seconds(choice)
 
@@ -68,7 +68,7 @@ def test_a_start_is_never_made_worse() -> None:
     rng = np.random.default_rng(23)
     for order in ORDERS:
         problem = random_case(rng, 10, 6, order=order)
-        start = np.array([rng.choice(problem.rows(tensor)) for tensor in range(problem.tensors)])
+        start = np.array([rng.choice(problem.options(tensor)) for tensor in range(problem.tensors)])
         assert search(problem, effort="quick", starts=[start]).seconds <= problem.seconds(start)
 
 
@@ -80,13 +80,13 @@ def test_error_budget(order: Order) -> None:
     for _ in range(60):
         problem = random_case(rng, int(rng.integers(1, 5)), 4, order=order)
         errors = rng.uniform(0, 1, problem.method.size) * rng.integers(0, 2, problem.method.size)
-        least = sum(errors[list(problem.rows(tensor))].min() for tensor in range(problem.tensors))
+        least = sum(errors[list(problem.options(tensor))].min() for tensor in range(problem.tensors))
         limit = least + rng.uniform(0, 1)
         found = search(problem, error=ErrorBudget(limit, errors))
         assert errors[found.choice].sum() <= limit + 1e-12
         best = min(
             problem.seconds(np.array(rows))
-            for rows in itertools.product(*map(problem.rows, range(problem.tensors)))
+            for rows in itertools.product(*map(problem.options, range(problem.tensors)))
             if errors[list(rows)].sum() <= limit
         )
         assert found.bound <= best <= found.seconds + 1e-12
@@ -100,12 +100,12 @@ def test_schedules_are_given_up_only_beyond_the_limit() -> None:
     for _ in range(200):
         problem = random_case(rng, 5, 4, order="schedule")
         tables, total = problem.timeline.tables, problem.timeline.lanes.count
-        choice = np.array([rng.choice(problem.rows(tensor)) for tensor in range(5)], np.int64)
+        choice = np.array([rng.choice(problem.options(tensor)) for tensor in range(5)], np.int64)
         needs, ready = needs_of(*tables[3:], total), np.cumsum(problem.timeline.backward)
         heights = np.empty((5, total))
         climb._heights(choice, needs, ready, problem.timeline.lanes.backward, heights)
         tensor, other = int(rng.integers(5)), choice.copy()
-        other[tensor] = rng.choice(problem.rows(tensor))
+        other[tensor] = rng.choice(problem.options(tensor))
         first, owner, where, took, _ = laid_out(other, *tables)
         start, key = np.empty(took.size), rng.uniform(0, 1, took.size)
         time = forward(other, first, owner, where, took, tables[5], key, False, total, np.inf, start)
@@ -134,21 +134,21 @@ def test_bad_input_is_named() -> None:
 
 def test_joined_neighbours() -> None:
     kinds = ("float32", "float32", "float32", "float64", "float32")
-    trace = Trace(tuple(TracedTensor(f"t{i}", 10, i * 1.0, kind) for i, kind in enumerate(kinds)))
-    assert joined(trace, 0) == (0, 1, 2, 3, 4)
-    assert joined(trace, 80) == (0, 2, 3, 4)
-    assert joined(trace, 10**9) == (0, 3, 4)
+    workload = Workload(tuple(WorkloadTensor(f"t{i}", 10, i * 1.0, kind) for i, kind in enumerate(kinds)))
+    assert joined(workload, 0) == (0, 1, 2, 3, 4)
+    assert joined(workload, 80) == (0, 2, 3, 4)
+    assert joined(workload, 10**9) == (0, 3, 4)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_fusion_is_no_slower_than_none_and_above_its_bound(order: Order) -> None:
-    trace, profile = small_trace(6, 5), small_profile()
-    groups, problem, found = search_fused(trace, profile, ["int8"], lanes=HOST, order=order, effort="quick")
-    alone = search(Problem.of(trace, profile, ["int8"], lanes=HOST, order=order), effort="quick")
+    workload, profile = small_workload(6, 5), small_profile()
+    groups, problem, found = search_fused(workload, profile, ["int8"], lanes=HOST, order=order, effort="quick")
+    alone = search(Problem.of(workload, profile, ["int8"], lanes=HOST, order=order), effort="quick")
     assert found.claim == "fusions" and found.bound <= found.seconds <= alone.seconds
-    assert problem.trace == fused(trace, groups)
+    assert problem.workload == fused(workload, groups)
     assert found.seconds == problem.seconds(found.choice)
-    Plan({t.name: problem.strategy(0) for t in trace.tensors}, groups=groups)  # groups that a plan can have
+    Plan({t.name: problem.strategy(0) for t in workload.tensors}, groups=groups)  # groups that a plan can have
 
 
 @pytest.mark.parametrize("order", ["backprop", "schedule"])
@@ -156,12 +156,12 @@ def test_fusion_finds_the_best_of_few_tensors(order: Order) -> None:
     profile = small_profile()
     ratios = []
     for seed in range(4):
-        trace = small_trace(4, seed)
-        found = search_fused(trace, profile, ["int8"], lanes=HOST, order=order)[2]
+        workload = small_workload(4, seed)
+        found = search_fused(workload, profile, ["int8"], lanes=HOST, order=order)[2]
         best = min(
-            search(Problem.of(fused(trace, [tuple(f"t{i}" for i in g) for g in way]), profile, ["int8"], lanes=HOST,
-                              order=order), effort="quick").seconds
-            for way in contiguous(4)
+            search(Problem.of(fused(workload, [tuple(f"t{i}" for i in g) for g in groups]), profile, ["int8"],
+                              lanes=HOST, order=order), effort="quick").seconds
+            for groups in contiguous(4)
         )  # fmt: skip
         ratios.append(found.seconds / best)
     assert max(ratios) <= 1.05

@@ -13,8 +13,8 @@ from timeline_cases import random_case, random_options, simulated
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner.model.dominance import matrices, undominated
 from espresso_mpi.planner.model.problem import Problem
-from espresso_mpi.planner.model.timeline import LANES, ORDERS, Interval, Lanes, Options, Timeline, follow
-from espresso_mpi.planner.model.trace import Trace, TracedTensor
+from espresso_mpi.planner.model.timeline import LANES, ORDERS, Interval, Lanes, OptionTable, Timeline, follow
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import reachable
 
 # --- random cases -----------------------------------------------------------------------------------------------------
@@ -77,14 +77,14 @@ def test_operations_of_a_tensor_follow_each_other():
 
 def test_an_order_can_be_told_from_the_others():
     """By the second of two cases; in the first nobody has a choice."""
-    options = Options(
+    options = OptionTable(
         np.array([[3], [3]], np.int8), np.array([[10.0], [1.0]]), np.ones(2, np.int32), np.ones(2, np.int32)
     )
     backward, choice = np.array([1.0, 1.0, 1.0]), np.array([0, 1, 1])
     for order in ORDERS:
         timeline = Timeline(backward, options, Lanes(), order)
         assert timeline.seconds(choice) == 13.0
-    late = Options(np.array([[0, 3, 4], [3, 0, 0]], np.int8), np.array([[1.0, 2.0, 4.0], [1.0, 0, 0]]),
+    late = OptionTable(np.array([[0, 3, 4], [3, 0, 0]], np.int8), np.array([[1.0, 2.0, 4.0], [1.0, 0, 0]]),
                    np.array([3, 1], np.int32), np.ones(2, np.int32))  # fmt: skip
     told = {order: Timeline(np.array([1.0, 5.0]), late, Lanes(), order) for order in ORDERS}
     # The decode of tensor 0 comes to the GPU during the backward pass of tensor 1: it waits. In the order backprop it
@@ -97,10 +97,10 @@ def test_an_order_can_be_told_from_the_others():
 @pytest.mark.parametrize("order", ORDERS)
 def test_ready_times_are_never_wrapped(order):
     """Whole seconds and more count in full."""
-    options = Options(np.array([[3]], np.int8), np.array([[1e-3]]), np.ones(1, np.int32), np.ones(1, np.int32))
+    options = OptionTable(np.array([[3]], np.int8), np.array([[1e-3]]), np.ones(1, np.int32), np.ones(1, np.int32))
     for ready in ([0.9, 1.0, 1.9995, 2.4, 3.7], [1.0, 2.0, 3.0], [1000.0, 1000.0005, 86400.25]):
-        trace = Trace(tuple(TracedTensor(f"t{i}", 64, at) for i, at in enumerate(ready)), "gpu")
-        timeline = Timeline(trace.backward, options, Lanes(), order)
+        workload = Workload(tuple(WorkloadTensor(f"t{i}", 64, at) for i, at in enumerate(ready)), "gpu")
+        timeline = Timeline(workload.backward, options, Lanes(), order)
         choice = np.zeros(len(ready), np.int64)
         sent = [one.start for one in timeline.intervals(choice) if one.tensor >= 0]
         assert sent == pytest.approx([max(at, before + 1e-3) for at, before in zip(ready, [-1, *sent])], abs=1e-9)
@@ -120,8 +120,8 @@ def test_nothing_gets_quicker_when_something_takes_longer():
         rng = np.random.default_rng(seed)
         timeline, choice = random_case(seed, "backprop")
         before, slower = timeline.seconds(choice), timeline.options.seconds.copy()
-        row = rng.choice(choice)
-        slower[row, rng.integers(slower.shape[1])] += rng.exponential(1.0)
+        option = rng.choice(choice)
+        slower[option, rng.integers(slower.shape[1])] += rng.exponential(1.0)
         assert replace(timeline, options=replace(timeline.options, seconds=slower)).seconds(choice) >= before
         backward = timeline.backward.copy()
         backward[rng.integers(backward.size)] += rng.exponential(1.0)
@@ -134,17 +134,17 @@ def test_matrices_lead_where_the_kernel_leads():
         timeline, _ = random_case(seed, "backprop")
         options, lanes = timeline.options, timeline.lanes
         found = matrices(options, lanes)
-        for row in range(options.count.size):
+        for option in range(options.count.size):
             state = rng.exponential(3.0, 2 * lanes.count)
-            expected = (state[:, None] + found[row]).max(axis=0)
+            expected = (state[:, None] + found[option]).max(axis=0)
             after = state.copy()
-            there = follow(after, after[lanes.backward], options.lane[row], options.seconds[row], options.count[row],
-                           options.repeats[row], np.empty((0, 0)))  # fmt: skip
+            there = follow(after, after[lanes.backward], options.lane[option], options.seconds[option],
+                           options.count[option], options.repeats[option], np.empty((0, 0)))  # fmt: skip
             assert [*after, there] == pytest.approx(expected, rel=1e-12)
 
 
 def test_what_is_dominated_is_never_missed():
-    """The best of all combinations of a menu is the best of those of its undominated options."""
+    """The best of all combinations of a candidate set is the best of those of its undominated options."""
     for seed in range(40):
         rng = np.random.default_rng(seed)
         lanes = list(LANES.values())[seed % 3]
@@ -158,10 +158,12 @@ def test_what_is_dominated_is_never_missed():
 def test_a_pruned_problem_is_as_good():
     for seed in range(3):
         full = random_problem(seed, tensors=2, routes=reachable()[::5])
-        pruned = Problem.of(full.trace, full.profile, full.compressors, routes=full.routes, lanes=full.timeline.lanes)
+        pruned = Problem.of(
+            full.workload, full.profile, full.compressors, routes=full.routes, lanes=full.timeline.lanes
+        )
         assert pruned.first[-1] < full.first[-1]
         best = [
-            min(p.seconds(np.array(c)) for c in itertools.product(p.rows(0), p.rows(1))) for p in (full, pruned)
+            min(p.seconds(np.array(c)) for c in itertools.product(p.options(0), p.options(1))) for p in (full, pruned)
         ]  # fmt: skip
         assert best[1] == pytest.approx(best[0], rel=1e-12)
 

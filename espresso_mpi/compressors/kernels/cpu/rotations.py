@@ -20,7 +20,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from espresso_mpi.compressors.base import LIMIT, check_positive_int
+from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.checks import check_positive_int
 from espresso_mpi.compressors.schedule import Schedule, settled
 from espresso_mpi.errors import ConfigError
 

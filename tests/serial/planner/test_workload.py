@@ -1,4 +1,4 @@
-"""Traces of training steps as values and files: what is refused, what comes back, and how measurements become one."""
+"""Workloads as values and files: what is refused, what comes back, and how measurements become one."""
 
 from __future__ import annotations
 
@@ -11,57 +11,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.planner.model.trace import KIND, Trace, TracedTensor
+from espresso_mpi.planner.model.workload import KIND, Workload, WorkloadTensor
 from espresso_mpi.types import ITEMSIZE, TensorSpec
 
 TENSORS = (
-    TracedTensor("head", 12, 0.25, shape=(3, 4)),
-    TracedTensor("body", 7, 0.25, "float16"),
-    TracedTensor("stem", 5, 1.0 / 3, "float64", (5,)),
+    WorkloadTensor("head", 12, 0.25, shape=(3, 4)),
+    WorkloadTensor("body", 7, 0.25, "float16"),
+    WorkloadTensor("stem", 5, 1.0 / 3, "float64", (5,)),
 )
-TRACE = Trace(TENSORS, "gpu", 0.125, 0.02, "by hand")
+WORKLOAD = Workload(TENSORS, "gpu", 0.125, 0.02, "by hand")
 
 
 def test_properties_are_sums_and_differences():
     assert [t.nbytes for t in TENSORS] == [48, 14, 40]
-    assert TRACE.nbytes == 102
-    assert TRACE.seconds == 1.0 / 3 + 0.125
-    assert TRACE.backward.dtype == np.float64
-    np.testing.assert_allclose(TRACE.backward, [0.25, 0, 1 / 12])
+    assert WORKLOAD.nbytes == 102
+    assert WORKLOAD.seconds == 1.0 / 3 + 0.125
+    assert WORKLOAD.backward.dtype == np.float64
+    np.testing.assert_allclose(WORKLOAD.backward, [0.25, 0, 1 / 12])
 
 
 def test_a_file_comes_back_exactly(tmp_path):
-    TRACE.save(tmp_path / "trace.json")
-    assert Trace.load(tmp_path / "trace.json") == TRACE
-    assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]  # nothing half-done is left
+    WORKLOAD.save(tmp_path / "workload.json")
+    assert Workload.load(tmp_path / "workload.json") == WORKLOAD
+    assert [p.name for p in tmp_path.iterdir()] == ["workload.json"]  # nothing half-done is left
 
 
 @st.composite
-def traces(draw):
+def workloads(draw):
     times = sorted(draw(st.lists(st.floats(0, 1e3), min_size=1, max_size=8)))
     tensors = tuple(
-        TracedTensor(
+        WorkloadTensor(
             f"t{i} µ", math.prod(shape), at, draw(st.sampled_from(list(ITEMSIZE))), draw(st.sampled_from([(), shape]))
         )
         for i, at in enumerate(times)
         for shape in [tuple(draw(st.lists(st.integers(1, 9), max_size=4)))]
     )
-    return Trace(tensors, draw(st.sampled_from(["cpu", "gpu"])), draw(st.floats(0, 10)), source=draw(st.text()))
+    return Workload(tensors, draw(st.sampled_from(["cpu", "gpu"])), draw(st.floats(0, 10)), source=draw(st.text()))
 
 
-@given(traces())
-def test_json_text_comes_back_exactly(trace):
-    assert Trace.from_json(json.loads(json.dumps(trace.to_json()))) == trace
+@given(workloads())
+def test_json_text_comes_back_exactly(workload):
+    assert Workload.from_json(json.loads(json.dumps(workload.to_json()))) == workload
 
 
 def test_a_short_file_has_defaults():
-    document = {"kind": "espresso-trace", "version": KIND.version, "tensors": [{"name": "a", "size": 2, "ready": 1}]}
-    assert Trace.from_json(document) == Trace((TracedTensor("a", 2, 1.0),))
+    document = {
+        "kind": "espresso_mpi workload",
+        "version": KIND.version,
+        "tensors": [{"name": "a", "size": 2, "ready": 1}],
+    }
+    assert Workload.from_json(document) == Workload((WorkloadTensor("a", 2, 1.0),))
 
 
 def test_numpy_scalars_are_numbers(tmp_path):
-    Trace((TracedTensor("a", np.int64(6), np.float32(0.5), shape=(np.int64(2), 3)),)).save(tmp_path / "t")
-    assert Trace.load(tmp_path / "t").tensors == (TracedTensor("a", 6, 0.5, shape=(2, 3)),)
+    Workload((WorkloadTensor("a", np.int64(6), np.float32(0.5), shape=(np.int64(2), 3)),)).save(tmp_path / "t")
+    assert Workload.load(tmp_path / "t").tensors == (WorkloadTensor("a", 6, 0.5, shape=(2, 3)),)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_numpy_scalars_are_numbers(tmp_path):
 )
 def test_bad_tensors_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
-        TracedTensor(*values)
+        WorkloadTensor(*values)
 
 
 @pytest.mark.parametrize(
@@ -100,19 +104,19 @@ def test_bad_tensors_are_refused(values, message):
         ({"source": None}, "source: got None"),
     ],
 )
-def test_bad_traces_are_refused(change, message):
+def test_bad_workloads_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        Trace(**{"tensors": TENSORS, **change})
+        Workload(**{"tensors": TENSORS, **change})
 
 
 def changed(**change):
-    return {**TRACE.to_json(), **change}
+    return {**WORKLOAD.to_json(), **change}
 
 
 @pytest.mark.parametrize(
     "document, message",
     [
-        ([], r"got \[\]; expected an object of kind 'espresso-trace', as made by Session.record_trace"),
+        ([], r"got \[\]; expected an object of kind 'espresso_mpi workload', as made by Session.record_workload"),
         ({}, "got kind None"),
         (changed(kind="espresso-profile"), "got kind 'espresso-profile'"),
         (changed(version=2), "got version 2; expected 1; make it anew"),
@@ -129,7 +133,7 @@ def changed(**change):
 )
 def test_bad_documents_are_refused(document, message):
     with pytest.raises(ConfigError, match=message):
-        Trace.from_json(document)
+        Workload.from_json(document)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +142,14 @@ def test_bad_documents_are_refused(document, message):
 def test_bad_files_are_refused_by_name(tmp_path, content, message):
     (tmp_path / "t.json").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"t\.json: .*{message}"):
-        Trace.load(tmp_path / "t.json")
+        Workload.load(tmp_path / "t.json")
 
 
 def test_files_that_cannot_be_opened_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.json: cannot be read"):
-        Trace.load(tmp_path / "none.json")
+        Workload.load(tmp_path / "none.json")
     with pytest.raises(ConfigError, match=r"t\.json: cannot be written"):
-        TRACE.save(tmp_path / "none" / "t.json")
+        WORKLOAD.save(tmp_path / "none" / "t.json")
 
 
 # --- from measurements ------------------------------------------------------------------------------------------------
@@ -154,17 +158,17 @@ SPECS = [TensorSpec("a", (2, 3), "float32"), TensorSpec("b", (4,), "float16"), T
 
 
 def measured(specs=SPECS, ready=((3, 1, 3), (9, 0, 1), (4, 2, 4)), steps=(10, 12, 20), update=(1, 3, 2)):
-    return Trace.of_steps(specs, np.array(ready, float), np.array(steps), np.array(update), "cpu", "three steps")
+    return Workload.of_steps(specs, np.array(ready, float), np.array(steps), np.array(update), "cpu", "three steps")
 
 
 def test_medians_over_steps_in_order_of_readiness():
     """Medians: a 4, b 1, c 3. Quartiles of the steps: 11 and 16, median 12."""
-    trace = measured()
-    assert [(t.name, t.ready, t.dtype, t.shape) for t in trace.tensors] == [
+    workload = measured()
+    assert [(t.name, t.ready, t.dtype, t.shape) for t in workload.tensors] == [
         ("b", 1.0, "float16", (4,)), ("c", 3.0, "float32", (5,)), ("a", 4.0, "float32", (2, 3))
     ]  # fmt: skip
-    assert (trace.update, trace.spread) == (2.0, pytest.approx(5 / 12))
-    assert (trace.device, trace.source) == ("cpu", "three steps")
+    assert (workload.update, workload.spread) == (2.0, pytest.approx(5 / 12))
+    assert (workload.device, workload.source) == ("cpu", "three steps")
 
 
 def test_equal_times_keep_the_order_of_the_caller():

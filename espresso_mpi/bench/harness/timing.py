@@ -21,23 +21,23 @@ LEAST_REPEATS = 3
 
 
 @dataclass(frozen=True)
-class Contestant:
+class TimedMethod:
     """A method under test.
 
     Attributes:
-        method: its name in the results.
+        name: in the results.
         run: does it once.
         check: elements, over all ranks, of its first result that are wrong; None where nothing says what is right.
             Collective; called once, before ``run``.
         prepare: puts the inputs in place before ``run``, outside the clock.
-        route: the way that it goes; None for MPI's own.
+        route: how the tensor travels; None for MPI's own choice.
         sent: bytes sent so far by this rank, by level; None where it cannot be told.
         trace: writes a trace of one more run to a file; None where there is nothing to see. Collective.
         close: gives back what it holds. Collective.
-        text: the way that MPI goes, in words.
+        text: what MPI does, in words.
     """
 
-    method: str
+    name: str
     run: Callable[[], object]
     check: Callable[[], int] | None = None
     prepare: Callable[[], None] = lambda: None
@@ -49,7 +49,7 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class Effort:
+class Repetitions:
     """How long to measure.
 
     Attributes:
@@ -63,24 +63,24 @@ class Effort:
     tick: Callable[[], None] = lambda: None
 
 
-def in_turns(
+def interleaved(
     comm: Any,
-    contestants: Sequence[Contestant],
-    effort: Effort,
+    methods: Sequence[TimedMethod],
+    repetitions: Repetitions,
     beside: Callable[[int], None] = lambda repetition: None,
 ) -> np.ndarray:
-    """Seconds of the slowest rank, shape (repetitions, contestants). Collective.
+    """Seconds of the slowest rank, shape (repetitions, methods). Collective.
 
     Args:
         beside: is called at the end of each repetition with its number, for measurements of another kind.
     """
     start, rows = time.perf_counter(), []
-    for number in range(effort.repeats):
-        rows.append([timed(comm, c.run, c.prepare) for c in contestants])
+    for number in range(repetitions.repeats):
+        rows.append([timed(comm, c.run, c.prepare) for c in methods])
         beside(number)
-        effort.tick()
+        repetitions.tick()
         spent = comm.bcast(time.perf_counter() - start)
-        if number + 1 >= LEAST_REPEATS and effort.seconds is not None and spent > effort.seconds:
+        if number + 1 >= LEAST_REPEATS and repetitions.seconds is not None and spent > repetitions.seconds:
             break
     return np.array(rows)
 

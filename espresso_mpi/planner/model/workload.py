@@ -1,7 +1,7 @@
 """What a training step gives to synchronise, and when: its tensors in the order of the backward pass.
 
-A trace is recorded from training or made from a model's architecture (``models``); the planner needs nothing else of a
-model. It is a value and a JSON file.
+A workload is recorded from training or made from a model's architecture (``models``). The planner needs nothing else
+of a model. It is a value and a JSON file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from espresso_mpi.files import schema
 from espresso_mpi.files.schema import MOST_ELEMENTS, Count, Elements, Moment, Relative
 from espresso_mpi.types import ITEMSIZE, DeviceKind, TensorSpec
 
-KIND = schema.Kind("espresso-trace", 1, "Session.record_trace or espresso_mpi.planner.workloads.models.model_trace")
+KIND = schema.Kind(
+    "espresso_mpi workload", 1, "Session.record_workload or espresso_mpi.planner.workloads.models.model_workload"
+)
 
 MOST_BYTES = 1 << 28
 """Of a file: a tensor has some 200 bytes there, so a million of them; plans are made for fewer (``plan.MOST``)."""
@@ -30,11 +32,11 @@ MOST_AXES = 64
 
 
 @dataclass(frozen=True)
-class TracedTensor:
+class WorkloadTensor:
     """One tensor of a step.
 
     Attributes:
-        size: elements, above 0; all of a trace together at most ``schema.MOST_ELEMENTS``.
+        size: elements, above 0; all of a workload together at most ``schema.MOST_ELEMENTS``.
         ready: seconds from the begin of the step until its gradient is there.
         dtype: element type.
         shape: () where it is not known; else its product is the size.
@@ -50,7 +52,7 @@ class TracedTensor:
     shape: Annotated[tuple[Count, ...], Meta(max_length=MOST_AXES)] = ()
 
     def __post_init__(self) -> None:
-        where = f"trace: tensor {schema.shown(self.name)}"
+        where = f"workload: tensor {schema.shown(self.name)}"
         schema.check(self, where)
         if self.dtype not in ITEMSIZE:
             expected = " or ".join(map(repr, ITEMSIZE))
@@ -73,7 +75,7 @@ class TracedTensor:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Workload:
     """The tensors of a training step, and what else takes time in it.
 
     Attributes:
@@ -87,34 +89,34 @@ class Trace:
         ConfigError: a value is not of this kind.
     """
 
-    tensors: tuple[TracedTensor, ...]
+    tensors: tuple[WorkloadTensor, ...]
     device: DeviceKind = "cpu"
     update: Moment = 0.0
     spread: Relative = 0.0
     source: str = ""
 
     def __post_init__(self) -> None:
-        schema.check(self, "trace")
+        schema.check(self, "workload")
         self._check_tensors()
 
     def _check_tensors(self) -> None:
         if not self.tensors:
-            raise ConfigError("trace: got no tensors; expected at least one")
+            raise ConfigError("workload: got no tensors; expected at least one")
         elements = sum(tensor.size for tensor in self.tensors)
         if elements > MOST_ELEMENTS:
             raise ConfigError(
-                f"trace: got tensors of {elements} elements together; expected at most {MOST_ELEMENTS}, 4 TiB as "
+                f"workload: got tensors of {elements} elements together; expected at most {MOST_ELEMENTS}, 4 TiB as "
                 f"float32: size counts elements of what one rank synchronises in one step"
             )
         seen: set[str] = set()
         for previous, tensor in zip((None, *self.tensors), self.tensors):
             if tensor.name in seen:
-                raise ConfigError(f"trace: tensor {tensor.name!r} stands in it twice; expected names of their own")
+                raise ConfigError(f"workload: tensor {tensor.name!r} stands in it twice; expected names of their own")
             seen.add(tensor.name)
             if previous is not None and tensor.ready < previous.ready:
                 raise ConfigError(
-                    f"trace: tensor {tensor.name!r} is ready after {tensor.ready:g} s, before {previous.name!r} after "
-                    f"{previous.ready:g} s; expected ready times that never fall: sort the tensors by them"
+                    f"workload: tensor {tensor.name!r} is ready after {tensor.ready:g} s, before {previous.name!r} "
+                    f"after {previous.ready:g} s; expected ready times that never fall: sort the tensors by them"
                 )
 
     @property
@@ -144,8 +146,8 @@ class Trace:
         update: np.ndarray,
         device: DeviceKind,
         source: str,
-    ) -> Trace:
-        """The trace of one rank from measured steps: medians over the steps, tensors sorted by their median ready time.
+    ) -> Workload:
+        """The workload of one rank from measured steps: medians, and the tensors sorted by their median ready time.
 
         Args:
             specs: the tensors; those without elements are left out, as there is nothing to synchronise.
@@ -161,7 +163,7 @@ class Trace:
         medians = [float(t) for t in np.median(ready, axis=0)]
         known = [(spec, at) for spec, at in zip(specs, medians) if spec.dtype is not None and spec.size]
         tensors = tuple(
-            TracedTensor(spec.name, spec.size, at, spec.dtype or "", spec.shape)
+            WorkloadTensor(spec.name, spec.size, at, spec.dtype or "", spec.shape)
             for spec, at in sorted(known, key=lambda pair: pair[1])  # stable: equal times keep the caller's order
         )
         low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75))
@@ -169,17 +171,17 @@ class Trace:
         return cls(tensors, device, float(np.median(update)), spread, source)
 
     def to_json(self) -> dict[str, Any]:
-        """The trace as JSON values, with its version."""
+        """The workload as JSON values, with its version."""
         return {**KIND.header(), **schema.plain(self)}
 
     @classmethod
-    def from_json(cls, document: Any) -> Trace:
-        """The trace in JSON values.
+    def from_json(cls, document: Any) -> Workload:
+        """The workload in JSON values.
 
         Raises:
             ConfigError: they describe none, or of another version.
         """
-        found: Trace = schema.convert(KIND.content(document), cls, "trace")
+        found: Workload = schema.convert(KIND.content(document), cls, "workload")
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -191,11 +193,11 @@ class Trace:
         schema.write(path, self.to_json())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Trace:
+    def load(cls, path: str | os.PathLike[str]) -> Workload:
         """Read a file that ``save`` wrote.
 
         Raises:
-            ConfigError: it cannot be read, is no trace, or one of another version.
+            ConfigError: it cannot be read, is no workload, or one of another version.
         """
         return schema.load(path, cls.from_json, MOST_BYTES, how=KIND.how)
 
@@ -207,8 +209,8 @@ def _check_measured(tensors: int, ready: np.ndarray, steps: np.ndarray, update: 
     ):  # fmt: skip
         if times.shape != shape or not count:
             raise ConfigError(
-                f"trace: {what} has shape {times.shape}, with {steps.shape} steps and {tensors} tensors; expected "
+                f"workload: {what} has shape {times.shape}, with {steps.shape} steps and {tensors} tensors; expected "
                 f"{'(steps, tensors)' if what == 'ready' else '(steps,)'} with at least one step"
             )
         if not np.all(np.isfinite(times)) or np.any(times < 0):
-            raise ConfigError(f"trace: {what} holds a time that is negative or not finite; expected seconds")
+            raise ConfigError(f"workload: {what} holds a time that is negative or not finite; expected seconds")

@@ -1,9 +1,9 @@
-"""Steps of which one tensor after the other is changed: what Algorithms 1 and 2 ask of a timeline.
+"""F of steps of which one tensor after the other is changed: what Algorithms 1 and 2 ask of a timeline.
 
-In the order ``backprop`` a step is a max-plus system: what is before a tensor counts by when the lanes are free, and
-what comes after by how long the step goes on after each lane is free (``behind``). So a candidate costs the tensor's
-own operations, not those of the whole step. In the other orders every candidate is a timeline of its own; what the
-order ``schedule`` does about that stands in ``confirmed``.
+In the order ``backprop`` a step is a max-plus system. What is before a tensor counts by when the lanes are free. What
+comes after counts by how long the step goes on after each lane is free (``behind``). A candidate thus costs the
+tensor's own operations, not those of the whole step. In the other orders every candidate is a timeline of its own;
+``confirmed`` has what the order ``schedule`` does about that.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from numba import njit
+
+from espresso_mpi.files.compiled import compiled
 
 from ..model.timeline import Interval, Lanes, Timeline, follow
 
 
-class Step(Protocol):
-    """A step of which one tensor after the other is changed."""
+class IncrementalTimeline(Protocol):
+    """F of a step of which one tensor after the other is changed."""
 
     choice: np.ndarray
 
     def seconds(self) -> float:
         """F of the choice."""
 
-    def candidates(self, tensor: int, rows: np.ndarray) -> np.ndarray:
-        """F with each of the rows for one tensor, float64 (rows,)."""
+    def candidates(self, tensor: int, options: np.ndarray) -> np.ndarray:
+        """F with each of the options for one tensor, float64 (options,)."""
 
-    def take(self, tensor: int, row: int) -> None:
+    def take(self, tensor: int, option: int) -> None:
         """Change the choice for good."""
 
     def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
         """F with the first 0, 1, ... tensors of a group on ``moved``, its others on ``start``: (tensors + 1,).
 
         Args:
-            group: rising; start, moved: int64 (all tensors,), rows.
+            group: rising; start, moved: int64 (all tensors,), options.
         """
 
-    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
+    def give(self, group: Sequence[int], options: np.ndarray) -> None:
         """Change the choice of several tensors, rising, for good."""
 
     def before_bubble(self) -> np.ndarray:
@@ -59,15 +60,15 @@ class Events:
     def seconds(self) -> float:
         return self.timeline.seconds(self.choice)
 
-    def candidates(self, tensor: int, rows: np.ndarray) -> np.ndarray:
-        tried, times = self.choice.copy(), np.empty(rows.size)
-        for place, row in enumerate(rows):
-            tried[tensor] = row
+    def candidates(self, tensor: int, options: np.ndarray) -> np.ndarray:
+        tried, times = self.choice.copy(), np.empty(options.size)
+        for place, option in enumerate(options):
+            tried[tensor] = option
             times[place] = self.timeline.seconds(tried)
         return times
 
-    def take(self, tensor: int, row: int) -> None:
-        self.choice[tensor] = row
+    def take(self, tensor: int, option: int) -> None:
+        self.choice[tensor] = option
 
     def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
         tried, times = self.choice.copy(), np.empty(len(group) + 1)
@@ -78,8 +79,8 @@ class Events:
             times[place + 1] = self.timeline.seconds(tried)
         return times
 
-    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
-        self.choice[group] = rows
+    def give(self, group: Sequence[int], options: np.ndarray) -> None:
+        self.choice[group] = options
 
     def before_bubble(self) -> np.ndarray:
         found = np.full((self.choice.size, 0), True)
@@ -140,13 +141,13 @@ class Backprop:
     def seconds(self) -> float:
         return self.timeline.seconds(self.choice)
 
-    def candidates(self, tensor: int, rows: np.ndarray) -> np.ndarray:
-        times = np.empty(rows.size)
-        _candidates(tensor, rows, times, self.free, self.there, self.behind, *self.options)
+    def candidates(self, tensor: int, options: np.ndarray) -> np.ndarray:
+        times = np.empty(options.size)
+        _candidates(tensor, options, times, self.free, self.there, self.behind, *self.options)
         return times
 
-    def take(self, tensor: int, row: int) -> None:
-        self.choice[tensor] = row
+    def take(self, tensor: int, option: int) -> None:
+        self.choice[tensor] = option
         _refresh(self.choice, tensor, tensor, *self._kept, *self.options)
 
     def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
@@ -155,15 +156,15 @@ class Backprop:
         _by_number(np.array(group, np.int64), ours, moved, times, self.free, self.there, self.behind, *self.options)
         return times
 
-    def give(self, group: Sequence[int], rows: np.ndarray) -> None:
-        self.choice[group] = rows
+    def give(self, group: Sequence[int], options: np.ndarray) -> None:
+        self.choice[group] = options
         _refresh(self.choice, group[0], group[-1], *self._kept, *self.options)
 
     def before_bubble(self) -> np.ndarray:
         return _before_bubble(self.used, self.waited, self.networks)
 
 
-@njit(cache=True)
+@compiled
 def follow_back(behind, home, backward, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """Lead one tensor back through the lanes: ``follow``, and the part of the backward pass before it, read backwards.
 
@@ -187,7 +188,7 @@ def follow_back(behind, home, backward, lane, seconds, count, repeats):  # type:
     behind[home] = max(behind[home], ready) + backward
 
 
-@njit(cache=True)
+@compiled
 def _refresh(choice, first, last, free, there, behind, used, waited, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """Work out what is before the tensors after ``first`` and behind those up to ``last``, as far as it changes.
 
@@ -225,7 +226,7 @@ def _refresh(choice, first, last, free, there, behind, used, waited, backward, h
             break
 
 
-@njit(cache=True)
+@compiled
 def replaced(target, source):  # type: ignore[no-untyped-def]
     """Copy an array over another, and say whether that changed it. (Quicker to compile than expressions of arrays.)"""
     changed = False
@@ -235,23 +236,23 @@ def replaced(target, source):  # type: ignore[no-untyped-def]
     return changed
 
 
-@njit(cache=True)
-def _candidates(tensor, rows, times, free, there, behind, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
-    """F with each row for one tensor: what is before it, its own operations, what is behind it."""
+@compiled
+def _candidates(tensor, options, times, free, there, behind, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+    """F with each option for one tensor: what is before it, its own operations, what is behind it."""
     nothing, after = np.empty((0, 0)), behind[tensor + 1]
     state = np.empty(free.shape[1])
-    for place in range(rows.size):
-        row = rows[place]
+    for place in range(options.size):
+        option = options[place]
         replaced(state, free[tensor])
         state[home] += backward[tensor]
-        end = follow(state, state[home], lane[row], seconds[row], count[row], repeats[row], nothing)
+        end = follow(state, state[home], lane[option], seconds[option], count[option], repeats[option], nothing)
         end = max(end, there[tensor])
         for which in range(state.size):
             end = max(end, state[which] + after[which])
         times[place] = end
 
 
-@njit(cache=True)
+@compiled
 def _by_number(group, choice, moved, times, free, there, behind, backward, home, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
     """See ``Step.by_number``; ``choice``: with the whole group as it is at the start.
 
@@ -283,7 +284,7 @@ def _by_number(group, choice, moved, times, free, there, behind, backward, home,
             times[place] = _at_end(end, state, after[place])
 
 
-@njit(cache=True)
+@compiled
 def _at_end(end, state, behind):  # type: ignore[no-untyped-def]
     """F from when the tensors so far are there, when the lanes are free, and how long the step goes on after that."""
     for place in range(state.size):
@@ -291,7 +292,7 @@ def _at_end(end, state, behind):  # type: ignore[no-untyped-def]
     return end
 
 
-@njit(cache=True)
+@compiled
 def _before_bubble(used, waited, networks):  # type: ignore[no-untyped-def]
     """The tensors that use a network, and whose visits to networks all are before a bubble there."""
     tensors = used.shape[0]

@@ -14,14 +14,14 @@ import numpy as np
 
 from espresso_mpi.planner.model.problem import Problem, evaluated
 from espresso_mpi.planner.model.profile import Profile
-from espresso_mpi.planner.model.trace import Trace
+from espresso_mpi.planner.model.workload import Workload
 from espresso_mpi.planner.search.algorithms import Chosen, algorithm1, algorithm2, reachable
 from espresso_mpi.planner.search.baselines import baseline, upper_bound
 from espresso_mpi.planner.search.found import Found
 from espresso_mpi.planner.search.fused_search import search_fused
 from espresso_mpi.planner.search.search import search
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
-from espresso_mpi.planner.workloads.models import model_trace
+from espresso_mpi.planner.workloads.models import model_workload
 from espresso_mpi.types import Plan
 
 T = TypeVar("T")
@@ -34,13 +34,13 @@ def profile_of(testbed: str) -> Profile:
 
 
 @cache
-def trace_of(model: str) -> Trace:
-    """The trace of a model, its gradients on the GPU."""
-    return model_trace(model)
+def workload_of(model: str) -> Workload:
+    """The workload of a model, its gradients on the GPU."""
+    return model_workload(model)
 
 
 @dataclass(frozen=True)
-class Scene:
+class Setup:
     """A model on a cluster with one compressor; what is decided about it is kept."""
 
     model: str
@@ -48,9 +48,9 @@ class Scene:
     compressor: str
 
     @property
-    def trace(self) -> Trace:
+    def workload(self) -> Workload:
         """The model's step."""
-        return trace_of(self.model)
+        return workload_of(self.model)
 
     @property
     def profile(self) -> Profile:
@@ -60,22 +60,22 @@ class Scene:
     @property
     def compute(self) -> float:
         """Seconds of a step whose synchronisation takes no time: what one GPU takes alone."""
-        return self.trace.seconds
+        return self.workload.seconds
 
-    # --- the ways to decide ---
+    # --- the methods to decide ---
 
-    def menus(self) -> Problem:
+    def candidates(self) -> Problem:
         """Everything that our search may choose from."""
-        return Problem.of(self.trace, self.profile, [self.compressor])
+        return Problem.of(self.workload, self.profile, [self.compressor])
 
     def reached(self) -> Problem:
         """What Algorithms 1 and 2 choose from."""
-        return Problem.of(self.trace, self.profile, [self.compressor], routes=reachable(), prune=False)
+        return Problem.of(self.workload, self.profile, [self.compressor], routes=reachable(), prune=False)
 
     @cached_property
     def problem(self) -> Problem:
-        """``menus``, once."""
-        return self.menus()
+        """``candidates``, once."""
+        return self.candidates()
 
     @cached_property
     def found(self) -> Found:
@@ -90,7 +90,7 @@ class Scene:
     @cached_property
     def fused(self) -> Found:
         """What our search finds when tensors may travel together."""
-        return search_fused(self.trace, self.profile, [self.compressor])[-1]
+        return search_fused(self.workload, self.profile, [self.compressor])[-1]
 
     @cached_property
     def algorithms(self) -> Chosen:
@@ -103,26 +103,26 @@ class Scene:
         """F of nothing compressed, each tensor by the dense route that is quickest by itself."""
         return self.problem.seconds(self.problem.dense())
 
-    def by(self, way: str, buffer: int = 0) -> float:
+    def by(self, method: str, buffer: int = 0) -> float:
         """F of a baseline, or of the Upper Bound.
 
         Args:
             buffer: bytes that neighbours of one strategy are brought together in buffers of; 0: each by itself.
         """
-        if way == UPPER_BOUND:
-            return upper_bound(self.trace, self.profile, self.compressor)
-        plan = baseline(way, self.trace, self.profile, self.compressor)
+        if method == UPPER_BOUND:
+            return upper_bound(self.workload, self.profile, self.compressor)
+        plan = baseline(method, self.workload, self.profile, self.compressor)
         if buffer:
-            plan = replace(plan, groups=together(plan, self.trace, buffer))
-        problem, choice = evaluated(plan, self.trace, self.profile)
+            plan = replace(plan, groups=together(plan, self.workload, buffer))
+        problem, choice = evaluated(plan, self.workload, self.profile)
         return problem.seconds(choice)
 
 
-def together(plan: Plan, trace: Trace, buffer: int) -> tuple[tuple[str, ...], ...]:
+def together(plan: Plan, workload: Workload, buffer: int) -> tuple[tuple[str, ...], ...]:
     """Neighbours with the same strategy in groups that end when they hold so many bytes."""
     groups: list[list[str]] = []
     size = 0
-    for before, tensor in zip((None, *trace.tensors), trace.tensors):
+    for before, tensor in zip((None, *workload.tensors), workload.tensors):
         alike = before is not None and plan.strategy(before.name) == plan.strategy(tensor.name)
         if not alike or size >= buffer:
             groups.append([])
@@ -136,16 +136,16 @@ UPPER_BOUND = "upper bound"
 
 
 @cache
-def scene(model: str, testbed: str, compressor: str) -> Scene:
-    """The one scene of these names, with all that was decided about it."""
-    return Scene(model, testbed, compressor)
+def setup(model: str, testbed: str, compressor: str) -> Setup:
+    """The one setup of these names, with all that was decided about it."""
+    return Setup(model, testbed, compressor)
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timer:
     """How often something is repeated: at least ``least`` times, then until ``seconds`` or ``most`` are reached."""
 
     least: int = 5

@@ -26,7 +26,7 @@ class Table:
 
 
 @dataclass(frozen=True, order=True)
-class Done:
+class ScheduledOperation:
     """An operation of a schedule: when, for how long, of which buffer and segment, what, and on which lane."""
 
     start: float
@@ -42,15 +42,17 @@ class Done:
         return self.start + self.seconds
 
 
-def by_lane(schedule: Schedule) -> dict[int, list[Done]]:
+def by_lane(schedule: Schedule) -> dict[int, list[ScheduledOperation]]:
     """What every lane does, one after the other, the parts of the backward pass among it."""
-    found: dict[int, list[Done]] = {}
+    found: dict[int, list[ScheduledOperation]] = {}
     for buffer, table in schedule.buffers.items():
         home = schedule.lanes.backward
-        found.setdefault(home, []).append(Done(table.backward, table.computes, buffer, -1, "backward", home))
+        found.setdefault(home, []).append(
+            ScheduledOperation(table.backward, table.computes, buffer, -1, "backward", home)
+        )
         for segment, starts in enumerate(table.starts):
             for start, seconds, what, lane in zip(starts, table.seconds, table.operations, table.lanes):
-                found.setdefault(lane, []).append(Done(start, seconds, buffer, segment, what, lane))
+                found.setdefault(lane, []).append(ScheduledOperation(start, seconds, buffer, segment, what, lane))
     return {lane: sorted(found[lane]) for lane in sorted(found)}
 
 
