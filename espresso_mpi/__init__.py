@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from .default import sync as sync
     from .feedback import Feedback as Feedback
     from .options import Tuning as Tuning
-    from .sessions.handles import Handle as Handle
     from .session import Session as Session
+    from .sessions.handles import Handle as Handle
     from .tracing.stats import Stats as Stats
     from .types import ROUTES as ROUTES
     from .types import Plan as Plan

@@ -35,16 +35,20 @@ def adopt_any(name: str, value: Any) -> Gradient:
         version, whole = buffers.version_of(value)
         return _from_host(name, value.detach().numpy())._replace(version=version, whole=whole)
     raise GradientError(
-        f"{name}: got elements of type {dtype} in {type(value).__name__}; expected {', '.join(ITEMSIZE)}, or a numpy array "
-        f"or torch tensor in host memory; pass a copy there, y = numpy.array(x), and use that y"
+        f"{name}: got elements of type {dtype} in {type(value).__name__}; expected {', '.join(ITEMSIZE)}, or a numpy "
+        f"array or torch tensor in host memory; pass a copy there, y = numpy.array(x), and use that y"
     )
 
 
 def _from_host(name: str, array: np.ndarray) -> Gradient:
     if array.dtype.kind not in _KINDS or not array.dtype.isnative or array.dtype.itemsize > 16:
-        raise GradientError(f"{name}: got elements of type {array.dtype}; expected numbers or bool, in native byte order")
+        raise GradientError(
+            f"{name}: got elements of type {array.dtype}; expected numbers or bool, in native byte order"
+        )
     if not array.flags.writeable:
-        raise GradientError(f"{name}: got a read-only array; expected a writable one; pass x = numpy.array(...), a copy")
+        raise GradientError(
+            f"{name}: got a read-only array; expected a writable one; pass x = numpy.array(...), a copy"
+        )
     return buffers.flat_over(TensorSpec(name, array.shape, array.dtype.name), np.asarray(array))
 
 

@@ -7,10 +7,9 @@ MPI's own, so that they are exact in every type that MPI has.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from ..arrays.device import copy, device_of
 from ..arrays.workspace import Workspace
@@ -46,9 +45,7 @@ def broadcast(transport: Transport, x: Any, root: int) -> Progress:
     transport.give_back(workspace)
 
 
-def _broadcast_in(
-    transport: Transport, group: tuple[int, ...], root: int, x: Any, workspace: Workspace
-) -> Progress:
+def _broadcast_in(transport: Transport, group: tuple[int, ...], root: int, x: Any, workspace: Workspace) -> Progress:
     context = CollectiveContext(transport.topology, "flat", False, root)
     move = Move(context, group, group.index(transport.rank), (Dense(0, x.size),) * len(group), "uint8")
     yield from operations()["broadcast"].bind(transport, move)(Data(x, "uint8", workspace))
@@ -108,12 +105,10 @@ def _shares(topology: Topology, spans: Spans) -> list[list[list[Dense]]]:
 
 def _cut(part: Dense, count: int) -> list[Dense]:
     edges = [part.start + part.size * number // count for number in range(count + 1)]
-    return [Dense(a, b) for a, b in zip(edges, edges[1:])]
+    return [Dense(a, b) for a, b in itertools.pairwise(edges)]
 
 
-def exchange(
-    transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans
-) -> Progress:
+def exchange(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans) -> Progress:
     """Send a part of ``x`` to each rank, and receive a part of ``out`` from each; alltoall, gather and scatter.
 
     Args:
@@ -155,19 +150,3 @@ def reduce_scatter(transport: Transport, x: Any, own: Any, dtype: str, regions: 
     copy(own, mine)
     copy(mine, before)
     transport.give_back(workspace)
-
-
-def reduce_by_mpi(transport: Transport, x: Any, op: str, root: int | None) -> Progress:
-    """Reduce an array elementwise by MPI's operator, in place; on every rank, or on the root alone.
-
-    Args:
-        x: flat, of a type that MPI knows.
-    """
-    for piece in np.array_split(x, max(1, -(-x.nbytes // _LONGEST))):
-        request = transport.start_reduction(piece, op, root)
-        yield
-        transport.finish_collective(request)
-
-
-_LONGEST = 1 << 30
-"""Bytes of one reduction: counts of MPI before version 4 are 32-bit integers."""

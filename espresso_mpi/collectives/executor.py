@@ -69,8 +69,7 @@ class Program:
         topology = transport.topology.undivided if total else transport.topology
         self._regions = segments(n, nbytes, topology, 0 if whole else segment_bytes)
         compiled = [
-            compile_route(route, topology, region, dtype, transport.rank, compressor)
-            for region in self._regions
+            compile_route(route, topology, region, dtype, transport.rank, compressor) for region in self._regions
         ]
         self._segments = [[(step, self._bound(step)) for step in steps] for steps in compiled]
 

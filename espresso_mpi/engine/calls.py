@@ -10,7 +10,8 @@ from typing import Any
 
 from ..arrays.buffers import Gradient
 from ..collectives.messages.agreement import fingerprint
-from ..collectives.progress import Progress
+from ..collectives.messages.transport import Transport
+from ..collectives.progress import Progress, Segment
 from ..errors import EspressoError
 from .batches import Batch
 from .diagnostics import CallKey, Content, spelled
@@ -24,17 +25,28 @@ class Exchange:
     Attributes:
         said: what must be equal on all ranks, as JSON values.
         tensors: [name, type and shape, device] of each tensor, which must be equal as well.
-        progress: runs once all ranks have made the call, with what the engine keeps.
+        progress: runs once all ranks have made the call.
     """
 
     said: Any
     tensors: tuple[tuple[str, str, str], ...]
-    progress: Callable[[Any], Progress]
+    progress: Callable[[Transport], Progress]
 
     @cached_property
     def digest(self) -> bytes:
         """Short for ``said``."""
         return fingerprint([self.said, [list(tensor) for tensor in self.tensors]])
+
+    def segment(self, call: PendingCall, transport: Transport, done: Callable[[list[PendingCall]], None]) -> Segment:
+        """What a runner runs; ``done`` is called at its end."""
+        if call.gpu is not None:
+            transport.choose_device_way()
+
+        def progress() -> Progress:
+            yield from self.progress(transport)
+            done([call])
+
+        return Segment(call.title, 0, iter([progress()]), lambda: True)
 
 
 class PendingCall:
@@ -88,7 +100,7 @@ class PendingCall:
         self.since = time.perf_counter()
         self.left = self.waiting_tensors = 0
         self.finished = False
-        self.on_finish: Callable[[], None] | None = None
+        self.on_finish: Callable[[], None] = _nothing
         self.error: BaseException | None = None
         self.result: Any = given
 
@@ -115,3 +127,7 @@ class PendingCall:
         if self.problem is not None:
             return {"call": list(self.key), "problem": [type(self.problem).__name__, str(self.problem)]}
         return {**self.content.note(), "problem": None, "bad": self.bad}
+
+
+def _nothing() -> None:
+    """What most calls do when they end."""

@@ -139,22 +139,10 @@ class Dispatcher:
         runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in self._arranged(numbers, batches)]
         self._queue([*runs, *self._complete_groups(calls, batches, skips)], calls)
 
-    @property
-    def transport(self) -> Transport:
-        """What exchanges move their data by."""
-        return self._transport
-
     def begin_exchange(self, call: PendingCall, exchange: Exchange) -> None:
         """Queue a call that is no mean of gradients."""
         self.running[call], call.left = None, 1
-        if call.gpu is not None:
-            self._transport.choose_device_way()
-
-        def progress() -> Progress:
-            yield from exchange.progress(self)
-            self._bucket_done([call])
-
-        self.runner.add(Segment(call.title, 0, iter([progress()]), lambda: True), call.priority)
+        self.runner.add(exchange.segment(call, self._transport, self._bucket_done), call.priority)
 
     def dissolve_groups(self) -> None:
         """Let the tensors of incomplete groups travel alone. Only for plans that the session made by itself."""
@@ -283,11 +271,7 @@ class Dispatcher:
                 if self._latest.get(bucket.name) is left:
                     del self._latest[bucket.name]
                 buffer.empty()
-                buffer.arrays, buffer.x, buffer.checks = (
-                    (),
-                    None,
-                    (),
-                )  # only the caller refers to them now: see ``guard``
+                buffer.arrays, buffer.x, buffer.checks = (), None, ()  # only the caller refers to them: see ``guard``
                 self._bucket_done(owners)
 
         def free() -> bool:  # the state belongs to the previous step until that ends

@@ -47,8 +47,7 @@ class Engine:
 
     Args:
         transport: the messages; used by one engine at a time, see ``Waiter.monitored``.
-        options: the options of the session.
-        sync_state: residuals and counters; changed by every step.
+        options: of the session; sync_state: residuals and counters, which every step changes.
 
     Attributes:
         broken: the error after which no more calls are accepted; None: the engine works.
@@ -107,7 +106,7 @@ class Engine:
         return call
 
     def wait(self, call: PendingCall) -> Any:
-        """Wait for a call, and return its result or raise its error."""
+        """The result of a call, once it has ended; or its error is raised."""
         self.wait_for(lambda: call.finished)
         if call.error is not None:
             raise call.error
@@ -219,8 +218,7 @@ class Engine:
             call.gradients, call.given, call.finished = [], None, True
             self.unfinished.pop(id(call), None)
             self._driver.changed.notify_all()
-        if call.on_finish is not None:
-            call.on_finish()
+        call.on_finish()
 
     # --- negotiation rounds -------------------------------------------------------------------------------------------
 
@@ -302,15 +300,12 @@ class Engine:
             call = self._negotiation.next_of(contents[number].key)
             if call.number != number:
                 raise AssertionError("the call that all ranks have is not the next one here")
+            said = self._negotiation.bad.pop(number, {})
             if call.action is not None:
                 self._actions.append(call)
-                continue
-            if call.exchange is not None:
+            elif call.exchange is not None:
                 self._dispatcher.begin_exchange(call, call.exchange)
-                continue
-            said = self._negotiation.bad.pop(number, {})
-            skip = self.nonfinite.settle(call, said, contents[number], self._options.nonfinite)
-            if skip is None:
+            elif (skip := self.nonfinite.settle(call, said, contents[number], self._options.nonfinite)) is None:
                 self._finish(call)
             else:
                 going.append((number, call, skip))

@@ -1,7 +1,7 @@
 """JAX programs: gradients that are averaged inside ``jit``, and as a transformation of optax.
 
-What lives here: the adapter for JAX, which is imported here only. May import: the public names of ``espresso_mpi``, JAX,
-and optax where it is asked for.
+What lives here: the adapter for JAX, which is imported here only. May import: the public names of ``espresso_mpi``,
+JAX, and optax where it is asked for.
 """
 
 from __future__ import annotations

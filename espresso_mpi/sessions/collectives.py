@@ -9,23 +9,24 @@ from typing import Any, Literal
 import numpy as np
 
 from .. import compressors
-from ..arrays.any_dtype import adopt_any, empty_like
+from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
 from ..collectives import calls
 from ..collectives.messages.agreement import fingerprint
+from ..collectives.messages.transport import Transport
 from ..collectives.program import check_route
+from ..collectives.progress import Progress
 from ..engine.batches import Batch, Item
-from ..engine.calls import Exchange, PendingCall
+from ..engine.calls import Exchange
 from ..errors import ConfigError
 from ..feedback import NO_FEEDBACK, Feedback
 from ..options import Options
 from ..types import ITEMSIZE, Route, TensorSpec
 from .base import SessionBase
+from .exchanges import by_mpi, bytes_of, exchange_of, require_plain, require_size, rows_of, shape_of, spans_of
 from .handles import Handle
 
 ReduceName = Literal["mean", "sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"]
-_MPI = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
-_HALVES = ("float16", "bfloat16")
 
 
 class Collectives(SessionBase):
@@ -75,13 +76,10 @@ class Collectives(SessionBase):
 
         def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
             spec = gradients[0].spec
-            floats = spec.dtype in ITEMSIZE
-            if op == "mean" and not floats:
-                raise ConfigError(f"allreduce: op='mean' of {spec.dtype}; expected floating-point numbers; use op='sum'")
-            if op in ("mean", "sum") and floats:
+            if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
                 return self._reduction(spec, op == "sum", compressor, route, feedback, name)
-            _require_plain("allreduce", op, compressor, route)
-            return _by_mpi("allreduce", gradients[0], op, None)
+            require_plain("allreduce", op, compressor, route)
+            return by_mpi("allreduce", gradients[0], op, None)
 
         return self._collective("allreduce", name, {"x": target}, target, make, blocking)
 
@@ -101,9 +99,7 @@ class Collectives(SessionBase):
             self._check_root("reduce", root)
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
                 return self._reduction(spec, op == "sum", "none", None, "none", name, ("reduce", root))
-            if op == "mean":
-                raise ConfigError(f"reduce: op='mean' of {spec.dtype}; expected floating-point numbers; use op='sum'")
-            return _by_mpi("reduce", gradients[0], op, root)
+            return by_mpi("reduce", gradients[0], op, root)
 
         return self._collective("reduce", name, {"x": target}, target, make, blocking)
 
@@ -124,8 +120,8 @@ class Collectives(SessionBase):
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
             self._check_root("broadcast", root)
-            x = _bytes(gradients[0])
-            return _exchange(["broadcast", root], gradients, lambda engine: calls.broadcast(engine.transport, x, root))
+            x = bytes_of(gradients[0])
+            return exchange_of(["broadcast", root], gradients, lambda transport: calls.broadcast(transport, x, root))
 
         return self._collective("broadcast", name, {"x": x}, x, make, blocking)
 
@@ -144,20 +140,20 @@ class Collectives(SessionBase):
             ...     len(session.allgather(np.zeros(3))) == 3 * session.topology.size
             True
         """
-        shape = _shape("allgather", x)
+        shape = shape_of("allgather", x)
         out = empty_like(x, (shape[0] * self.topology.size, *shape[1:])) if out is None else out
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
-            own, every = (_bytes(gradient) for gradient in gradients)
-            _require_size("allgather", gradients[1].spec, self.topology.size * gradients[0].spec.size)
+            own, every = (bytes_of(gradient) for gradient in gradients)
+            require_size("allgather", gradients[1].spec, self.topology.size * gradients[0].spec.size)
             spans = [(rank * own.size, (rank + 1) * own.size) for rank in range(self.topology.size)]
             me = self._transport.rank
 
-            def progress(engine: Any) -> Any:
+            def progress(transport: Transport) -> Progress:
                 every[spans[me][0] : spans[me][1]] = own
-                yield from calls.gather_all(engine.transport, every, spans)
+                yield from calls.gather_all(transport, every, spans)
 
-            return _exchange(["allgather"], gradients, progress)
+            return exchange_of(["allgather"], gradients, progress)
 
         return self._collective("allgather", name, {"x": x, "out": out}, out, make, blocking)
 
@@ -177,28 +173,26 @@ class Collectives(SessionBase):
         Raises:
             ConfigError: the first dimension cannot be cut so; others as ``allreduce``.
         """
-        shape, size = _shape("reduce_scatter", x), self.topology.size
+        shape, size = shape_of("reduce_scatter", x), self.topology.size
         if shape[0] % size:
             raise ConfigError(f"reduce_scatter: {shape[0]} rows for {size} ranks; expected equal parts; pad the array")
         out = empty_like(x, (shape[0] // size, *shape[1:])) if out is None else out
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
             whole, own = gradients
-            _require_size("reduce_scatter", own.spec, whole.spec.size // size)
-            spans = _spans([1] * size, own.spec.size)
+            require_size("reduce_scatter", own.spec, whole.spec.size // size)
+            spans = spans_of([1] * size, own.spec.size)
             if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
                 divisor, dtype = float(size) if op == "mean" else 1.0, str(whole.spec.dtype)
-                return _exchange(
+                return exchange_of(
                     ["reduce_scatter", op], gradients,
-                    lambda engine: calls.reduce_scatter(engine.transport, whole.array, own.array, dtype, spans, divisor),
+                    lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, divisor),
                 )  # fmt: skip
-            if op == "mean":
-                raise ConfigError(f"reduce_scatter: op='mean' of {whole.spec.dtype}; expected floating-point numbers")
             copied = whole._replace(array=whole.array.copy())
-            reduced, me = _by_mpi("reduce_scatter", copied, op, None), self._transport.rank
+            reduced, me = by_mpi("reduce_scatter", copied, op, None), self._transport.rank
 
-            def progress(engine: Any) -> Any:
-                yield from reduced.progress(engine)
+            def progress(transport: Transport) -> Progress:
+                yield from reduced.progress(transport)
                 own.array[...] = copied.array[slice(*spans[me])]
 
             return Exchange(reduced.said, reduced.tensors, progress)
@@ -207,19 +201,21 @@ class Collectives(SessionBase):
 
     def gather(self, x: Any, *, root: int = 0, name: str = "", out: Any = None, blocking: bool = True) -> Any:
         """As ``allgather``, but only the root gets the result; other ranks get None."""
-        shape, size, me = _shape("gather", x), self.topology.size, self._transport.rank
+        shape, size, me = shape_of("gather", x), self.topology.size, self._transport.rank
         if out is None and me == root:
             out = empty_like(x, (shape[0] * size, *shape[1:]))
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
             self._check_root("gather", root)
-            own, every = _bytes(gradients[0]), _bytes(gradients[-1])
+            own, every = bytes_of(gradients[0]), bytes_of(gradients[-1])
             if me == root:
-                _require_size("gather", gradients[1].spec, size * gradients[0].spec.size)
+                require_size("gather", gradients[1].spec, size * gradients[0].spec.size)
             sends = [(0, own.size) if rank == root else (0, 0) for rank in range(size)]
             receives = [(r * own.size, (r + 1) * own.size) if me == root else (0, 0) for r in range(size)]
-            return _exchange(
-                ["gather", root], gradients[:1], lambda engine: calls.exchange(engine.transport, own, every, sends, receives)
+            return exchange_of(
+                ["gather", root],
+                gradients[:1],
+                lambda transport: calls.exchange(transport, own, every, sends, receives),
             )
 
         arrays = {"x": x, "out": out} if me == root else {"x": x}
@@ -249,20 +245,20 @@ class Collectives(SessionBase):
         Raises:
             ConfigError: the splits do not add up to the rows, or are given on one side only.
         """
-        shape, size = _shape("alltoall", x), self.topology.size
+        shape, size = shape_of("alltoall", x), self.topology.size
         rows = int(np.prod(shape[1:], dtype=np.int64))
-        sent, got = _splits(shape[0], splits, received, size)
+        sent, got = rows_of(shape[0], splits, received, size)
         out = empty_like(x, (sum(got), *shape[1:])) if out is None else out
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
-            mine, every = (_bytes(gradient) for gradient in gradients)
-            _require_size("alltoall", gradients[1].spec, sum(got) * rows)
+            mine, every = (bytes_of(gradient) for gradient in gradients)
+            require_size("alltoall", gradients[1].spec, sum(got) * rows)
             width = rows * (mine.size // max(gradients[0].spec.size, 1))
-            sends, receives = _spans(sent, width), _spans(got, width)
+            sends, receives = spans_of(sent, width), spans_of(got, width)
             kind = TensorSpec("x", shape[1:], gradients[0].spec.dtype, gradients[0].spec.device)
             return Exchange(
                 ["alltoall", splits is None], ((kind.name, f"rows of {kind}", kind.device),),
-                lambda engine: calls.exchange(engine.transport, mine, every, sends, receives),
+                lambda transport: calls.exchange(transport, mine, every, sends, receives),
             )  # fmt: skip
 
         return self._collective("alltoall", name, {"x": x, "out": out}, out, make, blocking)
@@ -297,8 +293,8 @@ class Collectives(SessionBase):
         return out
 
     def _reduction(
-        self, spec: TensorSpec, total: bool, compressor: str, route: str | Route | None, feedback: Feedback | str | bool,
-        name: str, more: tuple[Any, ...] = (),
+        self, spec: TensorSpec, total: bool, compressor: str, route: str | Route | None,
+        feedback: Feedback | str | bool, name: str, more: tuple[Any, ...] = (),
     ) -> Batch:  # fmt: skip
         """The batch of a sum or a mean by a route."""
         chosen, problem = Options.checked(
@@ -324,72 +320,3 @@ class Collectives(SessionBase):
     def _check_root(self, kind: str, root: int) -> None:
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.topology.size:
             raise ConfigError(f"{kind}: root={root!r}; expected a rank, from 0 to {self.topology.size - 1}")
-
-
-def _bytes(gradient: Gradient) -> Any:
-    return gradient.array.view(np.uint8)
-
-
-def _exchange(said: list[Any], gradients: Sequence[Gradient], progress: Callable[[Any], Any]) -> Exchange:
-    return Exchange(said, tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients), progress)
-
-
-def _by_mpi(kind: str, gradient: Gradient, op: str, root: int | None) -> Exchange:
-    """A reduction by MPI's own operator. MPI has no 16-bit floating-point numbers: these go through float32."""
-    spec = gradient.spec
-    if op not in _MPI:
-        raise ConfigError(f"{kind}: op={op!r}; expected mean or one of {', '.join(_MPI)}")
-    if spec.device != "cpu":
-        raise ConfigError(f"{kind}: op={op!r} of an array on the GPU; expected mean or sum there; pass a copy in host memory")
-    if spec.dtype in _HALVES and op != "sum":
-        raise ConfigError(f"{kind}: op={op!r} of {spec.dtype}; MPI has no such type; pass x.astype('float32')")
-    bitwise, floating = op in ("band", "bor", "bxor"), str(spec.dtype).startswith(("float", "complex"))
-    ordered = op in ("min", "max", "land", "lor", "lxor")
-    if (bitwise and floating) or (ordered and str(spec.dtype).startswith("complex")):
-        raise ConfigError(f"{kind}: op={op!r} of {spec.dtype}; MPI has no such operator; use mean, sum or prod")
-    op = {"sum": "lor", "max": "lor", "prod": "land", "min": "land"}.get(op, op) if spec.dtype == "bool" else op
-    return _exchange([kind, op, root], [gradient], lambda engine: calls.reduce_by_mpi(engine.transport, gradient.array, op, root))
-
-
-def _require_plain(kind: str, op: str, compressor: str, route: Any) -> None:
-    if compressor != "none" or route is not None:
-        raise ConfigError(
-            f"{kind}: compressor={compressor!r}, route={route!r} with op={op!r}; only mean and sum of floating-point "
-            f"numbers are compressed or take a route; leave them out"
-        )
-
-
-def _shape(kind: str, x: Any) -> tuple[int, ...]:
-    shape = tuple(getattr(x, "shape", ()))
-    if not shape:
-        raise ConfigError(f"{kind}: got {type(x).__name__} without dimensions; expected an array of at least one")
-    return shape
-
-
-def _require_size(kind: str, spec: TensorSpec, size: int) -> None:
-    if spec.size != size:
-        raise ConfigError(f"{kind}: out has {spec.size} elements; expected {size}")
-
-
-def _splits(
-    rows: int, splits: Sequence[int] | None, received: Sequence[int] | None, ranks: int
-) -> tuple[list[int], list[int]]:
-    """Rows to and from each rank."""
-    if (splits is None) != (received is None):
-        raise ConfigError("alltoall: splits or received without the other; pass both, or none for equal parts")
-    if splits is None or received is None:
-        if rows % ranks:
-            raise ConfigError(f"alltoall: {rows} rows for {ranks} ranks; pass splits and received, or equal parts")
-        return [rows // ranks] * ranks, [rows // ranks] * ranks
-    sent, got = [int(n) for n in splits], [int(n) for n in received]
-    if len(sent) != ranks or len(got) != ranks or min(sent + got) < 0 or sum(sent) != rows:
-        raise ConfigError(
-            f"alltoall: splits={sent}, received={got} for {rows} rows and {ranks} ranks; expected a number of rows for "
-            f"each rank, those of splits adding up to the rows of x"
-        )
-    return sent, got
-
-
-def _spans(counts: Sequence[int], width: int) -> list[tuple[int, int]]:
-    edges = np.cumsum([0, *counts]) * width
-    return [(int(a), int(b)) for a, b in zip(edges, edges[1:])]

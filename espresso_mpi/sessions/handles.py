@@ -30,7 +30,7 @@ class Handle:
         """Wait until the result is there.
 
         Returns:
-            What the blocking call returns; of ``push``, the array, updated in place, or a new one if it is immutable (JAX).
+            What the blocking call returns; of ``push``, the array, updated in place, or a new one if it is immutable.
 
         Raises:
             GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank; the text names rank and

@@ -13,7 +13,8 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import ConfigError
-from ..session import Handle, Session
+from ..session import Session
+from ..sessions.handles import Handle
 
 
 def ddp_hook(session: Session, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -43,8 +44,8 @@ class _Backward:
         ranks = distributed.get_world_size()
         if ranks != session.topology.size:
             raise ConfigError(
-                f"ddp_hook: the process group has {ranks} ranks, the session {session.topology.size}; start the program "
-                f"by mpirun, and init_process_group with MPI's rank and size"
+                f"ddp_hook: the process group has {ranks} ranks, the session {session.topology.size}; start the "
+                f"program by mpirun, and init_process_group with MPI's rank and size"
             )
         self._push, self._names = session.push, dict[int, str]()
         self._under_way: list[tuple[Sequence[Handle], torch.futures.Future[Any], torch.Tensor]] = []

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError, GradientError
-from ..session import Handle, Session
+from ..session import Session
+from ..sessions.handles import Handle
 from .replicas import broadcast_module
 from .states import from_tensors, to_tensors
 
@@ -56,7 +57,7 @@ class GradientSync:
     ) -> None:
         if session is not None and options:
             raise ConfigError(
-                f"GradientSync: got a session and also {', '.join(options)}; pass these to Session, or leave out session"
+                f"GradientSync: got a session and also {', '.join(options)}; pass these to Session, or no session"
             )
         if scaler is not None:
             options = {"nonfinite": "skip_all", **options}
@@ -153,8 +154,8 @@ class GradientSync:
         if name in self._handles:
             raise GradientError(
                 f"{name}: a second gradient was accumulated while the first is on its way; call wait() after the "
-                f"backward pass of each step, before zero_grad(), and put the backward passes that only accumulate into "
-                f"'with sync.no_sync():'"
+                f"backward pass of each step, before zero_grad(), and put the backward passes that only accumulate "
+                f"into 'with sync.no_sync():'"
             )
         self._begin()
         self._handles[name] = self.session.push(name, parameter.grad)

@@ -72,8 +72,9 @@ def average_buffers(module: torch.nn.Module, session: Session) -> None:
     """
     with torch.no_grad():
         for name, buffer in module.named_buffers():
-            op = "mean" if buffer.is_floating_point() or buffer.is_complex() else "max"
-            session.allreduce(buffer, op="lor" if buffer.dtype == torch.bool else op, name=f"average_buffers.{name}")
+            session.allreduce(
+                buffer, op="mean" if buffer.is_floating_point() else "max", name=f"average_buffers.{name}"
+            )
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -225,36 +225,6 @@ class Transport:
         if pending.staging is not None:
             pending.staging.release(queued=bool(pending.copies))
 
-    @named("starting a reduction")
-    def start_reduction(self, x: Any, op: str, root: int | None) -> Any:
-        """Start MPI's own elementwise reduction of an array, in place; on every rank, or on the root alone.
-
-        Args:
-            op: the name of MPI's operator in lower case.
-
-        Returns:
-            the request, for ``finish_collective``.
-        """
-        operator = getattr(self._mpi, op.upper())
-        if root is None:
-            return self._comm.Iallreduce(self._mpi.IN_PLACE, x, operator)
-        if self.rank == root:
-            return self._comm.Ireduce(self._mpi.IN_PLACE, x, operator, root)
-        return self._comm.Ireduce(x, None, operator, root)
-
-    @named("reducing")
-    def finish_collective(self, request: Any) -> None:
-        """Wait for a collective of MPI's own.
-
-        Raises:
-            RankTimeoutError: it has not ended within the timeout; which rank is late, MPI does not tell.
-        """
-        try:
-            self.waiter.until(request.Test, lambda: [r for r in range(self.topology.size) if r != self.rank])
-        except BaseException:
-            self.outlive(request)
-            raise
-
     def choose_device_way(self) -> None:
         """Decide whether device pointers go to MPI, and log it on rank 0; only the first call does anything.
 
