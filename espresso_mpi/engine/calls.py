@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class PendingCall:
         since: when it was made.
         left: number of buckets that are not finished.
         waiting_tensors: number of tensors that wait for the rest of their group.
-        finished, error, result: how it ended; on_finish: called then, by the thread that ends it.
+        finished, error, result: how it ended.
         watch: finds tensors that the caller changes in the meantime; None if it cannot.
         exchange: instead of a batch: what the call does.
     """
@@ -100,9 +101,25 @@ class PendingCall:
         self.since = time.perf_counter()
         self.left = self.waiting_tensors = 0
         self.finished = False
-        self.on_finish: Callable[[], None] = _nothing
+        self._watchers: list[Callable[[], None]] | None = []
+        self._lock = threading.Lock()
         self.error: BaseException | None = None
         self.result: Any = given
+
+    def when_finished(self, act: Callable[[], None]) -> None:
+        """Call ``act`` once, by the thread that ends the call; at once if it has ended."""
+        with self._lock:
+            if self._watchers is not None:
+                self._watchers.append(act)
+                return
+        act()
+
+    def announce_end(self) -> None:
+        """Call what waits for the end of the call."""
+        with self._lock:
+            watchers, self._watchers = self._watchers or (), None
+        for act in watchers:
+            act()
 
     @property
     def content(self) -> Content:
@@ -127,7 +144,3 @@ class PendingCall:
         if self.problem is not None:
             return {"call": list(self.key), "problem": [type(self.problem).__name__, str(self.problem)]}
         return {**self.content.note(), "problem": None, "bad": self.bad}
-
-
-def _nothing() -> None:
-    """What most calls do when they end."""

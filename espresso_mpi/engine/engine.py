@@ -218,7 +218,7 @@ class Engine:
             call.gradients, call.given, call.finished = [], None, True
             self.unfinished.pop(id(call), None)
             self._driver.changed.notify_all()
-        call.on_finish()
+        call.announce_end()
 
     # --- negotiation rounds -------------------------------------------------------------------------------------------
 

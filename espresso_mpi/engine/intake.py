@@ -91,19 +91,21 @@ class Intake:
         title: str,
         make: Callable[[Sequence[Gradient]], Batch | Exchange],
         debug: bool,
+        guarded: bool,
     ) -> PendingCall:
         """A pending call of a collective; an error is stored until all ranks know of it.
 
         Args:
             arrays: by name, of any element type; given: what the call returns, one of them or None.
             make: decides what is done with them.
+            guarded: claim their memory, and find out whether the caller changes it meanwhile.
         """
         gradients = list[Gradient]()
         claimed: guard.Spans = ()
         made, problem, gpu = None, None, None
         try:
             gradients += [adopt_any(name, value) for name, value in arrays.items()]
-            spans = guard.spans(gradients, title)
+            spans = guard.spans(gradients, title) if guarded else ()
             if any(device.device_of(g.array) == "gpu" for g in gradients):
                 gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
             made = make(gradients)
@@ -115,7 +117,7 @@ class Intake:
             problem = GradientError(f"{title}: cannot be done: {type(error).__name__}: {error}")
         batch, exchange = (made, None) if isinstance(made, Batch) else (None, made)
         result = [g for g, value in zip(gradients, arrays.values()) if value is given]
-        watch = guard.Watch(title, gradients, claimed, debug) if problem is None else None
+        watch = guard.Watch(title, gradients, claimed, debug) if guarded and problem is None else None
         return PendingCall(
             key, given, result, batch, problem, title=title, gpu=gpu, watch=watch, exchange=exchange
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -35,6 +35,9 @@ class Collectives(SessionBase):
     Arrays are numpy's, CuPy's, torch's, JAX's, or of DLPack. What must be equal on all ranks is checked; errors and
     timeouts are those of ``Session.sync``.
     """
+
+    guards_memory: ClassVar[bool] = True
+    """Whether a call claims its arrays until it was waited for; see docs/torch.md."""
 
     def allreduce(
         self,
@@ -253,7 +256,7 @@ class Collectives(SessionBase):
         def make(gradients: Sequence[Gradient]) -> Exchange:
             mine, every = (bytes_of(gradient) for gradient in gradients)
             require_size("alltoall", gradients[1].spec, sum(got) * rows)
-            width = rows * (mine.size // max(gradients[0].spec.size, 1))
+            width = TensorSpec("x", (rows,), gradients[0].spec.dtype).nbytes
             sends, receives = spans_of(sent, width), spans_of(got, width)
             kind = TensorSpec("x", shape[1:], gradients[0].spec.dtype, gradients[0].spec.device)
             return Exchange(
@@ -278,11 +281,14 @@ class Collectives(SessionBase):
         if not blocking:
             self._transport.require_threads()
         title = f"{kind}({name!r})" if name else kind
-        call = self._intake.collective((kind, name), arrays, given, title, make, self._options.debug)
+        call = self._intake.collective(
+            (kind, name), arrays, given, title, make, self._options.debug, self.guards_memory
+        )
         if blocking:
             return self._wait(self._engine.submit(call))
         self._engine.submit(call, background=True)
-        self._pending.add(call)
+        if self.guards_memory:
+            self._pending.add(call)
         return Handle(self, call)
 
     def _target(self, x: Any, out: Any) -> Any:

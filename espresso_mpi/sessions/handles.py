@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +40,15 @@ class Handle:
                 session cannot be used any more.
         """
         return self._session._wait(self._call)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ``wait`` will raise; None while the call is under way, and if it succeeded."""
+        return self._call.error
+
+    def when_done(self, act: Callable[[], None]) -> None:
+        """Call ``act`` once, by the thread that ends the call, or at once if it has ended. It must not wait."""
+        self._call.when_finished(act)
 
     def __repr__(self) -> str:
         kind, name = self._call.key

@@ -10,10 +10,13 @@ and PyTorch. A new adapter is a module of its own.
 
 from __future__ import annotations
 
+from . import process_group
 from .ddp import ddp_hook
 from .gradient_sync import GradientSync
 from .replicas import average_buffers, broadcast_module, check_replicas
 from .states import from_tensors, to_tensors
+
+process_group.register()
 
 __all__ = [
     "GradientSync",

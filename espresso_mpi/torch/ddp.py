@@ -67,13 +67,9 @@ class _Backward:
     def _finish(self) -> None:
         under_way, self._under_way = self._under_way, []
         for handles, future, buffer in under_way:
-            try:
-                for handle in handles:
-                    handle.wait()
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(buffer)
+            for handle in handles:
+                handle.wait()  # what this raises, ``backward`` raises
+            future.set_result(buffer)
 
 
 _KNOWN: WeakKeyDictionary[Session, _Backward] = WeakKeyDictionary()

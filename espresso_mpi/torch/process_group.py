@@ -1,0 +1,279 @@
+"""The process group ``"espresso"`` of ``torch.distributed``: its collectives by a session, its messages by MPI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import distributed
+
+from ..errors import ConfigError
+from ..session import Session
+from .work import HandleWork, RequestWork, done
+
+BACKEND = "espresso"
+
+_OPS = {
+    "SUM": "sum", "AVG": "mean", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor",
+    "BXOR": "bxor",
+}  # fmt: skip
+
+
+def register() -> None:
+    """Make ``init_process_group("espresso")`` known to torch, and take rank and address from MPI where torch has none."""
+    if BACKEND.upper() in dir(distributed.Backend):
+        return
+    distributed.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    world = MPI.COMM_WORLD
+    if "RANK" not in os.environ and world.size > 0:
+        host = world.bcast(MPI.Get_processor_name() if world.rank == 0 else None)
+        port = world.bcast(_free_port() if world.rank == 0 else None)
+        os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
+        os.environ.setdefault("MASTER_ADDR", host)
+        os.environ.setdefault("MASTER_PORT", str(port))
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+def _create(options: Any, *_: Any) -> ProcessGroup:
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    world = MPI.COMM_WORLD
+    if world.size < len(ranks):
+        raise ConfigError(
+            f"init_process_group('espresso'): {len(ranks)} ranks, but MPI started {world.size}; start the program by "
+            f"mpirun -n {len(ranks)}, or by espresso-mpi run -n {len(ranks)}"
+        )
+    group = world.group.Incl(ranks)
+    comm = world.Create_group(group, tag=_tag(str(options.group_id)))
+    return ProcessGroup(comm, options.timeout)
+
+
+def _tag(name: str) -> int:
+    return sum(map(ord, name)) % 30000
+
+
+class _GroupSession(Session):
+    """Torch's programs order their operations themselves, and wait for futures where this library sees nothing of it."""
+
+    guards_memory = False
+
+
+class ProcessGroup(distributed.ProcessGroup):
+    """One group of ranks. Operations begin in the order in which they are called, which every rank must keep.
+
+    Args:
+        comm: over the group's ranks, for this group alone; timeout: of every operation.
+    """
+
+    def __init__(self, comm: Any, timeout: timedelta) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._comm, self._timeout = comm, timeout
+        self._opened: Session | None = None
+        self._name, self._desc = BACKEND, ""
+        self._calls = 0
+
+    @property
+    def _session(self) -> Session:
+        """Opened by the first collective, since many groups only exist."""
+        if self._opened is None:
+            self._opened = _GroupSession(self._comm, timeout=self._timeout.total_seconds())
+        return self._opened
+
+    def _call(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        """Begin a collective. Each has its own name, so that several may be under way."""
+        return operation(*arguments, blocking=False, **more)
+
+    # --- names --------------------------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def getSize(self) -> int:
+        return int(self._comm.size)
+
+    def getRank(self) -> int:
+        return int(self._comm.rank)
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    setGroupName = _set_group_name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_desc(self, text: str) -> None:
+        self._desc = text
+
+    setGroupDesc = _set_group_desc
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    # --- reductions ---------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        op = _op(opts)
+        handles = [self._call(self._session.allreduce, x, op) for x in tensors]
+        return HandleWork(handles, list(tensors))
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
+        op, root = _op(opts), opts.rootRank
+        mine = [x if self.getRank() == root else x.clone() for x in tensors]
+        handles = [self._call(self._session.reduce, x, op, root=root) for x in mine]
+        return HandleWork(handles, list(tensors))
+
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        handle = self._call(self._session.reduce_scatter, _flat(input), _op(opts), out=_flat(output))
+        return HandleWork([handle], [output])
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Any:
+        works = [self._reduce_scatter_base(output, input, opts) for output, input in zip(outputs, inputs)]
+        return HandleWork([h for work in works for h in work.handles], list(outputs))
+
+    def reduce_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any = None) -> Any:
+        joined = [torch.cat([x.reshape(-1) for x in each]) for each in inputs]
+        return self.reduce_scatter_tensor_coalesced(outputs, joined, opts)
+
+    # --- copies -------------------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
+        handles = [self._call(self._session.broadcast, x, opts.rootRank) for x in tensors]
+        return HandleWork(handles, list(tensors))
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        return HandleWork([self._call(self._session.allgather, _flat(input), out=_flat(output))], [output])
+
+    all_gather_single = _allgather_base
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Any:
+        works = [self._allgather_base(output, input, opts) for output, input in zip(outputs, inputs)]
+        return HandleWork([h for work in works for h in work.handles], list(outputs))
+
+    def allgather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        handles, after = [], list[Callable[[], None]]()
+        for each, x in zip(outputs, inputs):
+            whole = x.new_empty((self.getSize(), *x.shape))
+            handles.append(self._call(self._session.allgather, _flat(x), out=_flat(whole)))
+            after.append(lambda each=each, whole=whole: _copied(each, whole))
+        return HandleWork(handles, list(outputs[0]), after)
+
+    def gather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
+        handles, after = [], list[Callable[[], None]]()
+        for number, x in enumerate(inputs):
+            whole = x.new_empty((self.getSize(), *x.shape)) if self.getRank() == opts.rootRank else None
+            out = None if whole is None else _flat(whole)
+            handles.append(self._call(self._session.gather, _flat(x), root=opts.rootRank, out=out))
+            if whole is not None:
+                after.append(lambda each=outputs[number], whole=whole: _copied(each, whole))
+        return HandleWork(handles, [x for each in outputs for x in each], after)
+
+    def scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any) -> Any:
+        root, me, size = opts.rootRank, self.getRank(), self.getSize()
+        handles = []
+        for number, output in enumerate(outputs):
+            one = output.numel()
+            given = torch.cat([x.reshape(-1) for x in inputs[number]]) if me == root else output.new_empty(0)
+            splits = [one] * size if me == root else [0] * size
+            received = [one if rank == root else 0 for rank in range(size)]
+            handles.append(
+                self._call(self._session.alltoall, given, splits=splits, received=received, out=_flat(output))
+            )
+        return HandleWork(handles, list(outputs))
+
+    def alltoall_base(
+        self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
+    ) -> Any:
+        size = self.getSize()
+        rows = max(1, int(np.prod(input.shape[1:], dtype=np.int64)))
+        sent = [n * rows for n in input_splits] or [input.numel() // size] * size
+        got = [n * rows for n in output_splits] or [output.numel() // size] * size
+        handle = self._call(self._session.alltoall, _flat(input), splits=sent, received=got, out=_flat(output))
+        return HandleWork([handle], [output])
+
+    all_to_all_single = alltoall_base
+
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        whole = torch.cat([x.reshape(-1) for x in inputs])
+        out = outputs[0].new_empty(sum(x.numel() for x in outputs))
+        sent, got = [x.numel() for x in inputs], [x.numel() for x in outputs]
+        handle = self._call(self._session.alltoall, whole, splits=sent, received=got, out=out)
+        return HandleWork([handle], list(outputs), [lambda: _cut(outputs, out)])
+
+    def barrier(self, opts: Any = None) -> Any:
+        self._session.barrier()
+        return done([])
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int = 0) -> Any:
+        host = [x.detach().contiguous().cpu() for x in tensors]
+        return RequestWork([self._comm.Isend(_bytes(x), rank, tag) for x in host], list(tensors), host)
+
+    def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int = 0) -> Any:
+        host = [x.detach() if x.is_contiguous() and x.device.type == "cpu" else torch.empty(x.shape, dtype=x.dtype)
+                for x in tensors]  # fmt: skip
+        requests = [self._comm.Irecv(_bytes(x), rank, tag) for x in host]
+        return RequestWork(requests, list(tensors), host, receives=True)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Any:
+        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+
+    recvAnysource = recv_anysource
+
+
+def _op(opts: Any) -> str:
+    """The name of an operator of torch."""
+    if opts is None:
+        return "sum"
+    name = str(getattr(opts.reduceOp, "op", opts.reduceOp)).split(".")[-1].upper()
+    if name not in _OPS:
+        raise ConfigError(f"the process group 'espresso' has no operator {name}; expected one of {', '.join(_OPS)}")
+    return _OPS[name]
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """One dimension over the same memory."""
+    return tensor.detach().view(-1)
+
+
+def _copied(targets: Sequence[torch.Tensor], whole: torch.Tensor) -> None:
+    for target, row in zip(targets, whole):
+        target.detach().copy_(row.view(target.shape))
+
+
+def _cut(targets: Sequence[torch.Tensor], whole: torch.Tensor) -> None:
+    for target, part in zip(targets, whole.split([x.numel() for x in targets])):
+        target.detach().copy_(part.view(target.shape))
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    return [tensor.view(-1).view(torch.uint8).numpy(), MPI.BYTE]
