@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 from torch import distributed
 
 from ..errors import ConfigError
@@ -23,15 +23,24 @@ _OPS = {
     "BXOR": "bxor",
 }  # fmt: skip
 
+_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+"""What launchers of MPI set: without them this process is no rank, and MPI is not started."""
+
+
+def _mpi() -> Any:
+    from mpi4py import MPI
+
+    return MPI
+
 
 def register() -> None:
-    """Make ``init_process_group("espresso")`` known to torch, and take rank and address from MPI where torch has none."""
+    """Make ``init_process_group("espresso")`` known to torch; rank and address are MPI's if not set."""
     if BACKEND.upper() in dir(distributed.Backend):
         return
     distributed.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
-    world = MPI.COMM_WORLD
-    if "RANK" not in os.environ and world.size > 0:
-        host = world.bcast(MPI.Get_processor_name() if world.rank == 0 else None)
+    if "RANK" not in os.environ and any(name in os.environ for name in _LAUNCHERS):
+        world = _mpi().COMM_WORLD
+        host = world.bcast(_mpi().Get_processor_name() if world.rank == 0 else None)
         port = world.bcast(_free_port() if world.rank == 0 else None)
         os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
         os.environ.setdefault("MASTER_ADDR", host)
@@ -48,7 +57,7 @@ def _free_port() -> int:
 
 def _create(options: Any, *_: Any) -> ProcessGroup:
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    world = MPI.COMM_WORLD
+    world = _mpi().COMM_WORLD
     if world.size < len(ranks):
         raise ConfigError(
             f"init_process_group('espresso'): {len(ranks)} ranks, but MPI started {world.size}; start the program by "
@@ -64,7 +73,7 @@ def _tag(name: str) -> int:
 
 
 class _GroupSession(Session):
-    """Torch's programs order their operations themselves, and wait for futures where this library sees nothing of it."""
+    """Torch's programs order their operations themselves, and wait for futures, which this library does not see."""
 
     guards_memory = False
 
@@ -183,7 +192,7 @@ class ProcessGroup(distributed.ProcessGroup):
         for each, x in zip(outputs, inputs):
             whole = x.new_empty((self.getSize(), *x.shape))
             handles.append(self._call(self._session.allgather, _flat(x), out=_flat(whole)))
-            after.append(lambda each=each, whole=whole: _copied(each, whole))
+            after.append(partial(_copied, each, whole))
         return HandleWork(handles, list(outputs[0]), after)
 
     def gather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
@@ -193,7 +202,7 @@ class ProcessGroup(distributed.ProcessGroup):
             out = None if whole is None else _flat(whole)
             handles.append(self._call(self._session.gather, _flat(x), root=opts.rootRank, out=out))
             if whole is not None:
-                after.append(lambda each=outputs[number], whole=whole: _copied(each, whole))
+                after.append(partial(_copied, outputs[number], whole))
         return HandleWork(handles, [x for each in outputs for x in each], after)
 
     def scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any) -> Any:
@@ -245,7 +254,7 @@ class ProcessGroup(distributed.ProcessGroup):
         return RequestWork(requests, list(tensors), host, receives=True)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Any:
-        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+        return self.recv(tensors, _mpi().ANY_SOURCE, tag)
 
     recvAnysource = recv_anysource
 
@@ -276,4 +285,4 @@ def _cut(targets: Sequence[torch.Tensor], whole: torch.Tensor) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> Any:
-    return [tensor.view(-1).view(torch.uint8).numpy(), MPI.BYTE]
+    return [tensor.view(-1).view(torch.uint8).numpy(), _mpi().BYTE]

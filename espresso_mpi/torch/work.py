@@ -26,7 +26,7 @@ class HandleWork(distributed.Work):
         self.handles, self._result, self._after = handles, result, after
         self._error: BaseException | None = None
         self._ended: torch.futures.Future[None] = torch.futures.Future()
-        # An exception that Python sets is a result to C++, which DDP takes for tensors; one that ``then`` raises is none.
+        # To C++, an exception that Python sets is a result, which DDP takes for tensors; one that ``then`` raises is not
         self._future = self._ended.then(self._checked)
         self._left = len(handles)
         for handle in handles:
@@ -54,10 +54,11 @@ class HandleWork(distributed.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         for handle in self.handles:
             handle.wait()
+        self._ended.wait()  # for what completes them
         return True
 
     def is_completed(self) -> bool:
-        return all(handle.done() for handle in self.handles)
+        return all(handle.done() for handle in self.handles) and bool(self._ended.done())
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None

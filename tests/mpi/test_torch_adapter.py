@@ -1,0 +1,272 @@
+"""``espresso_mpi.torch``: GradientSync, the DDP hook, replicas, and the process group."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+
+from espresso_mpi import Session
+from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError
+
+torch = pytest.importorskip("torch")
+adapter = pytest.importorskip("espresso_mpi.torch")
+distributed = torch.distributed
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def group():
+    """The default process group of this module."""
+    distributed.init_process_group("espresso")
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(*[torch.nn.Linear(40, 40) for _ in range(5)])
+
+
+class Uneven(torch.nn.Module):
+    """Tied weights, a layer that nobody uses, one that rank 0 alone uses, a buffer of integers."""
+
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        super().__init__()
+        self.embed, self.inner = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 16)
+        self.unused, self.some = torch.nn.Linear(4, 4), torch.nn.Linear(16, 16)
+        self.norm, self.head = torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 50)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x, use_some):
+        h = self.embed(x)
+        h = h + self.some(h) if use_some else h
+        return self.head(self.norm(torch.relu(self.inner(h))))
+
+
+@pytest.mark.parametrize("compressor", ["none", "onebit", "topk"])
+def test_hook_and_gradient_sync_have_the_bits_of_sync(world, group, open_session, compressor):
+    """Also when DDP has rebuilt its buckets, after the first step: residuals are found by the parameter's name."""
+    models = [network() for _ in range(3)]
+    sessions = [open_session(compressor=compressor, min_bytes=0) for _ in models]
+    ddp = torch.nn.parallel.DistributedDataParallel(models[0], bucket_cap_mb=0.01)
+    ddp.register_comm_hook(sessions[0], adapter.ddp_hook)
+    pushing = adapter.GradientSync(models[1], sessions[1])
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
+    data = torch.Generator().manual_seed(world.rank)
+    for _ in range(4):
+        x = torch.randn(8, 40, generator=data)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for model in (ddp, *models[1:]):
+            model(x).pow(2).sum().backward()
+        pushing.wait()
+        sessions[2].sync({name: p.grad for name, p in models[2].named_parameters()})
+        for a, b, c in zip(*(model.parameters() for model in models)):
+            assert torch.equal(b.grad, c.grad) and torch.equal(a.grad, c.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_a_loop_with_accumulation_and_uneven_use(world):
+    model = Uneven(world.rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    sync = adapter.GradientSync(model, compressor="int8")
+    adapter.check_replicas(model, sync.session)
+    data = torch.Generator().manual_seed(100 + world.rank)
+    for step in range(4):
+        optimizer.zero_grad()
+        for micro in range(2):
+            x = torch.randint(0, 50, (8,), generator=data)
+            with sync.no_sync() if micro == 0 else contextlib.nullcontext():
+                torch.nn.functional.cross_entropy(model(x, world.rank == 0 and step % 2 == 0), x).backward()
+        sync.wait()
+        assert model.unused.weight.grad is None
+        assert (model.some.weight.grad is not None) == (step % 2 == 0)
+        optimizer.step()
+    adapter.average_buffers(model, sync.session)
+    adapter.check_replicas(model, sync.session)
+    file = io.BytesIO()
+    torch.save(sync.state_dict(), file)
+    file.seek(0)
+    sync.load_state_dict(torch.load(file, weights_only=True))
+    sync.close()
+
+
+def test_frozen_parameters_that_thaw_are_found(world):
+    model = network()
+    model[0].requires_grad_(False)
+    sync = adapter.GradientSync(model)
+    for frozen in (True, False):
+        model.zero_grad()
+        model[0].requires_grad_(not frozen)
+        model(torch.full((2, 40), float(world.rank))).sum().backward()
+        mine = model[4].bias.grad.clone() if frozen else None
+        sync.wait()
+        assert (model[0].weight.grad is None) == frozen
+        assert mine is None or torch.isfinite(mine).all()
+        grads = world.allgather([p.grad.numpy().tobytes() for p in model.parameters() if p.grad is not None])
+        assert all(other == grads[0] for other in grads)
+    sync.close()
+
+
+def test_scaled_losses_are_skipped_together(world):
+    """An overflow on one rank leaves the step out on all, and all scalers go on with the same scale."""
+    model = network()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    sync = adapter.GradientSync(model, compressor="int8", scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(5):
+        optimizer.zero_grad()
+        before = [p.detach().clone() for p in model.parameters()]
+        loss = model(torch.full((2, 40), 0.1 * (world.rank + 1))).pow(2).mean()
+        overflow = step == 2 and world.rank == world.size - 1
+        scaler.scale(loss * float("inf") if overflow else loss).backward()
+        sync.wait()
+        scaler.step(optimizer)
+        scaler.update()
+        changed = any(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
+        assert changed == (step != 2)
+    assert len(set(world.allgather(scaler.get_scale()))) == 1
+    adapter.check_replicas(model, sync.session)
+    sync.close()
+    session = Session(world)
+    with pytest.raises(ConfigError, match="skip_all"):
+        adapter.GradientSync(model, session, scaler=scaler)
+    session.close()
+
+
+def test_forgotten_waits_and_other_mistakes(world, open_session):
+    model = network()
+    sync = adapter.GradientSync(model)
+    model(torch.ones(2, 40)).sum().backward()
+    with pytest.raises(GradientError, match=r"call wait\(\)"):
+        model(torch.ones(2, 40)).sum().backward()
+    with pytest.raises(GradientError, match="its memory was changed"):  # by the second backward pass
+        sync.wait()
+    with pytest.raises(ConfigError, match="no session"):
+        adapter.GradientSync(model, sync.session, compressor="int8")
+    with pytest.raises(ConfigError, match="no parameter"):
+        adapter.GradientSync(torch.nn.ReLU())
+    sync.close()
+    if world.size > 1:
+        with pytest.raises(MismatchError, match=r"check_replicas.*'0\.weight'"):
+            adapter.check_replicas(network(world.rank), open_session())
+
+
+def test_attached_to_an_optimizer(world):
+    model = network()
+    sync = adapter.GradientSync(model, broadcast=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sync.attach(optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 40), float(world.rank))).sum().backward()
+        optimizer.step()
+    adapter.check_replicas(model, sync.session)
+    sync.close()
+
+
+# --- the process group ------------------------------------------------------------------------------------------------
+
+
+def test_operations_of_the_process_group(world, group):
+    rank, size = world.rank, world.size
+    x = torch.full((1000,), float(rank + 1))
+    works = [distributed.all_reduce(y, async_op=True) for y in (x, x.to(torch.bfloat16), torch.full((3,), rank))]
+    for work in works:
+        work.wait()
+    assert torch.all(x == size * (size + 1) / 2)
+    for op, expected in (("MAX", size), ("MIN", 1), ("PRODUCT", np.prod(np.arange(1, size + 1)))):
+        y = torch.tensor([rank + 1])
+        distributed.all_reduce(y, op=getattr(distributed.ReduceOp, op))
+        assert y.item() == expected
+    parts = [torch.empty(3) for _ in range(size)]
+    distributed.all_gather(parts, torch.full((3,), float(rank)))
+    assert [int(part[0]) for part in parts] == list(range(size))
+    whole, mine = torch.arange(4.0 * size), torch.empty(4)
+    distributed.reduce_scatter_tensor(mine, whole)
+    assert torch.equal(mine, size * whole[4 * rank : 4 * rank + 4])
+    out = torch.empty(size)
+    distributed.all_to_all_single(out, torch.arange(float(size)) + 10 * rank)
+    assert torch.equal(out, torch.arange(float(size)) * 10 + rank)
+    said = [None] * size
+    distributed.all_gather_object(said, {"rank": rank})
+    assert said[-1] == {"rank": size - 1}
+    given = [torch.full((2,), float(k)) for k in range(size)] if rank == 0 else None
+    got = torch.empty(2)
+    distributed.scatter(got, given, src=0)
+    assert torch.all(got == rank)
+    distributed.barrier()
+
+
+def test_messages_and_new_groups(world, group):
+    rank, size = world.rank, world.size
+    if size > 1:
+        if rank == 0:
+            distributed.send(torch.arange(3.0), 1, tag=5)
+        if rank == 1:
+            got = torch.zeros(3)
+            assert distributed.recv(got, None, tag=5) == 0
+            assert torch.equal(got, torch.arange(3.0))
+        pair = distributed.new_group([0, 1])
+        if rank < 2:
+            x = torch.ones(2)
+            distributed.all_reduce(x, group=pair)
+            assert torch.all(x == 2)
+    everyone = distributed.new_group(list(range(size)))
+    x = torch.ones(2)
+    distributed.all_reduce(x, group=everyone)
+    assert torch.all(x == size)
+
+
+def test_ddp_fully_shard_and_zero(world, group):
+    """They train to what DDP over the mean of all gradients gives."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    plain, ddp, sharded, zero = (network() for _ in range(4))
+    for layer in sharded:
+        fully_shard(layer)
+    fully_shard(sharded)
+    wrapped = [torch.nn.parallel.DistributedDataParallel(model) for model in (ddp, zero)]
+    makes = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in (plain, ddp, sharded)]
+    makes.append(ZeroRedundancyOptimizer(zero.parameters(), torch.optim.SGD, lr=1e-3))
+    data = torch.Generator().manual_seed(world.rank)
+    for _ in range(3):
+        x = torch.randn(8, 40, generator=data)
+        for optimizer in makes:
+            optimizer.zero_grad()
+        for model in (plain, wrapped[0], sharded, wrapped[1]):
+            model(x).pow(2).sum().backward()
+        for p in plain.parameters():
+            distributed.all_reduce(p.grad, op=distributed.ReduceOp.AVG)
+        for optimizer in makes:
+            optimizer.step()
+    for a, b, c, d in zip(*(m.parameters() for m in (plain, ddp, sharded, zero))):
+        assert torch.allclose(a, b, atol=1e-5) and torch.allclose(a, d, atol=1e-5)
+        assert torch.allclose(a, c.full_tensor(), atol=1e-5)
+
+
+def test_an_error_of_a_collective_comes_out_of_backward(world, group):
+    """Where DDP waits for a future that has failed, it must not take the error for gradients."""
+    model = torch.nn.parallel.DistributedDataParallel(network())
+    if world.size > 1:
+        work = distributed.all_reduce(torch.ones(3 + world.rank), async_op=True)
+        with pytest.raises(EspressoError, match="ranks disagree"):
+            work.wait()
+        with pytest.raises(RuntimeError, match="ranks disagree"):
+            work.get_future().wait()
+    model(torch.ones(2, 40)).sum().backward()
