@@ -26,6 +26,8 @@ class GradientSync:
         module: parameters that require a gradient later than this are found by ``wait``. Names of parameters are those
             of ``module.named_parameters()``: the same on every rank.
         session: over the ranks; default: a new one from ``options``, which ``close`` closes.
+        overlap: send gradients during the backward pass. If False, ``wait`` sends all at once, with the same bits: this
+            is quicker where ranks have no free core for communication, and where payloads are small.
         broadcast: copy the parameters and buffers of rank 0 to all ranks first.
         scaler: the ``torch.amp.GradScaler`` of the loop. When its scale changes, the session's residuals are scaled
             alike. The session must have ``nonfinite="skip_all"``, which is the default for a new one then.
@@ -51,6 +53,7 @@ class GradientSync:
         module: torch.nn.Module,
         session: Session | None = None,
         *,
+        overlap: bool = True,
         broadcast: bool = True,
         scaler: Any = None,
         **options: Any,
@@ -68,10 +71,10 @@ class GradientSync:
                 f"GradientSync: the session has nonfinite={self.session.nonfinite!r}; a scaler needs 'skip_all', by "
                 f"which every rank skips a step in which the gradients of one overflow; open the session with that"
             )
-        self._module, self._scaler = module, scaler
+        self._module, self._scaler, self._overlap = module, scaler, overlap
         self._scale = scaler.get_scale() if scaler is not None else 1.0
         self._paused = self._begun = False
-        self._handles: dict[str, Handle] = {}
+        self._handles: dict[str, Handle | None] = {}
         self._hooked: dict[str, tuple[torch.nn.Parameter, Any]] = {}
         if not any(p.requires_grad for p in module.parameters()):
             raise ConfigError(f"GradientSync: {type(module).__name__} has no parameter that requires a gradient")
@@ -98,10 +101,14 @@ class GradientSync:
         self._hook_new()
         self._push_rest()
         handles, self._handles, self._begun = self._handles, {}, False
+        if not self._overlap:
+            self.session.sync({name: self._hooked[name][0].grad for name in sorted(handles)})
+            return
         errors = []
         for handle in handles.values():
             try:
-                handle.wait()
+                if handle is not None:
+                    handle.wait()
             except Exception as error:  # all have ended when the first is raised
                 errors.append(error)
         if errors:
@@ -158,7 +165,7 @@ class GradientSync:
                 f"into 'with sync.no_sync():'"
             )
         self._begin()
-        self._handles[name] = self.session.push(name, parameter.grad)
+        self._handles[name] = self._push(name, parameter)
 
     def _begin(self) -> None:
         """Once a step, before its first push: bring residuals to the scale of this step's gradients."""
@@ -180,4 +187,8 @@ class GradientSync:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            self._handles[name] = self.session.push(name, parameter.grad)
+            self._handles[name] = self._push(name, parameter)
+
+    def _push(self, name: str, parameter: torch.nn.Parameter) -> Handle | None:
+        """Start to send a gradient; None: ``wait`` sends it."""
+        return self.session.push(name, parameter.grad) if self._overlap else None

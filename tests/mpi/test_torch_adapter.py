@@ -59,11 +59,12 @@ class Uneven(torch.nn.Module):
 @pytest.mark.parametrize("compressor", ["none", "onebit", "topk"])
 def test_hook_and_gradient_sync_have_the_bits_of_sync(world, group, open_session, compressor):
     """Also when DDP has rebuilt its buckets, after the first step: residuals are found by the parameter's name."""
-    models = [network() for _ in range(3)]
+    models = [network() for _ in range(4)]
     sessions = [open_session(compressor=compressor, min_bytes=0) for _ in models]
     ddp = torch.nn.parallel.DistributedDataParallel(models[0], bucket_cap_mb=0.01)
     ddp.register_comm_hook(sessions[0], adapter.ddp_hook)
     pushing = adapter.GradientSync(models[1], sessions[1])
+    at_once = adapter.GradientSync(models[3], sessions[3], overlap=False)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
     data = torch.Generator().manual_seed(world.rank)
     for _ in range(4):
@@ -73,9 +74,10 @@ def test_hook_and_gradient_sync_have_the_bits_of_sync(world, group, open_session
         for model in (ddp, *models[1:]):
             model(x).pow(2).sum().backward()
         pushing.wait()
+        at_once.wait()
         sessions[2].sync({name: p.grad for name, p in models[2].named_parameters()})
-        for a, b, c in zip(*(model.parameters() for model in models)):
-            assert torch.equal(b.grad, c.grad) and torch.equal(a.grad, c.grad)
+        for a, b, c, d in zip(*(model.parameters() for model in models)):
+            assert torch.equal(b.grad, c.grad) and torch.equal(a.grad, c.grad) and torch.equal(d.grad, c.grad)
         for optimizer in optimizers:
             optimizer.step()
 
