@@ -69,7 +69,7 @@ def measured(entry):
         return 0, 0
     if isinstance(entry, MoveStep):
         move = entry.move
-        return held(move.before[move.scene.root if entry.op == "broadcast" else move.index]), 1
+        return held(move.before[move.context.root if entry.op == "broadcast" else move.index]), 1
     parts = parts_of(entry.packed)
     return sum(part.size for part in parts), len(parts)
 
