@@ -45,7 +45,7 @@ def test_all_of_mpis_own_ways_add_up(world):
     """float32 and float16, by every algorithm that can be chosen; halves without Python's operators."""
     x = np.full(5000, 1.0 + world.rank, np.float32)
     total = np.float32(world.size * (world.size + 1) / 2)
-    op, ways = mpi_own.half_sum(), mpi_own.ways(world)
+    op, ways = mpi_own.half_sum(), mpi_own.variants(world)
     wrong = []
     for way in ways:
         for values, datatype, add in ((x, MPI.FLOAT, MPI.SUM), (x.astype(np.float16), MPI.UINT16_T, op)):
