@@ -57,6 +57,13 @@ class Clan:
     Raises:
         ConfigError: a number out of its range.
         GradientError: a parameter that cannot be updated; the text names it.
+
+    Example:
+        >>> params = {"w": np.ones(4)}
+        >>> clan = espresso_mpi.optim.Clan(params, lr=0.1, weight_decay=0)
+        >>> params = clan.step({"w": np.array([1, -1, 1, -1], np.float32)})
+        >>> params["w"].round(4).tolist()
+        [0.9, 1.1, 0.9, 1.1]
     """
 
     def __init__(

@@ -127,6 +127,11 @@ class Session(Planning, Checkpoints, Collectives):
             GradientError: a tensor was changed in the meantime.
             RankTimeoutError, RemoteError, TransportError: a rank did not come, another rank failed, or MPI failed. The
                 gradients are undefined, and the session cannot be used any more.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     session.sync({"w": np.full(2, 3.0, np.float32), "b": None})
+            {'w': array([3., 3.], dtype=float32), 'b': None}
         """
         self._engine.require_usable()
         call = self._pending_call(("sync", ""), grads, lambda: buffers.flatten(grads), f"sync number {self._step + 1}")
@@ -155,6 +160,12 @@ class Session(Planning, Checkpoints, Collectives):
         Raises:
             ConfigError: the MPI library does not allow calls from a second thread; use ``sync``. All other errors are
                 raised by ``Handle.wait``, on every rank.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     handle = session.push("w", np.full(2, 3.0, np.float32))
+            ...     handle.wait().tolist()  # the caller can compute before it
+            [3.0, 3.0]
         """
         self._engine.require_usable()
         self._transport.require_threads()
@@ -185,6 +196,12 @@ class Session(Planning, Checkpoints, Collectives):
         Args:
             residuals: also compute the norm of each tensor's residual, which reads all of them. The norm of a tensor in
                 flight may be that of the previous step.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     mean = session.sync({"w": np.ones(10_000, np.float32)})
+            ...     sorted(session.stats(residuals=True).tensors)
+            ['w']
         """
         engine, recorder = self._engine, self._recorder
         norms = engine.sync_state.residual_norms() if residuals else {}
@@ -208,6 +225,11 @@ class Session(Planning, Checkpoints, Collectives):
         Raises:
             ConfigError: on every rank: the file cannot be written.
             StateError: on every rank: this session is being traced already.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     with session.trace("trace.json"):
+            ...         mean = session.sync({"w": np.ones(1000, np.float32)})
         """
         recorder, transport = self._recorder, self._transport
         before = self._together("trace", lambda: traces.begin(recorder, transport, path))

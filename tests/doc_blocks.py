@@ -17,8 +17,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markdown_it import MarkdownIt
+
+import espresso_mpi
 
 ROOT = Path(__file__).parents[1]
 PAGES = tuple(
@@ -30,11 +33,23 @@ STARTS_RANKS = ("run", "lab", "demo")
 """Commands of espresso-mpi that start ranks: they run after the job that runs the pages, not within it."""
 LANGUAGES = ("python", "console", "text", "toml", "json")
 
-DOCUMENTED = (
-    "Session", "Handle", "Stats", "sync", "default_session", "Feedback", "Tuning", "Plan", "Strategy", "Route",
-    "TensorSpec",
-)  # fmt: skip
-"""Public classes and functions: their docstrings have an example, which the job runs as well."""
+
+def _documented() -> Iterator[tuple[str, Any]]:
+    """The names that a user calls: the public callables of the modules, and what a session has."""
+    for module in (espresso_mpi, espresso_mpi.compressors, espresso_mpi.planner, espresso_mpi.optim):
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        prefix = module.__name__.partition(".")[2]
+        for name in getattr(module, "__all__", own):
+            if callable(getattr(module, name)) and not name.startswith("_"):
+                yield f"{prefix}.{name}".lstrip("."), getattr(module, name)
+    for kind in espresso_mpi.Session.__mro__[:-1]:
+        for name, value in vars(kind).items():
+            if not name.startswith("_") and (callable(value) or isinstance(value, property)):
+                yield f"Session.{name}", value
+
+
+DOCUMENTED = dict(_documented())
+"""Public names: their docstrings have an example, which the job runs as well."""
 
 _COMMENT = re.compile(r"<!--\s*(not run|needs|file|hidden)\b:?\s*(.*?)\s*-->", re.DOTALL)
 

@@ -96,7 +96,7 @@ def run_page(page: str, folder: Path) -> str | None:
 def run_examples(name: str) -> str | None:
     """Run the examples in the docstring of a public name; what went wrong on any rank."""
     names = {"espresso_mpi": espresso_mpi, "np": np}
-    tests = doctest.DocTestFinder(recurse=False).find(getattr(espresso_mpi, name), name, globs=names)
+    tests = doctest.DocTestFinder(recurse=False).find(DOCUMENTED[name], name, globs=names)
     text: list[str] = []
     for test in tests:
         doctest.DocTestRunner().run(test, out=text.append)

@@ -43,6 +43,16 @@ class Compressor(ErrorBounds, Traffic, Summed, AgreedSummary, KeptState, Schedul
 
     The arrays of one call are 1-D, contiguous and on one device (numpy arrays on the CPU, numba device arrays on the
     GPU). Parameters are dataclass fields with defaults of type int, float, bool or str.
+
+    Example:
+        >>> from espresso_mpi import compressors
+        >>> fp16, x = compressors.get("fp16"), np.full(4, 0.1, np.float32)
+        >>> payload, residual = np.empty(fp16.nbytes(4), np.uint8), np.zeros(4, np.float32)
+        >>> fp16.encode(x, payload, residual)
+        >>> out = np.empty(4, np.float32)
+        >>> fp16.decode(payload, out)
+        >>> bool(np.all(out + residual == x))
+        True
     """
 
     name: ClassVar[str]

@@ -14,7 +14,12 @@ from ..arrays.workspace import Workspace
 
 @dataclass(frozen=True)
 class Summary:
-    """A float32 array of ``size`` elements that the ranks reduce with ``operator`` before they encode."""
+    """A float32 array of ``size`` elements that the ranks reduce with ``operator`` before they encode.
+
+    Example:
+        >>> espresso_mpi.compressors.get("thc").summary(4096)
+        Summary(size=4, operator='max')
+    """
 
     size: int
     operator: Literal["sum", "max"]
@@ -35,6 +40,12 @@ class Context:
         summary: the agreed summary, float32; None if the ranks do not agree on one (then encode makes its own).
         share: which share of the tensor's elements this part of it has.
         cut: written by encode: how many values were beyond what the payload's format can hold.
+
+    Example:
+        >>> context = espresso_mpi.compressors.Context(key=1)  # the same key draws the same random bits
+        >>> int8 = espresso_mpi.compressors.get("int8:rounding=stochastic")
+        >>> payload = np.empty(int8.nbytes(100), np.uint8)
+        >>> int8.encode(np.ones(100, np.float32), payload, context=context)
     """
 
     key: int = 0

@@ -38,6 +38,17 @@ def register(cls: C) -> C:
 
     Raises:
         ConfigError: another class has that name, or the class is none that a spec could make.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from espresso_mpi import compressors
+        >>> @compressors.register
+        ... @dataclass(frozen=True)
+        ... class Sketch(type(compressors.get("count_sketch"))):
+        ...     name = "sketch"
+        >>> compressors.get("sketch").name
+        'sketch'
+        >>> compressors.unregister("sketch")
     """
     problem = _unfit(cls)
     if problem:
@@ -68,7 +79,12 @@ def _unfit(cls: Any) -> str:
 
 
 def unregister(name: str) -> None:
-    """Forget the compressor of that name: for tests that register one on the fly."""
+    """Forget the compressor of that name: for tests that register one on the fly.
+
+    Example:
+        >>> from espresso_mpi import compressors
+        >>> compressors.unregister("unknown")  # nothing happens
+    """
     _CLASSES.pop(name, None)
 
 
@@ -92,6 +108,10 @@ def names(installed: bool = True) -> tuple[str, ...]:
 
     Raises:
         ConfigError: a package offers a name that another one or a built-in compressor has.
+
+    Example:
+        >>> "topk" in espresso_mpi.compressors.names()
+        True
     """
     _load_all()
     if not installed:
@@ -146,6 +166,11 @@ def get(spec: str | Compressor) -> Compressor:
 
     Raises:
         ConfigError: unknown name or parameter, or a value that does not fit.
+
+    Example:
+        >>> compressor = espresso_mpi.compressors.get("topk:ratio=0.01")
+        >>> compressor.ratio, compressor.nbytes(1000)
+        (0.01, 80)
     """
     if isinstance(spec, Compressor):
         return spec
@@ -167,6 +192,10 @@ def read_specs(text: str) -> list[str]:
 
     Raises:
         ConfigError: a spec names no compressor, or there is none.
+
+    Example:
+        >>> espresso_mpi.compressors.read_specs("none,fp16,topk:ratio=0.01")
+        ['none', 'fp16', 'topk:ratio=0.01']
     """
     found: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):

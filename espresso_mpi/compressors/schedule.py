@@ -21,6 +21,11 @@ class Schedule:
 
     Raises:
         ConfigError: a value that is not above 0, a factor beyond float64, or no steps or stages.
+
+    Example:
+        >>> schedule = espresso_mpi.compressors.Schedule(0.25, 0.01, steps=400)
+        >>> str(espresso_mpi.compressors.get("topk:ratio=0.25~0.01@400").ratio), schedule.at(0), schedule.at(400)
+        ('0.25~0.01@400/4', 0.25, 0.01)
     """
 
     start: float

@@ -49,6 +49,11 @@ def explain(plan: Plan, tensor: str | None = None) -> Explanation:
 
     Raises:
         PlanError: the plan does not know the tensor.
+
+    Example:
+        >>> plan = espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather"))
+        >>> espresso_mpi.planner.explain(plan).words[-1]
+        'It was not made by the planner: nothing is predicted for it.'
     """
     return _of_plan(plan) if tensor is None else _of_tensor(plan, tensor)
 

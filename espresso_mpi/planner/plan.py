@@ -6,6 +6,10 @@
 4. Compression whose gain does not exceed the noise of what was measured is taken back, tensor by tensor; the best plan
    without any is taken if the whole gain over it does not (``noise``).
 5. What is predicted is noted for every buffer: what ``explain`` tells.
+
+More than ``many.MANY`` tensors are joined first where they may share buffers. Where they may not, the search is a quick
+one, in ``schedule`` by the figures of ``backprop``, and the paper's algorithms are left out: their time grows as the
+square of the tensors.
 """
 
 from __future__ import annotations
@@ -85,13 +89,16 @@ def plan(
         noise: relative error of every time; None: what profile and workload say.
         baselines: price simpler plans as well, and take one if it is quicker.
 
-    More than ``many.MANY`` tensors are joined first where they may share buffers. Where they may not, the search is a
-    quick one, in ``schedule`` by the figures of ``backprop``, and the paper's algorithms are left out: their time grows
-    as the square of the tensors.
-
     Raises:
         ConfigError: the profile lacks what is needed; an argument is out of its range; or the workload has more tensors
             than can be planned for in minutes.
+
+    Example:
+        >>> from espresso_mpi.planner import TESTBEDS, Workload, WorkloadTensor, plan
+        >>> workload = Workload((WorkloadTensor("w", 10_000_000, 0.01),), device="gpu")
+        >>> made = plan(workload, TESTBEDS["pcie-25g"].profile(), ["int8"])
+        >>> made.strategy("w").compressor
+        'int8'
     """
     known = defaults(workload, profile)[1] if order is None else order
     if known not in ORDERS:

@@ -30,6 +30,10 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
 
     Raises:
         ConfigError: the file cannot be written.
+
+    Example:
+        >>> plan = espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather"))
+        >>> espresso_mpi.planner.save_plan(plan, "plan.json")
     """
     schema.write(path, to_json(plan))
 
@@ -40,6 +44,12 @@ def load(path: str | os.PathLike[str]) -> Plan:
     Raises:
         ConfigError: the file cannot be read, holds no valid plan of this version, or was changed by hand: its digest is
             not that of what it says.
+
+    Example:
+        >>> plan = espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather"))
+        >>> espresso_mpi.planner.save_plan(plan, "plan.json")
+        >>> espresso_mpi.planner.load_plan("plan.json") == plan
+        True
     """
     return schema.load(path, from_json, MOST_BYTES, how=KIND.how)
 
@@ -181,6 +191,13 @@ def misfits(
         specs: all tensors of a step.
         fingerprint: as a profile made here would have it; None: not compared.
         complete: the specs are those of a whole step, so all of the plan's tensors should be among them.
+
+    Example:
+        >>> from espresso_mpi.planner import TESTBEDS, Workload, WorkloadTensor, misfits, plan
+        >>> workload = Workload((WorkloadTensor("w", 1000, 0.01),), device="gpu")
+        >>> made = plan(workload, TESTBEDS["pcie-25g"].profile(), ["int8"])
+        >>> misfits(made, [espresso_mpi.TensorSpec("w", (1000,), "float32", "gpu")], nodes=4, ranks_per_node=8)
+        ['nodes: 8 when the plan was made, 4 here']
     """
     made = plan.made_for
     if made is None:

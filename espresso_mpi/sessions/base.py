@@ -71,7 +71,13 @@ class SessionBase:
 
     @property
     def topology(self) -> Topology:
-        """Which ranks share a node."""
+        """Which ranks share a node.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     print(session.topology)  # of two ranks on one node
+            1 x 2 ranks
+        """
         return self._transport.topology
 
     def __repr__(self) -> str:
@@ -81,7 +87,14 @@ class SessionBase:
 
     @property
     def usable(self) -> bool:
-        """Whether ``sync`` may be called: not closed, and no failure that leaves ranks out of step."""
+        """Whether ``sync`` may be called: not closed, and no failure that leaves ranks out of step.
+
+        Example:
+            >>> session = espresso_mpi.Session()
+            >>> session.close()
+            >>> session.usable
+            False
+        """
         return self._engine.broken is None
 
     @property
@@ -96,6 +109,12 @@ class SessionBase:
 
         Raises:
             EspressoError: as ``Handle.wait``, for the first tensor with an error, after all have finished.
+
+        Example:
+            >>> grads = {"head": np.ones(4, np.float32), "body": np.ones(9, np.float32)}
+            >>> with espresso_mpi.Session() as session:
+            ...     handles = [session.push(name, grad) for name, grad in grads.items()]
+            ...     session.wait_all()  # now all of them hold their means
         """
         errors = []
         for call in self._pending:
@@ -189,6 +208,11 @@ class SessionBase:
 
         Raises:
             EspressoError: as ``wait_all``. RankTimeoutError: a rank did not come.
+
+        Example:
+            >>> session = espresso_mpi.Session()
+            >>> mean = session.sync(np.ones(4, np.float32))
+            >>> session.close()  # or use the session in a with-block
         """
         if not self.usable:
             return

@@ -24,6 +24,12 @@ class Checkpoints(SessionBase):
 
         Raises:
             ConfigError: tensors are still under way, or steps are recorded.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     mean = session.sync({"w": np.ones(10_000, np.float32)})
+            ...     session.state_dict()["step"]
+            1
         """
         self._refuse_while_recording("state_dict")
         self._held.release()
@@ -48,6 +54,11 @@ class Checkpoints(SessionBase):
         Raises:
             StateError: on every rank: a state is of another version, does not fit, is damaged or is missing.
                 ConfigError: on every rank: tensors are still under way, or steps are recorded.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     state = session.state_dict()
+            ...     session.load_state_dict(state)
         """
         self._go_on(lambda: loading.load(self._transport, self._options, states), "load_state_dict")
 
@@ -57,12 +68,24 @@ class Checkpoints(SessionBase):
         Raises:
             StateError: on every rank: a file cannot be written, or ranks are at different steps. ConfigError: on every
                 rank: steps are recorded.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     mean = session.sync({"w": np.ones(10_000, np.float32)})
+            ...     session.save("saved")
         """
         self._refuse_while_recording("save")
         self._together("save", lambda: folder.save(self._transport, self._snapshot(), path))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """As ``load_state_dict``, from a folder that ``save`` wrote. Collective."""
+        """As ``load_state_dict``, from a folder that ``save`` wrote. Collective.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     session.save("loaded")
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     session.load("loaded")
+        """
         self._go_on(lambda: folder.load_files(self._transport, self._options, path), "load")
 
     def rescale(self, factor: float) -> None:
@@ -75,6 +98,11 @@ class Checkpoints(SessionBase):
             ConfigError: on every rank: the factor is not a positive number in the range of float32, the ranks have
                 different factors, or tensors are still under way.
             StateError: on every rank: a user's compressor does not declare its own arrays.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     mean = session.sync({"w": np.ones(10_000, np.float32)})
+            ...     session.rescale(0.5)  # the loss scale was halved
         """
         if rescaling.is_one(factor):
             return

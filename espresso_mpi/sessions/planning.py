@@ -44,12 +44,25 @@ class Planning(SessionBase):
 
     @property
     def plan(self) -> Plan | None:
-        """The current plan; None without one, and with ``plan="auto"`` before it is made."""
+        """The current plan; None without one, and with ``plan="auto"`` before it is made.
+
+        Example:
+            >>> plan = espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather"))
+            >>> with espresso_mpi.Session(plan=plan) as session:
+            ...     session.plan == plan
+            True
+        """
         return self._options.plan
 
     @property
     def expected_seconds(self) -> float | None:
-        """With ``plan="auto"``: the predicted seconds of a step; None before there is a plan."""
+        """With ``plan="auto"``: the predicted seconds of a step; None before there is a plan.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     print(session.expected_seconds)  # without plan="auto"
+            None
+        """
         tuned = None if self._tuner is None else self._tuner.tuned
         return tuned.expected if tuned is not None and self.plan is not None else None
 
@@ -59,6 +72,11 @@ class Planning(SessionBase):
         Raises:
             PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on, or sums
                 payloads that cannot be summed.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     session.strategy(espresso_mpi.TensorSpec("w", (1000, 1000), "float32")).compressor
+            'int8'
         """
         return strategy_of(spec, self._options, self._transport.topology)
 
@@ -80,6 +98,12 @@ class Planning(SessionBase):
 
         Raises:
             ConfigError: on every rank: an unknown compressor, an invalid size, or tensors are still under way.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     profile = session.measure(["fp16"], sizes=[1000], seconds=0.1)  # longer for a profile to plan with
+            >>> profile.nodes, profile.ranks_per_node
+            (1, 2)
         """
         from ..autotune import autoplan
 
@@ -100,6 +124,12 @@ class Planning(SessionBase):
         Raises:
             ConfigError: on every rank: the file cannot be written, or the session has plan="auto".
             PlanError: too few steps, or steps with different tensors.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     with session.record_workload("workload.json"):
+            ...         for batch in range(4):
+            ...             grads = session.sync({"w": np.ones(1000, np.float32)})
         """
         from ..autotune import autoplan  # most sessions need none of it
 
@@ -160,6 +190,12 @@ class Planning(SessionBase):
         Raises:
             PlanError: on every rank: the plan does not fit; MismatchError: the ranks have different plans; ConfigError:
                 tensors are still under way, or the session plans for itself.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="fp16") as session:
+            ...     session.follow(espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather")))
+            ...     session.plan.default.compressor
+            'int8'
         """
         if self._options.tuning is not None:
             raise ConfigError("follow: this session plans for itself; open one without plan='auto'")

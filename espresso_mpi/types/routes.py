@@ -206,7 +206,10 @@ class _Walk:
             return f"nothing is scattered at level {step.level}"
         if step.op in SUMS and self.multiplied:
             return "payloads that were dealt out or gathered cannot be summed; decode first"
-        return f"the level {step.level} is averaged twice" if step.level in self.summed else ""
+        if step.level in self.summed:
+            closing = [f"{CLOSING[op]}@{level} must follow {op}@{level}" for level, op in self.opened]
+            return "; ".join([f"the level {step.level} is averaged twice", *closing[-1:]])
+        return ""
 
     def take(self, step: RouteStep) -> None:
         """Advance by a step without a problem."""

@@ -57,6 +57,13 @@ class Profile:
 
     Raises:
         ConfigError: a value or a key is out of its range.
+
+    Example:
+        >>> profile = espresso_mpi.planner.TESTBEDS["pcie-25g"].profile()
+        >>> profile.nodes, profile.ranks_per_node
+        (8, 8)
+        >>> profile.move("allreduce", "inter")(1 << 20) > profile.move("allreduce", "inter")(1 << 10)  # seconds
+        True
     """
 
     nodes: Ranks

@@ -35,6 +35,10 @@ def routes(devices: Sequence[DeviceKind] = ("cpu", "gpu"), linear: bool = False)
 
     Raises:
         ConfigError: an unknown device, one named twice, or none.
+
+    Example:
+        >>> len(espresso_mpi.planner.routes(("cpu",)))
+        174
     """
     given = tuple(devices)
     if not given or len(set(given)) < len(given) or not set(given) <= set(get_args(DeviceKind)):

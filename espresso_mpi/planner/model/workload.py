@@ -43,6 +43,10 @@ class WorkloadTensor:
 
     Raises:
         ConfigError: a value is not of this kind.
+
+    Example:
+        >>> espresso_mpi.planner.WorkloadTensor("w", 1000, ready=0.01).nbytes
+        4000
     """
 
     name: str
@@ -87,6 +91,12 @@ class Workload:
 
     Raises:
         ConfigError: a value is not of this kind.
+
+    Example:
+        >>> from espresso_mpi.planner import Workload, WorkloadTensor
+        >>> workload = Workload((WorkloadTensor("head", 1000, 0.01), WorkloadTensor("body", 9000, 0.03)), update=0.002)
+        >>> workload.nbytes, workload.seconds
+        (40000, 0.032)
     """
 
     tensors: tuple[WorkloadTensor, ...]

@@ -156,12 +156,14 @@ class Cluster:
         check: what a session does with each tensor before it travels, by its bytes; None: nothing.
         efficiency: share of the rates of ``intra``, ``inter`` and ``copy`` that operations reach.
         start: seconds that a collective costs besides its messages.
-        call: as in ``Profile``.
-        tensor: as in ``Profile``.
+        call, tensor: as in ``Profile``.
         text: where the numbers come from.
 
     Raises:
         ConfigError: a value is out of its range, or a spec names no compressor.
+
+    Example:
+        >>> profile = espresso_mpi.planner.TESTBEDS["pcie-25g"].profile()  # of a cluster of the library
     """
 
     name: str

@@ -160,6 +160,11 @@ def model_workload(
 
     Raises:
         ConfigError: no such model; a batch, speed or backward pass that is not above 0; both of the latter.
+
+    Example:
+        >>> workload = espresso_mpi.planner.model_workload("resnet50")
+        >>> len(workload.tensors), workload.nbytes
+        (161, 102228128)
     """
     model = _named(name)
     batch = model.batch if batch is None else batch

@@ -15,7 +15,7 @@ from espresso_mpi.collectives.data.layout import Dense, Topology
 from espresso_mpi.collectives.ops.base import operations
 from espresso_mpi.collectives.program import DecodeStep, EncodeStep, MoveStep, UpdateStep, bytes_sent, compile_route
 from espresso_mpi.planner import routes
-from espresso_mpi.types import ALIGN, Op, Route
+from espresso_mpi.types import ALIGN, CLOSING, SUMS, Op, Route
 
 
 def topology(*counts):
@@ -175,8 +175,10 @@ def test_compressed_bytes_match_the_formula():
         assert bytes_sent(steps) == expected * 2 * n, name
 
 
-def test_every_operation_can_be_spelled():
-    assert set(operations()) == set(get_args(Op))
+def test_every_operation_can_be_spelled_and_routes_know_what_it_does():
+    assert set(operations()) == set(get_args(Op)), "add its name to Op in espresso_mpi/types/routes.py"
+    known = SUMS | set(CLOSING) | set(CLOSING.values())
+    assert set(operations()) == known, "add it to SUMS or CLOSING in espresso_mpi/types/routes.py"
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])

@@ -1,0 +1,169 @@
+"""Collectives as calls of their own, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from espresso_mpi.compressors import get
+from espresso_mpi.errors import ConfigError, MismatchError
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+
+
+def layouts(size):
+    """One node, and nodes of two ranks (the last one may be smaller)."""
+    return [None, [list(range(i, min(i + 2, size))) for i in range(0, size, 2)]]
+
+
+@pytest.fixture(params=[0, 1], ids=["one node", "nodes of two"])
+def session(request, world, open_session):
+    return open_session(nodes=layouts(world.size)[request.param])
+
+
+def contribution(rank, n, dtype):
+    return (np.arange(n) % 5 + rank).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("op", ["sum", "max", "prod"])
+def test_allreduce_is_exact(world, session, dtype, op):
+    ranks = [contribution(rank, 1003, dtype) for rank in range(world.size)]
+    if (dtype == "complex128" and op == "max") or (dtype == "float16" and op != "sum"):
+        with pytest.raises(ConfigError, match="MPI has no such"):
+            session.allreduce(ranks[0], op=op)
+        return
+    x = ranks[world.rank].copy()
+    assert session.allreduce(x, op=op) is x
+    expected = {"sum": np.add, "max": np.maximum, "prod": np.multiply}[op].reduce(ranks)
+    assert np.array_equal(x, expected.astype(dtype))
+
+
+def test_allreduce_of_bool_and_into_another_array(world, session):
+    assert session.allreduce(np.array([world.rank == 0, False]), op="lor").tolist() == [True, False]
+    x, out = np.full(5, world.rank + 1.0), np.empty(5)
+    assert session.allreduce(x, op="sum", out=out) is out
+    assert x[0] == world.rank + 1 and np.all(out == world.size * (world.size + 1) / 2)
+
+
+def test_infinities_are_summed_as_they_are(world, session):
+    x = np.array([np.inf, 1.0, np.nan], np.float32)
+    assert np.array_equal(session.allreduce(x, op="sum"), [np.inf, world.size, np.nan], equal_nan=True)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 1000, 300001])
+def test_copies(world, session, n):
+    size, rank = world.size, world.rank
+    for root in range(size):
+        assert np.all(session.broadcast(np.full(n, rank, np.int32), root=root) == root)
+    x = np.full((n, 3), rank, np.float32)
+    every = np.repeat(np.arange(size, dtype=np.float32), n)[:, None] * np.ones(3, np.float32)
+    assert np.array_equal(session.allgather(x), every)
+    gathered = session.gather(x, root=size - 1)
+    assert (gathered is None) == (rank != size - 1)
+    assert gathered is None or np.array_equal(gathered, every)
+    sent = np.repeat(np.arange(size) + 10 * rank, n).astype(np.int16)
+    assert np.array_equal(session.alltoall(sent), np.repeat(10 * np.arange(size) + rank, n))
+
+
+def test_alltoall_with_splits(world, session):
+    size, rank = world.size, world.rank
+    splits, received = [rank * k for k in range(size)], [k * rank for k in range(size)]
+    x = np.repeat(np.arange(size) + 10 * rank, splits).astype(np.float64)
+    found = session.alltoall(x, splits=splits, received=received)
+    assert np.array_equal(found, np.repeat(10 * np.arange(size) + rank, received))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])
+@pytest.mark.parametrize("n", [1, 70000])
+def test_reduce_scatter_is_a_part_of_allreduce(world, session, dtype, n):
+    x = contribution(world.rank, n * world.size, dtype)
+    before = x.copy()
+    mine = session.reduce_scatter(x, op="sum")
+    assert np.array_equal(x, before)
+    whole = session.allreduce(x.copy(), op="sum")
+    assert np.array_equal(mine, whole[world.rank * n : (world.rank + 1) * n])
+
+
+def test_reduce_gives_the_root_the_result(world, session):
+    for root in range(world.size):
+        for x in (np.full(9, world.rank + 1.0), np.full(9, world.rank + 1)):
+            found = session.reduce(x, op="sum", root=root)
+            assert world.rank != root or np.all(found == world.size * (world.size + 1) / 2)
+
+
+@pytest.mark.parametrize("compressor", ["fp16", "int8", "onebit"])
+def test_a_compressed_mean_is_that_of_sync(world, session, compressor):
+    x = np.random.default_rng(world.rank).standard_normal(40000).astype(np.float32)
+    other = session.allreduce(x.copy(), compressor=compressor)
+    total = session.allreduce(x.copy(), op="sum", compressor=compressor)
+    assert np.allclose(total, world.size * other, rtol=1e-5, atol=1e-6)
+    n, mean = x.size, np.mean(world.allgather(x), axis=0)
+    error = np.sum((other - mean) ** 2) / np.mean([np.sum(row**2) for row in world.allgather(x)])
+    assert error <= 2 * (1 - get(compressor).contraction(n)) + 1e-9
+
+
+def test_feedback_keeps_what_was_lost(world, session):
+    """Over steps the sum of the results approaches that of the means: the residual stays bounded."""
+    x, found = np.random.default_rng(world.rank).standard_normal(20000).astype(np.float32), np.zeros(20000)
+    for _ in range(20):
+        found += session.allreduce(x.copy(), compressor="onebit", feedback="plain", name="w")
+    mean = np.mean(world.allgather(x), axis=0)
+    once = session.allreduce(x.copy(), compressor="onebit")
+    assert np.linalg.norm(found / 20 - mean) < 0.3 * np.linalg.norm(once - mean)
+
+
+def test_several_under_way(world, session):
+    sums = [session.allreduce(np.full(999 * k + 1, world.rank + 1.0), op="sum", blocking=False) for k in range(5)]
+    copies = [session.broadcast(np.full(9, world.rank), root=k % world.size, blocking=False) for k in range(5)]
+    ints = [session.allreduce(np.full(100, world.rank + k), op="max", blocking=False) for k in range(5)]
+    pushed = session.push("w", np.full(100, world.rank, np.float32))
+    assert all(np.all(handle.wait() == world.size * (world.size + 1) / 2) for handle in sums)
+    assert all(np.all(handle.wait() == k % world.size) for k, handle in enumerate(copies))
+    assert all(np.all(handle.wait() == world.size - 1 + k) for k, handle in enumerate(ints))
+    assert np.allclose(pushed.wait(), (world.size - 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda s, r: s.allreduce(np.arange(3)), "op='mean' of int64"),
+        (lambda s, r: s.allreduce(np.ones(3, np.float32), op="nosuch"), "op='nosuch'"),
+        (lambda s, r: s.allreduce(np.arange(3), op="sum", compressor="int8"), "compressor='int8'"),
+        (lambda s, r: s.allreduce(np.ones(99, np.float32), compressor="onebit", feedback="plain"), "without a name"),
+        (lambda s, r: s.broadcast(np.ones(3), root=99), "root=99"),
+        (lambda s, r: s.allgather(np.float64(3)), "without dimensions"),
+        (lambda s, r: s.alltoall(np.ones(7), splits=[1], received=[1]), "splits"),
+        (lambda s, r: s.reduce_scatter(np.ones(s.topology.size + 1)), "expected equal parts"),
+        (lambda s, r: s.allreduce(np.ones(3, np.float32) if r else np.arange(3)), "op='mean' of int64"),
+    ],
+)
+def test_mistakes_are_errors_on_every_rank(world, open_session, call, text):
+    session = open_session()
+    with pytest.raises(ConfigError, match=text):
+        call(session, world.rank)
+    assert session.allreduce(np.ones(3), op="sum")[0] == world.size, "the session goes on"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s, r: s.allreduce(np.ones(3 + (r > 0)), op="sum"),
+        lambda s, r: s.broadcast(np.ones(3), root=int(r > 0)),
+        lambda s, r: s.allreduce(np.arange(3), op="min" if r else "max"),
+    ],
+)
+def test_differences_between_ranks_are_errors_on_every_rank(world, open_session, call):
+    session = open_session()
+    if world.size > 1:
+        with pytest.raises(MismatchError, match="ranks"):
+            call(session, world.rank)
+
+
+def test_torch_tensors(world, session):
+    torch = pytest.importorskip("torch")
+    x = torch.arange(6).reshape(2, 3) + world.rank
+    assert session.allreduce(x, op="max") is x
+    assert x.tolist() == (np.arange(6).reshape(2, 3) + world.size - 1).tolist()
+    gathered = session.allgather(torch.full((2,), float(world.rank), dtype=torch.bfloat16))
+    assert gathered.dtype == torch.bfloat16 and gathered.tolist() == [float(r) for r in range(world.size) for _ in "ab"]
