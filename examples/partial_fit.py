@@ -22,7 +22,7 @@ def draw(generator, rows):
 
 
 model.partial_fit(*draw(shared, 10), classes=[0, 1])  # the same on every rank
-for step in range(20):
+for _ in range(20):
     before = {"coef": model.coef_.copy(), "intercept": model.intercept_.copy()}
     model.partial_fit(*draw(own, 200))
     change = {"coef": model.coef_ - before["coef"], "intercept": model.intercept_ - before["intercept"]}

@@ -99,7 +99,13 @@ class SessionBase:
 
     @property
     def nonfinite(self) -> str:
-        """What becomes of values that are not finite; see ``Session``."""
+        """What becomes of values that are not finite; see ``Session``.
+
+        Example:
+            >>> with espresso_mpi.Session(nonfinite="skip") as session:
+            ...     session.nonfinite
+            'skip'
+        """
         return self._options.nonfinite
 
     # --- waiting ------------------------------------------------------------------------------------------------------

@@ -94,6 +94,10 @@ class Collectives(SessionBase):
 
         Args:
             x, op, name, out: as for ``allreduce``; root: a rank.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     total = session.reduce(np.ones(3), op="sum", root=0)
         """
         target = self._target(x, out)
 
@@ -175,6 +179,11 @@ class Collectives(SessionBase):
 
         Raises:
             ConfigError: the first dimension cannot be cut so; others as ``allreduce``.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     session.reduce_scatter(np.ones((session.topology.size, 2))).tolist()
+            [[1.0, 1.0]]
         """
         shape, size = shape_of("reduce_scatter", x), self.topology.size
         if shape[0] % size:
@@ -203,7 +212,12 @@ class Collectives(SessionBase):
         return self._collective("reduce_scatter", name, {"x": x, "out": out}, out, make, blocking)
 
     def gather(self, x: Any, *, root: int = 0, name: str = "", out: Any = None, blocking: bool = True) -> Any:
-        """As ``allgather``, but only the root gets the result; other ranks get None."""
+        """As ``allgather``, but only the root gets the result; other ranks get None.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     everyone = session.gather(np.zeros(3), root=0)
+        """
         shape, size, me = shape_of("gather", x), self.topology.size, self._transport.rank
         if out is None and me == root:
             out = empty_like(x, (shape[0] * size, *shape[1:]))
@@ -247,6 +261,11 @@ class Collectives(SessionBase):
 
         Raises:
             ConfigError: the splits do not add up to the rows, or are given on one side only.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     session.alltoall(np.full(session.topology.size, 7)).tolist() == [7] * session.topology.size
+            True
         """
         shape, size = shape_of("alltoall", x), self.topology.size
         rows = int(np.prod(shape[1:], dtype=np.int64))
@@ -267,7 +286,12 @@ class Collectives(SessionBase):
         return self._collective("alltoall", name, {"x": x, "out": out}, out, make, blocking)
 
     def barrier(self) -> None:
-        """Wait until every rank has called it and all calls before it have ended."""
+        """Wait until every rank has called it and all calls before it have ended.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     session.barrier()
+        """
         self._together("barrier", lambda: None)
 
     # --- shared -------------------------------------------------------------------------------------------------------
