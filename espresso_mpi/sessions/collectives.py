@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from .. import compressors
 from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
 from ..collectives import calls
-from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.transport import Transport
-from ..collectives.program import check_route
 from ..collectives.progress import Progress
-from ..engine.batches import Batch, Item
+from ..engine.batches import Batch
 from ..engine.calls import Exchange
 from ..errors import ConfigError
-from ..feedback import NO_FEEDBACK, Feedback
-from ..options import Options
+from ..feedback import Feedback
 from ..types import ITEMSIZE, Route, TensorSpec
 from .base import SessionBase
-from .exchanges import by_mpi, bytes_of, exchange_of, require_plain, require_size, rows_of, shape_of, spans_of
+from .exchanges import (
+    by_mpi,
+    bytes_of,
+    exchange_of,
+    reduction_of,
+    require_plain,
+    require_size,
+    rows_of,
+    shape_of,
+    spans_of,
+)
 from .handles import Handle
 
 ReduceName = Literal["mean", "sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"]
@@ -80,7 +85,7 @@ class Collectives(SessionBase):
         def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
             spec = gradients[0].spec
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
-                return self._reduction(spec, op == "sum", compressor, route, feedback, name)
+                return reduction_of(spec, op, self.topology, name, compressor, route, feedback)
             require_plain("allreduce", op, compressor, route)
             return by_mpi("allreduce", gradients[0], op, None)
 
@@ -105,7 +110,7 @@ class Collectives(SessionBase):
             spec = gradients[0].spec
             self._check_root("reduce", root)
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
-                return self._reduction(spec, op == "sum", "none", None, "none", name, ("reduce", root))
+                return reduction_of(spec, op, self.topology, name, root=root)
             return by_mpi("reduce", gradients[0], op, root)
 
         return self._collective("reduce", name, {"x": target}, target, make, blocking)
@@ -321,31 +326,6 @@ class Collectives(SessionBase):
             return x
         out[...] = x
         return out
-
-    def _reduction(
-        self, spec: TensorSpec, total: bool, compressor: str, route: str | Route | None,
-        feedback: Feedback | str | bool, name: str, more: tuple[Any, ...] = (),
-    ) -> Batch:  # fmt: skip
-        """The batch of a sum or a mean by a route."""
-        chosen, problem = Options.checked(
-            compressor=compressor, route=route, feedback=feedback, min_bytes=0, seed=self._options.seed
-        )
-        if problem:
-            raise ConfigError(f"allreduce: {problem}")
-        named = replace(spec, name=f"allreduce {name}".strip())
-        strategy = chosen.strategy(named, self.topology)
-        method = None if strategy.compressor == "none" else compressors.get(strategy.compressor)
-        check_route(strategy.route, self.topology, method)
-        shaped = None if method is None else method.shaped(spec.shape)
-        how = NO_FEEDBACK if shaped is None else chosen.feedback.resolved(shaped, spec.size)
-        if how != NO_FEEDBACK and not name:
-            raise ConfigError(
-                f"allreduce: feedback={str(how)!r} without a name; the residual is kept under it: pass name="
-            )
-        item = Item(0, named, strategy, shaped, how, total=total)
-        said = ["total", total, str(compressor), str(strategy.route), str(how), list(more)]
-        digest = fingerprint([said, named.name, list(spec.shape), spec.dtype, spec.device])
-        return Batch((named,), (item,) if spec.size else (), digest, exact=method is None)
 
     def _check_root(self, kind: str, root: int) -> None:
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.topology.size:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from .. import compressors
 from ..arrays.buffers import Gradient
+from ..collectives.data.layout import Topology
+from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.mpi_reduction import reduce_by_mpi
 from ..collectives.messages.transport import Transport
+from ..collectives.program import check_route
 from ..collectives.progress import Progress
+from ..engine.batches import Batch, Item
 from ..engine.calls import Exchange
 from ..errors import ConfigError
-from ..types import TensorSpec
+from ..feedback import NO_FEEDBACK, Feedback
+from ..options import Options
+from ..types import Route, TensorSpec
 
 _MPI = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
 _HALVES = ("float16", "bfloat16")
@@ -26,6 +34,38 @@ def bytes_of(gradient: Gradient) -> Any:
 
 def exchange_of(said: list[Any], gradients: Sequence[Gradient], progress: Callable[[Transport], Progress]) -> Exchange:
     return Exchange(said, tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients), progress)
+
+
+def reduction_of(
+    spec: TensorSpec,
+    op: str,
+    topology: Topology,
+    name: str,
+    compressor: str = "none",
+    route: str | Route | None = None,
+    feedback: Feedback | str | bool = "none",
+    root: int | None = None,
+) -> Batch:
+    """A sum or a mean of floating-point numbers by a route.
+
+    Args:
+        root: of a reduce, which takes the way of an allreduce.
+    """
+    options, problem = Options.checked(compressor=compressor, route=route, feedback=feedback, min_bytes=0)
+    if problem:
+        raise ConfigError(f"allreduce: {problem}")
+    named = replace(spec, name=f"allreduce {name}".strip())
+    strategy = options.strategy(named, topology)
+    method = None if strategy.compressor == "none" else compressors.get(strategy.compressor)
+    check_route(strategy.route, topology, method)
+    shaped = None if method is None else method.shaped(spec.shape)
+    how = NO_FEEDBACK if shaped is None else options.feedback.resolved(shaped, spec.size)
+    if how != NO_FEEDBACK and not name:
+        raise ConfigError(f"allreduce: feedback={str(how)!r} without a name; the residual is kept under it: pass name=")
+    item = Item(0, named, strategy, shaped, how, total=op == "sum")
+    said = [op, str(compressor), str(strategy.route), str(how), root]
+    digest = fingerprint([said, named.name, list(spec.shape), spec.dtype, spec.device])
+    return Batch((named,), (item,) if spec.size else (), digest, exact=method is None)
 
 
 def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None) -> Exchange:

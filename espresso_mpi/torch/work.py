@@ -26,7 +26,7 @@ class HandleWork(distributed.Work):
         self.handles, self._result, self._after = handles, result, after
         self._error: BaseException | None = None
         self._ended: torch.futures.Future[None] = torch.futures.Future()
-        # To C++, an exception that Python sets is a result, which DDP takes for tensors; one that ``then`` raises is not
+        # To C++, an exception that Python sets is a result, which DDP takes for tensors; one raised by ``then`` is none
         self._future = self._ended.then(self._checked)
         self._left = len(handles)
         for handle in handles:
