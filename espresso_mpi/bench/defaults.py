@@ -76,6 +76,20 @@ class Train:
     ablation = True
 
 
+class Torch:
+    """``bench torch``."""
+
+    methods = (
+        "alone,gloo:none,gloo:fp16,gloo:powersgd:rank=4,ddp:none,ddp:fp16,ddp:int8,ddp:onebit,ddp:powersgd:rank=4,"
+        "ddp:topk,push:none,push:fp16,push:int8,push:onebit,sync:none,sync:fp16,sync:int8,sync:onebit,"
+        "sync:powersgd:rank=4,sync:topk"
+    )
+    batch = 4
+    width = 256
+    layers = 4
+    repeats = 15
+
+
 class Optimizers:
     """``bench optimizers``."""
 

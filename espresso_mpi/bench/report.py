@@ -62,6 +62,13 @@ as all of them, without the copies into and out of it; *each* is one `MPI_Allred
 loses to the one buffer, *x each* above 1 beats one call a tensor. *wrong* as above.
 """
 
+_TORCH = """
+One step of training: forward, backward, synchronisation, AdamW; all ways take turns. *gloo* is DDP over gloo, *ddp* is
+DDP over the process group of this library with its hook, *push* is `GradientSync`, and *sync* the same without overlap.
+*exposed* is the time beyond a step that computes alone. */ gloo* is over the step of DDP over gloo with torch's hook of
+the same kind, or without a hook where torch has none.
+"""
+
 _OVERLAP = """
 A step in which the main thread multiplies matrices and pushes each gradient when its share of that is done. *T_c* is
 the computing alone, for each method so many products that it is about *T_s*; one computing, in turns with all methods,
@@ -200,6 +207,7 @@ def _section(result: Result, picture: Path | None) -> str:
         "sync": (f"Synchronisation: {_where(result)}", ""),
         "tensors": (f"The gradients of {result.get('network')}: {_where(result)}", _TENSORS),
         "overlap": (f"Overlap with computing: {_where(result)}", _OVERLAP),
+        "torch": (f"Training steps in PyTorch: {_where(result)}", _TORCH),
         "scaling": (f"How cost grows: {_where(result)}", _SCALING),
         "optimizers": (f"What the optimizer makes of it: {_where(result)}", _OPTIMIZERS),
         "planner": ("The planner", _PLANNER),
@@ -302,6 +310,13 @@ def _tensors(result: Result) -> str:
     return tensors.TABLE.markdown(_timings(result, tensors.Row))
 
 
+def _torch(result: Result) -> str:
+    from . import torch_steps
+
+    rows = schema.convert(result["rows"], list[torch_steps.Row], "rows")
+    return f"{result['network']}.\n\n{torch_steps.TABLE.markdown(rows)}"
+
+
 def _overlap(result: Result) -> str:
     from . import overlap
 
@@ -371,6 +386,7 @@ _BODIES: dict[str, Callable[[Result], str]] = {
     "tensors": _tensors,
     "overlap": _overlap,
     "scaling": _scaling,
+    "torch": _torch,
     "compressors": _compressors,
     "optimizers": _optimizers,
     "planner": _planner,

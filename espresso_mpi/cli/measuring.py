@@ -95,6 +95,31 @@ def overlap(
     )  # fmt: skip
 
 
+@bench.command(name="torch")
+def torch_steps(
+    methods: Annotated[
+        str, typer.Option(metavar="LIST", help="Ways and methods: alone, gloo:fp16, ddp:int8, push:int8, sync:auto, …")
+    ] = defaults.Torch.methods,
+    batch: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Sequences of a rank and step.")
+    ] = defaults.Torch.batch,
+    width: Annotated[int, typer.Option(min=4, metavar="N", help="Width of the GPT.")] = defaults.Torch.width,
+    layers: Annotated[int, typer.Option(min=1, metavar="N", help="Layers of the GPT.")] = defaults.Torch.layers,
+    repeats: Repeats = defaults.Torch.repeats,
+    seconds: Seconds = None,
+    json: JsonOut = None,
+) -> None:
+    """Time training steps in PyTorch: DDP over gloo with torch's hooks, and this library's ways. Needs PyTorch.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 1 --rate 100mbit -- python -m espresso_mpi bench torch[/dim]
+    """
+    from espresso_mpi.bench import torch_steps
+
+    torch_steps.main(
+        methods=methods, batch=batch, width=width, layers=layers, repeats=repeats, seconds=seconds, json=json
+    )
+
+
 @bench.command()
 def scaling(
     sizes: Sizes = defaults.Scaling.sizes,

@@ -1,0 +1,120 @@
+"""``bench torch``: what a training step of a small GPT in PyTorch takes, by DDP over gloo and by this library's ways.
+
+All train the same model by AdamW, in turns within each repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..files.output import check_writable, progress
+from .defaults import Torch as Defaults
+from .gpt_shape import Shape
+from .harness.columns import MS, RATIO, Column, Table
+from .harness.rows import publish
+from .harness.timing import Repetitions, TimedMethod, interleaved
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way. Times are of the slowest rank.
+
+    Attributes:
+        way: what synchronises the gradients; method: the compressor, or torch's hook.
+        seconds, p99: median and 99th percentile of a step.
+        over_gloo: median, over repetitions, of the step's time over that of DDP over gloo with the same kind of method,
+            or without one where torch has none; None: that was not measured.
+        exposed: seconds beyond a step that computes alone.
+        parameters: of the model; repeats: repetitions that were made.
+    """
+
+    way: str
+    method: str
+    seconds: float
+    p99: float
+    over_gloo: float | None
+    exposed: float | None
+    parameters: int
+    repeats: int
+
+
+TABLE = Table(
+    (
+        Column("way", "way", left=True),
+        Column("method", "method", left=True),
+        Column("step", "seconds", MS),
+        Column("p99", "p99", MS),
+        Column("exposed", "exposed", MS),
+        Column("/ gloo", "over_gloo", RATIO),
+    )
+)
+
+
+def main(
+    methods: str = Defaults.methods,
+    batch: int = Defaults.batch,
+    width: int = Defaults.width,
+    layers: int = Defaults.layers,
+    repeats: int = Defaults.repeats,
+    seconds: float | None = None,
+    json: Path | None = None,
+) -> list[Row]:
+    """Measure, print a table on rank 0, and write JSON if asked. Collective.
+
+    Args:
+        methods: comma list of ways and methods, such as ``gloo:none,push:int8``; see ``torch_ways.WAYS``.
+        batch: sequences of a rank and step; width, layers: of the GPT.
+        repeats: most timed repetitions of each.
+        seconds: time for each after which no further repetition is begun, but for the first three.
+        json: file for the result.
+
+    Raises:
+        ConfigError: PyTorch is missing, or a way or method is unknown.
+    """
+    from mpi4py import MPI
+
+    try:
+        from . import torch_ways
+    except ImportError as error:
+        raise ConfigError("bench torch needs PyTorch: python -m pip install torch (its CPU build does)") from error
+    import torch
+
+    torch.set_num_threads(1)
+    world, shape = MPI.COMM_WORLD, Shape(width=width, layers=layers)
+    check_writable(json)
+    gloo = torch_ways.open_groups()
+    ways = [torch_ways.Way(world, spec, shape, batch, gloo) for spec in methods.split(",")]
+    for way in ways:
+        way.settle()
+    with progress("bench torch", repeats, world.rank == 0) as tick:
+        repetitions = Repetitions(repeats, None if seconds is None else seconds * len(ways), tick)
+        times = interleaved(world, [TimedMethod(way.spec, way.step) for way in ways], repetitions)
+    found = rows([way.spec for way in ways], times, shape.parameters)
+    for way in ways:
+        way.close()
+    title = f"GPT of {shape.parameters / 1e6:.1f} M parameters, AdamW, batch {batch}, {world.size} ranks"
+    publish(world, "torch", TABLE, title, found, json, network=title)
+    return found
+
+
+def rows(specs: Sequence[str], times: np.ndarray, parameters: int) -> list[Row]:
+    """The results, from seconds of shape (repetitions, specs)."""
+    place = {spec: number for number, spec in enumerate(specs)}
+    found = []
+    for number, spec in enumerate(specs):
+        way, _, method = spec.partition(":")
+        kind = method.partition(":")[0]
+        rival = next((place[s] for s in place if s.startswith("gloo:") and s.split(":")[1] == kind), None)
+        rival = place.get("gloo:none") if rival is None else rival
+        ratio = None if rival is None or way == "alone" else float(np.median(times[:, number] / times[:, rival]))
+        exposed = None
+        if "alone" in place and way != "alone":
+            exposed = float(np.median(times[:, number] - times[:, place["alone"]]))
+        median, p99 = float(np.median(times[:, number])), float(np.percentile(times[:, number], 99))
+        found.append(Row(way, method, median, p99, ratio, exposed, parameters, len(times)))
+    return found
