@@ -20,7 +20,13 @@ _HOMES = {
     "Stats": "tracing.stats",
     "sync": "default",
     "default_session": "default",
+    "ConfigError": "errors",
+    "EspressoError": "errors",
     "Feedback": "feedback",
+    "GradientError": "errors",
+    "MismatchError": "errors",
+    "NonFiniteError": "errors",
+    "RankTimeoutError": "errors",
     "Plan": "types",
     "Route": "types",
     "ROUTES": "types",
@@ -40,6 +46,12 @@ if TYPE_CHECKING:
     from . import planner as planner
     from .default import default_session as default_session
     from .default import sync as sync
+    from .errors import ConfigError as ConfigError
+    from .errors import EspressoError as EspressoError
+    from .errors import GradientError as GradientError
+    from .errors import MismatchError as MismatchError
+    from .errors import NonFiniteError as NonFiniteError
+    from .errors import RankTimeoutError as RankTimeoutError
     from .feedback import Feedback as Feedback
     from .options import Tuning as Tuning
     from .session import Session as Session

@@ -40,8 +40,10 @@ def _documented() -> Iterator[tuple[str, Any]]:
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         prefix = module.__name__.partition(".")[2]
         for name in getattr(module, "__all__", own):
-            if callable(getattr(module, name)) and not name.startswith("_"):
-                yield f"{prefix}.{name}".lstrip("."), getattr(module, name)
+            value = getattr(module, name)
+            error = isinstance(value, type) and issubclass(value, BaseException)
+            if callable(value) and not error and not name.startswith("_"):
+                yield f"{prefix}.{name}".lstrip("."), value
     for kind in espresso_mpi.Session.__mro__[:-1]:
         for name, value in vars(kind).items():
             if not name.startswith("_") and (callable(value) or isinstance(value, property)):

@@ -145,7 +145,7 @@ def adopt(name: str, value: Any) -> Gradient:
         return Gradient(TensorSpec(name, (), None), nothing, owner=nothing)
     if isinstance(value, np.ndarray):
         return _from_numpy(name, value)
-    if _comes_from(value, "torch"):
+    if _comes_from(value, "torch") and hasattr(value, "layout"):
         return _from_torch(name, value)
     if _comes_from(value, "jax", "jaxlib"):
         return _from_jax(name, value)
@@ -153,10 +153,32 @@ def adopt(name: str, value: Any) -> Gradient:
         return _from_cuda(name, value, value.shape, str(value.dtype))
     if hasattr(value, "__dlpack__"):
         return _from_dlpack(name, value)
+    meant = _meant(value)
     raise GradientError(
-        f"{name}: got {type(value).__name__}; expected an array (numpy, CuPy, torch, JAX, or with DLPack or the CUDA "
+        f"{name}: got {type(value).__name__}{meant}; expected an array (numpy, CuPy, torch, JAX, or with DLPack or the CUDA "
         f"array interface) or None"
     )
+
+
+def adopt_gradient(name: str, value: Any) -> Gradient:
+    """As ``adopt``; weights, which somebody may pass in the place of their gradients, are refused."""
+    if type(value) is not np.ndarray and type(value).__name__ == "Parameter" and value.requires_grad:
+        raise GradientError(
+            f"{name}: got a Parameter, which holds weights; expected its gradient: pass p.grad; to average weights, pass "
+            f"p.detach()"
+        )
+    return adopt(name, value)
+
+
+def _meant(value: Any) -> str:
+    """What was probably meant by an object of torch that is no array."""
+    if _comes_from(value, "torch") and hasattr(value, "named_parameters"):
+        return (
+            " (a model: pass {n: p.grad for n, p in model.named_parameters()}, or use espresso_mpi.torch.GradientSync)"
+        )
+    if hasattr(value, "param_groups"):
+        return " (an optimizer: pass the gradients, p.grad of its parameters, before its step)"
+    return ""
 
 
 def _require_text(name: str) -> None:
@@ -226,6 +248,11 @@ def _require_apart(name: str, shape: Sequence[int], strides: Sequence[int], item
 def _from_torch(name: str, tensor: Any) -> Gradient:
     torch = sys.modules["torch"]
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if hasattr(tensor, "to_local"):
+        raise GradientError(
+            f"{name}: got a {type(tensor).__name__}, whose parts lie on several ranks; expected a plain tensor; pass "
+            f"y = x.to_local() where every rank has a replica, or average it by its own process group"
+        )
     if tensor.layout != torch.strided:
         raise GradientError(
             f"{name}: got a sparse tensor ({tensor.layout}); expected a dense one; make the layer with "

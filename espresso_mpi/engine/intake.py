@@ -58,7 +58,7 @@ class Intake:
         batch, problem, order, gpu = None, None, 0.0, None
         try:
             order = _checked_priority(priority)
-            gradients += [buffers.adopt(name, value) for name, value in flat()]
+            gradients += [buffers.adopt_gradient(name, value) for name, value in flat()]
             spans = guard.spans(gradients, title)
             if any(g.owner is None and device.device_of(g.array) == "gpu" for g in gradients):
                 gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)

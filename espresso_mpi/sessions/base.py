@@ -229,6 +229,10 @@ class SessionBase:
                 self._together("close", self._transport.close)
                 self._engine.shutdown("it was closed", notify=False)
 
+    def __deepcopy__(self: S, known: Any) -> S:
+        """A copy of what holds a session, such as a model, has the same session."""
+        return self
+
     def __enter__(self: S) -> S:
         return self
 

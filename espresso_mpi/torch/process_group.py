@@ -142,7 +142,7 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         op = _op(opts)
-        handles = [self._call(self._session.allreduce, x, op) for x in tensors]
+        handles = [self._call(self._session.allreduce, x.detach(), op) for x in tensors]
         return HandleWork(handles, list(tensors))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
@@ -150,7 +150,7 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
         op, root = _op(opts), opts.rootRank
-        mine = [x if self.getRank() == root else x.clone() for x in tensors]
+        mine = [x.detach() if self.getRank() == root else x.detach().clone() for x in tensors]
         handles = [self._call(self._session.reduce, x, op, root=root) for x in mine]
         return HandleWork(handles, list(tensors))
 
@@ -173,7 +173,7 @@ class ProcessGroup(distributed.ProcessGroup):
     # --- copies -------------------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
-        handles = [self._call(self._session.broadcast, x, opts.rootRank) for x in tensors]
+        handles = [self._call(self._session.broadcast, x.detach(), opts.rootRank) for x in tensors]
         return HandleWork(handles, list(tensors))
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:

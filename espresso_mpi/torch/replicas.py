@@ -32,7 +32,7 @@ def broadcast_module(module: torch.nn.Module, session: Session, root: int = 0) -
     tensors = dict(_tensors(module))
     with torch.no_grad():
         for name, tensor in tensors.items():
-            session.broadcast(tensor, root=root, name=name)
+            session.broadcast(tensor.detach(), root=root, name=name)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     _LOG.info("parameters and buffers of rank %d were copied to all: %d tensors, %d bytes", root, len(tensors), size)
 

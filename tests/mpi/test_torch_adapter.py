@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 
 import numpy as np
@@ -166,6 +167,24 @@ def test_forgotten_waits_and_other_mistakes(world, open_session):
     if world.size > 1:
         with pytest.raises(MismatchError, match=r"check_replicas.*'0\.weight'"):
             adapter.check_replicas(network(world.rank), open_session())
+
+
+def test_what_was_meant_is_said(world, open_session):
+    session, model = open_session(), network()
+    for given, text in (
+        (model, "GradientSync"),
+        (torch.optim.SGD(model.parameters(), lr=0.1), "an optimizer"),
+        (dict(model.named_parameters()), "holds weights"),
+    ):
+        with pytest.raises(GradientError, match=text):
+            session.sync(given)
+    session.sync({name: p.detach() for name, p in model.named_parameters()})
+
+
+def test_a_copy_of_a_model_shares_its_session(world, open_session):
+    model = network()
+    model.session = open_session()
+    assert copy.deepcopy(model).session is model.session
 
 
 def test_attached_to_an_optimizer(world):
