@@ -153,10 +153,9 @@ def adopt(name: str, value: Any) -> Gradient:
         return _from_cuda(name, value, value.shape, str(value.dtype))
     if hasattr(value, "__dlpack__"):
         return _from_dlpack(name, value)
-    meant = _meant(value)
     raise GradientError(
-        f"{name}: got {type(value).__name__}{meant}; expected an array (numpy, CuPy, torch, JAX, or with DLPack or the CUDA "
-        f"array interface) or None"
+        f"{name}: got {type(value).__name__}{_meant(value)}; expected an array (numpy, CuPy, torch, JAX, or with DLPack "
+        f"or the CUDA array interface) or None"
     )
 
 
@@ -164,8 +163,8 @@ def adopt_gradient(name: str, value: Any) -> Gradient:
     """As ``adopt``; weights, which somebody may pass in the place of their gradients, are refused."""
     if type(value) is not np.ndarray and type(value).__name__ == "Parameter" and value.requires_grad:
         raise GradientError(
-            f"{name}: got a Parameter, which holds weights; expected its gradient: pass p.grad; to average weights, pass "
-            f"p.detach()"
+            f"{name}: got a Parameter, which holds weights; expected its gradient: pass p.grad; to average weights, "
+            f"pass p.detach()"
         )
     return adopt(name, value)
 
