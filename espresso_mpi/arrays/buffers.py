@@ -154,8 +154,8 @@ def adopt(name: str, value: Any) -> Gradient:
     if hasattr(value, "__dlpack__"):
         return _from_dlpack(name, value)
     raise GradientError(
-        f"{name}: got {type(value).__name__}{_meant(value)}; expected an array (numpy, CuPy, torch, JAX, or with DLPack "
-        f"or the CUDA array interface) or None"
+        f"{name}: got {type(value).__name__}{_meant(value)}; expected an array (numpy, CuPy, torch, JAX, or with "
+        f"DLPack or the CUDA array interface) or None"
     )
 
 
