@@ -21,7 +21,8 @@ export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-mpich test-ptx test-routes check docs bench bench-compressors bench-optimizers clean
+.PHONY: help demo test test-all test-mpich test-ptx test-routes check docs bench bench-compressors bench-optimizers \
+  bench-torch clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +123,16 @@ bench-optimizers: $(VENV)/.demo ## what methods lose under AdamW and momentum SG
 	$(VENV)/bin/espresso-mpi run -n 2 --timeout 7200 -- python -m espresso_mpi bench optimizers \
 	  --json $(OUT)/optimizers.json
 
+bench-torch: $(VENV)/.demo ## training steps by DDP over gloo and by this library, in the lab; needs PyTorch (10 minutes)
+	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || \
+	  { echo "PyTorch is missing: $(VENV)/bin/python -m pip install torch (its CPU build does)"; exit 2; }
+	@mkdir -p $(OUT)
+	@set -e; for ranks in 1 2; do for rate in 100mbit 1gbit; do \
+	  echo "== bench torch in the lab: 2 hosts x $$ranks ranks, $$rate"; \
+	  $(VENV)/bin/espresso-mpi lab --hosts 2 --ranks $$ranks --rate $$rate --timeout $(BENCH_TIMEOUT) -- \
+	    python -m mpi4py -m espresso_mpi bench torch --seconds 4 --json $(OUT)/torch-2x$$ranks-$$rate.json; \
+	done; done
+
 # $(call bench_lab,HOSTS,RANKS,RATE,BENCHMARK): a benchmark on the emulated cluster.
 define bench_lab
 	@echo "== bench $(firstword $(4)) in the lab: $(1) hosts x $(2) ranks, $(3)"
@@ -167,7 +178,7 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local \
 	  sync-1g-mpich sync-10g-mpich sync-local-mpich tensors-1g tensors-local \
 	  overlap scaling train validate-100m validate-1g validate-unlimited planner compressors)) \
-	  $(wildcard $(OUT)/optimizers.json)
+	  $(wildcard $(OUT)/optimizers.json $(OUT)/torch-*.json)
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) $(VENV_DOCS) build docs/_build docs/_generated $(OUT) \
