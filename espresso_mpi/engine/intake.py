@@ -86,8 +86,7 @@ class Intake:
     def collective(
         self,
         key: CallKey,
-        arrays: Mapping[str, Any],
-        given: Any,
+        take: Callable[[], tuple[Mapping[str, Any], Any]],
         title: str,
         make: Callable[[Sequence[Gradient]], Batch | Exchange],
         debug: bool,
@@ -96,14 +95,17 @@ class Intake:
         """A pending call of a collective; an error is stored until all ranks know of it.
 
         Args:
-            arrays: by name, of any element type; given: what the call returns, one of them or None.
+            take: returns the arrays by name, of any element type, and what the call returns: one of them or None.
+                May raise.
             make: decides what is done with them.
             guarded: claim their memory, and find out whether the caller changes it meanwhile.
         """
         gradients = list[Gradient]()
         claimed: guard.Spans = ()
-        made, problem, gpu = None, None, None
+        arrays: Mapping[str, Any] = {}
+        given, made, problem, gpu = None, None, None, None
         try:
+            arrays, given = take()
             gradients += [adopt_any(name, value) for name, value in arrays.items()]
             spans = guard.spans(gradients, title) if guarded else ()
             if any(device.device_of(g.array) == "gpu" for g in gradients):

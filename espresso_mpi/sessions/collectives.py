@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
-from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
 from ..collectives import calls
 from ..collectives.messages.transport import Transport
@@ -19,12 +16,16 @@ from ..feedback import Feedback
 from ..types import ITEMSIZE, Route, TensorSpec
 from .base import SessionBase
 from .exchanges import (
+    Taken,
+    beside,
     by_mpi,
     bytes_of,
     exchange_of,
+    in_place,
+    part_of,
     reduction_of,
+    require_like,
     require_plain,
-    require_size,
     rows_of,
     shape_of,
     spans_of,
@@ -80,7 +81,6 @@ class Collectives(SessionBase):
             ...     session.allreduce(np.array([3, 4]), op="max").tolist()
             [3, 4]
         """
-        target = self._target(x, out)
 
         def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
             spec = gradients[0].spec
@@ -89,7 +89,7 @@ class Collectives(SessionBase):
             require_plain("allreduce", op, compressor, route)
             return by_mpi("allreduce", gradients[0], op, None)
 
-        return self._collective("allreduce", name, {"x": target}, target, make, blocking)
+        return self._collective("allreduce", name, lambda: in_place("allreduce", x, out), make, blocking)
 
     def reduce(
         self, x: Any, op: ReduceName = "mean", *, root: int = 0, name: str = "", out: Any = None,
@@ -104,7 +104,6 @@ class Collectives(SessionBase):
             >>> with espresso_mpi.Session() as session:
             ...     total = session.reduce(np.ones(3), op="sum", root=0)
         """
-        target = self._target(x, out)
 
         def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
             spec = gradients[0].spec
@@ -113,7 +112,7 @@ class Collectives(SessionBase):
                 return reduction_of(spec, op, self.topology, name, root=root)
             return by_mpi("reduce", gradients[0], op, root)
 
-        return self._collective("reduce", name, {"x": target}, target, make, blocking)
+        return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking)
 
     def broadcast(self, x: Any, root: int = 0, *, name: str = "", blocking: bool = True) -> Any:
         """Give every rank the root's array, in place.
@@ -132,10 +131,10 @@ class Collectives(SessionBase):
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
             self._check_root("broadcast", root)
-            x = bytes_of(gradients[0])
-            return exchange_of(["broadcast", root], gradients, lambda transport: calls.broadcast(transport, x, root))
+            data = bytes_of(gradients[0])
+            return exchange_of(["broadcast", root], gradients, lambda transport: calls.broadcast(transport, data, root))
 
-        return self._collective("broadcast", name, {"x": x}, x, make, blocking)
+        return self._collective("broadcast", name, lambda: in_place("broadcast", x, None), make, blocking)
 
     def allgather(self, x: Any, *, name: str = "", out: Any = None, blocking: bool = True) -> Any:
         """Concatenate the ranks' arrays along the first dimension, in rank order; every rank gets the result.
@@ -152,13 +151,12 @@ class Collectives(SessionBase):
             ...     len(session.allgather(np.zeros(3))) == 3 * session.topology.size
             True
         """
-        shape = shape_of("allgather", x)
-        out = empty_like(x, (shape[0] * self.topology.size, *shape[1:])) if out is None else out
+        size = self.topology.size
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
             own, every = (bytes_of(gradient) for gradient in gradients)
-            require_size("allgather", gradients[1].spec, self.topology.size * gradients[0].spec.size)
-            spans = [(rank * own.size, (rank + 1) * own.size) for rank in range(self.topology.size)]
+            require_like("allgather", gradients[1].spec, gradients[0].spec, size * gradients[0].spec.size)
+            spans = [(rank * own.size, (rank + 1) * own.size) for rank in range(size)]
             me = self._transport.rank
 
             def progress(transport: Transport) -> Progress:
@@ -167,7 +165,7 @@ class Collectives(SessionBase):
 
             return exchange_of(["allgather"], gradients, progress)
 
-        return self._collective("allgather", name, {"x": x, "out": out}, out, make, blocking)
+        return self._collective("allgather", name, lambda: beside("allgather", x, out, size.__mul__), make, blocking)
 
     def reduce_scatter(
         self, x: Any, op: ReduceName = "mean", *, name: str = "", out: Any = None, blocking: bool = True
@@ -190,14 +188,11 @@ class Collectives(SessionBase):
             ...     session.reduce_scatter(np.ones((session.topology.size, 2))).tolist()
             [[1.0, 1.0]]
         """
-        shape, size = shape_of("reduce_scatter", x), self.topology.size
-        if shape[0] % size:
-            raise ConfigError(f"reduce_scatter: {shape[0]} rows for {size} ranks; expected equal parts; pad the array")
-        out = empty_like(x, (shape[0] // size, *shape[1:])) if out is None else out
+        size = self.topology.size
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
             whole, own = gradients
-            require_size("reduce_scatter", own.spec, whole.spec.size // size)
+            require_like("reduce_scatter", own.spec, whole.spec, whole.spec.size // size)
             spans = spans_of([1] * size, own.spec.size)
             if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
                 divisor, dtype = float(size) if op == "mean" else 1.0, str(whole.spec.dtype)
@@ -214,7 +209,10 @@ class Collectives(SessionBase):
 
             return Exchange(reduced.said, reduced.tensors, progress)
 
-        return self._collective("reduce_scatter", name, {"x": x, "out": out}, out, make, blocking)
+        def take() -> Taken:
+            return beside("reduce_scatter", x, out, lambda rows: part_of(rows, size))
+
+        return self._collective("reduce_scatter", name, take, make, blocking)
 
     def gather(self, x: Any, *, root: int = 0, name: str = "", out: Any = None, blocking: bool = True) -> Any:
         """As ``allgather``, but only the root gets the result; other ranks get None.
@@ -223,15 +221,13 @@ class Collectives(SessionBase):
             >>> with espresso_mpi.Session() as session:
             ...     everyone = session.gather(np.zeros(3), root=0)
         """
-        shape, size, me = shape_of("gather", x), self.topology.size, self._transport.rank
-        if out is None and me == root:
-            out = empty_like(x, (shape[0] * size, *shape[1:]))
+        size, me = self.topology.size, self._transport.rank
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
             self._check_root("gather", root)
             own, every = bytes_of(gradients[0]), bytes_of(gradients[-1])
             if me == root:
-                require_size("gather", gradients[1].spec, size * gradients[0].spec.size)
+                require_like("gather", gradients[1].spec, gradients[0].spec, size * gradients[0].spec.size)
             sends = [(0, own.size) if rank == root else (0, 0) for rank in range(size)]
             receives = [(r * own.size, (r + 1) * own.size) if me == root else (0, 0) for r in range(size)]
             return exchange_of(
@@ -240,8 +236,11 @@ class Collectives(SessionBase):
                 lambda transport: calls.exchange(transport, own, every, sends, receives),
             )
 
-        arrays = {"x": x, "out": out} if me == root else {"x": x}
-        return self._collective("gather", name, arrays, out if me == root else None, make, blocking)
+        def take() -> Taken:
+            shape_of("gather", x)
+            return beside("gather", x, out, size.__mul__) if me == root else ({"x": x}, None)
+
+        return self._collective("gather", name, take, make, blocking)
 
     def alltoall(
         self,
@@ -272,23 +271,24 @@ class Collectives(SessionBase):
             ...     session.alltoall(np.full(session.topology.size, 7)).tolist() == [7] * session.topology.size
             True
         """
-        shape, size = shape_of("alltoall", x), self.topology.size
-        rows = int(np.prod(shape[1:], dtype=np.int64))
-        sent, got = rows_of(shape[0], splits, received, size)
-        out = empty_like(x, (sum(got), *shape[1:])) if out is None else out
+        size = self.topology.size
 
         def make(gradients: Sequence[Gradient]) -> Exchange:
             mine, every = (bytes_of(gradient) for gradient in gradients)
-            require_size("alltoall", gradients[1].spec, sum(got) * rows)
-            width = TensorSpec("x", (rows,), gradients[0].spec.dtype).nbytes
-            sends, receives = spans_of(sent, width), spans_of(got, width)
-            kind = TensorSpec("x", shape[1:], gradients[0].spec.dtype, gradients[0].spec.device)
+            spec = gradients[0].spec
+            kind = TensorSpec("x", spec.shape[1:], spec.dtype, spec.device)
+            sent, got = rows_of(spec.shape[0], splits, received, size)
+            require_like("alltoall", gradients[1].spec, spec, sum(got) * kind.size)
+            sends, receives = spans_of(sent, kind.nbytes), spans_of(got, kind.nbytes)
             return Exchange(
                 ["alltoall", splits is None], ((kind.name, f"rows of {kind}", kind.device),),
                 lambda transport: calls.exchange(transport, mine, every, sends, receives),
             )  # fmt: skip
 
-        return self._collective("alltoall", name, {"x": x, "out": out}, out, make, blocking)
+        def take() -> Taken:
+            return beside("alltoall", x, out, lambda rows: sum(rows_of(rows, splits, received, size)[1]))
+
+        return self._collective("alltoall", name, take, make, blocking)
 
     def barrier(self) -> None:
         """Wait until every rank has called it and all calls before it have ended.
@@ -302,7 +302,7 @@ class Collectives(SessionBase):
     # --- shared -------------------------------------------------------------------------------------------------------
 
     def _collective(
-        self, kind: str, name: str, arrays: dict[str, Any], given: Any,
+        self, kind: str, name: str, take: Callable[[], Taken],
         make: Callable[[Sequence[Gradient]], Batch | Exchange], blocking: bool,
     ) -> Any:  # fmt: skip
         self._engine.require_usable()
@@ -310,22 +310,13 @@ class Collectives(SessionBase):
         if not blocking:
             self._transport.require_threads()
         title = f"{kind}({name!r})" if name else kind
-        call = self._intake.collective(
-            (kind, name), arrays, given, title, make, self._options.debug, self.guards_memory
-        )
+        call = self._intake.collective((kind, name), take, title, make, self._options.debug, self.guards_memory)
         if blocking:
             return self._wait(self._engine.submit(call))
         self._engine.submit(call, background=True)
         if self.guards_memory:
             self._pending.add(call)
         return Handle(self, call)
-
-    def _target(self, x: Any, out: Any) -> Any:
-        """The array to work on: ``x`` itself, or ``out`` with the values of ``x``."""
-        if out is None:
-            return x
-        out[...] = x
-        return out
 
     def _check_root(self, kind: str, root: int) -> None:
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.topology.size:

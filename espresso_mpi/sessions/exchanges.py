@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import compressors
+from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
 from ..collectives.data.layout import Topology
 from ..collectives.messages.agreement import fingerprint
@@ -26,6 +27,12 @@ from ..types import Route, TensorSpec
 
 _MPI = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
 _HALVES = ("float16", "bfloat16")
+_OF_BOOL = {
+    "sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor",
+}  # fmt: skip
+
+Taken = tuple[dict[str, Any], Any]
+"""The arrays of a call by name, and what it returns: one of them or None."""
 
 
 def bytes_of(gradient: Gradient) -> Any:
@@ -69,7 +76,7 @@ def reduction_of(
 
 
 def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None) -> Exchange:
-    """A reduction by MPI's own operator. MPI has no 16-bit floating-point numbers: these go through float32."""
+    """A reduction by MPI's own operator. MPI has no 16-bit floating-point numbers: these are refused."""
     spec = gradient.spec
     if op == "mean":
         raise ConfigError(f"{kind}: op='mean' of {spec.dtype}; expected floating-point numbers; use op='sum'")
@@ -81,11 +88,11 @@ def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None) -> Exchange
         )
     if spec.dtype in _HALVES and op != "sum":
         raise ConfigError(f"{kind}: op={op!r} of {spec.dtype}; MPI has no such type; pass x.astype('float32')")
-    bitwise, floating = op in ("band", "bor", "bxor"), str(spec.dtype).startswith(("float", "complex"))
-    ordered = op in ("min", "max", "land", "lor", "lxor")
-    if (bitwise and floating) or (ordered and str(spec.dtype).startswith("complex")):
+    number = str(spec.dtype)
+    logical = op in ("land", "lor", "lxor", "band", "bor", "bxor") and number.startswith(("float", "complex"))
+    if logical or (op in ("min", "max") and number.startswith("complex")):
         raise ConfigError(f"{kind}: op={op!r} of {spec.dtype}; MPI has no such operator; use mean, sum or prod")
-    op = {"sum": "lor", "max": "lor", "prod": "land", "min": "land"}.get(op, op) if spec.dtype == "bool" else op
+    op = _OF_BOOL.get(op, op) if spec.dtype == "bool" else op
     return exchange_of(
         [kind, op, root], [gradient], lambda transport: reduce_by_mpi(transport, gradient.array, op, root)
     )
@@ -106,9 +113,52 @@ def shape_of(kind: str, x: Any) -> tuple[int, ...]:
     return shape
 
 
-def require_size(kind: str, spec: TensorSpec, size: int) -> None:
-    if spec.size != size:
-        raise ConfigError(f"{kind}: out has {spec.size} elements; expected {size}")
+def in_place(kind: str, x: Any, out: Any) -> Taken:
+    """The array to work on: ``x`` itself, or ``out`` with the values of ``x``."""
+    if out is None:
+        return {"x": x}, x
+    if _form(out) != _form(x):
+        raise ConfigError(f"{kind}: out is of {_spelled(out)}; expected that of x, {_spelled(x)}")
+    target = out.detach() if hasattr(out, "detach") else out
+    target[...] = x.detach() if hasattr(x, "detach") else x
+    return {"x": out}, out
+
+
+def _form(x: Any) -> tuple[Any, str]:
+    return tuple(getattr(x, "shape", ())), str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
+
+
+def _spelled(x: Any) -> str:
+    shape, dtype = _form(x)
+    return f"shape {shape} and type {dtype}"
+
+
+def beside(kind: str, x: Any, out: Any, rows: Callable[[int], int]) -> Taken:
+    """``x``, and the array that receives the result.
+
+    Args:
+        rows: the rows of the result, given those of ``x``.
+    """
+    shape = shape_of(kind, x)
+    count = rows(shape[0])
+    out = empty_like(x, (count, *shape[1:])) if out is None else out
+    return {"x": x, "out": out}, out
+
+
+def part_of(rows: int, ranks: int) -> int:
+    """The rows of one rank's part."""
+    if rows % ranks:
+        raise ConfigError(f"reduce_scatter: {rows} rows for {ranks} ranks; expected equal parts; pad the array")
+    return rows // ranks
+
+
+def require_like(kind: str, out: TensorSpec, x: TensorSpec, size: int) -> None:
+    """Refuse an array for the result that is not like ``x`` but for its number of elements."""
+    if (out.size, out.dtype, out.device) != (size, x.dtype, x.device):
+        raise ConfigError(
+            f"{kind}: out has {out.size} elements of {out.dtype} on {out.device}; "
+            f"expected {size} of {x.dtype} on {x.device}, as x"
+        )
 
 
 def rows_of(

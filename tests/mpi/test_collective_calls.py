@@ -41,6 +41,7 @@ def test_allreduce_is_exact(world, session, dtype, op):
 
 def test_allreduce_of_bool_and_into_another_array(world, session):
     assert session.allreduce(np.array([world.rank == 0, False]), op="lor").tolist() == [True, False]
+    assert session.allreduce(np.array([world.rank == 0, True]), op="band").tolist() == [world.size == 1, True]
     x, out = np.full(5, world.rank + 1.0), np.empty(5)
     assert session.allreduce(x, op="sum", out=out) is out
     assert x[0] == world.rank + 1 and np.all(out == world.size * (world.size + 1) / 2)
@@ -136,6 +137,12 @@ def test_several_under_way(world, session):
         (lambda s, r: s.alltoall(np.ones(7), splits=[1], received=[1]), "splits"),
         (lambda s, r: s.reduce_scatter(np.ones(s.topology.size + 1)), "expected equal parts"),
         (lambda s, r: s.allreduce(np.ones(3, np.float32) if r else np.arange(3)), "op='mean' of int64"),
+        (lambda s, r: s.allgather(np.ones(3) if r else np.float64(3)), "without dimensions"),
+        (lambda s, r: s.allreduce(np.ones(3), op="sum", out=np.empty(3 if r else 4)), "out is of shape"),
+        (lambda s, r: s.allreduce(np.ones(3), op="sum", out=np.empty(3, int)), "type int64"),
+        (lambda s, r: s.alltoall(np.ones(s.topology.size, np.float32), out=np.empty(s.topology.size)), "of float64"),
+        (lambda s, r: s.gather(np.ones(1, np.float32), out=np.empty(s.topology.size)), "of float64"),
+        (lambda s, r: s.allreduce(np.ones(3), op="lor"), "op='lor' of float64"),
     ],
 )
 def test_mistakes_are_errors_on_every_rank(world, open_session, call, text):
