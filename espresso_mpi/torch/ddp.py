@@ -4,6 +4,7 @@ torch reads the annotations of a hook, so they must not be texts: no ``from __fu
 """
 
 import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,10 +12,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import ConfigError
 from ..session import Session
 from ..sessions.handles import Handle
+from . import names
 
 
 def ddp_hook(session: Session, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -25,8 +28,9 @@ def ddp_hook(session: Session, bucket: distributed.GradBucket) -> torch.futures.
     the rest: parameters at the start, and buffers.
 
     Raises:
-        ConfigError: the ranks of the process group are not those of the session, or the bucket is of no DDP model;
-            others as ``Handle.wait``, from ``backward()``.
+        ConfigError: the ranks of the process group are not those of the session, the bucket is of no DDP model, or
+            another model of the session has parameters of the same names; others as ``Handle.wait``; from
+            ``backward()``.
 
     Example:
         >>> ddp.register_comm_hook(session, espresso_mpi.torch.ddp_hook)  # doctest: +SKIP
@@ -47,21 +51,26 @@ class _Backward:
                 f"ddp_hook: the process group has {ranks} ranks, the session {session.topology.size}; start the "
                 f"program by mpirun, and init_process_group with MPI's rank and size"
             )
-        self._push, self._names = session.push, dict[int, str]()
+        self._session = weakref.ref(session)  # the session is the key of what holds this
+        self._names = WeakTensorKeyDictionary()  # by identity; a freed tensor's id may be another's
         self._under_way: list[tuple[Sequence[Handle], torch.futures.Future[Any], torch.Tensor]] = []
 
     def take(self, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
         parameters = bucket.parameters()
-        if any(id(p) not in self._names for p in parameters):
-            self._names = _names_with(parameters[0])
-        handles = [self._push(self._names[id(p)], g) for p, g in zip(parameters, bucket.gradients())]
+        session = self._session()
+        assert session is not None
+        if any(p not in self._names for p in parameters):
+            found = _named_with(parameters[0])
+            for name, p in found:
+                names.take(session, name, p)
+            self._names.update({p: name for name, p in found})
+        handles = [session.push(self._names[p], g) for p, g in zip(parameters, bucket.gradients())]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._under_way.append((handles, future, bucket.buffer()))
-        if len(self._under_way) == 1:
-            try:  # DDP waits for the futures in a callback of this kind that it adds after the last bucket
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-            except RuntimeError:  # no backward pass: no parameter of the bucket is used on this rank
-                self._finish()
+        try:  # DDP waits for the futures in a callback of this kind that it adds after the last bucket
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # each: a pass may have failed
+        except RuntimeError:  # no backward pass: no parameter of the bucket is used on this rank
+            self._finish()
         return future
 
     def _finish(self) -> None:
@@ -75,11 +84,11 @@ class _Backward:
 _KNOWN: WeakKeyDictionary[Session, _Backward] = WeakKeyDictionary()
 
 
-def _names_with(parameter: torch.Tensor) -> dict[int, str]:
-    """The names of the parameters of the DDP model that has one of them. A hook is not told whose hook it is."""
+def _named_with(parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """The parameters of the DDP model that has one of them. A hook is not told whose hook it is."""
     for found in gc.get_objects():
         if issubclass(type(found), DistributedDataParallel):
-            named = {id(p): name for name, p in found.module.named_parameters()}
-            if id(parameter) in named:
+            named = list(found.module.named_parameters())
+            if any(p is parameter for _, p in named):
                 return named
     raise ConfigError("ddp_hook: the bucket's parameters are of no DistributedDataParallel; register the hook on one")

@@ -12,6 +12,7 @@ import torch
 from ..errors import ConfigError, GradientError
 from ..session import Session
 from ..sessions.handles import Handle
+from . import names
 from .replicas import broadcast_module
 from .states import from_tensors, to_tensors
 
@@ -34,8 +35,9 @@ class GradientSync:
         options: of the new session, as for ``espresso_mpi.Session``.
 
     Raises:
-        ConfigError: ``session`` and ``options`` are given, the module has no parameter that requires a gradient, or the
-            session does not go with the scaler; MismatchError: the modules of the ranks differ; on every rank.
+        ConfigError: ``session`` and ``options`` are given, the module has no parameter that requires a gradient, the
+            session does not go with the scaler, or another model of it has parameters of the same names;
+        MismatchError: the modules of the ranks differ; on every rank.
 
     Example:
         >>> import torch
@@ -73,7 +75,7 @@ class GradientSync:
             )
         self._module, self._scaler, self._overlap = module, scaler, overlap
         self._scale = scaler.get_scale() if scaler is not None else 1.0
-        self._paused = self._begun = False
+        self._paused = self._begun = self._closed = False
         self._handles: dict[str, Handle | None] = {}
         self._hooked: dict[str, tuple[torch.nn.Parameter, Any]] = {}
         if not any(p.requires_grad for p in module.parameters()):
@@ -97,6 +99,8 @@ class GradientSync:
         Raises:
             as ``Session.wait_all``.
         """
+        if self._closed:
+            raise ConfigError("wait: this GradientSync was closed; make a new one, and remove what attach() returned")
         self._begin()
         self._hook_new()
         self._push_rest()
@@ -126,9 +130,10 @@ class GradientSync:
 
     def close(self) -> None:
         """Remove the hooks, and close the session if this opened it. Collective then."""
-        for _, hook in self._hooked.values():
+        for name, (parameter, hook) in self._hooked.items():
             hook.remove()
-        self._hooked = {}
+            names.free(self.session, name, parameter)
+        self._hooked, self._closed = {}, True
         if self._owns:
             self.session.close()
 
@@ -152,6 +157,8 @@ class GradientSync:
             if parameter.requires_grad and (known is None or known[0] is not parameter):
                 if known is not None:
                     known[1].remove()
+                    names.free(self.session, name, known[0])
+                names.take(self.session, name, parameter)
                 hook = parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._accumulated(name, p))
                 self._hooked[name] = parameter, hook
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,9 +13,11 @@ import numpy as np
 import torch
 from torch import distributed
 
-from ..errors import ConfigError
+from ..errors import ConfigError, EspressoError
 from ..session import Session
 from .work import HandleWork, RequestWork, done
+
+_LOG = logging.getLogger("espresso_mpi")
 
 BACKEND = "espresso"
 
@@ -103,6 +106,15 @@ class ProcessGroup(distributed.ProcessGroup):
         """Begin a collective. Each has its own name, so that several may be under way."""
         return operation(*arguments, blocking=False, **more)
 
+    def shutdown(self) -> None:
+        """Close the session, which ends its thread; ``destroy_process_group`` calls it on every rank of the group."""
+        opened, self._opened = self._opened, None
+        try:
+            if opened is not None:
+                opened.close()
+        except EspressoError as error:  # the other groups must end too
+            _LOG.warning("destroy_process_group: %s: %s", self._name, error)
+
     # --- names --------------------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
@@ -155,7 +167,11 @@ class ProcessGroup(distributed.ProcessGroup):
         return HandleWork(handles, list(tensors))
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        handle = self._call(self._session.reduce_scatter, _flat(input), _op(opts), out=_flat(output))
+        # the session sums in its input, which other operations, or the program, may read meanwhile
+        return self._reduce_scatter(output, input.detach().clone(), opts)
+
+    def _reduce_scatter(self, output: torch.Tensor, own: torch.Tensor, opts: Any) -> HandleWork:
+        handle = self._call(self._session.reduce_scatter, own.reshape(-1), _op(opts), out=_flat(output))
         return HandleWork([handle], [output])
 
     reduce_scatter_single = _reduce_scatter_base
@@ -167,8 +183,9 @@ class ProcessGroup(distributed.ProcessGroup):
         return HandleWork([h for work in works for h in work.handles], list(outputs))
 
     def reduce_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any = None) -> Any:
-        joined = [torch.cat([x.reshape(-1) for x in each]) for each in inputs]
-        return self.reduce_scatter_tensor_coalesced(outputs, joined, opts)
+        joined = [torch.cat([x.detach().reshape(-1) for x in each]) for each in inputs]
+        works = [self._reduce_scatter(output, own, opts) for output, own in zip(outputs, joined)]
+        return HandleWork([h for work in works for h in work.handles], list(outputs))
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
@@ -177,7 +194,7 @@ class ProcessGroup(distributed.ProcessGroup):
         return HandleWork(handles, list(tensors))
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        return HandleWork([self._call(self._session.allgather, _flat(input), out=_flat(output))], [output])
+        return HandleWork([self._call(self._session.allgather, _read(input), out=_flat(output))], [output])
 
     all_gather_single = _allgather_base
 
@@ -191,7 +208,7 @@ class ProcessGroup(distributed.ProcessGroup):
         handles, after = [], list[Callable[[], None]]()
         for each, x in zip(outputs, inputs):
             whole = x.new_empty((self.getSize(), *x.shape))
-            handles.append(self._call(self._session.allgather, _flat(x), out=_flat(whole)))
+            handles.append(self._call(self._session.allgather, _read(x), out=_flat(whole)))
             after.append(partial(_copied, each, whole))
         return HandleWork(handles, list(outputs[0]), after)
 
@@ -200,7 +217,7 @@ class ProcessGroup(distributed.ProcessGroup):
         for number, x in enumerate(inputs):
             whole = x.new_empty((self.getSize(), *x.shape)) if self.getRank() == opts.rootRank else None
             out = None if whole is None else _flat(whole)
-            handles.append(self._call(self._session.gather, _flat(x), root=opts.rootRank, out=out))
+            handles.append(self._call(self._session.gather, _read(x), root=opts.rootRank, out=out))
             if whole is not None:
                 after.append(partial(_copied, outputs[number], whole))
         return HandleWork(handles, [x for each in outputs for x in each], after)
@@ -225,7 +242,7 @@ class ProcessGroup(distributed.ProcessGroup):
         rows = max(1, int(np.prod(input.shape[1:], dtype=np.int64)))
         sent = [n * rows for n in input_splits] or [input.numel() // size] * size
         got = [n * rows for n in output_splits] or [output.numel() // size] * size
-        handle = self._call(self._session.alltoall, _flat(input), splits=sent, received=got, out=_flat(output))
+        handle = self._call(self._session.alltoall, _read(input), splits=sent, received=got, out=_flat(output))
         return HandleWork([handle], [output])
 
     all_to_all_single = alltoall_base
@@ -245,13 +262,13 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int = 0) -> Any:
         host = [x.detach().contiguous().cpu() for x in tensors]
-        return RequestWork([self._comm.Isend(_bytes(x), rank, tag) for x in host], list(tensors), host)
+        return RequestWork([self._comm.Isend(_bytes(x), rank, tag) for x in host], list(tensors), host, self._timeout)
 
     def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int = 0) -> Any:
         host = [x.detach() if x.is_contiguous() and x.device.type == "cpu" else torch.empty(x.shape, dtype=x.dtype)
                 for x in tensors]  # fmt: skip
         requests = [self._comm.Irecv(_bytes(x), rank, tag) for x in host]
-        return RequestWork(requests, list(tensors), host, receives=True)
+        return RequestWork(requests, list(tensors), host, self._timeout, receives=True)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Any:
         return self.recv(tensors, _mpi().ANY_SOURCE, tag)
@@ -272,6 +289,11 @@ def _op(opts: Any) -> str:
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """One dimension over the same memory."""
     return tensor.detach().view(-1)
+
+
+def _read(tensor: torch.Tensor) -> torch.Tensor:
+    """One dimension over the same memory, or over a copy if that is strided."""
+    return tensor.detach().reshape(-1)
 
 
 def _copied(targets: Sequence[torch.Tensor], whole: torch.Tensor) -> None:

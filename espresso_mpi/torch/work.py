@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,7 +11,14 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ..errors import RankTimeoutError
 from ..sessions.handles import Handle
+
+_SPIN, _PAUSE = 1e-3, 1e-4
+"""Seconds for which a message is awaited without pauses, as most are short; and the pauses after these."""
+
+_LATE: list[RequestWork] = []
+"""Messages that were given up: MPI may still read or write their memory."""
 
 
 class HandleWork(distributed.Work):
@@ -28,22 +37,27 @@ class HandleWork(distributed.Work):
         self._ended: torch.futures.Future[None] = torch.futures.Future()
         # To C++, an exception that Python sets is a result, which DDP takes for tensors; one raised by ``then`` is none
         self._future = self._ended.then(self._checked)
-        self._left = len(handles)
+        self._left, self._lock = len(handles), threading.Lock()
         for handle in handles:
             handle.when_done(self._one_ended)
         if not handles:
             self._end()
 
     def _one_ended(self) -> None:
-        self._left -= 1
-        if self._left == 0:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
             self._end()
 
     def _end(self) -> None:
         """Called by the thread that ends the last collective."""
         self._error = next((h.error for h in self.handles if h.error is not None), None)
-        for complete in self._after if self._error is None else ():
-            complete()
+        try:
+            for complete in self._after if self._error is None else ():
+                complete()
+        except Exception as error:  # such as a target of another shape; ``wait`` raises it
+            self._error = error
         self._ended.set_result(None)
 
     def _checked(self, _: Any) -> list[torch.Tensor]:
@@ -55,6 +69,8 @@ class HandleWork(distributed.Work):
         for handle in self.handles:
             handle.wait()
         self._ended.wait()  # for what completes them
+        if self._error is not None:
+            raise self._error
         return True
 
     def is_completed(self) -> bool:
@@ -78,24 +94,35 @@ class RequestWork(distributed.Work):
 
     Args:
         requests: of MPI; tensors: the caller's; host: the memory that MPI reads or writes; receives: the caller's
-            tensors get it.
+            tensors get it; timeout: of ``wait``, where it is not told another one.
     """
 
     def __init__(
-        self, requests: Sequence[Any], tensors: list[torch.Tensor], host: list[torch.Tensor], receives: bool = False
+        self,
+        requests: Sequence[Any],
+        tensors: list[torch.Tensor],
+        host: list[torch.Tensor],
+        timeout: timedelta,
+        receives: bool = False,
     ) -> None:
         super().__init__()
+        self._timeout = timeout
         self._requests, self._tensors, self._host, self._receives = list(requests), tensors, host, receives
         self._source, self._ended = -1, False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        from mpi4py import MPI
-
-        if not self._ended:
-            statuses = [MPI.Status() for _ in self._requests]
-            MPI.Request.Waitall(self._requests, statuses)
-            self._source = statuses[0].Get_source() if statuses else -1
-            self._finish()
+        limit = (timeout or self._timeout).total_seconds()
+        start = time.monotonic()
+        while not self.is_completed():
+            waited = time.monotonic() - start
+            if waited > limit:
+                _LATE.append(self)
+                raise RankTimeoutError(
+                    f"waited {limit:g} s for a message to be {'received' if self._receives else 'sent'}; the other "
+                    f"rank must call {'send' if self._receives else 'recv'} with the same tag; see what it is doing, "
+                    f"or raise timeout= of init_process_group if it is only slow"
+                )
+            time.sleep(0 if waited < _SPIN else _PAUSE)
         return True
 
     def is_completed(self) -> bool:

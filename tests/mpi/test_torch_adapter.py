@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import threading
+from datetime import timedelta
 
 import numpy as np
 import pytest
 
 from espresso_mpi import Session
-from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError
+from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, RankTimeoutError
 
 torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
@@ -200,6 +202,21 @@ def test_attached_to_an_optimizer(world):
     sync.close()
 
 
+def test_two_models_of_one_session_cannot_share_residuals(world, group, open_session):
+    session = open_session(compressor="onebit", min_bytes=0)
+    sync = adapter.GradientSync(network(), session)
+    with pytest.raises(ConfigError, match="two models of one session"):
+        adapter.GradientSync(network(1), session)
+    ddp = torch.nn.parallel.DistributedDataParallel(network(2))
+    ddp.register_comm_hook(session, adapter.ddp_hook)
+    with pytest.raises(ConfigError, match="two models of one session"):
+        ddp(torch.ones(2, 40)).sum().backward()
+    sync.close()
+    with pytest.raises(ConfigError, match="was closed"):
+        sync.wait()
+    adapter.GradientSync(network(1), session).close()
+
+
 # --- the process group ------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +296,38 @@ def test_ddp_fully_shard_and_zero(world, group):
     for a, b, c, d in zip(*(m.parameters() for m in (plain, ddp, sharded, zero))):
         assert torch.allclose(a, b, atol=1e-5) and torch.allclose(a, d, atol=1e-5)
         assert torch.allclose(a, c.full_tensor(), atol=1e-5)
+
+
+def test_operations_on_the_same_and_on_strided_memory(world, group):
+    size, rank = world.size, world.rank
+    x, part = torch.arange(60000.0 * size), torch.empty(60000)
+    whole = torch.empty(size * x.numel())
+    works = [distributed.reduce_scatter_tensor(part, x, async_op=True)]
+    works.append(distributed.all_gather_into_tensor(whole, x, async_op=True))
+    assert all(work.wait() for work in works)
+    assert torch.equal(whole, x.repeat(size)), "the sums were visible in the input"
+    strided = torch.arange(12.0).reshape(3, 4).t() + rank
+    parts = [torch.empty(4, 3) for _ in range(size)]
+    distributed.all_gather(parts, strided)
+    assert all(torch.equal(part, strided - rank + k) for k, part in enumerate(parts))
+
+
+def test_nothing_in_the_process_group_waits_for_ever(world, group):
+    parts = [torch.empty(4) for _ in range(world.size)]
+    with pytest.raises(RuntimeError, match="shape"):
+        distributed.all_gather(parts, torch.ones(5), async_op=True).wait()
+    with pytest.raises(RankTimeoutError, match="message to be received"):
+        group.recv([torch.empty(3)], world.rank, 99).wait(timedelta(seconds=0.2))
+
+
+def test_a_destroyed_group_leaves_no_thread(world, group):
+    distributed.barrier()
+    before = threading.active_count()
+    for _ in range(3):
+        everyone = distributed.new_group(list(range(world.size)))
+        distributed.all_reduce(torch.ones(2), group=everyone, async_op=True).wait()
+        distributed.destroy_process_group(everyone)
+    assert threading.active_count() == before
 
 
 def test_an_error_of_a_collective_comes_out_of_backward(world, group):
