@@ -169,10 +169,11 @@ class LaneRunner:
     def _wait(self, one: _ActiveSegment) -> None:
         """Queue a segment for the lane of its next operation, if it has any."""
         if one.at == len(one.lanes):
-            for _ in itertools.chain(
-                one.progress, one.segment.operation_progress
-            ):  # runs the code after the last operation as well
+            for _ in one.progress:
                 pass
+            for rest in one.segment.operation_progress:  # a call without planned operations; else code after the last
+                for _ in rest:
+                    pass
             del self._active[id(one)]
             return
         key = (one.urgency, one.starts[one.at], one.seconds[one.at], next(self._order))

@@ -217,3 +217,17 @@ def test_the_schedule_of_a_plan_ends_when_its_forecast_says_and_is_what_the_pict
     drawn = [(one.start, one.lane, one.what) for one in shown(problem, choice) if one.kind != "backward"]
     kept = [(one.start, lane, one.what) for lane, done in lanes.items() for one in done if one.segment >= 0]
     assert sorted(drawn) == sorted(kept)
+
+
+def test_a_call_without_planned_operations_runs():
+    """As collectives do that are no mean of gradients."""
+    done = []
+
+    def progress():
+        yield
+        done.append("whole")
+
+    runner = LaneRunner(Schedule(Lanes(*range(5)), {}))
+    runner.add(Segment("allgather", 0, iter([progress()]), lambda: True), 0.0)
+    runner.progress(all_here=True)
+    assert done == ["whole"] and not runner.busy
