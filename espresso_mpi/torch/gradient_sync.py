@@ -95,7 +95,7 @@ class GradientSync:
         """Wait until all gradients of this step are the means over the ranks. Every rank must call it once a step.
 
         Raises:
-            as ``Session.wait_all``.
+            EspressoError: as ``Session.wait_all``.
         """
         self._begin()
         self._hook_new()
