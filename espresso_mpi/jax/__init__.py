@@ -32,8 +32,7 @@ def sync(grads: Any, session: Session | None = None) -> Any:
     Returns:
         the same tree with new arrays.
 
-    Raises:
-        an error of ``Session.sync``, as JAX reports errors of callbacks: with its text.
+    An error of ``Session.sync`` comes as JAX reports errors of callbacks: with its text.
 
     Example:
         >>> import jax, jax.numpy as jnp

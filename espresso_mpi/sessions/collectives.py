@@ -141,7 +141,7 @@ class Collectives(SessionBase):
 
         Args:
             x: of the same shape and element type on every rank, with at least one dimension; not changed.
-            out: receives the result; shape (ranks · x.shape[0], *x.shape[1:]).
+            out: receives the result; shape ``(ranks * x.shape[0], *x.shape[1:])``.
 
         Returns:
             ``out``, or a new array of the library of ``x`` (of numpy for JAX).
@@ -175,7 +175,8 @@ class Collectives(SessionBase):
         Args:
             x: of the same shape and element type on every rank; not changed. Its first dimension is cut into as many
                 equal parts as there are ranks.
-            op, name: as for ``allreduce``; out: receives this rank's part; shape (x.shape[0] / ranks, *x.shape[1:]).
+            op, name: as for ``allreduce``.
+            out: receives this rank's part; shape ``(x.shape[0] / ranks, *x.shape[1:])``.
 
         Returns:
             ``out``, or a new array of the library of ``x`` (of numpy for JAX).
@@ -258,7 +259,7 @@ class Collectives(SessionBase):
             x: of the same element type and ``x.shape[1:]`` on every rank; not changed.
             splits: rows for each rank; default: as many for each. They may differ between ranks.
             received: rows from each rank, where ``splits`` is given: what the others' ``splits`` say for this rank.
-            out: receives the result; shape (sum(received), *x.shape[1:]).
+            out: receives the result; shape ``(sum(received), *x.shape[1:])``.
 
         Returns:
             ``out``, or a new array of the library of ``x`` (of numpy for JAX).

@@ -97,7 +97,7 @@ class GradientSync:
         """Wait until all gradients of this step are the means over the ranks. Every rank must call it once a step.
 
         Raises:
-            as ``Session.wait_all``.
+            EspressoError: as ``Session.wait_all``.
         """
         if self._closed:
             raise ConfigError("wait: this GradientSync was closed; make a new one, and remove what attach() returned")

@@ -156,7 +156,7 @@ class Cluster:
         check: what a session does with each tensor before it travels, by its bytes; None: nothing.
         efficiency: share of the rates of ``intra``, ``inter`` and ``copy`` that operations reach.
         start: seconds that a collective costs besides its messages.
-        call, tensor: as in ``Profile``.
+        call: as in ``Profile``, and so is ``tensor``.
         text: where the numbers come from.
 
     Raises:
