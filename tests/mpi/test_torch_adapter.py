@@ -327,7 +327,7 @@ def test_a_destroyed_group_leaves_no_thread(world, group):
         everyone = distributed.new_group(list(range(world.size)))
         distributed.all_reduce(torch.ones(2), group=everyone, async_op=True).wait()
         distributed.destroy_process_group(everyone)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_an_error_of_a_collective_comes_out_of_backward(world, group):
