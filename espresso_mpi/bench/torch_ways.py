@@ -70,10 +70,10 @@ class Way:
         if name == "powersgd":
             state = powerSGD_hook.PowerSGDState(gloo, int(rank or 4), start_powerSGD_iter=2)
             ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        elif _OWN.get(name, ConfigError) is ConfigError:
+        elif name not in _OWN:
             raise ConfigError(f"bench torch: gloo:{method}; torch has hooks for fp16 and powersgd:rank=4, and none")
-        elif _OWN[name] is not None:
-            ddp.register_comm_hook(gloo, _OWN[name])
+        elif (hook := _OWN[name]) is not None:
+            ddp.register_comm_hook(gloo, hook)
         self._run = ddp
 
     def _by_us(self, way: str, method: str) -> None:

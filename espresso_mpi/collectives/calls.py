@@ -28,6 +28,8 @@ Spans = Sequence[tuple[int, int]]
 def broadcast(transport: Transport, x: Any, root: int) -> Progress:
     """Give every rank the root's bytes: from the root to a rank of each other node, and by these inside their nodes.
 
+    A rank without a part in a phase yields as often as those that have one: all ranks must be busy for as many steps.
+
     Args:
         x: flat uint8; the same size on every rank.
     """
@@ -40,7 +42,7 @@ def broadcast(transport: Transport, x: Any, root: int) -> Progress:
         yield from _broadcast_in(transport, heads, 0, x, workspace)
     elif len(heads) > 1:
         yield from idle(None, operations()["broadcast"].phases)
-    if len(node) > 1:
+    if topology.size > len(topology.nodes):
         yield from _broadcast_in(transport, node, node.index(first[topology.node_of[me]]), x, workspace)
     transport.give_back(workspace)
 

@@ -86,7 +86,7 @@ def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None) -> Exchange
         raise ConfigError(
             f"{kind}: op={op!r} of an array on the GPU; expected mean or sum there; pass a copy in host memory"
         )
-    if spec.dtype in _HALVES and op != "sum":
+    if spec.dtype in _HALVES:
         raise ConfigError(f"{kind}: op={op!r} of {spec.dtype}; MPI has no such type; pass x.astype('float32')")
     number = str(spec.dtype)
     logical = op in ("land", "lor", "lxor", "band", "bor", "bxor") and number.startswith(("float", "complex"))

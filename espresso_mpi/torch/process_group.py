@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -93,7 +93,6 @@ class ProcessGroup(distributed.ProcessGroup):
         self._comm, self._timeout = comm, timeout
         self._opened: Session | None = None
         self._name, self._desc = BACKEND, ""
-        self._calls = 0
 
     @property
     def _session(self) -> Session:
@@ -103,7 +102,7 @@ class ProcessGroup(distributed.ProcessGroup):
         return self._opened
 
     def _call(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """Begin a collective. Each has its own name, so that several may be under way."""
+        """Start a collective; those of one kind are matched in the order in which they are called."""
         return operation(*arguments, blocking=False, **more)
 
     def shutdown(self) -> None:
@@ -180,12 +179,12 @@ class ProcessGroup(distributed.ProcessGroup):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
         works = [self._reduce_scatter_base(output, input, opts) for output, input in zip(outputs, inputs)]
-        return HandleWork([h for work in works for h in work.handles], list(outputs))
+        return _joined(works, outputs)
 
     def reduce_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any = None) -> Any:
         joined = [torch.cat([x.detach().reshape(-1) for x in each]) for each in inputs]
         works = [self._reduce_scatter(output, own, opts) for output, own in zip(outputs, joined)]
-        return HandleWork([h for work in works for h in work.handles], list(outputs))
+        return _joined(works, outputs)
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
@@ -202,7 +201,7 @@ class ProcessGroup(distributed.ProcessGroup):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
         works = [self._allgather_base(output, input, opts) for output, input in zip(outputs, inputs)]
-        return HandleWork([h for work in works for h in work.handles], list(outputs))
+        return _joined(works, outputs)
 
     def allgather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
         handles, after = [], list[Callable[[], None]]()
@@ -252,7 +251,7 @@ class ProcessGroup(distributed.ProcessGroup):
         out = outputs[0].new_empty(sum(x.numel() for x in outputs))
         sent, got = [x.numel() for x in inputs], [x.numel() for x in outputs]
         handle = self._call(self._session.alltoall, whole, splits=sent, received=got, out=out)
-        return HandleWork([handle], list(outputs), [lambda: _cut(outputs, out)])
+        return HandleWork([handle], list(outputs), [lambda: _copied(outputs, out.split(got))])
 
     def barrier(self, opts: Any = None) -> Any:
         self._session.barrier()
@@ -296,13 +295,13 @@ def _read(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1)
 
 
-def _copied(targets: Sequence[torch.Tensor], whole: torch.Tensor) -> None:
-    for target, row in zip(targets, whole):
-        target.detach().copy_(row.view(target.shape))
+def _joined(works: Sequence[HandleWork], outputs: Sequence[torch.Tensor]) -> HandleWork:
+    """Several operations as one."""
+    return HandleWork([handle for work in works for handle in work.handles], list(outputs))
 
 
-def _cut(targets: Sequence[torch.Tensor], whole: torch.Tensor) -> None:
-    for target, part in zip(targets, whole.split([x.numel() for x in targets])):
+def _copied(targets: Sequence[torch.Tensor], parts: Iterable[torch.Tensor]) -> None:
+    for target, part in zip(targets, parts):
         target.detach().copy_(part.view(target.shape))
 
 

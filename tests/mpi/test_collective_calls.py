@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from espresso_mpi.collectives import calls
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, MismatchError
 
@@ -65,6 +66,17 @@ def test_copies(world, session, n):
     assert gathered is None or np.array_equal(gathered, every)
     sent = np.repeat(np.arange(size) + 10 * rank, n).astype(np.int16)
     assert np.array_equal(session.alltoall(sent), np.repeat(10 * np.arange(size) + rank, n))
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "gather_all"])
+def test_all_ranks_yield_equally_often(world, open_session, kind):
+    """Also where a node has one rank: ranks that end earlier would take part in other rounds than the rest."""
+    size = world.size
+    nodes = [list(range(size - 1)), [size - 1]] if size > 1 else [[0]]
+    transport = open_session(nodes=nodes)._transport
+    x, spans = np.zeros(10 * size, np.uint8), [(10 * rank, 10 * rank + 10) for rank in range(size)]
+    steps = calls.broadcast(transport, x, 0) if kind == "broadcast" else calls.gather_all(transport, x, spans)
+    assert len(set(world.allgather(len(list(steps))))) == 1
 
 
 def test_alltoall_with_splits(world, session):
