@@ -166,6 +166,9 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	$(call bench_mpich,run -n 4,4KiB$(comma)64KiB$(comma)1MiB$(comma)16MiB$(comma)64MiB,3,sync-local-mpich)
 	$(call bench_lab,2,2,1gbit,tensors --seconds 30 --json $(OUT)/tensors-1g.json)
 	$(call bench_here,4,tensors --seconds 20 --json $(OUT)/tensors-local.json)
+	$(call bench_here,4,collectives --json $(OUT)/collectives-local.json)
+	$(call bench_lab,2,2,1gbit,collectives --sizes 1MiB-64MiB --seconds 10 --json $(OUT)/collectives-2x2.json)
+	$(call bench_lab,4,2,1gbit,collectives --sizes 1MiB-64MiB --seconds 10 --json $(OUT)/collectives-4x2.json)
 	$(call bench_lab,2,1,1gbit,overlap --seconds 25 --json $(OUT)/overlap.json)
 	$(call bench_lab,8,1,1gbit,scaling --seconds 8 --json $(OUT)/scaling.json --plot docs/scaling.png)
 	$(call bench_lab,2,2,100mbit,train --json $(OUT)/train.json --plot docs/train.png)
@@ -178,7 +181,7 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local \
 	  sync-1g-mpich sync-10g-mpich sync-local-mpich tensors-1g tensors-local \
 	  overlap scaling train validate-100m validate-1g validate-unlimited planner compressors)) \
-	  $(wildcard $(OUT)/optimizers.json $(OUT)/torch-*.json)
+	  $(wildcard $(OUT)/collectives-*.json $(OUT)/optimizers.json $(OUT)/torch-*.json)
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) $(VENV_DOCS) build docs/_build docs/_generated $(OUT) \
