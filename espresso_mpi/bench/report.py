@@ -87,11 +87,11 @@ costs, 1/β the rate (of float32 input) that large arrays approach. *algbw* and 
 
 _COLLECTIVES = """
 Every collective as a call, beside MPI's own blocking call on the same buffers, in turns. *size* is that of the largest
-array of a rank. *median* and *p99* are over repetitions, of the slowest rank of each; *MPI* is its median; *best /
-best* compares the least times. *algbw* is the size over the median, *busbw* that times 2(p-1)/p for an allreduce of p ranks,
-1 for reduce and broadcast, (p-1)/p for all others. *wrong* counts elements that differ from the exact result, over all
-ranks. *sent* is what all ranks together send in a compressed allreduce, *beyond expected* what that is more than the
-sizes of the payloads along the route.
+array of a rank. *median* and *p99* are over repetitions, of the slowest rank of each; *MPI* is its median, and *best /
+best* compares the least times. *algbw* is the size over the median, *busbw* that times 2(p-1)/p for an allreduce over p
+ranks, 1 for reduce and broadcast, (p-1)/p for all others. *wrong* counts elements that differ from the exact result,
+over all ranks. *sent* is what all ranks together send in a compressed allreduce, *beyond expected* what that is more
+than the sizes of the payloads along the route.
 """
 
 _LOSSES = """
