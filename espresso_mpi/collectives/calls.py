@@ -13,8 +13,8 @@ from typing import Any
 
 from ..arrays.device import copy, device_of
 from ..arrays.workspace import Workspace
+from . import by_nodes
 from .data.layout import Dense, Topology
-from .data.reduction import ReduceOp
 from .messages.transport import Transport
 from .ops import allgather
 from .ops import reduce_scatter as scatter
@@ -111,7 +111,7 @@ def _cut(part: Dense, count: int) -> list[Dense]:
 
 
 def exchange(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans) -> Progress:
-    """Send a part of ``x`` to each rank, and receive a part of ``out`` from each; alltoall, gather and scatter.
+    """Send a part of ``x`` to each rank, and receive a part of ``out`` from each, by a message each; as for a gather.
 
     Args:
         x, out: flat uint8; sends, receives: by rank, an empty span for nothing.
@@ -132,23 +132,38 @@ def exchange(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spa
     transport.give_back(workspace)
 
 
-def reduce_scatter(transport: Transport, x: Any, own: Any, dtype: str, regions: Spans, divisor: float) -> Progress:
-    """Sum an array over the ranks, and leave each rank its region of the sum.
+def alltoall(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans, equal: bool) -> Progress:
+    """As ``exchange``; on several nodes with several ranks by ``by_nodes.alltoall``.
 
     Args:
-        x: flat, 16-bit floating-point numbers as their bits; not changed in the end.
+        equal: whether the parts of all ranks are of one size.
+    """
+    by_node = crosses(transport.topology) and device_of(x) == "cpu"
+    yield from (by_nodes.alltoall(transport, x, out, sends, receives, equal) if by_node else
+                exchange(transport, x, out, sends, receives))  # fmt: skip
+
+
+def reduce_scatter(transport: Transport, x: Any, own: Any, dtype: str, regions: Spans, mean: bool) -> Progress:
+    """Sum an array over the ranks, or average it, and leave each rank its region of the result.
+
+    Args:
+        x: flat, 16-bit floating-point numbers as their bits; not changed.
         own: receives this rank's region; dtype: the element type.
-        regions: of elements, by rank; divisor: of the sums.
+        regions: of elements, by rank.
     """
     topology, me = transport.topology, transport.rank
+    if crosses(topology):
+        yield from by_nodes.reduce_scatter(transport, x, own, dtype, regions, mean)
+        return
     owned = [[Dense(*region)] for region in regions]
-    context = CollectiveContext(topology, "flat", False)
-    whole = (Dense(0, x.size),) * topology.size
-    move = Move(context, tuple(range(topology.size)), me, whole, dtype, ReduceOp("sum", divisor))
-    mine = x[slice(*regions[me])]
-    before = mine.copy() if device_of(x) == "cpu" else mine.copy_to_host()
+    context = CollectiveContext(topology if mean else topology.undivided, "flat", False)
+    move = Move(context, tuple(range(topology.size)), me, (Dense(0, x.size),) * topology.size, dtype)
+    copy(own, x[slice(*regions[me])])
     workspace = transport.borrow()
-    yield from scatter.bind_sums(transport, move, owned)(Data(x, dtype, workspace))
-    copy(own, mine)
-    copy(mine, before)
+    yield from scatter.bind_sums(transport, move, owned, [own])(Data(x, dtype, workspace))
     transport.give_back(workspace)
+
+
+def crosses(topology: Topology) -> bool:
+    """Whether there are several nodes, of which some have several ranks."""
+    return 1 < len(topology.nodes) < topology.size

@@ -106,7 +106,7 @@ class Intake:
         given, made, problem, gpu = None, None, None, None
         try:
             arrays, given = take()
-            gradients += [adopt_any(name, value) for name, value in arrays.items()]
+            gradients += [adopt_any(name, value, written=value is given) for name, value in arrays.items()]
             spans = guard.spans(gradients, title) if guarded else ()
             if any(device.device_of(g.array) == "gpu" for g in gradients):
                 gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)

@@ -196,19 +196,12 @@ class Collectives(SessionBase):
             require_like("reduce_scatter", own.spec, whole.spec, whole.spec.size // size)
             spans = spans_of([1] * size, own.spec.size)
             if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
-                divisor, dtype = float(size) if op == "mean" else 1.0, str(whole.spec.dtype)
+                mean, dtype = op == "mean", str(whole.spec.dtype)
                 return exchange_of(
                     ["reduce_scatter", op], gradients,
-                    lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, divisor),
+                    lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, mean),
                 )  # fmt: skip
-            copied = whole._replace(array=whole.array.copy())
-            reduced, me = by_mpi("reduce_scatter", copied, op, None), self._transport.rank
-
-            def progress(transport: Transport) -> Progress:
-                yield from reduced.progress(transport)
-                own.array[...] = copied.array[slice(*spans[me])]
-
-            return Exchange(reduced.said, reduced.tensors, progress)
+            return by_mpi("reduce_scatter", whole, op, None, own)
 
         def take() -> Taken:
             return beside("reduce_scatter", x, out, lambda rows: part_of(rows, size))
@@ -281,9 +274,10 @@ class Collectives(SessionBase):
             sent, got = rows_of(spec.shape[0], splits, received, size)
             require_like("alltoall", gradients[1].spec, spec, sum(got) * kind.size)
             sends, receives = spans_of(sent, kind.nbytes), spans_of(got, kind.nbytes)
+            equal = splits is None
             return Exchange(
-                ["alltoall", splits is None], ((kind.name, f"rows of {kind}", kind.device),),
-                lambda transport: calls.exchange(transport, mine, every, sends, receives),
+                ["alltoall", equal], ((kind.name, f"rows of {kind}", kind.device),),
+                lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
             )  # fmt: skip
 
         def take() -> Taken:

@@ -14,7 +14,7 @@ from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
 from ..collectives.data.layout import Topology
 from ..collectives.messages.agreement import fingerprint
-from ..collectives.messages.mpi_reduction import reduce_by_mpi
+from ..collectives.messages.mpi_reduction import reduce_by_mpi, scatter_by_mpi
 from ..collectives.messages.transport import Transport
 from ..collectives.program import check_route
 from ..collectives.progress import Progress
@@ -75,8 +75,12 @@ def reduction_of(
     return Batch((named,), (item,) if spec.size else (), digest, exact=method is None)
 
 
-def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None) -> Exchange:
-    """A reduction by MPI's own operator. MPI has no 16-bit floating-point numbers: these are refused."""
+def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None, own: Gradient | None = None) -> Exchange:
+    """A reduction by MPI's own operator. MPI has no 16-bit floating-point numbers: these are refused.
+
+    Args:
+        own: receives this rank's part of the result; None: the array itself receives all of it.
+    """
     spec = gradient.spec
     if op == "mean":
         raise ConfigError(f"{kind}: op='mean' of {spec.dtype}; expected floating-point numbers; use op='sum'")
@@ -93,6 +97,10 @@ def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None) -> Exchange
     if logical or (op in ("min", "max") and number.startswith("complex")):
         raise ConfigError(f"{kind}: op={op!r} of {spec.dtype}; MPI has no such operator; use mean, sum or prod")
     op = _OF_BOOL.get(op, op) if spec.dtype == "bool" else op
+    if own is not None:
+        return exchange_of(
+            [kind, op], [gradient, own], lambda transport: scatter_by_mpi(transport, gradient.array, own.array, op)
+        )
     return exchange_of(
         [kind, op, root], [gradient], lambda transport: reduce_by_mpi(transport, gradient.array, op, root)
     )

@@ -23,15 +23,37 @@ def reduce_by_mpi(transport: Transport, x: Any, op: str, root: int | None) -> It
     Raises:
         RankTimeoutError: it has not ended within the timeout; which rank is late, MPI does not tell.
     """
-    others = [rank for rank in range(transport.topology.size) if rank != transport.rank]
     for piece in np.array_split(x, max(1, -(-x.nbytes // _LONGEST))):
-        request = _start(transport, piece, op, root)
-        yield
-        try:
-            transport.waiter.until(request.Test, lambda: others)
-        except BaseException:
-            transport.outlive([piece, request])
-            raise
+        yield from _finished(transport, _start(transport, piece, op, root), piece)
+
+
+def scatter_by_mpi(transport: Transport, x: Any, own: Any, op: str) -> Iterator[None]:
+    """Reduce an array elementwise, and leave each rank its part, in rank order; as ``reduce_by_mpi``.
+
+    Args:
+        x: not changed; own: receives the part.
+    """
+    ranks = transport.topology.size
+    parts, width = x.reshape(ranks, own.size), max(1, _LONGEST // max(1, ranks * x.itemsize))
+    for first in range(0, own.size, width) or range(1):
+        piece = np.ascontiguousarray(parts[:, first : first + width])  # the array itself unless it is longer
+        yield from _finished(transport, _start_scatter(transport, piece, own[first : first + width], op), [piece, own])
+
+
+def _finished(transport: Transport, request: Any, memory: Any) -> Iterator[None]:
+    """Wait for a reduction that has started."""
+    others = [rank for rank in range(transport.topology.size) if rank != transport.rank]
+    yield
+    try:
+        transport.waiter.until(request.Test, lambda: others)
+    except BaseException:
+        transport.outlive([memory, request])
+        raise
+
+
+@named("starting a reduction")
+def _start_scatter(transport: Transport, x: Any, own: Any, op: str) -> Any:
+    return transport._comm.Ireduce_scatter_block(x, own, getattr(transport._mpi, op.upper()))
 
 
 @named("starting a reduction")

@@ -85,13 +85,20 @@ class SharedWindow:
             self._flags[:] = 0
         local.Barrier()
 
-    def reduce_scatter(self, x: np.ndarray, dtype: str, regions: Bounds, reduce_op: reduction.ReduceOp) -> int:
-        """``x[region j] = reduced over the ranks`` at rank j; the rest stays. Returns how many integers saturated."""
+    def reduce_scatter(
+        self, x: np.ndarray, dtype: str, regions: Bounds, reduce_op: reduction.ReduceOp, own: np.ndarray | None = None
+    ) -> int:
+        """``x[region j] = reduced over the ranks`` at rank j; the rest stays. Returns how many integers saturated.
+
+        Args:
+            own: receives the sum in place of this rank's region of x, with whose values it comes; all ranks or none.
+        """
         if reduce_op.operator == "max":
             self._reduce_small(x[regions[0][0] : regions[-1][1]], dtype, reduce_op)  # summaries are small
             return 0
         how = reduction.arithmetic(reduce_op.divisor, dtype)
-        log = self._by_chunks(shared_memory.reduce_scatter, x, regions, self._room(x, self._count), how)
+        mine = x[slice(*regions[self._me])] if own is None else own
+        log = self._by_chunks(shared_memory.reduce_scatter, x, regions, self._room(x, self._count), mine, how)
         self.bytes_sent += sum(b - a for j, (a, b) in enumerate(regions) if j != self._me) * x.itemsize
         return int(log[shared_memory.SATURATED])
 
