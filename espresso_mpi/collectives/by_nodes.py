@@ -1,8 +1,8 @@
 """Alltoall and reduce-scatter on several nodes with several ranks each.
 
-The ranks with the same local rank, one of each node, are a *lane*. Lanes carry what goes from node to node: the ranks of
-a node pass their data to the lane of its target first. A rank beyond the smallest node's number has no lane of its own;
-its data take one of the others, from which it gets them in the end.
+The ranks with the same local rank, one of each node, are a *lane*. Lanes carry what goes from node to node: the ranks
+of a node pass their data to the lane of its target first. A rank beyond the smallest node's number has no lane of its
+own; its data take one of the others, from which it gets them in the end.
 """
 
 from __future__ import annotations
