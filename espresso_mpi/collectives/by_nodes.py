@@ -16,7 +16,9 @@ import numpy as np
 
 from ..arrays.device import copy, device_of
 from ..arrays.workspace import Workspace
+from ..types import Level
 from .data.layout import Dense, Topology
+from .data.reduction import ReduceOp
 from .messages.transport import Transport
 from .ops import reduce_scatter as scatter
 from .ops.base import CollectiveContext, Data, Move
@@ -39,13 +41,14 @@ def _uneven(topology: Topology) -> bool:
 # --- reduce-scatter ---------------------------------------------------------------------------------------------------
 
 
-def reduce_scatter(transport: Transport, x: Any, own: Any, dtype: str, regions: Spans, mean: bool) -> Progress:
+def reduce_scatter(
+    transport: Transport, x: Any, own: Any, dtype: str, regions: Spans, reduce_op: ReduceOp | None
+) -> Progress:
     """Inside each node, each lane sums what its ranks will own; then the lanes sum over the nodes.
 
     Args: as of ``calls.reduce_scatter``.
     """
     topology, node, me = transport.topology, transport.node, transport.rank
-    levels = topology if mean else topology.undivided
     by_lane = [[[r for r in ranks if _lane(topology, r) == lane] for ranks in topology.nodes]
                for lane in range(topology.local_size)]  # fmt: skip
     local, workspace = node.index(me), transport.borrow()
@@ -57,12 +60,12 @@ def reduce_scatter(transport: Transport, x: Any, own: Any, dtype: str, regions: 
     for rank, piece in pieces.items():
         copy(sums[piece.start : piece.stop], x[slice(*regions[rank])])
     owned = [[Dense(*regions[rank]) for ranks in lane for rank in ranks] for lane in by_lane]
-    yield from _sums(transport, node, "intra", levels, owned, Data(x, dtype, workspace),
+    yield from _sums(transport, node, "intra", reduce_op, owned, Data(x, dtype, workspace),
                      [sums[p.start : p.stop] for p in pieces.values()], sums[:0])  # fmt: skip
     if lane:
         group = tuple(ranks[local] for ranks in topology.nodes)
         shares = [[pieces[rank] for rank in ranks] for ranks in lane]
-        yield from _sums(transport, group, "inter", levels, shares, Data(sums, dtype, workspace))
+        yield from _sums(transport, group, "inter", reduce_op, shares, Data(sums, dtype, workspace))
     else:
         yield
     if me in pieces:
@@ -77,8 +80,8 @@ def reduce_scatter(transport: Transport, x: Any, own: Any, dtype: str, regions: 
 
 
 def _sums(
-    transport: Transport, group: tuple[int, ...], level: Any, topology: Topology, owned: Sequence[Sequence[Dense]],
-    data: Data, into: Sequence[Any] = (), nothing: Any = None,
+    transport: Transport, group: tuple[int, ...], level: Level, reduce_op: ReduceOp | None,
+    owned: Sequence[Sequence[Dense]], data: Data, into: Sequence[Any] = (), nothing: Any = None,
 ) -> Iterator[None]:  # fmt: skip
     """Sum each member's regions at that member; all get equally many, some of which are empty.
 
@@ -88,8 +91,9 @@ def _sums(
     count = max(map(len, owned))
     filled = [[*regions, *[Dense(0, 0)] * (count - len(regions))] for regions in owned]
     filled += [[Dense(0, 0)] * count] * (len(group) - len(filled))
-    context = CollectiveContext(topology, level, False)
-    move = Move(context, group, group.index(transport.rank), (Dense(0, data.x.size),) * len(group), data.dtype)
+    context = CollectiveContext(transport.topology, level, False)
+    whole = (Dense(0, data.x.size),) * len(group)
+    move = Move(context, group, group.index(transport.rank), whole, data.dtype, reduce_op)
     targets = None if nothing is None else [*into, *[nothing] * (count - len(into))]
     return scatter.bind_sums(transport, move, filled, targets)(data)
 

@@ -1,25 +1,30 @@
 """Collectives that users call by themselves, on flat arrays, as progress that a runner resumes.
 
 Bytes are moved by the operations of ``ops``: inside a node by shared memory, and between nodes so that the data of a
-node crosses each link once. Sums and means of floating-point numbers take a compiled route; all other reductions are
-MPI's own, so that they are exact in every type that MPI has.
+node crosses each link once. Reductions take a compiled route; those that are no sums or means of floating-point numbers
+apply MPI's operators, so that they are exact in every type that MPI has.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from ..arrays.device import copy, device_of
 from ..arrays.workspace import Workspace
+from ..types import Route
 from . import by_nodes
 from .data.layout import Dense, Topology
+from .data.reduction import ReduceOp
 from .messages.transport import Transport
 from .ops import allgather
 from .ops import reduce_scatter as scatter
 from .ops.base import CollectiveContext, Data, Move, idle, operations
-from .progress import Progress
+from .program import IdleStep, MoveStep, compile_route, segments
+from .progress import Progress, interleaved
 
 Spans = Sequence[tuple[int, int]]
 """(first byte, byte after the last) of each rank's part of a buffer."""
@@ -143,21 +148,47 @@ def alltoall(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spa
                 exchange(transport, x, out, sends, receives))  # fmt: skip
 
 
-def reduce_scatter(transport: Transport, x: Any, own: Any, dtype: str, regions: Spans, mean: bool) -> Progress:
-    """Sum an array over the ranks, or average it, and leave each rank its region of the result.
+def allreduce(transport: Transport, x: Any, reduce_op: ReduceOp, route: Route, segment_bytes: int) -> Progress:
+    """Reduce an array of numbers on every rank, along the route of a dense sum.
+
+    Args:
+        x: flat, on the host; replaced.
+    """
+    pieces = segments(x.size, x.nbytes, transport.topology, segment_bytes)
+    yield from interleaved(_along(transport, x, piece, reduce_op, route) for piece in pieces)
+
+
+def _along(transport: Transport, x: Any, piece: Dense, reduce_op: ReduceOp, route: Route) -> Progress:
+    workspace = transport.borrow()
+    for step in _steps(route, transport.topology, piece, str(x.dtype), transport.rank):
+        if isinstance(step, MoveStep):
+            move = replace(step.move, override=reduce_op)
+            yield from operations()[step.op].bind(transport, move)(Data(x, str(x.dtype), workspace))
+        elif isinstance(step, IdleStep):
+            yield from idle(None, operations()[step.op].phases)
+    transport.give_back(workspace)
+
+
+_steps = lru_cache(maxsize=512)(compile_route)
+
+
+def reduce_scatter(
+    transport: Transport, x: Any, own: Any, dtype: str, regions: Spans, reduce_op: ReduceOp | None
+) -> Progress:
+    """Reduce an array over the ranks, and leave each rank its region of the result.
 
     Args:
         x: flat, 16-bit floating-point numbers as their bits; not changed.
         own: receives this rank's region; dtype: the element type.
-        regions: of elements, by rank.
+        regions: of elements, by rank; reduce_op: None for the mean.
     """
     topology, me = transport.topology, transport.rank
     if crosses(topology):
-        yield from by_nodes.reduce_scatter(transport, x, own, dtype, regions, mean)
+        yield from by_nodes.reduce_scatter(transport, x, own, dtype, regions, reduce_op)
         return
     owned = [[Dense(*region)] for region in regions]
-    context = CollectiveContext(topology if mean else topology.undivided, "flat", False)
-    move = Move(context, tuple(range(topology.size)), me, (Dense(0, x.size),) * topology.size, dtype)
+    context, whole = CollectiveContext(topology, "flat", False), (Dense(0, x.size),) * topology.size
+    move = Move(context, tuple(range(topology.size)), me, whole, dtype, reduce_op)
     copy(own, x[slice(*regions[me])])
     workspace = transport.borrow()
     yield from scatter.bind_sums(transport, move, owned, [own])(Data(x, dtype, workspace))

@@ -7,12 +7,15 @@ from typing import Any, ClassVar, Literal
 
 from ..arrays.buffers import Gradient
 from ..collectives import calls
+from ..collectives.data.reduction import ReduceOp
+from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress
 from ..engine.batches import Batch
 from ..engine.calls import Exchange
 from ..errors import ConfigError
 from ..feedback import Feedback
+from ..options import default_route
 from ..types import ITEMSIZE, Route, TensorSpec
 from .base import SessionBase
 from .exchanges import (
@@ -22,6 +25,7 @@ from .exchanges import (
     bytes_of,
     exchange_of,
     in_place,
+    operator_for,
     part_of,
     reduction_of,
     require_like,
@@ -87,7 +91,7 @@ class Collectives(SessionBase):
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
                 return reduction_of(spec, op, self.topology, name, compressor, route, feedback)
             require_plain("allreduce", op, compressor, route)
-            return by_mpi("allreduce", gradients[0], op, None)
+            return by_mpi("allreduce", gradients[0], op, None, *self._dense_way())
 
         return self._collective("allreduce", name, lambda: in_place("allreduce", x, out), make, blocking)
 
@@ -110,7 +114,7 @@ class Collectives(SessionBase):
             self._check_root("reduce", root)
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
                 return reduction_of(spec, op, self.topology, name, root=root)
-            return by_mpi("reduce", gradients[0], op, root)
+            return by_mpi("reduce", gradients[0], op, root, *self._dense_way())
 
         return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking)
 
@@ -196,12 +200,18 @@ class Collectives(SessionBase):
             require_like("reduce_scatter", own.spec, whole.spec, whole.spec.size // size)
             spans = spans_of([1] * size, own.spec.size)
             if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
-                mean, dtype = op == "mean", str(whole.spec.dtype)
+                dtype, reduce_op = str(whole.spec.dtype), None if op == "mean" else ReduceOp("sum")
                 return exchange_of(
                     ["reduce_scatter", op], gradients,
-                    lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, mean),
+                    lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, reduce_op),
                 )  # fmt: skip
-            return by_mpi("reduce_scatter", whole, op, None, own)
+            name, kind = operator_for("reduce_scatter", whole.spec, op), str(whole.array.dtype)
+            return exchange_of(
+                ["reduce_scatter", name], gradients,
+                lambda transport: calls.reduce_scatter(
+                    transport, whole.array, own.array, kind, spans, operator_of(transport, name)
+                ),
+            )  # fmt: skip
 
         def take() -> Taken:
             return beside("reduce_scatter", x, out, lambda rows: part_of(rows, size))
@@ -312,6 +322,10 @@ class Collectives(SessionBase):
         if self.guards_memory:
             self._pending.add(call)
         return Handle(self, call)
+
+    def _dense_way(self) -> tuple[Route, int]:
+        """The route of dense arrays, and how long segments are."""
+        return Route.parse(default_route(self.topology, compressed=False)), self._options.segment_bytes
 
     def _check_root(self, kind: str, root: int) -> None:
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.topology.size:
