@@ -186,10 +186,10 @@ class _Alltoall:
     def progress(self) -> Progress:
         """Yields equally often on every rank."""
         transport = self.transport
-        _view((self.out, *self.receives[self.me]))[:] = self._block(self.me)
         near = transport.post(self._into_node(), self._from_node(), self.workspace)
         early = [(s, self._block(s)) for s in self.onward if not self._together(self.node, s)]
         first = transport.post([(self._head(s), b) for s, b in early], self._from_far(), self.workspace)
+        _view((self.out, *self.receives[self.me]))[:] = self._block(self.me)
         yield
         transport.finish(near)
         rest = transport.post(self._onward(), [], self.workspace)

@@ -26,6 +26,12 @@ from .ops.base import CollectiveContext, Data, Move, idle, operations
 from .program import IdleStep, MoveStep, compile_route, segments
 from .progress import Progress, interleaved
 
+_ONE_COPY = 128 << 10
+"""Bytes from which messages between two ranks of a node beat the window: see ``_is_pair``."""
+
+_SEGMENT = 1 << 20
+"""Bytes of a segment of a broadcast."""
+
 Spans = Sequence[tuple[int, int]]
 """(first byte, byte after the last) of each rank's part of a buffer."""
 
@@ -33,11 +39,17 @@ Spans = Sequence[tuple[int, int]]
 def broadcast(transport: Transport, x: Any, root: int) -> Progress:
     """Give every rank the root's bytes: from the root to a rank of each other node, and by these inside their nodes.
 
-    A rank without a part in a phase yields as often as those that have one: all ranks must be busy for as many steps.
+    Long arrays go in segments, so that one passes through the nodes while another is between them.
 
     Args:
         x: flat uint8; the same size on every rank.
     """
+    pieces = segments(x.size, x.size, transport.topology, _SEGMENT if crosses(transport.topology) else 0)
+    yield from interleaved(_broadcast(transport, x[piece.start : piece.stop], root) for piece in pieces)
+
+
+def _broadcast(transport: Transport, x: Any, root: int) -> Progress:
+    """A rank without a part in a phase yields as often as those that have one: all must be busy for as many steps."""
     topology, me = transport.topology, transport.rank
     first = [root if root in ranks else ranks[0] for ranks in topology.nodes]
     heads = tuple(sorted(first, key=lambda rank: rank != root))
@@ -53,6 +65,15 @@ def broadcast(transport: Transport, x: Any, root: int) -> Progress:
 
 
 def _broadcast_in(transport: Transport, group: tuple[int, ...], root: int, x: Any, workspace: Workspace) -> Progress:
+    phases = operations()["broadcast"].phases
+    if _is_pair(group, x.size):
+        other = [(rank, x) for rank in group if rank != transport.rank]
+        sends = transport.rank == group[root]
+        pending = transport.post(other if sends else [], [] if sends else other, workspace)
+        yield
+        transport.finish(pending)
+        yield from idle(None, phases - 1)
+        return
     context = CollectiveContext(transport.topology, "flat", False, root)
     move = Move(context, group, group.index(transport.rank), (Dense(0, x.size),) * len(group), "uint8")
     yield from operations()["broadcast"].bind(transport, move)(Data(x, "uint8", workspace))
@@ -96,7 +117,17 @@ def _join(transport: Transport, group: tuple[int, ...], owned: Sequence[Sequence
     context = CollectiveContext(transport.topology, "flat", True)
     before = tuple(pieces[0] if pieces else Dense(0, 0) for pieces in owned)
     move = Move(context, group, group.index(transport.rank), before, "uint8")
-    yield from allgather.bind_joins(transport, move, owned)(data)
+    largest = max(sum(piece.size for piece in pieces) for pieces in owned)
+    yield from allgather.bind_joins(transport, move, owned, not _is_pair(group, largest))(data)
+
+
+def _is_pair(group: tuple[int, ...], nbytes: int) -> bool:
+    """Whether two ranks copy so much that messages are quicker than the shared window, if they are on one node.
+
+    MPI copies long messages once, and the two need not wait for each other at every chunk. More ranks share the copies
+    into the window.
+    """
+    return len(group) == 2 and nbytes >= _ONE_COPY
 
 
 def _shares(topology: Topology, spans: Spans) -> list[list[list[Dense]]]:
@@ -122,9 +153,6 @@ def exchange(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spa
         x, out: flat uint8; sends, receives: by rank, an empty span for nothing.
     """
     me = transport.rank
-    a, b = sends[me]
-    if b > a:
-        out[receives[me][0] : receives[me][1]] = x[a:b]
     others = [(me + k) % transport.topology.size for k in range(1, transport.topology.size)]
     workspace = transport.borrow()
     pending = transport.post(
@@ -132,6 +160,9 @@ def exchange(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spa
         [(rank, out[slice(*receives[rank])]) for rank in others if receives[rank][1] > receives[rank][0]],
         workspace,
     )
+    a, b = sends[me]
+    if b > a:
+        out[receives[me][0] : receives[me][1]] = x[a:b]
     yield
     transport.finish(pending)
     transport.give_back(workspace)

@@ -177,8 +177,8 @@ class Collectives(SessionBase):
         """Reduce an array elementwise over the ranks, and give each rank a part of the result, in rank order.
 
         Args:
-            x: of the same shape and element type on every rank; not changed. Its first dimension is cut into as many
-                equal parts as there are ranks.
+            x: of the same shape and element type on every rank; not changed, and may be read-only. Its first dimension
+                is cut into as many equal parts as there are ranks.
             op, name: as for ``allreduce``.
             out: receives this rank's part; shape ``(x.shape[0] / ranks, *x.shape[1:])``.
 
