@@ -286,7 +286,7 @@ class Collectives(SessionBase):
             sends, receives = spans_of(sent, kind.nbytes), spans_of(got, kind.nbytes)
             equal = splits is None
             return Exchange(
-                ["alltoall", equal], ((kind.name, f"rows of {kind}", kind.device),),
+                ["alltoall", spec.shape[0] if equal else None], ((kind.name, f"rows of {kind}", kind.device),),
                 lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
             )  # fmt: skip
 

@@ -87,7 +87,7 @@ def test_all_ranks_yield_equally_often(world, open_session, kind):
     assert len(set(world.allgather(len(list(steps))))) == 1
 
 
-@pytest.mark.parametrize("share", [3, 5000])
+@pytest.mark.parametrize("share", [3, 20000])
 @pytest.mark.parametrize("nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1], [2, 3]]], ids=str)
 def test_lanes_of_any_nodes(world, open_session, nodes, share):
     """Ranks of a node that do not follow each other, and ranks without a lane; small blocks and large."""
@@ -220,6 +220,7 @@ def test_mistakes_are_errors_on_every_rank(world, open_session, call, text):
         lambda s, r: s.allreduce(np.ones(3 + (r > 0)), op="sum"),
         lambda s, r: s.broadcast(np.ones(3), root=int(r > 0)),
         lambda s, r: s.allreduce(np.arange(3), op="min" if r else "max"),
+        lambda s, r: s.alltoall(np.ones(s.topology.size * (1 + (r > 0)))),
     ],
 )
 def test_differences_between_ranks_are_errors_on_every_rank(world, open_session, call):
