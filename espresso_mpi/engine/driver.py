@@ -63,7 +63,7 @@ class Driver(WaitMonitor):
         stopping: whether that thread is to end.
         callers: number of user threads that wait for calls.
         background: as in ``WaitMonitor``: no user thread waits, so they compute.
-        gpu: the device that progress steps work on.
+        gpu: number of the GPU that progress steps work on; None before the first GPU tensor.
     """
 
     def __init__(self, driven: Driven, transport: Transport) -> None:
@@ -73,6 +73,7 @@ class Driver(WaitMonitor):
         self.stopping = self.background = False
         self.callers = 0
         self.gpu: int | None = None
+        self._stream: device.OwnStream | None = None
 
     def called(self, background: bool) -> None:
         """A call has arrived; ``background``: start it even if no thread waits. ``changed`` is held."""
@@ -97,6 +98,12 @@ class Driver(WaitMonitor):
         """Wait for ``PAUSE`` seconds, or until a condition holds that ``changed`` is notified of."""
         with self.changed:
             self.changed.wait_for(lambda: until() or self.stopping, timeout=PAUSE)
+
+    def enter_gpu(self, number: int) -> None:
+        """Let the thread that makes progress steps work on a GPU, on the session's own stream."""
+        device.use_gpu(number)  # this may not be the caller's thread
+        self.gpu, self._stream = number, self._stream or device.OwnStream()
+        device.enter_stream(self._stream)
 
     def join(self) -> None:
         """Wait for the engine's thread, which was told to stop."""
@@ -152,9 +159,9 @@ class Driver(WaitMonitor):
     def _drive(self, done: Callable[[], bool]) -> None:
         """Make progress steps until ``done()``, or until there is nothing to do."""
         try:
-            if self.gpu is not None:
-                device.use_gpu(self.gpu)
-            with self._transport.waiter.monitored(self):
+            with device.leaving_stream(), self._transport.waiter.monitored(self):
+                if self.gpu is not None:
+                    self.enter_gpu(self.gpu)
                 while self._driven.broken is None and not done() and self._driven.progress():
                     pass
         except BaseException as error:
