@@ -23,9 +23,8 @@ from greenlet import getcurrent, greenlet
 from numba import cuda, typeof, types
 from numba.core.sigutils import normalize_signature
 from numba.cuda import libdevice
-from numba.cuda.simulator import api
+from numba.cuda.simulator import api, kernelapi
 from numba.cuda.simulator import kernel as simulated
-from numba.cuda.simulator import kernelapi
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
 from numba.np.numpy_support import from_dtype

@@ -18,6 +18,10 @@ _LOG = logging.getLogger("espresso_mpi")
 _IDLE = 1.0
 """Seconds without work after which the engine's thread ends; the next push starts a new one."""
 
+_STOP_S = 60.0
+"""Longest wait for that thread when the session is closed. It looks at every wait whether it is to stop, but not while
+numba compiles a kernel, and a process that ends meanwhile crashes."""
+
 PAUSE = 0.5e-3
 """Seconds between the negotiation rounds of ranks without a common call."""
 
@@ -111,9 +115,9 @@ class Driver(WaitMonitor):
             self.changed.notify_all()
         thread = self.thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=5)
+            thread.join(timeout=_STOP_S)
             if thread.is_alive():
-                _LOG.warning("the engine's thread did not stop within 5 s; MPI_Finalize may fail")
+                _LOG.warning("the engine's thread did not stop within %d s; MPI_Finalize may fail", _STOP_S)
 
     def forked(self) -> None:
         """This process is a fork: it has no copy of the thread, so locks that the thread held are replaced."""

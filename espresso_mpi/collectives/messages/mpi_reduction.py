@@ -19,7 +19,8 @@ def reduce_by_mpi(transport: Transport, x: Any, op: str, root: int | None) -> It
     """Reduce an array elementwise, in place; on every rank, or on the root alone.
 
     Args:
-        x: flat, of a type that MPI knows, on a GPU as well: MPI is given a copy in host memory then; op: the name of MPI's operator in lower case.
+        x: flat, of a type that MPI knows; on a GPU, MPI is given a copy in host memory.
+        op: the name of MPI's operator in lower case.
 
     Raises:
         RankTimeoutError: it has not ended within the timeout; which rank is late, MPI does not tell.
