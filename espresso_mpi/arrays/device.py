@@ -26,6 +26,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -112,7 +113,7 @@ class OwnStream:
     """
 
     def __init__(self) -> None:
-        self.queue = _new_stream()
+        self.queue, self.address = _new_stream()
         self.memory: dict[Any, Any] = {}
 
 
@@ -167,22 +168,48 @@ def per_stream(key: Any, make: Callable[[], T]) -> T:
     return found
 
 
-def _new_stream() -> Any:
-    """A stream that does not synchronise with the legacy default stream; numba makes none."""
+def _new_stream() -> tuple[Any, int]:
+    """A stream that does not synchronise with the legacy default stream, and its address; numba makes none."""
     from numba import cuda
 
     if simulated():
-        return cuda.stream()
-    cuda.current_context()  # the stream belongs to it
-    driver, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-    least, greatest = ctypes.c_int(), ctypes.c_int()
-    failed = driver.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
-    failed = failed or driver.cuStreamCreateWithPriority(ctypes.byref(handle), _NON_BLOCKING, greatest)
-    if failed:
-        raise RuntimeError(f"the CUDA driver made no stream (error {failed})")
+        return cuda.stream(), 0
+    handle, least, greatest = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    _driver("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+    _driver("cuStreamCreateWithPriority", ctypes.byref(handle), _NON_BLOCKING, greatest)
     found = cuda.external_stream(handle.value)
-    weakref.finalize(found, driver.cuStreamDestroy_v2, handle).atexit = False  # the context ends with the process
-    return found
+    # Not at the end of the process: the context ends with it.
+    weakref.finalize(found, _driver, "cuStreamDestroy_v2", handle).atexit = False
+    return found, int(handle.value or 0)
+
+
+def _driver(name: str, *args: Any) -> None:
+    """Call a function of the CUDA driver, without the lock of Python; numba's way around it takes ten times as long.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    from numba import cuda
+
+    cuda.current_context()  # this thread may not have met the GPU before
+    failed = getattr(_library(), name)(*args)
+    if failed:
+        raise RuntimeError(f"the CUDA driver's {name} failed (error {failed})")
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _stream_address() -> ctypes.c_void_p:
+    """Of ``stream()``, as the driver takes it."""
+    if _HERE.own is not None:
+        return ctypes.c_void_p(_HERE.own.address)
+    return ctypes.c_void_p(_PER_THREAD if os.environ.get(_BY_THREAD, "0") not in ("", "0") else 0)
+
+
+_BY_THREAD = "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"
 
 
 _POLL_S = 20e-6
@@ -204,7 +231,7 @@ def stream_of(owner: Any) -> int:
     said = owner.__cuda_array_interface__.get("stream")
     if said:
         return int(said)
-    by_thread = ("NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM")
+    by_thread = (_BY_THREAD, "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM")
     return _PER_THREAD if any(os.environ.get(name, "0") not in ("", "0") for name in by_thread) else _LEGACY
 
 
@@ -288,7 +315,12 @@ def copy_later(target: Any, source: Any) -> None:
     """
     if target.size == 0:
         return
-    if device_of(target) == "gpu":
+    if (target.size, target.dtype) != (source.size, source.dtype):
+        raise ValueError(f"copy of {source.size} {source.dtype} onto {target.size} {target.dtype}")
+    if not simulated():
+        places = (ctypes.c_uint64(address(target)), ctypes.c_uint64(address(source)))
+        _driver("cuMemcpyAsync", *places, ctypes.c_size_t(target.nbytes), _stream_address())
+    elif device_of(target) == "gpu":
         target.copy_to_device(source, stream=stream())
     else:
         source.copy_to_host(target, stream=stream())
@@ -296,7 +328,10 @@ def copy_later(target: Any, source: Any) -> None:
 
 def drain() -> None:
     """Wait until the GPU has done everything queued on ``stream()``; other streams go on."""
-    stream().synchronize()
+    if simulated():
+        stream().synchronize()
+    else:
+        _driver("cuStreamSynchronize", _stream_address())
 
 
 class Mark:
