@@ -13,6 +13,7 @@ from __future__ import annotations
 from . import process_group
 from .ddp import ddp_hook
 from .gradient_sync import GradientSync
+from .hooks import push_hook
 from .replicas import average_buffers, broadcast_module, check_replicas
 from .states import from_tensors, to_tensors
 
@@ -25,5 +26,6 @@ __all__ = [
     "check_replicas",
     "ddp_hook",
     "from_tensors",
+    "push_hook",
     "to_tensors",
 ]
