@@ -21,6 +21,7 @@ from ..engine.diagnostics import agree_on_options
 from ..engine.engine import Engine
 from ..engine.intake import Intake
 from ..errors import ConfigError, EspressoError, PlanError
+from ..files.compiled import announce
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
@@ -43,6 +44,7 @@ class SessionBase:
     """
 
     def __init__(self, comm: Any, options: Options, note: Callable[[], Mapping[str, Any]]) -> None:
+        announce()
         self._options, self._recording = options, False
         self._transport = Transport.open(comm, options.transport(), agree_on_options, note)
         self._require_fit()
