@@ -336,8 +336,6 @@ class Dispatcher:
         if self._fuse_bytes is None and dense > 1:
             route = next(i.strategy.route for b in batches for i in b.items if i.compressor is None)
             self._fuse_bytes = measured_limit(self._transport, route)
-            if self._transport.rank == 0:
-                _LOG.info("dense tensors below %d bytes share a buffer (measured)", self._fuse_bytes)
         return self._fuse_bytes or 0
 
 
