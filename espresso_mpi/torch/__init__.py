@@ -12,6 +12,7 @@ and PyTorch. A new adapter is a module of its own.
 from __future__ import annotations
 
 from . import process_group
+from .accelerated import hook_accelerator
 from .ddp import ddp_hook
 from .gradient_sync import GradientSync
 from .groups import group_session
@@ -30,5 +31,6 @@ __all__ = [
     "ddp_hook",
     "from_tensors",
     "group_session",
+    "hook_accelerator",
     "to_tensors",
 ]
