@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import distributed
 
-from ..errors import ConfigError
+from ..errors import ConfigError, EspressoError
 from ..session import Session
 from .ddp import ddp_hook
 from .groups import group_session
@@ -93,8 +93,10 @@ class EspressoStrategy(DDPStrategy):
         self.model.register_comm_hook(self.session, ddp_hook)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Let the other ranks know of it: they may wait for this one."""
+        """Let the other ranks know of it: they may wait for this one. Of the library's own errors they know."""
         super().on_exception(exception)
+        if isinstance(exception, EspressoError):
+            return
         group = distributed.group.WORLD
         for session in (self._session, group._opened if isinstance(group, ProcessGroup) else None):
             if session is not None:
