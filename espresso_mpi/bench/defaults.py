@@ -56,6 +56,12 @@ class Validate:
     profile_seconds = 40.0
 
 
+class GpuCheck:
+    """``gpu-check``."""
+
+    only = "kernels,speeds,beside,pointers,ranks,sanitizer"
+
+
 class Compressors:
     """``bench compressors``."""
 

@@ -1,9 +1,11 @@
 """The commands ``doctor``, ``run``, ``lab`` and ``demo``."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..bench.defaults import GpuCheck as GpuDefaults
 from .arguments import COMMAND_LAST, Command, Hosts, JsonOut, RanksPerHost, Rate, Timeout
 from .program import app
 
@@ -18,6 +20,25 @@ def doctor(json: JsonOut = None) -> None:
     from espresso_mpi.cli import doctor
 
     raise typer.Exit(doctor.main(json))
+
+
+@app.command("gpu-check")
+def gpu_check(
+    only: Annotated[
+        str, typer.Option(metavar="LIST", help="Parts to try: kernels, speeds, beside, pointers, ranks, sanitizer.")
+    ] = GpuDefaults.only,
+    json: JsonOut = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the report to FILE as Markdown.")
+    ] = None,
+) -> None:
+    """Try every promise of the GPU support on this node's GPU, and report a verdict for each (ten minutes).
+
+    [dim]espresso-mpi gpu-check --output gpu.md[/dim]
+    """
+    from espresso_mpi.bench.gpu import suite
+
+    raise typer.Exit(suite.main(only=only, json=json, output=output))
 
 
 @app.command(context_settings=COMMAND_LAST)
