@@ -8,9 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import distributed
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import is_bw
 
 from ..errors import ConfigError, GradientError
 from ..session import Session
@@ -165,7 +162,7 @@ class _Allocating:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _CompressedReduceScatter(_Allocating, ReduceScatter):
+class _CompressedReduceScatter(_Allocating):
     def __init__(self, parts: _Parts) -> None:
         self._parts = parts
 
@@ -179,7 +176,7 @@ class _CompressedReduceScatter(_Allocating, ReduceScatter):
         return done([output_tensor]) if async_op else None
 
 
-class _DifferencesAllGather(_Allocating, AllGather):
+class _DifferencesAllGather(_Allocating):
     """Every rank sends by how much its weights differ from what the others know of them."""
 
     def __init__(self, parts: _Parts, compressor: str) -> None:
@@ -193,7 +190,7 @@ class _DifferencesAllGather(_Allocating, AllGather):
         parts.require(group, input_tensor)
         if known is None or known.shape != output_tensor.shape or known.dtype != output_tensor.dtype:
             self.known = known = parts.session.allgather(input_tensor.clone())
-        elif not is_bw():  # the backward pass takes what the forward pass took
+        elif torch._C._current_graph_task_id() == -1:  # a backward pass takes what the forward pass took
             n, rank = input_tensor.numel(), group.rank()
             change = input_tensor - known[rank * n : (rank + 1) * n]
             known += parts.session.allgather(change, compressor=self._compressor)
@@ -211,10 +208,14 @@ def _mean_over(replicas: Session, parts: _Parts) -> Any:
 
 def _groups(model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
     """(FSDP module, its group of parameters)."""
+    from torch.distributed.fsdp import FSDPModule  # takes a second, which other programs need not wait
+
     seen = set[int]()
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
+        if not hasattr(module, "set_reduce_scatter_unused_params"):
+            raise ConfigError(f"ShardSync: torch {torch.__version__} has no hooks for this in FSDP2; use 2.13 or newer")
         groups = module._get_fsdp_state()._fsdp_param_groups
         if len(groups) > 1:
             raise ConfigError(

@@ -60,7 +60,7 @@ def test_the_halves_are_the_route(linear):
 
 
 def test_parts_begin_anywhere():
-    for topology in (PAIRS, Topology(((0, 1, 2),))):
+    for topology in (PAIRS, Topology(((0, 1, 2),)), Topology(((0, 1), (2, 3), (4, 5)))):
         size = topology.size
         route = Route.parse(default_half_route(topology))
         found = [
