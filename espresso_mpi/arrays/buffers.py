@@ -108,20 +108,21 @@ def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
             gradient.write_back()
     if all(g.rebuild is None for g in others):
         return grads
-    return _rebuilt(grads, iter(gradients))
+    pairs = zip(gradients, _walk("", grads))
+    return replaced(grads, (g.rebuild() if g.rebuild else value for g, (_, value) in pairs))
 
 
-def _rebuilt(value: Any, gradients: Iterator[Gradient]) -> Any:
+def replaced(value: Any, leaves: Iterator[Any]) -> Any:
+    """The same containers with other arrays, in the order of ``flatten``."""
     if isinstance(value, Mapping):
         new = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
-        new.update({key: _rebuilt(item, gradients) for key, item in value.items()})
+        new.update({key: replaced(item, leaves) for key, item in value.items()})
         return new
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_rebuilt(item, gradients) for item in value))
+        return type(value)(*(replaced(item, leaves) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_rebuilt(item, gradients) for item in value)
-    gradient = next(gradients)
-    return gradient.rebuild() if gradient.rebuild else value
+        return type(value)(replaced(item, leaves) for item in value)
+    return next(leaves)
 
 
 # --- the arrays -------------------------------------------------------------------------------------------------------

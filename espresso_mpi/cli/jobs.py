@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..bench.defaults import GpuCheck as GpuDefaults
+from ..bench.defaults import Warmup
 from .arguments import COMMAND_LAST, Command, Hosts, JsonOut, RanksPerHost, Rate, Timeout
 from .program import app
 
@@ -20,6 +21,21 @@ def doctor(json: JsonOut = None) -> None:
     from espresso_mpi.cli import doctor
 
     raise typer.Exit(doctor.main(json))
+
+
+@app.command()
+def warmup(
+    compressors: Annotated[
+        str, typer.Option(metavar="LIST", help="Compressors whose kernels are compiled; all for every method.")
+    ] = Warmup.compressors,
+) -> None:
+    """Compile kernels ahead and keep them on disk, so that a first step does not wait for it. Once on each node.
+
+    [dim]espresso-mpi warmup --compressors int8,onebit[/dim]
+    """
+    from espresso_mpi.cli import warmup
+
+    raise typer.Exit(warmup.main(compressors))
 
 
 @app.command("gpu-check")

@@ -119,6 +119,9 @@ class Intake:
             problem = GradientError(f"{title}: cannot be done: {type(error).__name__}: {error}")
         batch, exchange = (made, None) if isinstance(made, Batch) else (None, made)
         result = [g for g, value in zip(gradients, arrays.values()) if value is given]
+        if batch is not None:  # what it reads comes after what it writes, and is never written back
+            others = [g for g, value in zip(gradients, arrays.values()) if value is not given]
+            result += [g._replace(rebuild=None, source=None, write_back=None, owner=g.array) for g in others]
         watch = guard.Watch(title, gradients, claimed, debug) if guarded and problem is None else None
         return PendingCall(
             key, given, result, batch, problem, title=title, gpu=gpu, arrival=arrival, watch=watch, exchange=exchange

@@ -23,7 +23,7 @@ from ..engine.batches import Batch, Item
 from ..engine.calls import Exchange
 from ..errors import ConfigError
 from ..feedback import NO_FEEDBACK, Feedback
-from ..options import Options
+from ..options import Options, default_route
 from ..types import Route, TensorSpec
 
 _MPI = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
@@ -84,6 +84,11 @@ def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None, route: Rout
         return calls.allreduce(transport, gradient.array, operator_of(transport, op), route, segment_bytes)
 
     return exchange_of([kind, op, root], [gradient], progress)
+
+
+def dense_way(options: Options, topology: Topology) -> tuple[Route, int]:
+    """The route of dense arrays, and how long segments are."""
+    return Route.parse(default_route(topology, compressed=False)), options.segment_bytes
 
 
 def operator_for(kind: str, spec: TensorSpec, op: str) -> str:
