@@ -80,6 +80,10 @@ class _GroupSession(Session):
 
     guards_memory = False
 
+    def abort(self, why: str) -> None:
+        """End without the other ranks, whose calls fail."""
+        self._engine.shutdown(why)
+
 
 class ProcessGroup(distributed.ProcessGroup):
     """One group of ranks. Operations begin in the order in which they are called, which every rank must keep.
@@ -91,11 +95,12 @@ class ProcessGroup(distributed.ProcessGroup):
     def __init__(self, comm: Any, timeout: timedelta) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm, self._timeout = comm, timeout
-        self._opened: Session | None = None
+        self._opened: _GroupSession | None = None
+        self._ended = False
         self._name, self._desc = BACKEND, ""
 
     @property
-    def _session(self) -> Session:
+    def _session(self) -> _GroupSession:
         """Opened by the first collective, since many groups only exist."""
         if self._opened is None:
             self._opened = _GroupSession(self._comm, timeout=self._timeout.total_seconds())
@@ -106,13 +111,25 @@ class ProcessGroup(distributed.ProcessGroup):
         return operation(*arguments, blocking=False, **more)
 
     def shutdown(self) -> None:
-        """Close the session, which ends its thread; ``destroy_process_group`` calls it on every rank of the group."""
+        """Close the session, which ends its thread, and free the communicator.
+
+        ``destroy_process_group`` calls it on every rank of the group. A group that is shut down stays so.
+        """
         opened, self._opened = self._opened, None
+        healthy = not self._ended and (opened is None or opened.usable)
+        self._ended = True
         try:
             if opened is not None:
                 opened.close()
+            if healthy:  # messages of a group that failed may still arrive
+                self._comm.Free()
         except EspressoError as error:  # the other groups must end too
             _LOG.warning("destroy_process_group: %s: %s", self._name, error)
+
+    def abort(self) -> None:
+        """End at once, whatever is under way: it fails on all ranks, none of which waits for this one any more."""
+        if self._opened is not None:
+            self._opened.abort(f"rank {self.getRank()} aborted the process group {self._name!r}")
 
     # --- names --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,128 @@
+"""torch's own tests of backends, prepared for the process group "espresso" and for ranks that live on between tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+from mpi4py import MPI
+
+WORLD = MPI.COMM_WORLD
+
+os.environ.update(BACKEND="espresso", WORLD_SIZE=str(WORLD.size), INIT_METHOD="file://")  # read at import
+
+from torch import distributed
+from torch.testing._internal.common_distributed import DistTestCases
+
+import espresso_mpi.torch  # noqa: F401  makes the process group known
+
+for feature in ("ddp", "subgroup", "gpu", "cuda", "plugin"):
+    DistTestCases.backend_feature[feature].add("espresso")
+
+from torch.testing._internal.common_utils import TestCase
+from torch.testing._internal.distributed import distributed_test
+from torch.testing._internal.distributed.distributed_test import DistributedTest
+from torch_suite.host_memory import host_memory
+
+TIMEOUT = 20.0
+"""Seconds that operations of the process group may take; torch gives 60, which a test that fails would cost."""
+
+NAMES = tuple(sorted(name for name in dir(DistributedTest._DistTestBase) if name.startswith("test_")))
+
+_FAILED = 1
+"""The tag of messages that tell the other ranks of a failure."""
+
+
+class Case(TestCase, DistributedTest._DistTestBase):  # type: ignore[misc]
+    """One test of torch, on this rank. ``MultiProcessTestCase``, its usual base, spawns the ranks of every test."""
+
+    rank, world_size = WORLD.rank, WORLD.size
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.comm = WORLD.Dup()  # one that failed leaves messages behind
+
+    def _barrier(self, *_: Any, timeout: float = 30, **__: Any) -> None:
+        """Torch's own polls a folder."""
+        arrived, start = self.comm.Ibarrier(), time.monotonic()
+        while not arrived.Test():
+            if self.comm.Iprobe(tag=_FAILED) or time.monotonic() - start > timeout:
+                raise RuntimeError("a rank did not come to a barrier of the test")
+            time.sleep(1e-3)
+
+    def tell(self) -> None:
+        """Tell the other ranks that this one has failed."""
+        for rank in set(range(WORLD.size)) - {WORLD.rank}:
+            self.comm.isend(None, rank, tag=_FAILED)
+
+
+def run(name: str) -> None:
+    """Run one test in the living ranks, in a process group of its own."""
+    case = Case(name)
+    with _folders() as file, _process_group(case, name, file), host_memory(WORLD.size), _backend(name):
+        case.setUp()
+        unguarded(getattr(Case, name))(case)
+        case.tearDown()
+        case.doCleanups()
+        case._barrier()
+    case.comm.Free()
+
+
+@contextmanager
+def _folders() -> Iterator[str]:
+    """The folders of the test, which are rank 0's; yields where the store is."""
+    folder = WORLD.bcast(tempfile.mkdtemp() if WORLD.rank == 0 else None)
+    for name in ("barrier", "test_dir", "init_dir") if WORLD.rank == 0 else ():
+        os.mkdir(os.path.join(folder, name))
+    before = dict(os.environ)
+    os.environ.update(TEMP_DIR=folder, INIT_METHOD=f"file://{folder}/init_dir/shared_init_file")
+    try:
+        yield os.path.join(folder, "store")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        if WORLD.rank == 0:  # a rank may still write to its store
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _process_group(case: Case, name: str, file: str) -> Iterator[None]:
+    timeout = timedelta(seconds=min(distributed_test.CUSTOM_PG_TIMEOUT.get(name, TIMEOUT), TIMEOUT))
+    distributed.init_process_group("espresso", f"file://{file}", timeout, WORLD.size, WORLD.rank)
+    case._barrier()
+    try:
+        yield
+    except BaseException:
+        case.tell()
+        for group in list(distributed.distributed_c10d._world.pg_map):
+            group.abort()
+        raise
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        distributed.set_debug_level_from_env()
+
+
+@contextmanager
+def _backend(name: str) -> Iterator[None]:
+    """Bodies of tests that ask for the name of the backend mean whether it takes tensors in host memory, as gloo."""
+    asks = name.startswith("test_accumulate_gradients")
+    with mock.patch.object(distributed_test, "BACKEND", "gloo" if asks else "espresso"):
+        yield
+
+
+def unguarded(test: Callable[..., None]) -> Callable[..., None]:
+    """A test without the guards that skip it by the name of the backend or the number of GPUs: the list says which run.
+
+    A decorator that does something else is kept: that runs the test once for every level of debugging.
+    """
+    while hasattr(test, "__wrapped__") and "levels" not in test.__code__.co_freevars:
+        test = test.__wrapped__
+    return test
