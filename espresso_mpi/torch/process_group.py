@@ -15,7 +15,8 @@ from torch import distributed
 
 from ..errors import ConfigError, EspressoError
 from ..session import Session
-from .work import HandleWork, RequestWork, done
+from .sparse import allreduce_sparse
+from .work import HandleWork, RequestWork
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -170,6 +171,8 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         op = _op(opts)
+        if any(x.is_sparse for x in tensors):
+            return allreduce_sparse(self._session, tensors, op)
         handles = [self._call(self._session.allreduce, x.detach(), op) for x in tensors]
         return HandleWork(handles, list(tensors))
 
@@ -198,6 +201,8 @@ class ProcessGroup(distributed.ProcessGroup):
         works = [self._reduce_scatter_base(output, input, opts) for output, input in zip(outputs, inputs)]
         return _joined(works, outputs)
 
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
     def reduce_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any = None) -> Any:
         joined = [torch.cat([x.detach().reshape(-1) for x in each]) for each in inputs]
         works = [self._reduce_scatter(output, own, opts) for output, own in zip(outputs, joined)]
@@ -214,11 +219,16 @@ class ProcessGroup(distributed.ProcessGroup):
 
     all_gather_single = _allgather_base
 
+    def allgather_coalesced(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        return self.allgather([list(each) for each in zip(*outputs)], inputs, opts)
+
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
         works = [self._allgather_base(output, input, opts) for output, input in zip(outputs, inputs)]
         return _joined(works, outputs)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def allgather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
         handles, after = [], list[Callable[[], None]]()
@@ -226,7 +236,7 @@ class ProcessGroup(distributed.ProcessGroup):
             whole = x.new_empty((self.getSize(), *x.shape))
             handles.append(self._call(self._session.allgather, _read(x), out=_flat(whole)))
             after.append(partial(_copied, each, whole))
-        return HandleWork(handles, list(outputs[0]), after)
+        return HandleWork(handles, [x for each in outputs for x in each], after)
 
     def gather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
         handles, after = [], list[Callable[[], None]]()
@@ -271,8 +281,9 @@ class ProcessGroup(distributed.ProcessGroup):
         return HandleWork([handle], list(outputs), [lambda: _copied(outputs, out.split(got))])
 
     def barrier(self, opts: Any = None) -> Any:
-        self._session.barrier()
-        return done([])
+        here = torch.zeros(1, dtype=torch.uint8)
+        limit = timedelta(0) if opts is None else opts.timeout
+        return HandleWork([self._call(self._session.allgather, here)], [], limit=limit)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

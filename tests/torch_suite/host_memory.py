@@ -49,14 +49,14 @@ class _OnCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0]
-        if func is torch.Tensor.to:
-            args = (args[0], *(CPU if _is_gpu(x) else x for x in args[1:]))
+        if func in (torch.Tensor.to, torch._C._nn._parse_to):
+            args = tuple(CPU if _is_gpu(x) else x for x in args)
         if _is_gpu(kwargs.get("device")):
             kwargs["device"] = CPU
         return func(*args, **kwargs)
 
 
 def _is_gpu(device: Any) -> bool:
-    if isinstance(device, bool):
-        return False
-    return isinstance(device, int) or str(device).startswith("cuda")
+    if isinstance(device, int):
+        return not isinstance(device, bool)
+    return isinstance(device, (str, torch.device)) and str(device).startswith("cuda")

@@ -18,21 +18,20 @@ WORLD = MPI.COMM_WORLD
 
 os.environ.update(BACKEND="espresso", WORLD_SIZE=str(WORLD.size), INIT_METHOD="file://")  # read at import
 
+import torch
 from torch import distributed
-from torch.testing._internal.common_distributed import DistTestCases
-
-import espresso_mpi.torch  # noqa: F401  makes the process group known
-
-for feature in ("ddp", "subgroup", "gpu", "cuda", "plugin"):
-    DistTestCases.backend_feature[feature].add("espresso")
-
+from torch.testing._internal.common_distributed import with_dist_debug_levels
 from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.distributed import distributed_test
 from torch.testing._internal.distributed.distributed_test import DistributedTest
 from torch_suite.host_memory import host_memory
 
+import espresso_mpi.torch  # noqa: F401  makes the process group known
+
 TIMEOUT = 20.0
 """Seconds that operations of the process group may take; torch gives 60, which a test that fails would cost."""
+
+torch.set_num_threads(1)  # ranks share the cores
 
 NAMES = tuple(sorted(name for name in dir(DistributedTest._DistTestBase) if name.startswith("test_")))
 
@@ -99,7 +98,7 @@ def _process_group(case: Case, name: str, file: str) -> Iterator[None]:
     case._barrier()
     try:
         yield
-    except BaseException:
+    except BaseException:  # also SystemExit, by which a guard of torch skips a test
         case.tell()
         for group in list(distributed.distributed_c10d._world.pg_map):
             group.abort()
@@ -114,15 +113,19 @@ def _process_group(case: Case, name: str, file: str) -> Iterator[None]:
 def _backend(name: str) -> Iterator[None]:
     """Bodies of tests that ask for the name of the backend mean whether it takes tensors in host memory, as gloo."""
     asks = name.startswith("test_accumulate_gradients")
-    with mock.patch.object(distributed_test, "BACKEND", "gloo" if asks else "espresso"):
+    at_import = {"BACKEND": "gloo" if asks else "espresso", "INIT_METHOD": os.environ["INIT_METHOD"]}
+    with mock.patch.multiple(distributed_test, **at_import):
         yield
 
 
 def unguarded(test: Callable[..., None]) -> Callable[..., None]:
     """A test without the guards that skip it by the name of the backend or the number of GPUs: the list says which run.
 
-    A decorator that does something else is kept: that runs the test once for every level of debugging.
+    Its other decorator is kept, which runs the test once for every level of debugging.
     """
-    while hasattr(test, "__wrapped__") and "levels" not in test.__code__.co_freevars:
+    levels = None
+    while hasattr(test, "__wrapped__"):
+        closed = dict(zip(test.__code__.co_freevars, test.__closure__ or ()))
+        levels = closed["levels"].cell_contents if "levels" in closed else levels
         test = test.__wrapped__
-    return test
+    return with_dist_debug_levels(levels)(test) if levels else test
