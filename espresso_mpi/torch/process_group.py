@@ -15,6 +15,8 @@ from torch import distributed
 
 from ..errors import ConfigError, EspressoError
 from ..session import Session
+from ..sessions.handles import Handle
+from .monitored_barrier import monitored_barrier
 from .sparse import allreduce_sparse
 from .work import HandleWork, RequestWork
 
@@ -204,9 +206,20 @@ class ProcessGroup(distributed.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def reduce_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any = None) -> Any:
-        joined = [torch.cat([x.detach().reshape(-1) for x in each]) for each in inputs]
-        works = [self._reduce_scatter(output, own, opts) for output, own in zip(outputs, joined)]
-        return _joined(works, outputs)
+        works = []
+        for output, each in zip(outputs, inputs):
+            if len({x.numel() for x in each}) > 1:
+                works.append(self._scatter_uneven(output, each, _op(opts)))
+            else:
+                own = torch.cat([x.detach().reshape(-1) for x in each])
+                works.append(self._reduce_scatter(output, own, opts))
+        return works[0] if len(works) == 1 else _joined(works, outputs)
+
+    def _scatter_uneven(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: str) -> HandleWork:
+        """Each rank gets one reduced part: parts of different sizes, which all ranks know."""
+        copies = [part.detach().clone(memory_format=torch.contiguous_format) for part in parts]
+        handles = [self._call(self._session.reduce, copy, op, root=root) for root, copy in enumerate(copies)]
+        return HandleWork(handles, [output], [lambda: _copied([output], [copies[self.getRank()]])])
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
@@ -233,10 +246,20 @@ class ProcessGroup(distributed.ProcessGroup):
     def allgather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
         handles, after = [], list[Callable[[], None]]()
         for each, x in zip(outputs, inputs):
+            if len({part.numel() for part in each}) > 1:
+                handles += self._gather_uneven(each, x, after)
+                continue
             whole = x.new_empty((self.getSize(), *x.shape))
             handles.append(self._call(self._session.allgather, _read(x), out=_flat(whole)))
             after.append(partial(_copied, each, whole))
         return HandleWork(handles, [x for each in outputs for x in each], after)
+
+    def _gather_uneven(self, parts: Sequence[torch.Tensor], own: torch.Tensor, after: list[Any]) -> list[Handle]:
+        """Every rank gives its part to all: parts of different sizes, which all ranks know."""
+        buffers = [part.new_empty(part.shape) for part in parts]
+        buffers[self.getRank()].copy_(own.detach().view(buffers[self.getRank()].shape))
+        after.append(partial(_copied, parts, buffers))
+        return [self._call(self._session.broadcast, buffer, root) for root, buffer in enumerate(buffers)]
 
     def gather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
         handles, after = [], list[Callable[[], None]]()
@@ -284,6 +307,10 @@ class ProcessGroup(distributed.ProcessGroup):
         here = torch.zeros(1, dtype=torch.uint8)
         limit = timedelta(0) if opts is None else opts.timeout
         return HandleWork([self._call(self._session.allgather, here)], [], limit=limit)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; rank 0's error says which did not come. torch's own function refuses all but gloo."""
+        monitored_barrier(self._comm, self._timeout if timeout is None else timeout, wait_all_ranks)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

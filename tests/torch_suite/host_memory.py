@@ -23,18 +23,17 @@ def host_memory(ranks: int) -> Iterator[None]:
     """GPUs are the CPU, one for each rank."""
     with ExitStack() as stack:
         for name, stands in {
-            "device": nullcontext, "set_device": _nothing, "synchronize": _nothing, "current_device": lambda: CPU,
+            "device": nullcontext, "set_device": lambda *_: None, "synchronize": lambda *_, **__: None,
+            "current_device": lambda: CPU,
             "device_count": lambda: ranks, "manual_seed": torch.manual_seed,
         }.items():  # fmt: skip
             stack.enter_context(mock.patch.object(torch.cuda, name, stands))
+        stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", mock.MagicMock()))
+        stack.enter_context(mock.patch.object(torch, "Event", _Event))
         plain = DistributedDataParallel.__init__
         stack.enter_context(mock.patch.object(DistributedDataParallel, "__init__", _without_devices(plain)))
         stack.enter_context(_OnCpu())
         yield
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
 
 
 def _without_devices(plain: Callable[..., None]) -> Callable[..., None]:
@@ -42,6 +41,14 @@ def _without_devices(plain: Callable[..., None]) -> Callable[..., None]:
         plain(self, module, **more)
 
     return __init__
+
+
+class _Event:
+    """What was recorded has happened: work on the CPU ends before the next begins."""
+
+    def record(self, *_: Any) -> None: ...
+
+    def wait(self, *_: Any, **__: Any) -> None: ...
 
 
 class _OnCpu(TorchFunctionMode):

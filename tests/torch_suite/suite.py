@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import time
+import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -34,6 +35,9 @@ TIMEOUT = 20.0
 torch.set_num_threads(1)  # ranks share the cores
 
 NAMES = tuple(sorted(name for name in dir(DistributedTest._DistTestBase) if name.startswith("test_")))
+
+LIMIT = 180
+"""Seconds that a test may take, of which some compile code or train for a while."""
 
 _FAILED = 1
 """The tag of messages that tell the other ranks of a failure."""
@@ -98,10 +102,12 @@ def _process_group(case: Case, name: str, file: str) -> Iterator[None]:
     case._barrier()
     try:
         yield
-    except BaseException:  # also SystemExit, by which a guard of torch skips a test
+    except BaseException as error:
         case.tell()
         for group in list(distributed.distributed_c10d._world.pg_map):
             group.abort()
+        if isinstance(error, (unittest.SkipTest, SystemExit)):  # both by guards in the bodies of tests
+            raise AssertionError(f"{name} skips itself ({error}); name it in not_applicable.py") from error
         raise
     finally:
         if distributed.is_initialized():
@@ -114,8 +120,16 @@ def _backend(name: str) -> Iterator[None]:
     """Bodies of tests that ask for the name of the backend mean whether it takes tensors in host memory, as gloo."""
     asks = name.startswith("test_accumulate_gradients")
     at_import = {"BACKEND": "gloo" if asks else "espresso", "INIT_METHOD": os.environ["INIT_METHOD"]}
-    with mock.patch.multiple(distributed_test, **at_import):
+    own = mock.patch.object(distributed, "monitored_barrier", _monitored_barrier)
+    with mock.patch.multiple(distributed_test, **at_import), own:
         yield
+
+
+def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """Torch's function, but it does not refuse all backends except gloo."""
+    if distributed.get_rank(group) >= 0:
+        limit = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
+        (group or distributed.group.WORLD).monitored_barrier(limit, wait_all_ranks=wait_all_ranks)
 
 
 def unguarded(test: Callable[..., None]) -> Callable[..., None]:
