@@ -18,6 +18,7 @@ from ..session import Session
 from ..sessions.handles import Handle
 from .monitored_barrier import monitored_barrier
 from .sparse import allreduce_sparse
+from .untraced import untraced
 from .work import HandleWork, RequestWork
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -88,6 +89,7 @@ class _GroupSession(Session):
         self._engine.shutdown(why)
 
 
+@untraced
 class ProcessGroup(distributed.ProcessGroup):
     """One group of ranks. Operations begin in the order in which they are called, which every rank must keep.
 

@@ -14,6 +14,7 @@ from torch import distributed
 from ..errors import RankTimeoutError
 from ..sessions.handles import Handle
 from .futures import Kept, Promise
+from .untraced import untraced
 
 _SPIN, _PAUSE = 1e-3, 1e-4
 """Seconds for which a message is awaited without pauses, as most are short; and the pauses after these."""
@@ -29,6 +30,7 @@ _SMALL = 64
 """Elements of results that may stay in memory for a while."""
 
 
+@untraced
 class HandleWork(distributed.Work):
     """Collectives of a session.
 
@@ -112,6 +114,7 @@ class HandleWork(distributed.Work):
         return self._result
 
 
+@untraced
 class RequestWork(distributed.Work):
     """Messages of MPI.
 

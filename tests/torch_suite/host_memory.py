@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal import common_distributed
 
 CPU = torch.device("cpu")
 
@@ -30,6 +31,7 @@ def host_memory(ranks: int) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.cuda, name, stands))
         stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", mock.MagicMock()))
         stack.enter_context(mock.patch.object(torch, "Event", _Event))
+        stack.enter_context(mock.patch.object(common_distributed, "TEST_CUDA", True))  # for guards inside of tests
         plain = DistributedDataParallel.__init__
         stack.enter_context(mock.patch.object(DistributedDataParallel, "__init__", _without_devices(plain)))
         stack.enter_context(_OnCpu())
@@ -56,6 +58,8 @@ class _OnCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.device and args and _is_gpu(args[0]):
+            return CPU
         if func in (torch.Tensor.to, torch._C._nn._parse_to):
             args = tuple(CPU if _is_gpu(x) else x for x in args)
         if _is_gpu(kwargs.get("device")):

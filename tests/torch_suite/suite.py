@@ -97,7 +97,7 @@ def _folders() -> Iterator[str]:
 
 @contextmanager
 def _process_group(case: Case, name: str, file: str) -> Iterator[None]:
-    timeout = timedelta(seconds=min(distributed_test.CUSTOM_PG_TIMEOUT.get(name, TIMEOUT), TIMEOUT))
+    timeout = timedelta(seconds=distributed_test.CUSTOM_PG_TIMEOUT.get(name, TIMEOUT))
     distributed.init_process_group("espresso", f"file://{file}", timeout, WORLD.size, WORLD.rank)
     case._barrier()
     try:
