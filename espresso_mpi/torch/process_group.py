@@ -72,7 +72,10 @@ def _create(options: Any, *_: Any) -> ProcessGroup:
         )
     group = world.group.Incl(ranks)
     comm = world.Create_group(group, tag=_tag(str(options.group_id)))
-    return ProcessGroup(comm, options.timeout)
+    made = ProcessGroup(comm, options.timeout)
+    if not options.global_ranks_in_group:
+        made.open()
+    return made
 
 
 def _tag(name: str) -> int:
@@ -106,9 +109,13 @@ class ProcessGroup(distributed.ProcessGroup):
 
     @property
     def _session(self) -> _GroupSession:
-        """Opened by the first collective, since many groups only exist."""
-        if self._opened is None:
-            self._opened = _GroupSession(self._comm, timeout=self._timeout.total_seconds())
+        return self._opened or self.open()
+
+    def open(self) -> _GroupSession:
+        """Open the session, with all ranks: of the default group at once, since a first collective that is to return at
+        once cannot wait for them; of others by their first collective, since many groups only exist.
+        """
+        self._opened = _GroupSession(self._comm, timeout=self._timeout.total_seconds())
         return self._opened
 
     def _call(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 import unittest
 from collections.abc import Callable, Iterator
@@ -66,10 +64,14 @@ class Case(TestCase, DistributedTest._DistTestBase):  # type: ignore[misc]
             self.comm.isend(None, rank, tag=_FAILED)
 
 
-def run(name: str) -> None:
-    """Run one test in the living ranks, in a process group of its own."""
+def run(name: str, folder: str) -> None:
+    """Run one test in the living ranks, in a process group of its own.
+
+    Args:
+        folder: an empty one, the same on all ranks, which must stay: the end of a rank's store opens its file.
+    """
     case = Case(name)
-    with _folders() as file, _process_group(case, name, file), host_memory(WORLD.size), _backend(name):
+    with _environment(folder), _process_group(case, name, folder), host_memory(WORLD.size), _backend(name):
         case.setUp()
         unguarded(getattr(Case, name))(case)
         case.tearDown()
@@ -79,26 +81,23 @@ def run(name: str) -> None:
 
 
 @contextmanager
-def _folders() -> Iterator[str]:
-    """The folders of the test, which are rank 0's; yields where the store is."""
-    folder = WORLD.bcast(tempfile.mkdtemp() if WORLD.rank == 0 else None)
+def _environment(folder: str) -> Iterator[None]:
+    """What torch's launcher of tests sets."""
     for name in ("barrier", "test_dir", "init_dir") if WORLD.rank == 0 else ():
         os.mkdir(os.path.join(folder, name))
     before = dict(os.environ)
     os.environ.update(TEMP_DIR=folder, INIT_METHOD=f"file://{folder}/init_dir/shared_init_file")
     try:
-        yield os.path.join(folder, "store")
+        yield
     finally:
         os.environ.clear()
         os.environ.update(before)
-        if WORLD.rank == 0:  # a rank may still write to its store
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _process_group(case: Case, name: str, file: str) -> Iterator[None]:
+def _process_group(case: Case, name: str, folder: str) -> Iterator[None]:
     timeout = timedelta(seconds=distributed_test.CUSTOM_PG_TIMEOUT.get(name, TIMEOUT))
-    distributed.init_process_group("espresso", f"file://{file}", timeout, WORLD.size, WORLD.rank)
+    distributed.init_process_group("espresso", f"file://{folder}/store", timeout, WORLD.size, WORLD.rank)
     case._barrier()
     try:
         yield

@@ -19,5 +19,6 @@ def test_the_list_is_of_torch():
 
 
 @pytest.mark.parametrize("name", [name for name in suite.NAMES if name not in NOT_APPLICABLE])
-def test_torch(name):
-    suite.run(name)
+def test_torch(name, tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("store")) if suite.WORLD.rank == 0 else None
+    suite.run(name, suite.WORLD.bcast(folder))
