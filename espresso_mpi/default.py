@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from .errors import ConfigError
 from .session import Session
@@ -31,7 +31,7 @@ def default_session(**options: Any) -> Session:
     return _SESSION
 
 
-def sync(grads: Any) -> Any:
+def sync(grads: Any, missing: Literal["error", "zero"] = "error") -> Any:
     """Average gradients over all ranks of ``MPI.COMM_WORLD``, in place; see ``Session.sync``.
 
     Dense unless ``default_session(compressor=...)`` was called before.
@@ -41,4 +41,4 @@ def sync(grads: Any) -> Any:
         >>> espresso_mpi.sync(grads)["w"].tolist()
         [3.0, 3.0]
     """
-    return default_session().sync(grads)
+    return default_session().sync(grads, missing)

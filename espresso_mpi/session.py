@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .arrays import buffers
 from .collectives import traces
@@ -17,11 +17,13 @@ from .engine.batches import other_versions
 from .engine.calls import PendingCall
 from .engine.diagnostics import CallKey
 from .engine.intake import Flat, checked_name
+from .errors import ConfigError
 from .feedback import Feedback
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options, Tuning
 from .sessions.checkpoints import Checkpoints
 from .sessions.collectives import Collectives
 from .sessions.handles import Handle
+from .sessions.missing import with_zeros
 from .sessions.planning import Planning
 from .tracing.stats import Stats
 from .types import Plan, Route
@@ -109,7 +111,7 @@ class Session(Planning, Checkpoints, Collectives):
 
     # --- synchronising ------------------------------------------------------------------------------------------------
 
-    def sync(self, grads: Any) -> Any:
+    def sync(self, grads: Any, missing: Literal["error", "zero"] = "error") -> Any:
         """Replace every array by its mean over the ranks.
 
         Args:
@@ -117,9 +119,12 @@ class Session(Planning, Checkpoints, Collectives):
                 ranks. Arrays of numpy, CuPy, torch, or any with DLPack or the CUDA array interface; float32, float16,
                 bfloat16 or float64; writable. Strided arrays travel as a copy. The name of a tensor is made of its
                 keys. The residual is found by this name, so a name must stand for the same tensor in every call.
+            missing: what an entry means that is None on some ranks only: an error, or zeros there, which costs one
+                small exchange more. The same on every rank.
 
         Returns:
-            ``grads`` itself, updated in place; for immutable arrays (JAX), the same containers with new arrays.
+            ``grads`` itself, updated in place; for immutable arrays (JAX), and where zeros took the place of None, the
+            same containers with new arrays.
 
         Raises:
             GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank; the text names rank and
@@ -133,7 +138,11 @@ class Session(Planning, Checkpoints, Collectives):
             ...     session.sync({"w": np.full(2, 3.0, np.float32), "b": None})
             {'w': array([3., 3.], dtype=float32), 'b': None}
         """
+        if missing not in ("error", "zero"):
+            raise ConfigError(f"sync: missing={missing!r}; expected 'error' or 'zero'")
         self._engine.require_usable()
+        if missing == "zero":
+            grads = with_zeros(self, grads)
         call = self._pending_call(("sync", ""), grads, lambda: buffers.flatten(grads), f"sync number {self._step + 1}")
         result = self._wait(self._engine.submit(call))
         self._step += 1

@@ -1,4 +1,4 @@
-"""Train a small language model in PyTorch: `GradientSync` averages gradients while the backward pass runs.
+"""Train a small language model in PyTorch: without DDP, with its hook, or sharded by FSDP2; gradients are compressed.
 
 espresso-mpi run -n 2 -- python -m mpi4py examples/train_torch.py --way sync
 espresso-mpi run -n 2 -- python -m mpi4py examples/train_torch.py --way ddp
@@ -43,7 +43,7 @@ class Language(torch.nn.Module):
         return self.head(self.body(h, mask=mask, is_causal=True))
 
 
-session = espresso_mpi.Session(compressor=args.compressor if args.way != "fsdp" else "none")
+session = espresso_mpi.Session(compressor=args.compressor)
 torch.distributed.init_process_group("espresso")
 rank = torch.distributed.get_rank()
 torch.set_num_threads(1)
@@ -59,6 +59,7 @@ else:
     for layer in model.body.layers:
         fully_shard(layer)
     run = fully_shard(model)
+    espresso_mpi.torch.ShardSync(model, session)
 
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 torch.manual_seed(100 + rank)  # every rank has its own data

@@ -23,8 +23,8 @@ from greenlet import getcurrent, greenlet
 from numba import cuda, typeof, types
 from numba.core.sigutils import normalize_signature
 from numba.cuda import libdevice
+from numba.cuda.simulator import api, kernelapi
 from numba.cuda.simulator import kernel as simulated
-from numba.cuda.simulator import kernelapi
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
 from numba.np.numpy_support import from_dtype
@@ -42,6 +42,7 @@ def install() -> None:
     FakeCUDAShared.array = _shared_array
     libdevice.float_as_int = lambda x: np.float32(x).view(np.int32)
     libdevice.int_as_float = lambda x: np.int32(x).view(np.float32)
+    cuda.event = _Event
     simulated.swapped_cuda_module = _swapped
     simulated.BlockManager = _Block
     kernelapi.threading = SimpleNamespace(current_thread=getcurrent)
@@ -169,6 +170,16 @@ def _shared_array(self, shape, dtype):  # type: ignore[no-untyped-def]
     """One array for each line of source that asks, as the simulator's own, which takes 0.3 ms to find that line."""
     caller = sys._getframe(1)
     return self._allocations.setdefault((caller.f_code, caller.f_lineno), np.empty(shape, dtype))
+
+
+class _Event(api.Event):
+    """Nothing is late in the simulator."""
+
+    def __init__(self, timing: bool = True) -> None:
+        super().__init__()
+
+    def query(self) -> bool:
+        return True
 
 
 _fmaf = ctypes.CDLL(ctypes.util.find_library("m")).fmaf

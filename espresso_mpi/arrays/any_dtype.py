@@ -13,10 +13,11 @@ from . import buffers
 from .buffers import Gradient
 
 _KINDS = "biufc"
+_NAMES = {np.dtype(code).name for code in np.typecodes["All"] if np.dtype(code).kind in _KINDS}
 
 
 def adopt_any(name: str, value: Any) -> Gradient:
-    """As ``buffers.adopt``; also integers, bool and complex numbers in host memory.
+    """As ``buffers.adopt``; also integers, bool and complex numbers.
 
     Raises:
         GradientError: as ``buffers.adopt``; the array is None.
@@ -34,9 +35,12 @@ def adopt_any(name: str, value: Any) -> Gradient:
     if torch is not None and isinstance(value, torch.Tensor) and value.device.type == "cpu":
         version, whole = buffers.version_of(value)
         return _from_host(name, value.detach().numpy())._replace(version=version, whole=whole)
+    if hasattr(value, "__cuda_array_interface__") and dtype in _NAMES:
+        owned = value.detach() if hasattr(value, "detach") else value
+        return buffers.flat_on_gpu(TensorSpec(name, tuple(value.shape), dtype, "gpu"), owned, np.dtype(dtype).itemsize)
     raise GradientError(
-        f"{name}: got elements of type {dtype} in {type(value).__name__}; expected {', '.join(ITEMSIZE)}, or a numpy "
-        f"array or torch tensor in host memory; pass a copy there, y = numpy.array(x), and use that y"
+        f"{name}: got elements of type {dtype} in {type(value).__name__}; expected {', '.join(ITEMSIZE)}, or a numpy, "
+        f"CuPy or torch array of other numbers; pass a copy, y = numpy.array(x), and use that y"
     )
 
 

@@ -18,10 +18,12 @@ import numpy as np
 
 from ..errors import GradientError
 from ..types import ITEMSIZE, TensorSpec
+from .device import current_gpu, stream_of
 
 _spec = lru_cache(maxsize=1 << 16)(TensorSpec)
 """Cached descriptions: equal arrays get the same object, so that comparisons are fast."""
 
+_HALVES = ("float16", "bfloat16")
 _SUPPORTED = ", ".join(ITEMSIZE)
 _NAMES = {np.dtype(name): name for name in ("float32", "float64", "float16")}
 """A cache: numpy computes the name of a type at every access, which is slow."""
@@ -45,6 +47,7 @@ class Gradient(NamedTuple):
             writes of this library.
         whole: whether it is a torch tensor whose memory is accessible through torch only.
         owner: the caller's array if it owns its memory. Two different owners share no memory.
+        stream: on a GPU, the stream on which the caller last used the array, as its address.
     """
 
     spec: TensorSpec
@@ -55,6 +58,7 @@ class Gradient(NamedTuple):
     version: Callable[[], int] | None = None
     whole: bool = False
     owner: Any = None
+    stream: int | None = None
 
 
 # --- the containers ---------------------------------------------------------------------------------------------------
@@ -104,20 +108,21 @@ def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
             gradient.write_back()
     if all(g.rebuild is None for g in others):
         return grads
-    return _rebuilt(grads, iter(gradients))
+    pairs = zip(gradients, _walk("", grads))
+    return replaced(grads, (g.rebuild() if g.rebuild else value for g, (_, value) in pairs))
 
 
-def _rebuilt(value: Any, gradients: Iterator[Gradient]) -> Any:
+def replaced(value: Any, leaves: Iterator[Any]) -> Any:
+    """The same containers with other arrays, in the order of ``flatten``."""
     if isinstance(value, Mapping):
         new = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
-        new.update({key: _rebuilt(item, gradients) for key, item in value.items()})
+        new.update({key: replaced(item, leaves) for key, item in value.items()})
         return new
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_rebuilt(item, gradients) for item in value))
+        return type(value)(*(replaced(item, leaves) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_rebuilt(item, gradients) for item in value)
-    gradient = next(gradients)
-    return gradient.rebuild() if gradient.rebuild else value
+        return type(value)(replaced(item, leaves) for item in value)
+    return next(leaves)
 
 
 # --- the arrays -------------------------------------------------------------------------------------------------------
@@ -333,22 +338,23 @@ def _from_jax(name: str, array: Any) -> Gradient:
 
 
 def _from_cuda(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Gradient:
-    """A numba device array over the same GPU memory."""
-    from numba import cuda
-
-    own, current = (
-        _gpu_of(array),
-        getattr(cuda.current_context().device, "id", 0),
-    )  # the simulator's only one has no number
-    if own is not None and own != current:
-        raise GradientError(
-            f"{name}: got a tensor on GPU {own}; expected GPU {current}, the one that this process works on; give each "
-            f"rank one GPU by CUDA_VISIBLE_DEVICES, or call numba.cuda.select_device({own}) before anything uses a GPU"
-        )
     if dtype not in ITEMSIZE:
         raise GradientError(
             f"{name}: got elements of type {dtype}; expected one of {_SUPPORTED}; pass y = x.astype(...) and use that "
             f"y, which gets the mean"
+        )
+    return flat_on_gpu(_spec(name, tuple(shape), dtype, "gpu"), array, ITEMSIZE[dtype])
+
+
+def flat_on_gpu(spec: TensorSpec, array: Any, itemsize: int) -> Gradient:
+    """A flat numba device array over the same GPU memory; 16-bit floating-point numbers as their bits."""
+    from numba import cuda
+
+    name, own, current = spec.name, _gpu_of(array), current_gpu()
+    if own is not None and own != current:
+        raise GradientError(
+            f"{name}: got a tensor on GPU {own}; expected GPU {current}, the one that this process works on; give each "
+            f"rank one GPU by CUDA_VISIBLE_DEVICES, or call numba.cuda.select_device({own}) before anything uses a GPU"
         )
     interface = array.__cuda_array_interface__
     if interface["data"][1]:
@@ -356,16 +362,15 @@ def _from_cuda(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> Gra
             f"{name}: got a read-only GPU array; expected a writable one; pass y = x.copy() and use that y, which gets "
             f"the mean"
         )
-    if interface.get("strides") is not None and not _packed(interface, ITEMSIZE[dtype]):
+    if interface.get("strides") is not None and not _packed(interface, itemsize):
         raise GradientError(
             f"{name}: got a strided GPU array; expected C-contiguous memory; pass y = cupy.ascontiguousarray(x) and "
             f"copy the mean back after the call: x[...] = y"
         )
-    size = int(np.prod(shape, dtype=np.int64))
-    if size == 0:
-        return Gradient(TensorSpec(name, tuple(shape), dtype, "gpu"), np.empty(0, np.float32))
-    flat = cuda.as_cuda_array(_Flat(array, size, "<u2" if ITEMSIZE[dtype] == 2 else interface["typestr"]))
-    return Gradient(_spec(name, tuple(shape), dtype, "gpu"), flat)
+    if spec.size == 0:
+        return Gradient(spec, np.empty(0, np.float32))
+    flat = cuda.as_cuda_array(_Flat(array, spec.size, "<u2" if spec.dtype in _HALVES else interface["typestr"]))
+    return Gradient(spec, flat, stream=stream_of(array))
 
 
 def _gpu_of(array: Any) -> int | None:

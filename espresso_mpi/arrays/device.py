@@ -2,15 +2,16 @@
 
 An array is a numpy array (host) or a numba device array (GPU).
 
-**One stream.** Every kernel and every copy of this library goes to ``stream()``: numba's default stream, the legacy one
-of CUDA. Work on it runs in order, whichever thread queues it, so kernels and copies need no synchronisation. Only
-the host must synchronise: it may read what a GPU wrote, or pass memory to MPI, after ``drain()``. It may write what a
-GPU reads (a host buffer of ``copy_later``) after ``Mark.wait()``.
+**Streams.** Kernels and copies go to ``stream()``, a stream of the current thread. The threads that make a session's
+progress steps enter a stream of that session (``OwnStream``): it is non-blocking, so its work neither waits for the
+caller's kernels nor delays them. Elsewhere ``stream()`` is numba's default stream, the legacy one of CUDA. Work on a
+stream runs in order, so kernels and copies need no further synchronisation. Only the host must synchronise: it may
+read what a GPU wrote, or pass memory to MPI, after ``drain()``. It may write what a GPU reads (a host buffer of
+``copy_later``) after ``Mark.wait()``.
 
-The legacy stream also waits for, and is waited for by, all streams that were not made "non-blocking". The caller's may
-be non-blocking (torch's are), so a session calls ``synchronize()`` when a call starts and when it ends. With
-``NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM=1``, each thread has its own default stream: the above then holds inside a
-thread, and the same call separates the caller's thread from that of the session.
+The caller's kernels run on other streams. A call therefore records events there when it is made (``Arrival``), and the
+session begins with its arrays when the GPU has passed these. A call ends with ``drain()``: afterwards, any stream can
+read the results.
 
 Nothing of CUDA is imported before a GPU array appears.
 """
@@ -18,12 +19,21 @@ Nothing of CUDA is imported before a GPU array appears.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..types import DeviceKind
+
+T = TypeVar("T")
 
 
 def device_of(array: Any) -> DeviceKind:
@@ -59,7 +69,7 @@ def zeros(size: int, dtype: Any, device: DeviceKind) -> Any:
         return np.zeros(size, dtype)
     from numba import cuda
 
-    return cuda.to_device(np.zeros(size, dtype))
+    return cuda.to_device(np.zeros(size, dtype), stream=stream())
 
 
 def pinned(size: int) -> np.ndarray:
@@ -93,14 +103,163 @@ def use_gpu(number: int) -> None:
     cuda.select_device(number)
 
 
-# --- copies and streams -----------------------------------------------------------------------------------------------
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+class OwnStream:
+    """A non-blocking stream of a session on the current GPU, with the scratch memory of the kernels on it.
+
+    It has the highest priority: its kernels are short, and other ranks wait for them.
+    """
+
+    def __init__(self) -> None:
+        self.queue, self.address = _new_stream()
+        self.memory: dict[Any, Any] = {}
+
+
+class _Here(threading.local):
+    """The stream that this thread has entered."""
+
+    own: OwnStream | None = None
+
+
+_HERE = _Here()
+_DEFAULT_MEMORY: dict[Any, Any] = {}
+
+
+@contextmanager
+def leaving_stream() -> Iterator[None]:
+    """Leave, in the end, the stream that the block enters."""
+    before = _HERE.own
+    try:
+        yield
+    finally:
+        _HERE.own = before
+
+
+def enter_stream(own: OwnStream) -> None:
+    """Let all launches and copies of this thread go to a stream."""
+    _HERE.own = own
 
 
 def stream() -> Any:
-    """The stream of all launches and copies, as an object: copies that are given it return at once."""
+    """The stream of this thread's launches and copies, as an object: copies that are given it return at once."""
+    if _HERE.own is not None:
+        return _HERE.own.queue
     from numba import cuda
 
     return cuda.default_stream() if hasattr(cuda, "default_stream") else cuda.stream()  # the simulator has no default
+
+
+def launch_stream() -> Any:
+    """As ``stream``, for launches: quicker where it is the default one."""
+    return 0 if _HERE.own is None else _HERE.own.queue
+
+
+def per_stream(key: Any, make: Callable[[], T]) -> T:
+    """What ``make`` made when this was first called for a key and ``stream()``: memory that no other stream uses.
+
+    The default streams of several GPUs share their memory, so the key tells the GPU.
+    """
+    memory: dict[Any, T] = _DEFAULT_MEMORY if _HERE.own is None else _HERE.own.memory
+    found = memory.get(key)
+    if found is None:
+        found = memory[key] = make()
+    return found
+
+
+def _new_stream() -> tuple[Any, int]:
+    """A stream that does not synchronise with the legacy default stream, and its address; numba makes none."""
+    from numba import cuda
+
+    if simulated():
+        return cuda.stream(), 0
+    handle, least, greatest = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    _driver("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+    _driver("cuStreamCreateWithPriority", ctypes.byref(handle), _NON_BLOCKING, greatest)
+    found = cuda.external_stream(handle.value)
+    # Not at the end of the process: the context ends with it.
+    weakref.finalize(found, _driver, "cuStreamDestroy_v2", handle).atexit = False
+    return found, int(handle.value or 0)
+
+
+def _driver(name: str, *args: Any) -> None:
+    """Call a function of the CUDA driver, without the lock of Python; numba's way around it takes ten times as long.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    from numba import cuda
+
+    cuda.current_context()  # this thread may not have met the GPU before
+    failed = getattr(_library(), name)(*args)
+    if failed:
+        raise RuntimeError(f"the CUDA driver's {name} failed (error {failed})")
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _stream_address() -> ctypes.c_void_p:
+    """Of ``stream()``, as the driver takes it."""
+    if _HERE.own is not None:
+        return ctypes.c_void_p(_HERE.own.address)
+    return ctypes.c_void_p(_PER_THREAD if os.environ.get(_BY_THREAD, "0") not in ("", "0") else 0)
+
+
+_BY_THREAD = "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"
+
+
+_POLL_S = 20e-6
+"""Between two looks at events: a fraction of what the shortest exchange takes, and the processor is free meanwhile."""
+
+_NON_BLOCKING = 1
+_LEGACY, _PER_THREAD = 1, 2
+"""What stands for the two default streams among the addresses of streams."""
+
+
+def stream_of(owner: Any) -> int:
+    """The stream on which a GPU array of another library was last used, as its address.
+
+    torch: the current stream. Others: what the CUDA array interface says, else the default stream. Streams that are not
+    non-blocking, such as numba's own, are waited for with the legacy default stream.
+    """
+    if type(owner).__module__.split(".")[0] == "torch":
+        return int(sys.modules["torch"].cuda.current_stream(owner.device).cuda_stream) or _LEGACY
+    said = owner.__cuda_array_interface__.get("stream")
+    if said:
+        return int(said)
+    by_thread = (_BY_THREAD, "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM")
+    return _PER_THREAD if any(os.environ.get(name, "0") not in ("", "0") for name in by_thread) else _LEGACY
+
+
+class Arrival:
+    """The moment at which a GPU has passed all that is queued now on some streams of the caller's."""
+
+    def __init__(self, streams: Iterable[int]) -> None:
+        from numba import cuda
+
+        self._events = []
+        for number in set(streams):
+            event = cuda.event(timing=False)
+            event.record(cuda.stream() if simulated() else cuda.external_stream(number))
+            self._events.append(event)
+
+    def passed(self) -> bool:
+        """Whether it has."""
+        self._events = [event for event in self._events if not event.query()]
+        return not self._events
+
+    def wait(self, limit: float) -> None:
+        """Return when it has, or after ``limit`` seconds; other threads run meanwhile."""
+        end = time.perf_counter() + limit
+        while not self.passed() and time.perf_counter() < end:
+            time.sleep(_POLL_S)
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
 
 
 def copy(target: Any, source: Any) -> None:
@@ -110,12 +269,13 @@ def copy(target: Any, source: Any) -> None:
     """
     if target.size == 0:
         return
-    if device_of(target) == "gpu":
-        target.copy_to_device(source)
-    elif device_of(source) == "gpu":
-        source.copy_to_host(target)
-    else:
+    places = {device_of(target), device_of(source)}
+    if places == {"cpu"}:
         target[...] = source
+        return
+    copy_later(target, source)
+    if "cpu" in places:
+        drain()
 
 
 def join(target: Any, sources: Sequence[Any]) -> None:
@@ -141,22 +301,37 @@ def part(source: Any, targets: Sequence[Any]) -> None:
         start = stop
 
 
-def copy_later(target: Any, source: Any) -> None:
-    """As ``copy`` between page-locked host memory and a GPU, but only queued.
+def to_host(array: Any) -> np.ndarray:
+    """A copy of a flat array in host memory."""
+    found = np.empty(array.size, array.dtype)
+    copy(found, array)
+    return found
 
-    The host memory must stay as it is until the copy is done: see ``drain`` and ``Mark``.
+
+def copy_later(target: Any, source: Any) -> None:
+    """As ``copy`` to or from a GPU, but only queued.
+
+    Page-locked host memory must stay as it is until the copy is done: see ``drain`` and ``Mark``.
     """
     if target.size == 0:
         return
-    if device_of(target) == "gpu":
+    if (target.size, target.dtype) != (source.size, source.dtype):
+        raise ValueError(f"copy of {source.size} {source.dtype} onto {target.size} {target.dtype}")
+    if not simulated():
+        places = (ctypes.c_uint64(address(target)), ctypes.c_uint64(address(source)))
+        _driver("cuMemcpyAsync", *places, ctypes.c_size_t(target.nbytes), _stream_address())
+    elif device_of(target) == "gpu":
         target.copy_to_device(source, stream=stream())
     else:
         source.copy_to_host(target, stream=stream())
 
 
 def drain() -> None:
-    """Wait until the GPU has done everything queued on ``stream()``; the caller's other streams go on."""
-    stream().synchronize()
+    """Wait until the GPU has done everything queued on ``stream()``; other streams go on."""
+    if simulated():
+        stream().synchronize()
+    else:
+        _driver("cuStreamSynchronize", _stream_address())
 
 
 class Mark:

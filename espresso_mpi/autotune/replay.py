@@ -132,8 +132,9 @@ class ReplaySession:
         specs = tuple(gradient.spec for gradient in gradients)
         options, topology, alone = self._options, self._transport.topology, key[0] == "sync"
         batch = self._batches.find(key, specs, lambda new: batch_of(new, options, topology, alone))
-        gpu = device.current_gpu() if any(spec.device == "gpu" for spec in specs) else None
-        return PendingCall(key, given, gradients, batch, title="a replay", gpu=gpu)
+        streams = [gradient.stream for gradient in gradients if gradient.stream is not None]
+        gpu, arrival = (device.current_gpu(), device.Arrival(streams)) if streams else (None, None)
+        return PendingCall(key, given, gradients, batch, title="a replay", gpu=gpu, arrival=arrival)
 
     def shutdown(self) -> None:
         """Shut its engine down, on this rank."""

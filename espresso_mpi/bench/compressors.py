@@ -33,6 +33,9 @@ _CACHED = 16
 _WARM_CALLS = 4
 """Calls in a row before one is timed, until a cache of the last level has forgotten the method before."""
 
+_GPU_CALLS = 4
+"""Calls in a row that are timed on a GPU."""
+
 _ERROR_SIZE = 1 << 22
 """The error is measured on at most this many elements: it hardly depends on more."""
 
@@ -154,11 +157,11 @@ class _Setup:
         return cuda.to_device(values)
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """How long something takes, on a GPU until it has finished."""
-        self._wait()
+        """How long something takes, on a GPU from kernel to kernel."""
+        if self.device == "cuda":
+            return _gpu_seconds(work)
         start = time.perf_counter()
         work()
-        self._wait()
         return time.perf_counter() - start
 
     @property
@@ -181,12 +184,6 @@ class _Setup:
         after()
         return seconds
 
-    def _wait(self) -> None:
-        if self.device == "cuda":
-            from ..arrays.device import synchronize
-
-            synchronize()
-
     @contextmanager
     def set(self) -> Iterator[None]:
         """Let numba (and torch, for its rows) use this number of threads inside the with-block."""
@@ -201,6 +198,20 @@ class _Setup:
             yield
         finally:
             numba.set_num_threads(before)
+
+
+def _gpu_seconds(work: Callable[[], object]) -> float:
+    """The mean time of several calls in a row, by events: the host queues a call while the GPU works on the former."""
+    from numba import cuda
+
+    before, after = cuda.event(), cuda.event()
+    work()
+    before.record()
+    for _ in range(_GPU_CALLS):
+        work()
+    after.record()
+    after.synchronize()
+    return float(cuda.event_elapsed_time(before, after)) / 1e3 / _GPU_CALLS
 
 
 def _measure(setup: _Setup, specs: Sequence[str], repeats: int, tick: Callable[[], None]) -> list[Row]:

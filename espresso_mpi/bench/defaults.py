@@ -56,6 +56,18 @@ class Validate:
     profile_seconds = 40.0
 
 
+class Warmup:
+    """``warmup``."""
+
+    compressors = "none,fp16,int8,int4,onebit"
+
+
+class GpuCheck:
+    """``gpu-check``."""
+
+    only = "kernels,speeds,beside,pointers,ranks,sanitizer"
+
+
 class Compressors:
     """``bench compressors``."""
 

@@ -1,9 +1,12 @@
 """The commands ``doctor``, ``run``, ``lab`` and ``demo``."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..bench.defaults import GpuCheck as GpuDefaults
+from ..bench.defaults import Warmup
 from .arguments import COMMAND_LAST, Command, Hosts, JsonOut, RanksPerHost, Rate, Timeout
 from .program import app
 
@@ -18,6 +21,40 @@ def doctor(json: JsonOut = None) -> None:
     from espresso_mpi.cli import doctor
 
     raise typer.Exit(doctor.main(json))
+
+
+@app.command()
+def warmup(
+    compressors: Annotated[
+        str, typer.Option(metavar="LIST", help="Compressors whose kernels are compiled; all for every method.")
+    ] = Warmup.compressors,
+) -> None:
+    """Compile kernels ahead and keep them on disk, so that a first step does not wait for it. Once on each node.
+
+    [dim]espresso-mpi warmup --compressors int8,onebit[/dim]
+    """
+    from espresso_mpi.cli import warmup
+
+    raise typer.Exit(warmup.main(compressors))
+
+
+@app.command("gpu-check")
+def gpu_check(
+    only: Annotated[
+        str, typer.Option(metavar="LIST", help="Parts to try: kernels, speeds, beside, pointers, ranks, sanitizer.")
+    ] = GpuDefaults.only,
+    json: JsonOut = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the report to FILE as Markdown.")
+    ] = None,
+) -> None:
+    """Try every promise of the GPU support on this node's GPU, and report a verdict for each (ten minutes).
+
+    [dim]espresso-mpi gpu-check --output gpu.md[/dim]
+    """
+    from espresso_mpi.bench.gpu import suite
+
+    raise typer.Exit(suite.main(only=only, json=json, output=output))
 
 
 @app.command(context_settings=COMMAND_LAST)

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ..arrays.device import copy, device_of
+from ..arrays.device import copy, device_of, to_host
 from ..arrays.workspace import Workspace
 from .data.layout import Dense, Topology
 from .data.reduction import ReduceOp
@@ -119,7 +119,7 @@ def exchange(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spa
     me = transport.rank
     a, b = sends[me]
     if b > a:
-        out[receives[me][0] : receives[me][1]] = x[a:b]
+        copy(out[receives[me][0] : receives[me][1]], x[a:b])
     others = [(me + k) % transport.topology.size for k in range(1, transport.topology.size)]
     workspace = transport.borrow()
     pending = transport.post(
@@ -146,7 +146,7 @@ def reduce_scatter(transport: Transport, x: Any, own: Any, dtype: str, regions: 
     whole = (Dense(0, x.size),) * topology.size
     move = Move(context, tuple(range(topology.size)), me, whole, dtype, ReduceOp("sum", divisor))
     mine = x[slice(*regions[me])]
-    before = mine.copy() if device_of(x) == "cpu" else mine.copy_to_host()
+    before = mine.copy() if device_of(x) == "cpu" else to_host(mine)
     workspace = transport.borrow()
     yield from scatter.bind_sums(transport, move, owned)(Data(x, dtype, workspace))
     copy(own, mine)

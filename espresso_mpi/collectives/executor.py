@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..compressors import Compressor
 from ..tracing.recording import Recorder
 from ..types import ITEMSIZE, DeviceKind, Route
+from .data.layout import Dense
+from .halves import Half, compile_half
 from .job import Job
 from .messages.transport import Transport
 from .ops.base import Data, idle, operations
@@ -49,6 +51,10 @@ class Program:
         payload_bytes: the size from which the number of segments follows; default: the compressor's payload. State is
             kept by segment, so a compressor whose payload changes with the step needs one size for all steps.
         total: the result is the sum over the ranks instead of their mean.
+        half: run this half of the route only, in one segment.
+
+    Attributes:
+        owned: of a half: by rank, where its part lies in the working array; else empty.
     """
 
     def __init__(
@@ -61,16 +67,22 @@ class Program:
         segment_bytes: int = 0,
         payload_bytes: int | None = None,
         total: bool = False,
+        half: Half | None = None,
     ) -> None:
         self._transport, self._compressor, self._dtype, self._route = transport, compressor, dtype, route
+        self.owned: tuple[Dense, ...] = ()
         self._operations: dict[DeviceKind, tuple[RouteOperation, ...]] = {}
         nbytes = payload_bytes or (n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n))
         whole = compressor is not None and compressor.whole
         topology = transport.topology.undivided if total else transport.topology
-        self._regions = segments(n, nbytes, topology, 0 if whole else segment_bytes)
-        compiled = [
-            compile_route(route, topology, region, dtype, transport.rank, compressor) for region in self._regions
-        ]
+        self._regions = segments(n, nbytes, topology, 0 if whole or half else segment_bytes)
+        if half is None:
+            compiled = [
+                compile_route(route, topology, region, dtype, transport.rank, compressor) for region in self._regions
+            ]
+        else:
+            found = compile_half(half, route, topology, n, dtype, transport.rank, compressor)
+            self.owned, compiled = found.owned, [found.steps]
         self._segments = [[(step, self._bound(step)) for step in steps] for steps in compiled]
 
     def _bound(self, step: ProgramStep) -> Callable[[SegmentRun], Progress]:

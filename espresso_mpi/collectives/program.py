@@ -153,19 +153,13 @@ def compile_route(
         dtype: element type of the working tensor; compressors work on float32.
         compressor: needed if the route encodes.
     """
-    compilation = _Compilation(route, topology, whole, dtype, rank, compressor)
-    for position, step in enumerate(route.steps):
-        later = _until_decode(route.steps[position + 1 :])
-        if isinstance(step, Encode):
-            compilation.encode(step, later)
-        elif isinstance(step, Decode):
-            compilation.decode(step)
-        else:
-            compilation.collective(step, later)
+    compilation = Compilation(route, topology, whole, dtype, rank, compressor)
+    for position in range(len(route.steps)):
+        compilation.take(position)
     return tuple(compilation.steps)
 
 
-class _Compilation:
+class Compilation:
     """The layouts of all ranks at a place along a route, and the program of one rank up to there."""
 
     def __init__(
@@ -178,6 +172,16 @@ class _Compilation:
         self.points = 0
         self.encoded: list[list[Dense]] = []
         """The regions of the parts that each rank encoded last; empty when there is nothing to learn from them."""
+
+    def take(self, position: int) -> None:
+        """Append what a step of the route takes."""
+        step, later = self.route.steps[position], _until_decode(self.route.steps[position + 1 :])
+        if isinstance(step, Encode):
+            self.encode(step, later)
+        elif isinstance(step, Decode):
+            self.decode(step)
+        else:
+            self.collective(step, later)
 
     # --- encode and decode ---
 

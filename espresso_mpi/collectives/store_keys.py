@@ -20,6 +20,9 @@ OWN = "own."
 WHOLE = "whole"
 """Stands for the encode point of resharded state: an array of the whole tensor, not yet split into regions."""
 
+BY_NODES = " (parts by nodes)"
+"""Ends the names of tensors whose elements lie in an order that depends on the nodes: other nodes cannot read them."""
+
 _KEY = re.compile(r"(.*)\|(\d+)\|(\d+|\d+-decoded|whole)\|(\d+):(\d+)\|([^|]+)", re.DOTALL)
 
 

@@ -24,10 +24,10 @@ def through_the_host(method: Any, name: str, inputs: Sequence[Any], outputs: Seq
     """
     _warn_host(name)
     there = [*inputs, *outputs]
-    here = [None if a is None else a.copy_to_host() for a in there]
+    here = [None if a is None else device.to_host(a) for a in there]
     for key in list(context.state):
         context.kept(key, context.state[key].size, np.empty(0, np.float32))  # moves it to the host
-    summary = None if context.summary is None else context.summary.copy_to_host()
+    summary = None if context.summary is None else device.to_host(context.summary)
     x, *rest = here
     method(x, *rest, replace(context, summary=summary))
     for target, source in zip(outputs, here[len(inputs) :]):

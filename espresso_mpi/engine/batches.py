@@ -14,6 +14,7 @@ from .. import compressors
 from ..cluster import environment
 from ..collectives import ranges
 from ..collectives.data.layout import Topology
+from ..collectives.halves import Half
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.program import check_route
 from ..compressors import Compressor
@@ -35,6 +36,7 @@ class Item:
         feedback: its error feedback.
         group: the tensors of the plan that share a buffer with it, itself included.
         total: the result is the sum over the ranks instead of their mean.
+        half: the half of the route that it takes; the result is the call's array 0 then. None: all of it.
     """
 
     index: int
@@ -44,11 +46,17 @@ class Item:
     feedback: Feedback
     group: tuple[str, ...] = ()
     total: bool = False
+    half: Half | None = None
 
     @property
     def dtype(self) -> str:
         """Element type of the tensor."""
         return str(self.spec.dtype)
+
+    @property
+    def target(self) -> int:
+        """Position in the call of the array that gets the result."""
+        return self.index if self.half is None else 0
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,11 @@ class Bucket:
     def total(self) -> bool:
         """Whether the result is the sum over the ranks instead of their mean."""
         return self.members[0][1].total
+
+    @property
+    def half(self) -> Half | None:
+        """The half of the route that its tensor takes; None: all of it."""
+        return self.members[0][1].half
 
     @cached_property
     def size(self) -> int:
@@ -328,7 +341,7 @@ def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bu
         if item.group:
             continue
         nbytes = item.spec.nbytes
-        if item.compressor is not None or nbytes >= fuse_bytes:
+        if item.compressor is not None or item.half is not None or nbytes >= fuse_bytes:
             found.append([(call, item)])
             continue
         kind = (item.spec.dtype, item.spec.device, item.total, way(item.strategy))

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..arrays.buffers import Gradient
+from ..arrays.device import Arrival
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, Segment
@@ -65,6 +66,7 @@ class PendingCall:
         priority: calls of a higher priority start earlier.
         action: instead of tensors: runs by itself, with no active segments, once all ranks have made the call.
         gpu: number of the GPU that the tensors are on.
+        arrival: when that GPU has passed what the caller had queued before; None: it has.
         number: the call's bit in headers, once all ranks know it.
         announced: whether its description was sent to the other ranks.
         noticed: whether the log has a notice that it waits for long.
@@ -87,13 +89,14 @@ class PendingCall:
         action: Callable[[], Any] | None = None,
         title: str = "",
         gpu: int | None = None,
+        arrival: Arrival | None = None,
         watch: Watch | None = None,
         exchange: Exchange | None = None,
     ) -> None:
         self.key, self.given, self.gradients, self.batch = key, given, list(gradients), batch
         self.title = title or spelled(key)
         self.problem, self.priority, self.action = problem, priority, action
-        self.gpu, self.watch, self.exchange = gpu, watch, exchange
+        self.gpu, self.arrival, self.watch, self.exchange = gpu, arrival, watch, exchange
         self.number: int | None = None
         self.bad: dict[str, str] = {}
         self.large: frozenset[int] = frozenset()

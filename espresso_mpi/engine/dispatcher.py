@@ -23,9 +23,10 @@ from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
-from .fusion import Buffer, measured_limit
+from .fusion import measured_limit
 from .guard import Check
 from .nonfinite import NonFinite, blank
+from .part_buffers import buffer_of
 from .pending_groups import PendingGroups
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -234,10 +235,9 @@ class Dispatcher:
         if not any(skip) and not any(call.watch is not None and call.watch.debug for call in owners):
             return checks
         for call, (_, item), skipped in zip(calls, bucket.members, skip):
-            gradient = call.gradients[item.index]
-            check = call.watch.check_of(gradient) if call.watch is not None else None
+            check = call.watch.check_of(call.gradients[item.index]) if call.watch is not None else None
             if skipped:
-                blank(gradient, check, self._options.nonfinite)
+                blank(call.gradients[item.target], check, self._options.nonfinite)
             elif check is not None:
                 checks.append(check)
         return checks
@@ -253,10 +253,11 @@ class Dispatcher:
     ) -> list[Segment]:
         """The segments of a bucket; the first one fills its buffer, the last one empties it."""
         shift = ranges.shift(bucket.dtype, self._transport.topology) if large and bucket.compressor is None else 0
-        buffer = Buffer(bucket, arrays, skip, self._transport, self.sync_state.store, self.tally, checks, shift)
         job = self._job(bucket)
         program = self._program(bucket, job.step)
-        by_schedule = isinstance(self.runner, LaneRunner)
+        buffer = buffer_of(program, owners, bucket, arrays, skip, self._transport, self.sync_state.store, self.tally,
+                           checks, shift)  # fmt: skip
+        by_schedule = isinstance(self.runner, LaneRunner) and bucket.half is None
         operations = program.operations(device.device_of(arrays[0])) if by_schedule else ()
         kind = bucket.name if isinstance(self.runner, LaneRunner) and self.runner.knows(bucket.name) else None
         before, left = self._latest.get(bucket.name), [program.count]
@@ -317,13 +318,13 @@ class Dispatcher:
     def _program(self, bucket: Bucket, step: int) -> Program:
         compressor = bucket.compressor and bucket.compressor.at(step)
         dtype = bucket.dtype if compressor is None else "float32"
-        key = (bucket.compressor, compressor, bucket.strategy.route, bucket.size, dtype, bucket.total)
+        key = (bucket.compressor, compressor, bucket.strategy.route, bucket.size, dtype, bucket.total, bucket.half)
         program = self._programs.get(key)
         if program is None:
             final = None if bucket.compressor is None else bucket.compressor.at(None).nbytes(bucket.size)
             program = Program(
                 self._transport, bucket.strategy.route, compressor, bucket.size, dtype, self._options.segment_bytes,
-                final, bucket.total,
+                final, bucket.total, bucket.half,
             )  # fmt: skip
             if len(self._programs) >= _PROGRAMS:
                 self._programs.clear()
@@ -336,8 +337,6 @@ class Dispatcher:
         if self._fuse_bytes is None and dense > 1:
             route = next(i.strategy.route for b in batches for i in b.items if i.compressor is None)
             self._fuse_bytes = measured_limit(self._transport, route)
-            if self._transport.rank == 0:
-                _LOG.info("dense tensors below %d bytes share a buffer (measured)", self._fuse_bytes)
         return self._fuse_bytes or 0
 
 

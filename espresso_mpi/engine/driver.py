@@ -18,6 +18,10 @@ _LOG = logging.getLogger("espresso_mpi")
 _IDLE = 1.0
 """Seconds without work after which the engine's thread ends; the next push starts a new one."""
 
+_STOP_S = 60.0
+"""Longest wait for that thread when the session is closed. It looks at every wait whether it is to stop, but not while
+numba compiles a kernel, and a process that ends meanwhile crashes."""
+
 PAUSE = 0.5e-3
 """Seconds between the negotiation rounds of ranks without a common call."""
 
@@ -63,7 +67,7 @@ class Driver(WaitMonitor):
         stopping: whether that thread is to end.
         callers: number of user threads that wait for calls.
         background: as in ``WaitMonitor``: no user thread waits, so they compute.
-        gpu: the device that progress steps work on.
+        gpu: number of the GPU that progress steps work on; None before the first GPU tensor.
     """
 
     def __init__(self, driven: Driven, transport: Transport) -> None:
@@ -73,6 +77,7 @@ class Driver(WaitMonitor):
         self.stopping = self.background = False
         self.callers = 0
         self.gpu: int | None = None
+        self._stream: device.OwnStream | None = None
 
     def called(self, background: bool) -> None:
         """A call has arrived; ``background``: start it even if no thread waits. ``changed`` is held."""
@@ -98,15 +103,21 @@ class Driver(WaitMonitor):
         with self.changed:
             self.changed.wait_for(lambda: until() or self.stopping, timeout=PAUSE)
 
+    def enter_gpu(self, number: int) -> None:
+        """Let the thread that makes progress steps work on a GPU, on the session's own stream."""
+        device.use_gpu(number)  # this may not be the caller's thread
+        self.gpu, self._stream = number, self._stream or device.OwnStream()
+        device.enter_stream(self._stream)
+
     def join(self) -> None:
         """Wait for the engine's thread, which was told to stop."""
         with self.changed:
             self.changed.notify_all()
         thread = self.thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=5)
+            thread.join(timeout=_STOP_S)
             if thread.is_alive():
-                _LOG.warning("the engine's thread did not stop within 5 s; MPI_Finalize may fail")
+                _LOG.warning("the engine's thread did not stop within %d s; MPI_Finalize may fail", _STOP_S)
 
     def forked(self) -> None:
         """This process is a fork: it has no copy of the thread, so locks that the thread held are replaced."""
@@ -152,9 +163,9 @@ class Driver(WaitMonitor):
     def _drive(self, done: Callable[[], bool]) -> None:
         """Make progress steps until ``done()``, or until there is nothing to do."""
         try:
-            if self.gpu is not None:
-                device.use_gpu(self.gpu)
-            with self._transport.waiter.monitored(self):
+            with device.leaving_stream(), self._transport.waiter.monitored(self):
+                if self.gpu is not None:
+                    self.enter_gpu(self.gpu)
                 while self._driven.broken is None and not done() and self._driven.progress():
                     pass
         except BaseException as error:

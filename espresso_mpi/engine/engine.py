@@ -25,6 +25,7 @@ from .calls import PendingCall
 from .diagnostics import stuck_error
 from .dispatcher import Dispatcher, arrays_of
 from .driver import PAUSE, Driver, SessionClosed, unusable
+from .inbox import Inbox
 from .negotiation import Negotiation, RoundResult, numbers_in
 from .nonfinite import NonFinite
 
@@ -62,7 +63,7 @@ class Engine:
         self._driver = Driver(self, transport)
         self._dispatcher = Dispatcher(transport, options, sync_state, recorder, self.nonfinite, self._finish)
         self._negotiation = Negotiation(transport, self._finish, self._dispatcher.forget_numbers)
-        self._inbox: list[PendingCall] = []
+        self._inbox = Inbox(self._driver)
         self.unfinished: dict[int, PendingCall] = {}
         self._actions: list[PendingCall] = []
         self._quiet = self._all_wait = False
@@ -153,6 +154,9 @@ class Engine:
         if idle and self._actions:
             self._act(self._actions.pop(0))
             return True
+        if idle and self._inbox and not self._negotiation.declared:
+            self._inbox.wait()
+            return True
         if idle and not self._negotiation.declared and not (self._driver.callers and dispatcher.pending_groups.count):
             return False
         if self._round_is_due(idle):
@@ -161,7 +165,7 @@ class Engine:
         all_here = self._quiet or self._all_wait or bool(self._actions) or self._fruitless > _FRUITLESS
         if not dispatcher.runner.progress(all_here) and dispatcher.runner.busy:  # it waits for what is still to come
             self._since_round = _ROUND_EVERY
-            self._nap()
+            self._inbox.nap()
         return True
 
     def fail(self, error: BaseException) -> None:
@@ -201,7 +205,8 @@ class Engine:
         under_way = self._dispatcher.clear()
         if calls or under_way:  # messages under way may still be written to them
             self._transport.outlive([calls, under_way])
-        self._inbox, self._actions = [], []
+        self._inbox.clear()
+        self._actions = []
         self._negotiation.give_up()
         for call in calls:
             call.error = error if not isinstance(error, SessionClosed) else EspressoError(f"session: {error}")
@@ -223,18 +228,10 @@ class Engine:
     # --- negotiation rounds -------------------------------------------------------------------------------------------
 
     def _declare_new(self) -> None:
-        """Declare new calls, except those that have already failed because of another rank."""
-        if not self._inbox:
-            return
-        with self._driver.changed:
-            calls, self._inbox = self._inbox, []
-        for call in calls:
+        """Declare new calls whose arrays are ready, except those that have already failed because of another rank."""
+        for call in self._inbox.take():
             if self._negotiation.failed_remotely(call):
                 continue
-            if call.gpu is not None:
-                self._driver.gpu = call.gpu
-                device.use_gpu(call.gpu)  # this may not be the caller's thread
-                device.synchronize()  # whatever stream the caller's kernels are on
             if call.batch is not None and call.problem is None:
                 self.nonfinite.look_for(call, call.batch)
             self._negotiation.declare(call)
@@ -330,11 +327,7 @@ class Engine:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = time.perf_counter()
-        self._nap()
-
-    def _nap(self) -> None:
-        """Wait for a moment, or until a call arrives."""
-        self._driver.nap(lambda: bool(self._inbox))
+        self._inbox.nap()
 
     def _give_up_calls(self, error: EspressoError) -> None:
         """Fail all waiting calls; the session can continue, because no segment is active."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from ..tracing.recording import Recorder
 from ..types import Route
 from .batches import Bucket
 from .guard import Check
+
+_LOG = logging.getLogger("espresso_mpi")
 
 _LARGEST_HALF = np.float32(65504)
 _BEYOND_HALF = int(_LARGEST_HALF.view(np.uint32)) + 1
@@ -198,8 +202,21 @@ def _add_to_doubles(x: Any, residual: Any) -> None:
 def measured_limit(transport: Transport, route: Route) -> int:
     """The number of bytes whose copies to and from a buffer take as long as an empty collective. Collective.
 
-    Several collectives overlap in the measurement, as those of the tensors of a model do.
+    Measured once for a transport and a route, however many engines use them: plan="auto" opens many.
     """
+    known = _LIMITS.setdefault(transport, {})
+    if route not in known:
+        known[route] = _measured(transport, route)
+        if transport.rank == 0:
+            _LOG.info("dense tensors below %d bytes share a buffer (measured)", known[route])
+    return known[route]
+
+
+_LIMITS: WeakKeyDictionary[Transport, dict[Route, int]] = WeakKeyDictionary()
+
+
+def _measured(transport: Transport, route: Route) -> int:
+    """Several collectives overlap in the measurement, as those of the tensors of a model do."""
     tiny, program = np.zeros(64, np.float32), Program(transport, route, None, 64, "float32")
     job, recorder = Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder()
     several = 16

@@ -55,13 +55,12 @@ class Intake:
         """A pending call over the caller's memory; an error is stored until all ranks know of it."""
         gradients = list[Gradient]()
         claimed: guard.Spans = ()
-        batch, problem, order, gpu = None, None, 0.0, None
+        batch, problem, order, gpu, arrival = None, None, 0.0, None, None
         try:
             order = _checked_priority(priority)
             gradients += [buffers.adopt_gradient(name, value) for name, value in flat()]
             spans = guard.spans(gradients, title)
-            if any(g.owner is None and device.device_of(g.array) == "gpu" for g in gradients):
-                gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
+            gpu, arrival = self._queued_before(gradients)
             self._claims.claim(spans)
             claimed = spans
         except EspressoError as error:
@@ -78,10 +77,12 @@ class Intake:
             batch, problem = self._settled(key, specs, options())  # the end of a step may have changed the options
         if problem is not None:
             self._claims.drop(claimed)
-            return PendingCall(key, given, gradients, batch, problem, order, title=title, gpu=gpu)
+            return PendingCall(key, given, gradients, batch, problem, order, title=title, gpu=gpu, arrival=arrival)
         self._tell_of_copies(gradients)
         watch = guard.Watch(title, gradients, claimed, options().debug)
-        return PendingCall(key, given, gradients, batch, None, order, title=title, gpu=gpu, watch=watch)
+        return PendingCall(
+            key, given, gradients, batch, None, order, title=title, gpu=gpu, arrival=arrival, watch=watch
+        )  # fmt: skip
 
     def collective(
         self,
@@ -103,13 +104,12 @@ class Intake:
         gradients = list[Gradient]()
         claimed: guard.Spans = ()
         arrays: Mapping[str, Any] = {}
-        given, made, problem, gpu = None, None, None, None
+        given, made, problem, gpu, arrival = None, None, None, None, None
         try:
             arrays, given = take()
             gradients += [adopt_any(name, value) for name, value in arrays.items()]
             spans = guard.spans(gradients, title) if guarded else ()
-            if any(device.device_of(g.array) == "gpu" for g in gradients):
-                gpu = self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
+            gpu, arrival = self._queued_before(gradients)
             made = make(gradients)
             self._claims.claim(spans)
             claimed = spans
@@ -119,9 +119,12 @@ class Intake:
             problem = GradientError(f"{title}: cannot be done: {type(error).__name__}: {error}")
         batch, exchange = (made, None) if isinstance(made, Batch) else (None, made)
         result = [g for g, value in zip(gradients, arrays.values()) if value is given]
+        if batch is not None:  # what it reads comes after what it writes, and is never written back
+            others = [g for g, value in zip(gradients, arrays.values()) if value is not given]
+            result += [g._replace(rebuild=None, source=None, write_back=None, owner=g.array) for g in others]
         watch = guard.Watch(title, gradients, claimed, debug) if guarded and problem is None else None
         return PendingCall(
-            key, given, result, batch, problem, title=title, gpu=gpu, watch=watch, exchange=exchange
+            key, given, result, batch, problem, title=title, gpu=gpu, arrival=arrival, watch=watch, exchange=exchange
         )  # fmt: skip
 
     def release(self, call: PendingCall, read: bool = True) -> EspressoError | None:
@@ -153,6 +156,14 @@ class Intake:
             self._lost = True
             _LOG.warning("%s", lost)
         return changed
+
+    def _queued_before(self, gradients: Sequence[Gradient]) -> tuple[int | None, device.Arrival | None]:
+        """The GPU of a call, and when it will have passed what the caller has queued so far."""
+        streams = [gradient.stream for gradient in gradients if gradient.stream is not None]
+        if not streams:
+            return None, None
+        self._gpu = _checked_gpu(device.current_gpu(), self._gpu)
+        return self._gpu, device.Arrival(streams)
 
     def _tell_of_copies(self, gradients: Sequence[Gradient]) -> None:
         if self._copies:

@@ -21,6 +21,8 @@ from ..engine.diagnostics import agree_on_options
 from ..engine.engine import Engine
 from ..engine.intake import Intake
 from ..errors import ConfigError, EspressoError, PlanError
+from ..feedback import Feedback
+from ..files.compiled import announce
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
@@ -43,6 +45,7 @@ class SessionBase:
     """
 
     def __init__(self, comm: Any, options: Options, note: Callable[[], Mapping[str, Any]]) -> None:
+        announce()
         self._options, self._recording = options, False
         self._transport = Transport.open(comm, options.transport(), agree_on_options, note)
         self._require_fit()
@@ -107,6 +110,29 @@ class SessionBase:
             'skip'
         """
         return self._options.nonfinite
+
+    @property
+    def compressor(self) -> str | None:
+        """The spec of the compressor of all tensors; ``"none"`` if they are dense; None if a plan chooses.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     session.compressor
+            'int8'
+        """
+        planned = self._options.plan is not None or self._options.tuning is not None
+        return None if planned else self._options.compressor
+
+    @property
+    def feedback(self) -> Feedback:
+        """The error feedback; see ``Session``.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     session.feedback.kind
+            'auto'
+        """
+        return self._options.feedback
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
 
 from ..arrays.buffers import Gradient
 from ..collectives import calls
@@ -11,10 +12,9 @@ from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress
 from ..engine.batches import Batch
 from ..engine.calls import Exchange
-from ..errors import ConfigError
 from ..feedback import Feedback
 from ..types import ITEMSIZE, Route, TensorSpec
-from .base import SessionBase
+from .calling import Calling
 from .exchanges import (
     Taken,
     beside,
@@ -30,20 +30,17 @@ from .exchanges import (
     shape_of,
     spans_of,
 )
-from .handles import Handle
+from .halves import half_of
 
 ReduceName = Literal["mean", "sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"]
 
 
-class Collectives(SessionBase):
+class Collectives(Calling):
     """The collectives of a session. All are collective calls: every rank makes them, in any order if they have names.
 
     Arrays are numpy's, CuPy's, torch's, JAX's, or of DLPack. What must be equal on all ranks is checked; errors and
     timeouts are those of ``Session.sync``.
     """
-
-    guards_memory: ClassVar[bool] = True
-    """Whether a call claims its arrays until it was waited for; see docs/torch.md."""
 
     def allreduce(
         self,
@@ -136,12 +133,17 @@ class Collectives(SessionBase):
 
         return self._collective("broadcast", name, lambda: in_place("broadcast", x, None), make, blocking)
 
-    def allgather(self, x: Any, *, name: str = "", out: Any = None, blocking: bool = True) -> Any:
+    def allgather(
+        self, x: Any, *, name: str = "", out: Any = None, compressor: str = "none", route: str | Route | None = None,
+        feedback: Feedback | str | bool = "none", blocking: bool = True,
+    ) -> Any:  # fmt: skip
         """Concatenate the ranks' arrays along the first dimension, in rank order; every rank gets the result.
 
         Args:
             x: of the same shape and element type on every rank, with at least one dimension; not changed.
             out: receives the result; shape ``(ranks * x.shape[0], *x.shape[1:])``.
+            name, compressor, route, feedback: as for ``reduce_scatter``; the second half of the route. Every rank gets
+                what the payloads hold, also of its own array.
 
         Returns:
             ``out``, or a new array of the library of ``x`` (of numpy for JAX).
@@ -153,9 +155,13 @@ class Collectives(SessionBase):
         """
         size = self.topology.size
 
-        def make(gradients: Sequence[Gradient]) -> Exchange:
-            own, every = (bytes_of(gradient) for gradient in gradients)
+        def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
             require_like("allgather", gradients[1].spec, gradients[0].spec, size * gradients[0].spec.size)
+            half = half_of("allgather", gradients[0].spec, gradients[1].spec, "mean", self.topology, name,
+                           compressor, route, feedback)  # fmt: skip
+            if half is not None:
+                return half
+            own, every = (bytes_of(gradient) for gradient in gradients)
             spans = [(rank * own.size, (rank + 1) * own.size) for rank in range(size)]
             me = self._transport.rank
 
@@ -168,21 +174,23 @@ class Collectives(SessionBase):
         return self._collective("allgather", name, lambda: beside("allgather", x, out, size.__mul__), make, blocking)
 
     def reduce_scatter(
-        self, x: Any, op: ReduceName = "mean", *, name: str = "", out: Any = None, blocking: bool = True
-    ) -> Any:
+        self, x: Any, op: ReduceName = "mean", *, name: str = "", out: Any = None, compressor: str = "none",
+        route: str | Route | None = None, feedback: Feedback | str | bool = "none", blocking: bool = True,
+    ) -> Any:  # fmt: skip
         """Reduce an array elementwise over the ranks, and give each rank a part of the result, in rank order.
 
         Args:
             x: of the same shape and element type on every rank; not changed. Its first dimension is cut into as many
                 equal parts as there are ranks.
-            op, name: as for ``allreduce``.
+            op, name, compressor, feedback: as for ``allreduce``.
             out: receives this rank's part; shape ``(x.shape[0] / ranks, *x.shape[1:])``.
+            route: of which the first half is taken; default: see docs/collectives.md.
 
         Returns:
             ``out``, or a new array of the library of ``x`` (of numpy for JAX).
 
         Raises:
-            ConfigError: the first dimension cannot be cut so; others as ``allreduce``.
+            ConfigError: the first dimension cannot be cut so, or the route has no halves; others as ``allreduce``.
 
         Example:
             >>> with espresso_mpi.Session() as session:
@@ -191,9 +199,12 @@ class Collectives(SessionBase):
         """
         size = self.topology.size
 
-        def make(gradients: Sequence[Gradient]) -> Exchange:
-            whole, own = gradients
-            require_like("reduce_scatter", own.spec, whole.spec, whole.spec.size // size)
+        def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
+            (whole, own), spec = gradients, gradients[0].spec
+            require_like("reduce_scatter", own.spec, spec, spec.size // size)
+            half = half_of("reduce_scatter", spec, spec, op, self.topology, name, compressor, route, feedback)
+            if half is not None:
+                return half
             spans = spans_of([1] * size, own.spec.size)
             if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
                 divisor, dtype = float(size) if op == "mean" else 1.0, str(whole.spec.dtype)
@@ -210,10 +221,8 @@ class Collectives(SessionBase):
 
             return Exchange(reduced.said, reduced.tensors, progress)
 
-        def take() -> Taken:
-            return beside("reduce_scatter", x, out, lambda rows: part_of(rows, size))
-
-        return self._collective("reduce_scatter", name, take, make, blocking)
+        taken = partial(beside, "reduce_scatter", x, out, lambda rows: part_of(rows, size))
+        return self._collective("reduce_scatter", name, taken, make, blocking)
 
     def gather(self, x: Any, *, root: int = 0, name: str = "", out: Any = None, blocking: bool = True) -> Any:
         """As ``allgather``, but only the root gets the result; other ranks get None.
@@ -299,26 +308,3 @@ class Collectives(SessionBase):
             ...     session.barrier()
         """
         self._together("barrier", lambda: None)
-
-    # --- shared -------------------------------------------------------------------------------------------------------
-
-    def _collective(
-        self, kind: str, name: str, take: Callable[[], Taken],
-        make: Callable[[Sequence[Gradient]], Batch | Exchange], blocking: bool,
-    ) -> Any:  # fmt: skip
-        self._engine.require_usable()
-        self._held.release()
-        if not blocking:
-            self._transport.require_threads()
-        title = f"{kind}({name!r})" if name else kind
-        call = self._intake.collective((kind, name), take, title, make, self._options.debug, self.guards_memory)
-        if blocking:
-            return self._wait(self._engine.submit(call))
-        self._engine.submit(call, background=True)
-        if self.guards_memory:
-            self._pending.add(call)
-        return Handle(self, call)
-
-    def _check_root(self, kind: str, root: int) -> None:
-        if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.topology.size:
-            raise ConfigError(f"{kind}: root={root!r}; expected a rank, from 0 to {self.topology.size - 1}")

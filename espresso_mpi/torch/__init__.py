@@ -3,6 +3,7 @@
 >>> import espresso_mpi.torch                                                      # doctest: +SKIP
 >>> sync = espresso_mpi.torch.GradientSync(model, compressor="int8")               # without DDP  # doctest: +SKIP
 >>> ddp.register_comm_hook(session, espresso_mpi.torch.ddp_hook)                   # with DDP  # doctest: +SKIP
+>>> sync = espresso_mpi.torch.ShardSync(model, compressor="int8")                  # with FSDP2  # doctest: +SKIP
 
 What lives here: the adapters for PyTorch, which is imported here only. May import: the public names of ``espresso_mpi``
 and PyTorch. A new adapter is a module of its own.
@@ -11,19 +12,27 @@ and PyTorch. A new adapter is a module of its own.
 from __future__ import annotations
 
 from . import process_group
+from .accelerated import hook_accelerator
 from .ddp import ddp_hook
 from .gradient_sync import GradientSync
+from .groups import group_session
+from .hooks import push_hook
 from .replicas import average_buffers, broadcast_module, check_replicas
+from .shard_sync import ShardSync
 from .states import from_tensors, to_tensors
 
 process_group.register()
 
 __all__ = [
     "GradientSync",
+    "ShardSync",
     "average_buffers",
     "broadcast_module",
     "check_replicas",
     "ddp_hook",
     "from_tensors",
+    "group_session",
+    "hook_accelerator",
+    "push_hook",
     "to_tensors",
 ]

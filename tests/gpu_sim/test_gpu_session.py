@@ -226,3 +226,25 @@ def test_checksums_and_skipped_calls_on_the_gpu(world, open_session):
     mine["wide"][7] += 1
     with pytest.raises((GradientError, RemoteError), match="wide: its memory was changed"):
         handle.wait()
+
+
+def test_collectives_of_every_number(world, open_session):
+    """Sums of integers and bool by MPI, and bytes of any type, for which there are no kernels."""
+    session, ranks, me = open_session(), world.size, world.rank
+
+    def on_gpu(values, dtype):
+        return GpuArray(np.asarray(values, dtype))
+
+    counts = on_gpu([me, -300, 7 * me], np.int16)
+    assert session.allreduce(counts, op="max") is counts
+    assert counts.host.tolist() == [ranks - 1, -300, 7 * (ranks - 1)]
+    wide = session.allreduce(on_gpu([2**40 + me], np.int64), op="sum")
+    assert wide.host.tolist() == [ranks * 2**40 + ranks * (ranks - 1) // 2]
+    assert session.allreduce(on_gpu([me == 0, True], bool), op="land").host.tolist() == [ranks == 1, True]
+    assert session.allreduce(on_gpu([me + 0.5], np.float32), op="max").host.tolist() == [ranks - 0.5]
+    complex_ones, flags = on_gpu(np.zeros((ranks, 2)), np.complex64), on_gpu(np.zeros(3 * ranks), bool)
+    session.alltoall(on_gpu([[me + 1j * r] * 2 for r in range(ranks)], np.complex64), out=complex_ones)
+    assert complex_ones.host.tolist() == [[r + 1j * me] * 2 for r in range(ranks)]
+    session.allgather(on_gpu([True, False, me == 1], bool), out=flags)
+    assert flags.host.reshape(-1, 3).tolist() == [[True, False, r == 1] for r in range(ranks)]
+    assert session.broadcast(on_gpu([me, 5], np.uint8), root=ranks - 1).host.tolist() == [ranks - 1, 5]

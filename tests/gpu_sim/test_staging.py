@@ -30,12 +30,14 @@ class LateGpu:
         to_host, to_device, launch = FakeCUDAArray.copy_to_host, FakeCUDAArray.copy_to_device, gpu.Kernel.__call__
 
         def copy_to_host(array, target=None, stream=0):
+            require_own(stream)
             if stream == 0:
                 self.run()
                 return to_host(array, target)
             return self.later("out", lambda: to_host(array, target))
 
         def copy_to_device(array, source, stream=0):
+            require_own(stream)
             if stream == 0 and isinstance(source, np.ndarray):
                 self.run()
                 return to_device(array, source)
@@ -43,8 +45,13 @@ class LateGpu:
 
         def assign(array, key, value):
             if not self.working:  # kernels assign as well
+                require_own(0)
                 self.run()  # numba waits for the GPU at every assignment by the host
             array._ary[key] = getattr(value, "_ary", value)
+
+        def require_own(stream):
+            """The default stream does not wait for a session's: what is on it would come too early."""
+            assert stream != 0 or device._HERE.own is None
 
         monkeypatch.setattr(FakeCUDAArray, "__setitem__", assign)
         monkeypatch.setattr(FakeCUDAArray, "copy_to_host", copy_to_host)
@@ -52,7 +59,8 @@ class LateGpu:
         monkeypatch.setattr(gpu.Kernel, "__call__", lambda *given: self.later("launch", lambda: launch(*given)))
         monkeypatch.setattr(cuda, "default_stream", lambda: self, raising=False)
         monkeypatch.setattr(cuda, "synchronize", self.run)
-        monkeypatch.setattr(cuda, "event", lambda: Event(self))
+        monkeypatch.setattr(cuda, "stream", lambda: self)
+        monkeypatch.setattr(cuda, "event", lambda timing=True: Event(self))
 
     def later(self, what, work):
         self.log.append(what)
@@ -74,11 +82,18 @@ class LateGpu:
 
 class Event:
     def __init__(self, gpu):
-        self.gpu, self.place = gpu, 0
+        self.gpu, self.place, self.asked = gpu, 0, False
 
     def record(self, stream):
         assert stream is self.gpu  # and not another stream than that of the copies
         self.place = len(self.gpu.queue)
+
+    def query(self):
+        """Not yet at first; then the GPU has come that far."""
+        if self.asked:
+            self.gpu.run(self.place)
+        self.asked = True
+        return self.gpu.done >= self.place
 
     def synchronize(self):
         self.gpu.log.append("wait")

@@ -8,6 +8,7 @@ from session_cases import COMPRESSED, DENSE, exact_mean, held, identical, node_l
 
 from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.compressors import get
+from espresso_mpi.errors import ConfigError
 from espresso_mpi.types import Route
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
@@ -102,6 +103,29 @@ def test_containers_are_updated_in_place(world, open_session, compressor):
     assert np.allclose(half, exact_mean(world.size, 3, 9, np.float16), atol=2e-3)
     assert identical(world, big)
     assert session.stats().steps == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_some_ranks_do_not_have_counts_as_zero(world, open_session):
+    """None on one rank, on all but one, and on all; the mean is written to new arrays where there were none."""
+    session, last = open_session(), world.size - 1
+    mine = {
+        "most": None if world.rank == last else np.full((2, 3), 1.0, np.float32),
+        "one": [np.full(4, 8.0) if world.rank == 0 else None],
+        "none": None,
+        "all": np.full(3, world.rank, np.float16),
+    }
+    found = session.sync(mine, missing="zero")
+    assert found["none"] is None
+    assert np.allclose(found["most"], last / world.size) and found["most"].shape == (2, 3)
+    assert np.allclose(found["one"][0], 8 / world.size) and found["one"][0].dtype == np.float64
+    assert found["all"] is mine["all"] and np.allclose(found["all"], last / 2)
+    if world.rank != last:
+        assert found["most"] is mine["most"]
+    whole = {"all": mine["all"]}
+    assert session.sync(whole, missing="zero") is whole
+    with pytest.raises(ConfigError, match="expected 'error' or 'zero'"):
+        session.sync(whole, missing="none")
 
 
 def test_steady_state_moves_the_advertised_bytes(world, open_session):

@@ -16,6 +16,8 @@ CASES = [
     ("train_torch.py", "--way sync --steps 3 --width 16", ("torch",)),
     ("train_torch.py", "--way ddp --steps 3 --width 16", ("torch",)),
     ("train_torch.py", "--way fsdp --steps 3 --width 16", ("torch",)),
+    ("train_lightning.py", "--epochs 1", ("torch", "lightning")),
+    ("train_accelerate.py", "--steps 3 --width 16", ("torch", "accelerate", "transformers")),
     ("train_jax.py", "", ("jax", "optax")),
     ("partial_fit.py", "", ("sklearn",)),
 ]

@@ -29,7 +29,7 @@ def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> int:
     counter = gpu.event_counter()
     _launch(_beyond_half, out.size, of, among, own, factor, counter)
     _launch(_MEAN[dtype], out.size, of, among, own, factor)
-    return int(counter.copy_to_host()[0])
+    return gpu.count_of(counter)
 
 
 def max_rows(out: Any, rows: Any, own: int) -> None:
@@ -42,7 +42,7 @@ def add_integers(out: Any, rows: Any, own: int) -> int:
     counter = gpu.event_counter()
     limits = np.iinfo(out.dtype)
     _launch(_ADD[str(out.dtype)], out.size, out, rows, own, np.int64(limits.min), np.int64(limits.max), counter)
-    return int(counter.copy_to_host()[0])
+    return gpu.count_of(counter)
 
 
 def blend(out: Any, a: float, b: float, x: Any) -> None:
@@ -71,7 +71,7 @@ def count_from(x: Any, dtype: str, least: int) -> int:
     else:
         unsigned = np.uint32 if dtype == "float32" else np.uint64
         _launch(_COUNT[dtype], x.size, x, unsigned(least - 1).view(dtype), counter)
-    return int(counter.copy_to_host()[0])
+    return gpu.count_of(counter)
 
 
 def _launch(kernel: gpu.Kernel, size: int, *args: Any) -> None:

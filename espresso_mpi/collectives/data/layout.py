@@ -115,6 +115,15 @@ class Dense:
 
 
 @dataclass(frozen=True)
+class Even(Dense):
+    """A region that is cut into exactly equal pieces, wherever they begin."""
+
+    def split(self, pieces: int, count: int) -> list[Dense]:
+        edges = [self.start + self.size * i // pieces for i in range(pieces + 1)] + [self.stop] * (count - pieces)
+        return [Even(a, b) for a, b in itertools.pairwise(edges)]
+
+
+@dataclass(frozen=True)
 class Part:
     """The payload of elements [start, stop), at ``offset`` in a buffer.
 

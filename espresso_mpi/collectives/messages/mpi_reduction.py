@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays import device
 from .failures import named
 from .transport import Transport
 
@@ -18,13 +19,15 @@ def reduce_by_mpi(transport: Transport, x: Any, op: str, root: int | None) -> It
     """Reduce an array elementwise, in place; on every rank, or on the root alone.
 
     Args:
-        x: flat, of a type that MPI knows; op: the name of MPI's operator in lower case.
+        x: flat, of a type that MPI knows; on a GPU, MPI is given a copy in host memory.
+        op: the name of MPI's operator in lower case.
 
     Raises:
         RankTimeoutError: it has not ended within the timeout; which rank is late, MPI does not tell.
     """
     others = [rank for rank in range(transport.topology.size) if rank != transport.rank]
-    for piece in np.array_split(x, max(1, -(-x.nbytes // _LONGEST))):
+    here = x if device.device_of(x) == "cpu" else device.to_host(x)
+    for piece in np.array_split(here, max(1, -(-x.nbytes // _LONGEST))):
         request = _start(transport, piece, op, root)
         yield
         try:
@@ -32,6 +35,8 @@ def reduce_by_mpi(transport: Transport, x: Any, op: str, root: int | None) -> It
         except BaseException:
             transport.outlive([piece, request])
             raise
+    if here is not x:
+        device.copy(x, here)
 
 
 @named("starting a reduction")

@@ -20,6 +20,8 @@ FUNCTIONS = {
     "plan": "cli.plan:plan_main",
     "explain": "cli.plan:explain_main",
     "timeline": "tracing.pictures:main",
+    "warmup": "cli.warmup:main",
+    "gpu_check": "bench.gpu.suite:main",
     "doctor": "cli.doctor:main",
     "run": "cluster.launch:run",
     "lab": "cluster.lab:run",

@@ -16,7 +16,7 @@ from espresso_mpi.compressors import Compressor, get, names
 SIMULATOR = Path(__file__).parents[2] / "cuda_simulator.py"
 
 
-LIMIT = 600
+LIMIT = 1800
 
 
 @pytest.fixture(scope="module")

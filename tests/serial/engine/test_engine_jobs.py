@@ -16,7 +16,7 @@ from espresso_mpi.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(150)
 
-LIMIT = 60
+LIMIT = 120
 """Seconds a job may take; a job that hangs ends with launch.TIMED_OUT."""
 
 try:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
+
+from espresso_mpi.files import compiled
 
 WITHOUT_A_DIRECTORY = """
 from numba.core.caching import CacheImpl
@@ -25,3 +29,24 @@ def test_the_planner_works_where_no_cache_can_be_written():
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("compiled anew in every process") == 1
     assert "NUMBA_CACHE_DIR" in done.stderr
+
+
+def test_a_long_compilation_is_said_once(caplog, monkeypatch):
+    """Only of this library's kernels, when they have taken a second in all."""
+    clock = itertools.count()
+    monkeypatch.setattr(compiled.time, "perf_counter", lambda: 0.6 * next(clock))  # each compilation takes 0.6 s
+    announcer = compiled._Announcer()
+
+    def compile_one(module):
+        event = SimpleNamespace(data={"dispatcher": SimpleNamespace(py_func=SimpleNamespace(__module__=module))})
+        announcer.on_start(event)
+        announcer.on_end(event)
+
+    with caplog.at_level("INFO", "espresso_mpi"):
+        for _ in range(3):
+            compile_one("somebody.else")
+        compile_one("espresso_mpi.compressors.kernels.cpu.signs")
+        assert not caplog.records
+        for _ in range(3):
+            compile_one("espresso_mpi.compressors.kernels.cpu.signs")
+    assert [record.message.split(",")[0] for record in caplog.records] == ["compiling kernels"]

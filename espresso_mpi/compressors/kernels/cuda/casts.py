@@ -25,7 +25,7 @@ def encode(x: Any, residual: Any, payload: Any, rule: int, low: Any, high: Any) 
     codes = payload.view(np.float16 if rule == HALF else np.uint16)
     counter = gpu.event_counter(zeroed=rule == HALF)  # the others count nothing
     kernel(gpu.blocks(x.size, gpu.TILE), gpu.THREADS, x, kept, codes, low, high, counter)
-    return int(counter.copy_to_host()[0]) if rule == HALF else 0
+    return gpu.count_of(counter) if rule == HALF else 0
 
 
 def decode(payload: Any, out: Any, half: bool, add: bool) -> None:

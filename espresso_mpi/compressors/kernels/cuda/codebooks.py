@@ -59,15 +59,9 @@ def decode(seed: Any, planes: Any, scales: Any, out: Any, block: int, bits: int,
     _DECODE[add](grid, gpu.THREADS, out, seed, planes, scales, _on_device(table), block, bits)
 
 
-_tables: dict[tuple[int, bytes], Any] = {}
-
-
 def _on_device(table: np.ndarray) -> Any:
-    """A small constant array on the current GPU, copied there once."""
-    key = (gpu.device_number(), table.tobytes())
-    if key not in _tables:
-        _tables[key] = cuda.to_device(table)
-    return _tables[key]
+    """A small constant array on the current GPU, copied there once for each stream."""
+    return gpu.scratch(("table", table.tobytes()), lambda: gpu.sent(table))
 
 
 @cuda.jit(device=True)

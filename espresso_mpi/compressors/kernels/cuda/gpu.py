@@ -16,13 +16,17 @@ import warnings
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import cuda
 from numba.cuda import libdevice
 
+from espresso_mpi.arrays import device
 from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.files.compiled import cached
+
+T = TypeVar("T")
 
 THREADS = 256
 """Threads of a block."""
@@ -36,18 +40,16 @@ LANES = 32
 FULL = 0xFFFFFFFF
 """The mask of all lanes of a warp."""
 
-STREAM = 0
-"""The stream of every launch: numba's default one, on which copies to and from its arrays run as well."""
-
-# A small tensor needs few blocks, and some kernels are one warp: numba would tell the user so at every new size.
-warnings.filterwarnings("ignore", message=r"Grid size \d+ will likely result in GPU under-utilization")
+# A small tensor needs few blocks, and some kernels are one warp: numba would tell the user so at every new size. Its
+# text begins with the codes of a terminal's bold letters.
+warnings.filterwarnings("ignore", message=r"\s*(\x1b\[\d+m)?\s*Grid size \d+ will likely result in GPU under-util")
 
 KERNELS: list[Kernel] = []
 """Every kernel of the modules imported so far; a test compiles them all for several kinds of GPU."""
 
 
 class Kernel:
-    """A kernel with its signature, compiled for the current device when it is first launched.
+    """A kernel with its signature, compiled for the current device when it is first launched, and kept on disk.
 
     Called with the number of blocks, the number of threads in each, and the arguments.
     """
@@ -58,10 +60,10 @@ class Kernel:
 
     @cached_property
     def _compiled(self) -> Any:
-        return cuda.jit(self.signature)(self.function)
+        return cached(lambda cache: cuda.jit(self.signature, cache=cache)(self.function))
 
     def __call__(self, grid: int, threads: int, *args: Any) -> None:
-        self._compiled[grid, threads, STREAM](*args)
+        self._compiled[grid, threads, device.launch_stream()](*args)
 
 
 def kernel(signature: str, **variant: Any) -> Callable[[Any], Kernel]:
@@ -89,7 +91,7 @@ def blocks(work: int, each: int, resident: int = 2048 // THREADS) -> int:
 
 
 @lru_cache
-def _multiprocessors(device: int) -> int:
+def _multiprocessors(number: int) -> int:
     return int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
 
 
@@ -98,17 +100,30 @@ def device_number() -> int:
     return int(cuda.get_current_device().id)
 
 
-@lru_cache
-def _counter(device: int) -> Any:
-    return cuda.device_array(1, np.int64)
+def scratch(name: Any, make: Callable[[], T]) -> T:
+    """Memory for a kernel's own use, made once for each device and stream."""
+    return device.per_stream((name, device_number()), make)
+
+
+def sent(values: np.ndarray) -> Any:
+    """A copy of an array on the device."""
+    return cuda.to_device(values, stream=device.stream())
 
 
 def event_counter(zeroed: bool = True) -> Any:
     """One int64 on the device for what a kernel counts; to be read before there is another use of it."""
-    found = _counter(device_number())
+    found = scratch("counter", lambda: cuda.device_array(1, np.int64))
     if zeroed:
-        found.copy_to_device(np.zeros(1, np.int64))
+        device.copy_later(found, _ZERO)
     return found
+
+
+def count_of(counter: Any) -> int:
+    """What a kernel has counted; waits for the stream."""
+    return int(device.to_host(counter)[0])
+
+
+_ZERO = np.zeros(1, np.int64)
 
 
 # --- bits and random bits ---------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def encode(x: Any, residual: Any, words: Any, scales: Any, lows: Any, block: int
     grid = gpu.blocks(scales.size, _WARPS, *resident)
     counter = gpu.event_counter()
     kernel(grid, gpu.THREADS, x, kept, words.view(np.uint32), scales, second, block, counter)
-    return int(counter.copy_to_host()[0])
+    return gpu.count_of(counter)
 
 
 def encode_signs(x: Any, residual: Any, momentum: Any, words: Any, beta: float) -> None:

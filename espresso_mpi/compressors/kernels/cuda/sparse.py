@@ -9,7 +9,6 @@ waits for the host; a word in memory lets them end at once.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,15 +29,13 @@ class Momentum(NamedTuple):
     """One float32 on the GPU; None: 1."""
 
 
-@lru_cache
-def _totals(device: int) -> Any:
+def _totals() -> Any:
     """How many values reach the threshold, and how many are larger."""
-    return cuda.to_device(np.zeros(2, np.uint32))
+    return gpu.scratch("sparse totals", lambda: gpu.sent(np.zeros(2, np.uint32)))
 
 
-@lru_cache
-def _one(device: int) -> Any:
-    return cuda.to_device(np.ones(1, np.float32))
+def _one() -> Any:
+    return gpu.scratch("sparse one", lambda: gpu.sent(np.ones(1, np.float32)))
 
 
 def encode(
@@ -52,14 +49,13 @@ def encode(
     context: Context,
 ) -> None:
     """As ``cpu.sparse.encode_counted``."""
-    device = gpu.device_number()
-    scratch, totals = topk.scratch_of(device, "sparse"), _totals(device)
+    scratch, totals = topk.scratch_of("sparse"), _totals()
     head, indices, sent = sparse.split(payload)
     gpu.zero(payload.view(np.float32))
     _start(1, 1, scratch.state, totals, np.uint32(threshold or 0))
     keep, moving = residual is not None, momentum is not None
     moved = x if momentum is None else momentum.values
-    factor = _one(device) if momentum is None or momentum.factor is None else momentum.factor
+    factor = _one() if momentum is None or momentum.factor is None else momentum.factor
     decay = np.float32(0 if momentum is None else momentum.decay)
     arrays = (x, residual if keep else x, moved, factor, decay)
     if threshold is None:
@@ -178,14 +174,13 @@ class _Norm(NamedTuple):
     factor: Any
 
 
-@lru_cache
-def _norm(device: int) -> _Norm:
-    return _Norm(cuda.to_device(np.zeros(2, np.int64)), cuda.to_device(np.ones(1, np.float32)))
+def _norm() -> _Norm:
+    return gpu.scratch("norm", lambda: _Norm(gpu.sent(np.zeros(2, np.int64)), gpu.sent(np.ones(1, np.float32))))
 
 
 def clip_factor(x: Any, limit: float, context: Context) -> Any:
     """As ``cpu.clipping.clip_factor``; one float32 on the GPU."""
-    norm, shift = _norm(gpu.device_number()), clipping.norm_shift(x.size)
+    norm, shift = _norm(), clipping.norm_shift(x.size)
     grid = gpu.blocks(x.size, gpu.TILE)
     _no_norm(1, 1, norm.parts)
     _largest(grid, gpu.THREADS, x, norm.parts)

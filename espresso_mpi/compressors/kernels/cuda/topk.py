@@ -7,13 +7,12 @@ known exactly, and how many of those equal to it belong to the choice. Each warp
 elements: one pass counts what it will write, and the next, which sums the counts of the warps before it, writes.
 Values beyond ``LIMIT`` count as that and NaN as 0, as on the CPU.
 
-No kernel waits for the host. The scratch memory (82 KB) does not depend on n and is kept for each device, so two calls
-on one device must follow one another: they do on one stream.
+No kernel waits for the host. The scratch memory (82 KB) does not depend on n and is kept for each stream, on which two
+calls follow one another.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,16 +51,15 @@ class Scratch(NamedTuple):
     equal_block: Any
 
 
-@lru_cache
-def scratch_of(device: int, user: str) -> Scratch:
-    """The scratch memory of a device for one of the modules that use it."""
+def scratch_of(user: str) -> Scratch:
+    """The scratch memory for one of the modules that use it."""
     sizes = (_BINS, 4, _BLOCKS * _WARPS, _BLOCKS * _WARPS, _BLOCKS, _BLOCKS)
-    return Scratch(*(cuda.to_device(np.zeros(size, np.uint32)) for size in sizes))
+    return gpu.scratch(f"topk for {user}", lambda: Scratch(*(gpu.sent(np.zeros(size, np.uint32)) for size in sizes)))
 
 
 def encode(x: Any, residual: Any, indices: Any, values: Any) -> None:
     """Choose among ``x``, or among ``residual + x``, which ``residual`` then holds without the elements chosen."""
-    scratch, keep = scratch_of(gpu.device_number(), "topk"), residual is not None
+    scratch, keep = scratch_of("topk"), residual is not None
     source = residual if keep else x
     search(source, x, keep, indices.size, scratch)
     copy_chosen(source, source, int(keep), indices, values, scratch)

@@ -1,0 +1,225 @@
+"""The program of two ranks on one GPU: sessions against those of host arrays, and ``push`` beside a backward pass.
+
+Started by ``suite`` as a job of its own; rank 0 writes its result to the file that the first argument names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ...arrays import device
+from ...session import Session
+from ...types import ROUTES, Route
+
+METHODS = ("none", "int8", "onebit")
+"""What the times are measured with."""
+
+_LAYERS, _WIDTH, _BATCH = 12, 2048, 16384
+_ROUNDS = 4
+
+
+def main(path: str) -> None:
+    """Run all parts, and write their results on rank 0."""
+    import cupy
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    result = {
+        "ranks": world.size,
+        "routes": routes(world, cupy),
+        "sessions": two_sessions(world, cupy),
+        "side_stream": side_stream(world, cupy),
+        "synchronizes": synchronizes(cupy),
+        "overlap": [overlap(world, cupy, method) for method in METHODS],
+        "sizes": [row for method in METHODS for row in times(world, cupy, method)],
+    }
+    if world.rank == 0:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(result, file)
+
+
+# --- right ------------------------------------------------------------------------------------------------------------
+
+
+def routes(world: Any, cupy: Any) -> dict[str, Any]:
+    """Every named route on GPU arrays and on host arrays: the runs, and those whose bits differ on any rank."""
+    nodes = [[r for r in range(world.size) if r % 2 == m] for m in range(min(2, world.size))]
+    runs, wrong = 0, []
+    for name in ROUTES:
+        for method in _methods(Route.parse(name)):
+            for n in (300, 1_000_003):
+                runs += 1
+                bad = world.allreduce(_unlike(world, cupy, name, method, n, nodes))
+                wrong += [f"{name} {method} {n}: {bad} elements"] if bad else []
+    return {"runs": runs, "wrong": wrong}
+
+
+def _methods(route: Route) -> tuple[str, ...]:
+    if not route.compressed:
+        return ("none",)
+    if route.sums_payloads:
+        return ("fp16", "randomk:ratio=0.1")
+    return ("onebit", "topk:ratio=0.1", "int8")
+
+
+def _unlike(world: Any, cupy: Any, name: str, method: str, n: int, nodes: list[list[int]]) -> int:
+    options: dict[str, Any] = {"compressor": method, "nodes": nodes}
+    count = 0
+    with Session(route=name, **options) as host, Session(route=Route.parse(name).on("gpu"), **options) as gpu:
+        for step in range(2):
+            values = np.random.default_rng([world.rank, step]).standard_normal(n).astype(np.float32)
+            there = cupy.asarray(values)
+            host.sync(values)
+            gpu.sync(there)
+            count += int(np.count_nonzero(cupy.asnumpy(there) != values))
+    return count
+
+
+def two_sessions(world: Any, cupy: Any) -> int:
+    """Two sessions of two threads on one GPU, against each by itself: elements that differ."""
+    rng, spec = np.random.default_rng(world.rank), "topk:ratio=0.01"
+    data = [[rng.standard_normal(300_000).astype(np.float32) for _ in range(8)] for _ in range(2)]
+
+    def run(session: Session, arrays: list[np.ndarray], out: list[np.ndarray]) -> None:
+        out += [cupy.asnumpy(session.sync(cupy.asarray(array))) for array in arrays]
+
+    alone: list[list[np.ndarray]] = [[], []]
+    for arrays, out in zip(data, alone):
+        with Session(compressor=spec) as session:
+            run(session, arrays, out)
+    together: list[list[np.ndarray]] = [[], []]
+    with Session(compressor=spec) as first, Session(compressor=spec) as second:
+        threads = [threading.Thread(target=run, args=given) for given in zip((first, second), data, together)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    bad = sum(int(np.count_nonzero(a != b)) for k in range(2) for a, b in zip(alone[k], together[k]))
+    return int(world.allreduce(bad)) + (0 if all(map(len, together)) else 1)
+
+
+def side_stream(world: Any, cupy: Any) -> int:
+    """Values that a non-blocking stream of the caller's writes late, behind long work: steps with another mean."""
+    bad, stream = 0, cupy.cuda.Stream(non_blocking=True)
+    late = cupy.random.standard_normal((4096, 4096), cupy.float32)
+    mean = sum(range(1, world.size + 1)) / world.size
+    with Session() as session:
+        for step in range(10):
+            x = cupy.zeros(1 << 20, cupy.float32)
+            cupy.cuda.runtime.deviceSynchronize()
+            with stream:
+                for _ in range(8):
+                    late = cupy.matmul(late, late) * np.float32(1e-4)
+                x.fill(world.rank + 1.0 + step)
+                seen = session.push("x", x).wait() * 2
+            stream.synchronize()
+            bad += float(seen[7]) != 2 * (step + mean)
+    return int(world.allreduce(bad))
+
+
+def synchronizes(cupy: Any) -> int:
+    """Waits for the whole GPU in ten calls of the steady state."""
+    count = 0
+    before = device.synchronize
+
+    def counted() -> None:
+        nonlocal count
+        count += 1
+        before()
+
+    with Session(compressor="int8") as session:
+        x = cupy.ones(1 << 20, cupy.float32)
+        session.sync(x)
+        device.synchronize = counted
+        try:
+            for _ in range(10):
+                session.sync(x)
+        finally:
+            device.synchronize = before
+    return count
+
+
+# --- fast -------------------------------------------------------------------------------------------------------------
+
+
+def overlap(world: Any, cupy: Any, method: str) -> dict[str, Any]:
+    """A backward pass of matrix products, a ``sync``, one after the other, and the pass with ``push``: seconds."""
+    weights = [cupy.random.standard_normal((_WIDTH, _WIDTH), cupy.float32) * 0.02 for _ in range(_LAYERS)]
+    inputs = cupy.random.standard_normal((_BATCH, _WIDTH), cupy.float32)
+    gradients = [cupy.empty_like(w) for w in weights]
+
+    def backward(after: Callable[[int], object] = lambda k: None) -> None:
+        error = inputs
+        for k in reversed(range(_LAYERS)):
+            cupy.matmul(inputs.T, error, out=gradients[k])
+            error = cupy.matmul(error, weights[k])
+            after(k)
+
+    with Session(compressor=method) as session:
+
+        def synced() -> None:
+            session.sync({str(k): g for k, g in enumerate(gradients)})
+
+        def one_by_one() -> None:
+            backward()
+            synced()
+
+        def pushed() -> None:
+            handles = []
+            backward(lambda k: handles.append(session.push(str(k), gradients[k])))
+            for handle in handles:
+                handle.wait()
+
+        with _own_stream(cupy):
+            found = [_least(world, cupy, work) for work in (backward, synced, one_by_one, pushed)]
+    names = ("backward_s", "sync_s", "one_by_one_s", "pushed_s")
+    hidden = (found[0] + found[1] - found[3]) / min(found[0], found[1])
+    return {"method": method, **dict(zip(names, found)), "hidden": hidden}
+
+
+@contextmanager
+def _own_stream(cupy: Any) -> Iterator[None]:
+    with cupy.cuda.Stream(non_blocking=True):
+        yield
+
+
+def times(world: Any, cupy: Any, method: str) -> Iterator[dict[str, Any]]:
+    """One array of several sizes: seconds of ``sync`` on the GPU, and of the same array in host memory."""
+    for nbytes in (4 << 10, 1 << 20, 64 << 20):
+        values = np.random.default_rng(world.rank).standard_normal(nbytes // 4).astype(np.float32)
+        there = cupy.asarray(values)
+        with Session(compressor=method, min_bytes=0) as gpu, Session(compressor=method, min_bytes=0) as host:
+            on_gpu = _least(world, cupy, lambda gpu=gpu, there=there: gpu.sync(there))  # type: ignore[misc]
+            on_host = _least(world, cupy, lambda host=host, values=values: host.sync(values))  # type: ignore[misc]
+        yield {"method": method, "nbytes": nbytes, "gpu_s": on_gpu, "host_s": on_host}
+
+
+def _least(world: Any, cupy: Any, work: Callable[[], object]) -> float:
+    """The least time of several runs, of the slowest rank, until the GPU has done everything."""
+    seconds = []
+    for _ in range(_ROUNDS):
+        cupy.cuda.runtime.deviceSynchronize()
+        world.barrier()
+        start = time.perf_counter()
+        work()
+        cupy.cuda.runtime.deviceSynchronize()
+        seconds.append(world.allreduce(time.perf_counter() - start, op=_greatest()))
+    return float(min(seconds[1:]))
+
+
+def _greatest() -> Any:
+    from mpi4py import MPI
+
+    return MPI.MAX
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,207 @@
+"""``gpu-check``: every promise of the GPU support, tried on this node's GPU, with a verdict for each."""
+
+from __future__ import annotations
+
+import json as json_of
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...cluster.environment import environment, gpus
+from ...cluster.launch import child_environment, cores, find_mpirun
+from ...collectives.messages import probe
+from ...errors import ConfigError, EspressoError
+from ...files.output import check_writable, progress, write_result
+from .. import compressors as speeds
+from ..defaults import GpuCheck as Defaults
+from . import kernels
+from .report import COPY_GOALS, HIDDEN_GOAL, Verdict, markdown
+
+SIZES = (0, 1, 65, 2000, 1_000_003, 10_000_019)
+"""Elements that kernels are compared with."""
+
+_WORKERS = 12
+"""Processes that compare kernels at most: each takes half a gigabyte of the GPU's memory."""
+
+_BESIDE = ("int8", "onebit")
+_BESIDE_ELEMENTS, _BESIDE_SIDE = 50_000_000, 8192
+_RANKS_LIMIT_S = 300
+_SANITIZED = "fp16,int8,onebit,topk,powersgd"
+
+
+def main(only: str = Defaults.only, json: Path | None = None, output: Path | None = None) -> int:
+    """Run the parts, print the report, and write it if asked.
+
+    Args:
+        only: comma list of parts.
+        json, output: files for the result, as JSON and as Markdown.
+
+    Returns:
+        0 if every promise is kept, 1 if not.
+
+    Raises:
+        ConfigError: there is no GPU, no such part, or a file cannot be written.
+    """
+    check_writable(json)
+    check_writable(output, "--output")
+    parts: dict[str, Callable[[], Any]] = {
+        "kernels": _kernels, "speeds": _speeds, "beside": _beside, "pointers": _pointers, "ranks": _two_ranks,
+        "sanitizer": _sanitizer,
+    }  # fmt: skip
+    wanted = only.split(",")
+    if not set(wanted) <= set(parts):
+        raise ConfigError(f"--only {only}; expected some of {','.join(parts)}")
+    _require_gpu()
+    result: dict[str, Any] = {"environment": environment(), "gpus": gpus()}
+    result |= {part: run() for part, run in parts.items() if part in wanted}
+    result["verdicts"] = [asdict(verdict) for verdict in verdicts(result)]
+    text = markdown(result)
+    print(text)
+    if json is not None:
+        write_result(json, result)
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+        print(f"wrote {output}")
+    return 0 if all(verdict["kept"] is not False for verdict in result["verdicts"]) else 1
+
+
+def _require_gpu() -> None:
+    from numba import cuda
+
+    if not cuda.is_available():
+        raise ConfigError("gpu-check: numba finds no GPU here; espresso-mpi doctor says more")
+
+
+def _kernels() -> dict[str, Any]:
+    specs = kernels.specs()
+    with progress("kernels", len(specs)) as tick:
+        found = kernels.compare_in_processes(specs, SIZES, min(_WORKERS, cores()), tick)
+    return {"methods": len(specs), "sizes": list(SIZES), "differences": [asdict(one) for one in found]}
+
+
+def _pointers() -> dict[str, Any]:
+    return asdict(probe.probe_gpu())
+
+
+def _speeds() -> list[dict[str, Any]]:
+    return [asdict(row) for row in speeds.main(device="cuda", repeats=5)]
+
+
+def _beside() -> list[dict[str, Any]] | str:
+    try:
+        from . import beside
+
+        found = [beside.measure(method, _BESIDE_ELEMENTS, _BESIDE_SIDE) for method in _BESIDE]
+    except ImportError:
+        return "CuPy is not installed"
+    return [{**asdict(one), "overlapped": one.overlapped} for one in found]
+
+
+def _two_ranks() -> dict[str, Any] | str:
+    """What the job of two ranks found, or why it found nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ranks.json"
+        program = [sys.executable, "-m", "mpi4py", "-m", "espresso_mpi.bench.gpu.ranks", str(path)]
+        try:
+            command = [find_mpirun().path, "-n", "2", *program]
+            done = subprocess.run(
+                command, env=child_environment(2), capture_output=True, text=True, timeout=_RANKS_LIMIT_S, check=False
+            )
+        except EspressoError as error:
+            return str(error)
+        except subprocess.TimeoutExpired:
+            return f"the job of two ranks took longer than {_RANKS_LIMIT_S} s"
+        if done.returncode or not path.exists():
+            return f"the job of two ranks ended with {done.returncode}: {done.stderr[-2000:]}"
+        found: dict[str, Any] = json_of.loads(path.read_text(encoding="utf-8"))
+        return found
+
+
+def _sanitizer() -> dict[str, Any] | str:
+    """What compute-sanitizer says of kernels of each family; why it says nothing."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        return "compute-sanitizer is not installed"
+    code = (
+        "from espresso_mpi.bench.gpu import kernels; "
+        f"print(len(kernels.compare({_SANITIZED.split(',')!r}, (65, 2000))))"
+    )
+    command = [tool, "--error-exitcode", "9", sys.executable, "-c", code]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_RANKS_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {_RANKS_LIMIT_S} s"
+    return {"methods": _SANITIZED, "status": done.returncode, "said": (done.stdout + done.stderr)[-500:]}
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def verdicts(result: Mapping[str, Any]) -> list[Verdict]:
+    """A verdict for each promise; ``kept`` is None where nothing was measured."""
+    makers: dict[str, Callable[[Any], Iterator[Verdict]]] = {
+        "kernels": _of_kernels, "speeds": _of_speeds, "ranks": _of_ranks, "pointers": _of_pointers,
+        "sanitizer": _of_sanitizer,
+    }  # fmt: skip
+    return [verdict for part, make in makers.items() if part in result for verdict in make(result[part])]
+
+
+def _of_kernels(part: Mapping[str, Any]) -> Iterator[Verdict]:
+    found = f"{len(part['differences'])} differences in {part['methods']} methods, {len(part['sizes'])} sizes each"
+    yield Verdict("kernels write the bytes of the CPU's", found, "none", not part["differences"])
+
+
+def _of_speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
+    by_name = {row["method"]: row for row in rows}
+    for names, goal in COPY_GOALS:
+        shares = [
+            (by_name[name][f"{what}_bound_fraction"], f"{name} {what}")
+            for name in (names or [n for n, r in by_name.items() if r["encode_bound_fraction"] and n not in _NAMED])
+            if name in by_name
+            for what in ("encode", "decode")
+            if by_name[name][f"{what}_bound_fraction"]
+        ]
+        title = "casts, signs, block quantisers, chunked top-k" if names else "all other methods"
+        if shares:
+            least, which = min(shares)
+            below = sum(share < goal for share, _ in shares)
+            found = f"least {least:.2f} ({which}); {below} of {len(shares)} below"
+            yield Verdict(f"share of the bound by memory: {title}", found, f"≥ {goal}", least >= goal)
+
+
+_NAMED = (*(COPY_GOALS[0][0] or ()), "copy")
+
+
+def _of_ranks(part: Mapping[str, Any] | str) -> Iterator[Verdict]:
+    if isinstance(part, str):
+        yield Verdict("two ranks on one GPU", part, "a result", False)
+        return
+    routes = part["routes"]
+    found = f"{len(routes['wrong'])} of {routes['runs']} runs differ"
+    yield Verdict("sessions give the bits of host arrays on every named route", found, "none", not routes["wrong"])
+    bad = part["sessions"]
+    yield Verdict("two sessions in two threads on one GPU", f"{bad} elements differ", "none", not bad)
+    bad = part["side_stream"]
+    yield Verdict("values that a side stream writes late", f"{bad} of 20 results are wrong", "none", not bad)
+    count = part["synchronizes"]
+    yield Verdict("waits for the whole GPU in ten calls", str(count), "none", not count)
+    for row in part["overlap"]:
+        found = f"{row['hidden']:.2f}"
+        yield Verdict(
+            f"share that push hides: {row['method']}", found, f"≥ {HIDDEN_GOAL}", row["hidden"] >= HIDDEN_GOAL
+        )
+
+
+def _of_pointers(part: Mapping[str, Any]) -> Iterator[Verdict]:
+    found = f"{'they work' if part['works'] else 'messages are staged'}: {part['why']}"
+    yield Verdict("device pointers to MPI", found, "as the library can", None)
+
+
+def _of_sanitizer(part: Mapping[str, Any] | str) -> Iterator[Verdict]:
+    found, kept = (part, None) if isinstance(part, str) else (f"exit status {part['status']}", part["status"] == 0)
+    yield Verdict("compute-sanitizer finds no fault", found, "0", kept)

@@ -1,0 +1,48 @@
+"""`espresso-mpi warmup`: compiles what sessions need, and keeps it on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from espresso_mpi import compressors as methods
+from espresso_mpi.cluster import launch
+from espresso_mpi.cluster.launched import claim
+from espresso_mpi.files.output import progress
+from espresso_mpi.session import Session
+
+_RANKS = 2
+_SIZES = (1000, 300_000, 3_000_000)
+"""Elements of arrays that take other kernels: for one thread, for several, and in segments."""
+
+
+def main(compressors: str) -> int:
+    """Compile in a job of ranks, which this starts if it is not in one.
+
+    Args:
+        compressors: comma list of specs; ``all`` for every method with its defaults.
+    """
+    specs = list(methods.names()) if compressors == "all" else methods.read_specs(compressors)
+    if claim() is None:
+        command = ["python", "-m", "mpi4py", "-m", "espresso_mpi", "warmup", "--compressors", compressors]
+        return launch.run(command, _RANKS)
+    _compile(specs)
+    return 0
+
+
+def _compile(specs: Sequence[str]) -> None:
+    from mpi4py import MPI
+
+    world, start = MPI.COMM_WORLD, time.perf_counter()
+    layouts = [None, [[rank] for rank in range(world.size)]]  # all ranks on one node, and each on its own
+    with progress("compiling", len(specs) * len(layouts), world.rank == 0) as tick:
+        for spec in dict.fromkeys(["none", *specs]):
+            for nodes in layouts:
+                with Session(compressor=spec, min_bytes=0, nodes=nodes) as session:
+                    for dtype in ("float32", "float16", "float64"):
+                        session.sync({str(n): np.ones(n, dtype) for n in _SIZES})
+                tick()
+    if world.rank == 0:
+        print(f"kernels of {len(specs)} compressors are on disk: {time.perf_counter() - start:.1f} s")
