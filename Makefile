@@ -21,8 +21,8 @@ export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-mpich test-ptx test-gpu test-routes check docs bench bench-compressors bench-optimizers \
-  bench-torch clean
+.PHONY: help demo test test-all test-mpich test-ptx test-gpu test-routes test-torch check docs bench \
+  bench-compressors bench-optimizers bench-torch clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,11 @@ test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linea
 	@echo "== every choice of devices, host memory in the place of a GPU's"
 	ESPRESSO_ALL_ROUTES=1 $(VENV)/bin/espresso-mpi run -n 4 --timeout 3600 -- \
 	  python -m mpi4py -m pytest --with-mpi -q tests/gpu_sim/test_routes_gpu.py
+
+test-torch: $(VENV)/.test ## torch's own tests of backends, over the process group, on 4 ranks (2 minutes)
+	$(VENV)/bin/python -m pip install --quiet 'torch==2.13.0' expecttest
+	$(VENV)/bin/espresso-mpi run -n 4 --timeout $(MPI_TIMEOUT) -- \
+	  python -m mpi4py -m pytest --with-mpi -q --color=no -W ignore::DeprecationWarning tests/torch_suite
 
 check: $(VENV_CHECK)/.dev ## ruff, mypy, import-linter and the sizes of modules, classes and functions
 	$(VENV_CHECK)/bin/ruff check .
