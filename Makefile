@@ -190,7 +190,7 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local \
 	  sync-1g-mpich sync-10g-mpich sync-local-mpich tensors-1g tensors-local \
 	  overlap scaling train validate-100m validate-1g validate-unlimited planner compressors)) \
-	  $(wildcard $(OUT)/collectives-*.json $(OUT)/optimizers.json $(OUT)/torch-*.json)
+	  $(wildcard $(OUT)/collectives-*.json $(OUT)/optimizers.json $(OUT)/torch-*.json $(OUT)/gpu*.json)
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) $(VENV_DOCS) build docs/_build docs/_generated $(OUT) \

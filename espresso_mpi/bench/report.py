@@ -15,6 +15,7 @@ from espresso_mpi.files import schema
 
 from ..files.output import RESULT_BYTES
 from . import sync_tables, validate_tables
+from .gpu import report as gpu_report
 from .harness.columns import size_text
 from .harness.rows import R, completed
 from .planner import rows as planner_rows
@@ -123,6 +124,11 @@ learning rate for all methods. Under momentum and AdamW some lose far more ([doc
 is split into compute (the slowest rank's) and sync. Validation is outside the clock.
 """
 
+_GPU = """
+`espresso-mpi gpu-check`: what the GPU support promises, tried on one GPU ([docs/gpu.md](docs/gpu.md)). *of bound*: the
+time of the least bytes that a method must read and write, at the rate of a copy, over the method's time.
+"""
+
 _OPTIMIZERS = """
 `make bench-optimizers`. A GPT is trained with PyTorch on the text in `pydoc_data.topics`, by every method with the same
 weights, batches and learning rates: AdamW as PyTorch has it (betas 0.9 and 0.999, weight decay 0.01), and SGD with
@@ -217,6 +223,7 @@ def _section(result: Result, picture: Path | None) -> str:
         "tensors": (f"The gradients of {result.get('network')}: {_where(result)}", _TENSORS),
         "overlap": (f"Overlap with computing: {_where(result)}", _OVERLAP),
         "collectives": (f"Collectives: {_where(result)}", _COLLECTIVES),
+        "gpu": (f"GPU: {gpu_report.cards_of(result)}" if result["kind"] == "gpu" else "", _GPU),
         "torch": (f"Training steps in PyTorch: {_where(result)}", _TORCH),
         "scaling": (f"How cost grows: {_where(result)}", _SCALING),
         "optimizers": (f"What the optimizer makes of it: {_where(result)}", _OPTIMIZERS),
@@ -333,6 +340,10 @@ def _overlap(result: Result) -> str:
     return overlap.TABLE.markdown(schema.convert(result["rows"], list[overlap.Row], "rows"))
 
 
+def _gpu(result: Result) -> str:
+    return gpu_report.tables(result)
+
+
 def _scaling(result: Result) -> str:
     from . import scaling
 
@@ -407,6 +418,7 @@ _BODIES: dict[str, Callable[[Result], str]] = {
     "overlap": _overlap,
     "scaling": _scaling,
     "collectives": _collectives,
+    "gpu": _gpu,
     "torch": _torch,
     "compressors": _compressors,
     "optimizers": _optimizers,

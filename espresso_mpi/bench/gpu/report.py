@@ -36,17 +36,26 @@ class Verdict:
 
 def markdown(result: Mapping[str, Any]) -> str:
     """The whole report."""
+    versions = {k: v for k, v in result["environment"].get("versions", {}).items() if v}
+    head = f"GPU: {cards_of(result)}; " + ", ".join(f"{name} {number}" for name, number in versions.items())
+    return f"{head}\n\n{tables(result)}"
+
+
+def cards_of(result: Mapping[str, Any]) -> str:
+    """The names of the GPUs."""
+    cards = result["gpus"]
+    return ", ".join(card["name"] for card in cards) if isinstance(cards, list) else str(cards)
+
+
+def tables(result: Mapping[str, Any]) -> str:
+    """The verdicts, and what was measured."""
     return "\n\n".join(part for part in _parts(result) if part) + "\n"
 
 
 def _parts(result: Mapping[str, Any]) -> Iterator[str]:
-    cards = result["gpus"]
-    names = ", ".join(card["name"] for card in cards) if isinstance(cards, list) else str(cards)
-    versions = {k: v for k, v in result["environment"].get("versions", {}).items() if v}
-    yield f"GPU: {names}; " + ", ".join(f"{name} {number}" for name, number in versions.items())
     yield table(
         ("promise", "found", "goal", "kept"),
-        [(v["promise"], v["found"], v["goal"], _WORDS[v["kept"]]) for v in result["verdicts"]],
+        [(v["promise"], v["found"], v["goal"], _WORDS[v["kept"]]) for v in result["rows"]],
     )
     yield _of_speeds(result.get("speeds", ()))
     ranks = result.get("ranks", "")

@@ -57,9 +57,9 @@ def main(only: str = Defaults.only, json: Path | None = None, output: Path | Non
     if not set(wanted) <= set(parts):
         raise ConfigError(f"--only {only}; expected some of {','.join(parts)}")
     _require_gpu()
-    result: dict[str, Any] = {"environment": environment(), "gpus": gpus()}
+    result: dict[str, Any] = {"kind": "gpu", "environment": environment(), "gpus": gpus()}
     result |= {part: run() for part, run in parts.items() if part in wanted}
-    result["verdicts"] = [asdict(verdict) for verdict in verdicts(result)]
+    result["rows"] = [asdict(verdict) for verdict in verdicts(result)]
     text = markdown(result)
     print(text)
     if json is not None:
@@ -67,7 +67,7 @@ def main(only: str = Defaults.only, json: Path | None = None, output: Path | Non
     if output is not None:
         output.write_text(text, encoding="utf-8")
         print(f"wrote {output}")
-    return 0 if all(verdict["kept"] is not False for verdict in result["verdicts"]) else 1
+    return 0 if all(verdict["kept"] is not False for verdict in result["rows"]) else 1
 
 
 def _require_gpu() -> None:

@@ -79,6 +79,6 @@ def test_each_promise_that_is_not_kept_is_named():
 
 def test_the_report_has_all_parts():
     good = result()
-    text = markdown({**good, "verdicts": [vars(verdict) for verdict in verdicts(good)]})
+    text = markdown({**good, "rows": [vars(verdict) for verdict in verdicts(good)]})
     for words in ("a GPU; numba 0.68.1", "| yes |", "| int8 | 400 | 0.90 | 400 | 0.80 | 100 |", "| 0.80 |", "| 4096 |"):
         assert words in text
