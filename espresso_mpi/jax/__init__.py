@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import io_callback
 
 from ..default import default_session
 from ..errors import ConfigError
 from ..session import Session
+from .primitive import Site, averaged
 
 __all__ = ["sync", "synchronize"]
 
@@ -46,15 +45,8 @@ def sync(grads: Any, session: Session | None = None) -> Any:
     names = [jax.tree_util.keystr(path) or "grads" for path, _ in paths]
 
     leaves = [jax.numpy.asarray(leaf) for _, leaf in paths]
-    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-    memory = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in zip(names, shapes)}  # kept: new memory is slow
-
-    def averaged(*arrays: Any) -> list[np.ndarray]:  # numpy only: jax.numpy in a callback can deadlock
-        for target, array in zip(memory.values(), arrays):
-            np.copyto(target, np.asarray(array))
-        return list(chosen.sync(memory).values())
-
-    return jax.tree_util.tree_unflatten(tree, io_callback(averaged, shapes, *leaves, ordered=True))
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    return jax.tree_util.tree_unflatten(tree, averaged(Site(chosen, tuple(names), shapes), leaves))
 
 
 def synchronize(session: Session | None = None) -> Any:
