@@ -18,7 +18,7 @@ from .primitive import Site, averaged
 __all__ = ["sync", "synchronize"]
 
 
-def sync(grads: Any, session: Session | None = None) -> Any:
+def sync(grads: Any, session: Session | None = None, *, ordered: bool = True) -> Any:
     """The mean of gradients over the ranks, inside ``jit`` and outside.
 
     Every rank must run the same program: the calls are made in program order, and a rank that makes another number of
@@ -27,6 +27,9 @@ def sync(grads: Any, session: Session | None = None) -> Any:
     Args:
         grads: arrays in any tree of JAX; float32, float16, bfloat16 or float64. None stands for no array.
         session: default: ``espresso_mpi.default_session()``.
+        ordered: JAX keeps the calls in program order, in a program and between programs, which takes its slower way of
+            starting a program. False leaves the order to the data: each call must need the result of the one before
+            it, as in a training step that is called with the weights of the step before.
 
     Returns:
         the same tree with new arrays.
@@ -46,11 +49,14 @@ def sync(grads: Any, session: Session | None = None) -> Any:
 
     leaves = [jax.numpy.asarray(leaf) for _, leaf in paths]
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return jax.tree_util.tree_unflatten(tree, averaged(Site(chosen, tuple(names), shapes), leaves))
+    return jax.tree_util.tree_unflatten(tree, averaged(Site(chosen, tuple(names), shapes, ordered), leaves))
 
 
-def synchronize(session: Session | None = None) -> Any:
+def synchronize(session: Session | None = None, *, ordered: bool = True) -> Any:
     """A gradient transformation of optax that averages over the ranks: put it first in ``optax.chain``.
+
+    Args:
+        session, ordered: as for ``sync``.
 
     Example:
         >>> import jax.numpy as jnp, optax  # doctest: +SKIP
@@ -62,6 +68,6 @@ def synchronize(session: Session | None = None) -> Any:
         raise ConfigError("synchronize: optax is missing; pip install optax, or call espresso_mpi.jax.sync") from error
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return sync(updates, session), state
+        return sync(updates, session, ordered=ordered), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -37,6 +37,7 @@ class Site:
     session: Session
     names: tuple[str, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
+    ordered: bool
     number: int = dataclasses.field(default_factory=itertools.count(1).__next__)
 
     def by_callback(self, *arrays: Any) -> list[np.ndarray]:
@@ -47,10 +48,22 @@ class Site:
 
     def in_place(self, addresses: tuple[int, ...]) -> None:
         """Replace the arrays at these addresses by their means."""
-        self.session.sync({n: _view(a, s) for n, a, s in zip(self.names, addresses, self.shapes)})
+        arrays = [_view(address, shape) for address, shape in zip(addresses, self.shapes)]
+        if self._kept_to_node:
+            self.session.sync(dict(zip(self.names, arrays)))
+            return
+        for array, mean in zip(arrays, self.by_callback(*arrays)):
+            np.copyto(array, mean)
 
     def __call__(self, *arrays: Any) -> NoReturn:
         raise RuntimeError("a site is no callback")  # pragma: no cover - JAX holds it as one, and never calls it
+
+    @cached_property
+    def _kept_to_node(self) -> bool:
+        """Whether no MPI message is written to the arrays: one that comes after an error would find them freed."""
+        transport, topology = self.session._transport, self.session.topology
+        everyone = range(topology.size)
+        return topology.size == 1 or transport.window_for(everyone, np.empty(0)) is not None
 
     @cached_property
     def _memory(self) -> dict[str, np.ndarray]:  # kept: new memory is slow
@@ -64,8 +77,12 @@ def averaged(site: Site, arrays: list[Any]) -> list[Any]:
     """The means of arrays over the ranks, in the program that is being traced, or at once."""
     primitive = _primitive()
     if primitive is None:
-        return list(io_callback(site.by_callback, list(site.shapes), *arrays, ordered=True))
+        return _by_callback(*arrays, site=site)
     return list(primitive.bind(*arrays, site=site))
+
+
+def _by_callback(*arrays: Any, site: Site) -> list[Any]:
+    return list(io_callback(site.by_callback, list(site.shapes), *arrays, ordered=site.ordered))
 
 
 def _view(address: int, shape: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -110,29 +127,32 @@ def _made() -> Any:
     from jax.interpreters import ad, batching, mlir
 
     (effect,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
+    (token,) = jax.make_jaxpr(jax.lax.create_token)().out_avals
     primitive = Primitive("espresso_mpi_sync")
     primitive.multiple_results = True
     primitive.def_impl(_now)
-    primitive.def_effectful_abstract_eval(lambda *avals, site: (list(avals), {effect}))
-
-    by_callback = mlir.lower_fun(
-        lambda *arrays, site: io_callback(site.by_callback, list(site.shapes), *arrays, ordered=True)
+    primitive.def_effectful_abstract_eval(
+        lambda *avals, site: (list(avals), {effect} if site.ordered else set())
     )
+
+    by_callback = mlir.lower_fun(_by_callback)
 
     def lower(ctx: Any, *operands: Any, site: Site) -> Any:
         if getattr(ctx.module_context.axis_context, "num_devices", 1) != 1:  # each of them would call
             return by_callback(ctx, *operands, site=site)
-        token = jax.core.abstract_token
-        count = len(operands) + 1
+        tokens = [token] if site.ordered else []
+        before = [ctx.tokens_in.get(effect)] if site.ordered else []
+        numbers = range(len(tokens), len(tokens) + len(operands))
         call = jax.ffi.ffi_lowering(
-            _TARGET, has_side_effect=True, operand_output_aliases={number: number for number in range(1, count)}
+            _TARGET, has_side_effect=True, operand_output_aliases={number: number for number in numbers}
         )
-        inner = dataclasses.replace(ctx, avals_in=[token, *ctx.avals_in], avals_out=[token, *ctx.avals_out])
-        after, *results = call(inner, ctx.tokens_in.get(effect), *operands, number=np.int64(site.number))
-        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: after})))
+        inner = dataclasses.replace(ctx, avals_in=[*tokens, *ctx.avals_in], avals_out=[*tokens, *ctx.avals_out])
+        results = call(inner, *before, *operands, number=np.int64(site.number))
+        if site.ordered:
+            ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: results[0]})))
         _sites[site.number] = site
         ctx.module_context.add_host_callback(site)  # lives as long as the executable, which no cache on disk gets
-        return results
+        return results[len(tokens) :]
 
     mlir.register_lowering(primitive, by_callback, cacheable=False)
     mlir.register_lowering(primitive, lower, platform="cpu", cacheable=False)
