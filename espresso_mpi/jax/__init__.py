@@ -34,7 +34,7 @@ def sync(grads: Any, session: Session | None = None, *, ordered: bool = True) ->
     Returns:
         the same tree with new arrays.
 
-    An error of ``Session.sync`` comes as JAX reports errors of callbacks: with its text.
+    An error of ``Session.sync`` in a program comes as ``jax.errors.JaxRuntimeError``, with its name and text.
 
     Example:
         >>> import jax, jax.numpy as jnp

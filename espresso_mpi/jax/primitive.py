@@ -17,7 +17,6 @@ from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 import jax
-import jaxlib
 import numpy as np
 from jax.experimental import io_callback
 
@@ -116,8 +115,8 @@ def _primitive() -> Any:
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # parts of JAX that change between versions
         problem = f"{type(error).__name__}: {error}"
     _LOG.warning(
-        "espresso_mpi.jax: jaxlib %s cannot make foreign-function calls of this library (%s): sync is an io_callback, "
-        "which copies the gradients twice", jaxlib.__version__, problem,
+        "espresso_mpi.jax: jax %s cannot make foreign-function calls of this library (%s): sync is an io_callback, "
+        "which copies the gradients twice", jax.__version__, problem,
     )  # fmt: skip
     return None
 
@@ -131,14 +130,12 @@ def _made() -> Any:
     primitive = Primitive("espresso_mpi_sync")
     primitive.multiple_results = True
     primitive.def_impl(_now)
-    primitive.def_effectful_abstract_eval(
-        lambda *avals, site: (list(avals), {effect} if site.ordered else set())
-    )
+    primitive.def_effectful_abstract_eval(lambda *avals, site: (list(avals), {effect} if site.ordered else set()))
 
     by_callback = mlir.lower_fun(_by_callback)
 
     def lower(ctx: Any, *operands: Any, site: Site) -> Any:
-        if getattr(ctx.module_context.axis_context, "num_devices", 1) != 1:  # each of them would call
+        if getattr(ctx.module_context.axis_context, "num_devices", 0) != 1:  # each of several would call
             return by_callback(ctx, *operands, site=site)
         tokens = [token] if site.ordered else []
         before = [ctx.tokens_in.get(effect)] if site.ordered else []
