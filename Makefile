@@ -21,8 +21,8 @@ export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-mpich test-ptx test-gpu test-routes check docs bench bench-compressors bench-optimizers \
-  bench-torch clean
+.PHONY: help demo test test-all test-mpich test-ptx test-gpu test-routes test-torch check docs bench \
+  bench-compressors bench-optimizers bench-torch clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,11 @@ test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linea
 	ESPRESSO_ALL_ROUTES=1 $(VENV)/bin/espresso-mpi run -n 4 --timeout 3600 -- \
 	  python -m mpi4py -m pytest --with-mpi -q tests/gpu_sim/test_routes_gpu.py
 
+test-torch: $(VENV)/.test ## torch's own tests of backends, over the process group, on 4 ranks (2 minutes)
+	$(VENV)/bin/python -m pip install --quiet 'torch==2.13.0' expecttest
+	$(VENV)/bin/espresso-mpi run -n 4 --timeout $(MPI_TIMEOUT) -- \
+	  python -m mpi4py -m pytest --with-mpi -q --color=no -W ignore::DeprecationWarning tests/torch_suite
+
 check: $(VENV_CHECK)/.dev ## ruff, mypy, import-linter and the sizes of modules, classes and functions
 	$(VENV_CHECK)/bin/ruff check .
 	$(VENV_CHECK)/bin/ruff format --check .
@@ -170,6 +175,9 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	$(call bench_mpich,run -n 4,4KiB$(comma)64KiB$(comma)1MiB$(comma)16MiB$(comma)64MiB,3,sync-local-mpich)
 	$(call bench_lab,2,2,1gbit,tensors --seconds 30 --json $(OUT)/tensors-1g.json)
 	$(call bench_here,4,tensors --seconds 20 --json $(OUT)/tensors-local.json)
+	$(call bench_here,4,collectives --json $(OUT)/collectives-local.json)
+	$(call bench_lab,2,2,1gbit,collectives --sizes 1MiB-64MiB --seconds 10 --json $(OUT)/collectives-2x2.json)
+	$(call bench_lab,4,2,1gbit,collectives --sizes 1MiB-64MiB --seconds 10 --json $(OUT)/collectives-4x2.json)
 	$(call bench_lab,2,1,1gbit,overlap --seconds 25 --json $(OUT)/overlap.json)
 	$(call bench_lab,8,1,1gbit,scaling --seconds 8 --json $(OUT)/scaling.json --plot docs/scaling.png)
 	$(call bench_lab,2,2,100mbit,train --json $(OUT)/train.json --plot docs/train.png)
@@ -182,7 +190,7 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local \
 	  sync-1g-mpich sync-10g-mpich sync-local-mpich tensors-1g tensors-local \
 	  overlap scaling train validate-100m validate-1g validate-unlimited planner compressors)) \
-	  $(wildcard $(OUT)/optimizers.json $(OUT)/torch-*.json)
+	  $(wildcard $(OUT)/collectives-*.json $(OUT)/optimizers.json $(OUT)/torch-*.json)
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) $(VENV_DOCS) build docs/_build docs/_generated $(OUT) \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,19 @@ _KINDS = "biufc"
 _NAMES = {np.dtype(code).name for code in np.typecodes["All"] if np.dtype(code).kind in _KINDS}
 
 
-def adopt_any(name: str, value: Any) -> Gradient:
+def adopt_any(name: str, value: Any, written: bool = True) -> Gradient:
     """As ``buffers.adopt``; also integers, bool and complex numbers.
+
+    Args:
+        written: whether the result goes there; otherwise it may be read-only.
 
     Raises:
         GradientError: as ``buffers.adopt``; the array is None.
     """
     if value is None:
         raise GradientError(f"{name}: got None; expected an array (numpy, CuPy, torch, JAX, or with DLPack)")
+    if not written and isinstance(value, np.ndarray) and not value.flags.writeable:
+        return _only_read(adopt_any(name, np.empty_like(value, shape=(0,))), value)
     if not isinstance(value, np.ndarray) and not hasattr(value, "dtype"):
         return buffers.adopt(name, value)
     dtype = str(value.dtype).removeprefix("torch.")
@@ -54,6 +60,12 @@ def _from_host(name: str, array: np.ndarray) -> Gradient:
             f"{name}: got a read-only array; expected a writable one; pass x = numpy.array(...), a copy"
         )
     return buffers.flat_over(TensorSpec(name, array.shape, array.dtype.name), np.asarray(array))
+
+
+def _only_read(form: Gradient, array: np.ndarray) -> Gradient:
+    """Flat over a read-only array; ``form``: as which its elements are handled."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(form.array.dtype)
+    return form._replace(spec=replace(form.spec, shape=array.shape), array=flat, owner=None)
 
 
 def empty_like(value: Any, shape: tuple[int, ...]) -> Any:

@@ -48,8 +48,8 @@ def address(array: Any) -> int:
 
 
 def begin_of(array: Any) -> int:
-    """As ``address``, for a flat writable array that is not empty; on the host quicker, for no dict is made."""
-    if isinstance(array, np.ndarray):
+    """As ``address``, for a flat array that is not empty; on the host, if it is writable, quicker: no dict is made."""
+    if isinstance(array, np.ndarray) and array.flags.writeable:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     return address(array)
 

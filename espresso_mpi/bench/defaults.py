@@ -14,6 +14,19 @@ class Sync:
     repeats = 20
 
 
+class Collectives:
+    """``bench collectives``."""
+
+    collectives = "all"
+    sizes = "8B-256MiB"
+    factor = 4
+    dtype = "float32"
+    op = "sum"
+    compressors = "fp16,int8,int4,onebit,topk:ratio=0.01"
+    repeats = 20
+    seconds = 2.0
+
+
 class Routes:
     """``bench routes``."""
 

@@ -85,6 +85,15 @@ costs, 1/β the rate (of float32 input) that large arrays approach. *algbw* and 
 *wrong* counts elements of arrays of at most 16 MiB; nothing stands there if the run did not count them.
 """
 
+_COLLECTIVES = """
+Every collective as a call, beside MPI's own blocking call on the same buffers, in turns. *size* is that of the largest
+array of a rank. *median* and *p99* are over repetitions, of the slowest rank of each; *MPI* is its median, and *best /
+best* compares the least times. *algbw* is the size over the median, *busbw* that times 2(p-1)/p for an allreduce over p
+ranks, 1 for reduce and broadcast, (p-1)/p for all others. *wrong* counts elements that differ from the exact result,
+over all ranks. *sent* is what all ranks together send in a compressed allreduce, *beyond expected* what that is more
+than the sizes of the payloads along the route.
+"""
+
 _LOSSES = """
 ## Where compression loses
 
@@ -207,6 +216,7 @@ def _section(result: Result, picture: Path | None) -> str:
         "sync": (f"Synchronisation: {_where(result)}", ""),
         "tensors": (f"The gradients of {result.get('network')}: {_where(result)}", _TENSORS),
         "overlap": (f"Overlap with computing: {_where(result)}", _OVERLAP),
+        "collectives": (f"Collectives: {_where(result)}", _COLLECTIVES),
         "torch": (f"Training steps in PyTorch: {_where(result)}", _TORCH),
         "scaling": (f"How cost grows: {_where(result)}", _SCALING),
         "optimizers": (f"What the optimizer makes of it: {_where(result)}", _OPTIMIZERS),
@@ -330,6 +340,16 @@ def _scaling(result: Result) -> str:
     return table + _picture("Time against size and against ranks", result.get("picture"))
 
 
+def _collectives(result: Result) -> str:
+    from . import collective_tables
+
+    rows = schema.convert(result["rows"], list[collective_tables.Row], "rows")
+    kinds = ", ".join(dict.fromkeys(f"{row.dtype} {row.op}".strip() for row in rows if row.op))
+    note = f"Reductions: {kinds}.\n\n" if kinds else ""
+    table = collective_tables.TABLE.markdown(rows)
+    return note + table + _picture("Time against size, by collective", result.get("picture"))
+
+
 def _train(result: Result) -> str:
     from . import train_tables
 
@@ -386,6 +406,7 @@ _BODIES: dict[str, Callable[[Result], str]] = {
     "tensors": _tensors,
     "overlap": _overlap,
     "scaling": _scaling,
+    "collectives": _collectives,
     "torch": _torch,
     "compressors": _compressors,
     "optimizers": _optimizers,

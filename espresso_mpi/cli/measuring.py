@@ -37,6 +37,45 @@ def sync(
 
 
 @bench.command()
+def collectives(
+    collectives: Annotated[
+        str, typer.Option(metavar="LIST", help="allreduce, reduce, broadcast, …, alltoallv, barrier; or all.")
+    ] = defaults.Collectives.collectives,
+    sizes: Annotated[
+        str, typer.Option(metavar="FROM-TO|LIST", help="Sizes of the largest array of a rank: a range, or some.")
+    ] = defaults.Collectives.sizes,
+    factor: Annotated[
+        int, typer.Option(min=2, metavar="N", help="From one size of a range to the next.")
+    ] = defaults.Collectives.factor,
+    dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="Element type, as numpy names it: float32, int64, complex64, bool, …")
+    ] = defaults.Collectives.dtype,
+    op: Annotated[
+        str, typer.Option(metavar="OP", help="Operator of reductions: sum, mean, prod, min, max, land, …, bxor.")
+    ] = defaults.Collectives.op,
+    compressors: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Also allreduce with these; default: some, for sums and means of float32."),
+    ] = None,
+    out_of_place: Annotated[bool, typer.Option("--out-of-place", help="Reductions write to a second array.")] = False,
+    repeats: Repeats = defaults.Collectives.repeats,
+    seconds: Seconds = defaults.Collectives.seconds,
+    json: JsonOut = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw time against size to a PNG file.")] = None,
+) -> None:
+    """Time every collective beside MPI's own on the same buffers, and allreduces that compress; check every result.
+
+    [dim]espresso-mpi run -n 4 -- espresso-mpi bench collectives --sizes 1MiB-64MiB[/dim]
+    """
+    from espresso_mpi.bench import collectives as suite
+
+    suite.main(
+        collectives=collectives, sizes=sizes, factor=factor, dtype=dtype, op=op, compressors=compressors,
+        out_of_place=out_of_place, repeats=repeats, seconds=seconds, json=json, plot=plot,
+    )  # fmt: skip
+
+
+@bench.command()
 def routes(
     sizes: Sizes = defaults.Routes.sizes,
     compressors: Compressors = defaults.Routes.compressors,

@@ -93,6 +93,18 @@ def interleave(segments: Iterable[Progress]) -> None:
         active = progress_all(active, started)
 
 
+def interleaved(segments: Iterable[Progress]) -> Progress:
+    """As ``interleave``, as progress itself."""
+    waiting, active = iter(segments), list[Progress]()
+    while True:
+        started = next(waiting, None)
+        if started is None and not active:
+            return
+        active = progress_all(active, started)
+        if active:
+            yield
+
+
 def progress_all(active: list[Progress], started: Progress | None) -> list[Progress]:
     """Start a segment, if there is one, and resume all active ones, the youngest first; returns the unfinished ones.
 

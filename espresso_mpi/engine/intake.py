@@ -107,7 +107,7 @@ class Intake:
         given, made, problem, gpu, arrival = None, None, None, None, None
         try:
             arrays, given = take()
-            gradients += [adopt_any(name, value) for name, value in arrays.items()]
+            gradients += [adopt_any(name, value, written=value is given) for name, value in arrays.items()]
             spans = guard.spans(gradients, title) if guarded else ()
             gpu, arrival = self._queued_before(gradients)
             made = make(gradients)

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from ..arrays.buffers import Gradient
 from ..collectives import calls
+from ..collectives.data.reduction import ReduceOp
+from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress
 from ..engine.batches import Batch
@@ -20,8 +22,10 @@ from .exchanges import (
     beside,
     by_mpi,
     bytes_of,
+    dense_way,
     exchange_of,
     in_place,
+    operator_for,
     part_of,
     reduction_of,
     require_like,
@@ -84,7 +88,7 @@ class Collectives(Calling):
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
                 return reduction_of(spec, op, self.topology, name, compressor, route, feedback)
             require_plain("allreduce", op, compressor, route)
-            return by_mpi("allreduce", gradients[0], op, None)
+            return by_mpi("allreduce", gradients[0], op, None, *dense_way(self._options, self.topology))
 
         return self._collective("allreduce", name, lambda: in_place("allreduce", x, out), make, blocking)
 
@@ -107,7 +111,7 @@ class Collectives(Calling):
             self._check_root("reduce", root)
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
                 return reduction_of(spec, op, self.topology, name, root=root)
-            return by_mpi("reduce", gradients[0], op, root)
+            return by_mpi("reduce", gradients[0], op, root, *dense_way(self._options, self.topology))
 
         return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking)
 
@@ -180,8 +184,8 @@ class Collectives(Calling):
         """Reduce an array elementwise over the ranks, and give each rank a part of the result, in rank order.
 
         Args:
-            x: of the same shape and element type on every rank; not changed. Its first dimension is cut into as many
-                equal parts as there are ranks.
+            x: of the same shape and element type on every rank; not changed, and may be read-only. Its first dimension
+                is cut into as many equal parts as there are ranks.
             op, name, compressor, feedback: as for ``allreduce``.
             out: receives this rank's part; shape ``(x.shape[0] / ranks, *x.shape[1:])``.
             route: of which the first half is taken; default: see docs/collectives.md.
@@ -207,19 +211,18 @@ class Collectives(Calling):
                 return half
             spans = spans_of([1] * size, own.spec.size)
             if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
-                divisor, dtype = float(size) if op == "mean" else 1.0, str(whole.spec.dtype)
+                dtype, reduce_op = str(whole.spec.dtype), None if op == "mean" else ReduceOp("sum")
                 return exchange_of(
                     ["reduce_scatter", op], gradients,
-                    lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, divisor),
+                    lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, reduce_op),
                 )  # fmt: skip
-            copied = whole._replace(array=whole.array.copy())
-            reduced, me = by_mpi("reduce_scatter", copied, op, None), self._transport.rank
-
-            def progress(transport: Transport) -> Progress:
-                yield from reduced.progress(transport)
-                own.array[...] = copied.array[slice(*spans[me])]
-
-            return Exchange(reduced.said, reduced.tensors, progress)
+            operator, kind = operator_for("reduce_scatter", spec, op), str(whole.array.dtype)
+            return exchange_of(
+                ["reduce_scatter", operator], gradients,
+                lambda transport: calls.reduce_scatter(
+                    transport, whole.array, own.array, kind, spans, operator_of(transport, operator)
+                ),
+            )  # fmt: skip
 
         taken = partial(beside, "reduce_scatter", x, out, lambda rows: part_of(rows, size))
         return self._collective("reduce_scatter", name, taken, make, blocking)
@@ -290,9 +293,10 @@ class Collectives(Calling):
             sent, got = rows_of(spec.shape[0], splits, received, size)
             require_like("alltoall", gradients[1].spec, spec, sum(got) * kind.size)
             sends, receives = spans_of(sent, kind.nbytes), spans_of(got, kind.nbytes)
+            equal = splits is None
             return Exchange(
-                ["alltoall", splits is None], ((kind.name, f"rows of {kind}", kind.device),),
-                lambda transport: calls.exchange(transport, mine, every, sends, receives),
+                ["alltoall", spec.shape[0] if equal else None], ((kind.name, f"rows of {kind}", kind.device),),
+                lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
             )  # fmt: skip
 
         def take() -> Taken:

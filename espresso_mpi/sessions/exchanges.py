@@ -12,9 +12,10 @@ import numpy as np
 from .. import compressors
 from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
+from ..collectives import calls
 from ..collectives.data.layout import Topology
 from ..collectives.messages.agreement import fingerprint
-from ..collectives.messages.mpi_reduction import reduce_by_mpi
+from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
 from ..collectives.program import check_route
 from ..collectives.progress import Progress
@@ -22,7 +23,7 @@ from ..engine.batches import Batch, Item
 from ..engine.calls import Exchange
 from ..errors import ConfigError
 from ..feedback import NO_FEEDBACK, Feedback
-from ..options import Options
+from ..options import Options, default_route
 from ..types import Route, TensorSpec
 
 _MPI = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
@@ -75,9 +76,23 @@ def reduction_of(
     return Batch((named,), (item,) if spec.size else (), digest, exact=method is None)
 
 
-def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None) -> Exchange:
-    """A reduction by MPI's own operator. MPI has no 16-bit floating-point numbers: these are refused."""
-    spec = gradient.spec
+def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None, route: Route, segment_bytes: int) -> Exchange:
+    """A reduction by MPI's own operator; ``root``: of a reduce, which takes the way of an allreduce."""
+    op = operator_for(kind, gradient.spec, op)
+
+    def progress(transport: Transport) -> Progress:
+        return calls.allreduce(transport, gradient.array, operator_of(transport, op), route, segment_bytes)
+
+    return exchange_of([kind, op, root], [gradient], progress)
+
+
+def dense_way(options: Options, topology: Topology) -> tuple[Route, int]:
+    """The route of dense arrays, and how long segments are."""
+    return Route.parse(default_route(topology, compressed=False)), options.segment_bytes
+
+
+def operator_for(kind: str, spec: TensorSpec, op: str) -> str:
+    """The name of MPI's operator. MPI has no 16-bit floating-point numbers: these are refused."""
     if op == "mean":
         raise ConfigError(f"{kind}: op='mean' of {spec.dtype}; expected floating-point numbers; use op='sum'")
     if op not in _MPI:
@@ -88,10 +103,7 @@ def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None) -> Exchange
     logical = op in ("land", "lor", "lxor", "band", "bor", "bxor") and number.startswith(("float", "complex"))
     if logical or (op in ("min", "max") and number.startswith("complex")):
         raise ConfigError(f"{kind}: op={op!r} of {spec.dtype}; MPI has no such operator; use mean, sum or prod")
-    op = _OF_BOOL.get(op, op) if spec.dtype == "bool" else op
-    return exchange_of(
-        [kind, op, root], [gradient], lambda transport: reduce_by_mpi(transport, gradient.array, op, root)
-    )
+    return _OF_BOOL.get(op, op) if spec.dtype == "bool" else op
 
 
 def require_plain(kind: str, op: str, compressor: str, route: Any) -> None:

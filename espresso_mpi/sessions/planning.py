@@ -55,6 +55,17 @@ class Planning(SessionBase):
         return self._options.plan
 
     @property
+    def planned(self) -> bool:
+        """Whether a plan decides how tensors travel, or will do so with ``plan="auto"``.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     session.planned
+            False
+        """
+        return self._options.plan is not None or self._tuner is not None
+
+    @property
     def expected_seconds(self) -> float | None:
         """With ``plan="auto"``: the predicted seconds of a step; None before there is a plan.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from ..errors import ConfigError, GradientError
 from ..session import Session
 from ..sessions.handles import Handle
 from . import names
+from .overlap import Overlap
 from .replicas import broadcast_module
 from .states import from_tensors, to_tensors
 
@@ -27,8 +28,9 @@ class GradientSync:
         module: parameters that require a gradient later than this are found by ``wait``. Names of parameters are those
             of ``module.named_parameters()``: the same on every rank.
         session: over the ranks; default: a new one from ``options``, which ``close`` closes.
-        overlap: send gradients during the backward pass. If False, ``wait`` sends all at once, with the same bits: this
-            is quicker where ranks have no free core for communication, and where payloads are small.
+        overlap: send gradients during the backward pass (True), or all at once in ``wait`` (False), with the same
+            bits. The latter is quicker where ranks have no free core for communication, and where payloads are small.
+            Default: the first 16 steps take turns, and the quicker way stays; True for a session with a plan.
         broadcast: copy the parameters and buffers of rank 0 to all ranks first.
         scaler: the ``torch.amp.GradScaler`` of the loop. When its scale changes, the session's residuals are scaled
             alike. The session must have ``nonfinite="skip_all"``, which is the default for a new one then.
@@ -55,7 +57,7 @@ class GradientSync:
         module: torch.nn.Module,
         session: Session | None = None,
         *,
-        overlap: bool = True,
+        overlap: bool | Literal["auto"] = "auto",
         broadcast: bool = True,
         scaler: Any = None,
         **options: Any,
@@ -73,7 +75,7 @@ class GradientSync:
                 f"GradientSync: the session has nonfinite={self.session.nonfinite!r}; a scaler needs 'skip_all', by "
                 f"which every rank skips a step in which the gradients of one overflow; open the session with that"
             )
-        self._module, self._scaler, self._overlap = module, scaler, overlap
+        self._module, self._scaler, self._overlap = module, scaler, Overlap(overlap, self.session)
         self._scale = scaler.get_scale() if scaler is not None else 1.0
         self._paused = self._begun = self._closed = False
         self._handles: dict[str, Handle | None] = {}
@@ -105,8 +107,9 @@ class GradientSync:
         self._hook_new()
         self._push_rest()
         handles, self._handles, self._begun = self._handles, {}, False
-        if not self._overlap:
+        if not self._overlap.now:
             self.session.sync({name: self._hooked[name][0].grad for name in sorted(handles)})
+            self._overlap.step_ended()
             return
         errors = []
         for handle in handles.values():
@@ -117,6 +120,7 @@ class GradientSync:
                 errors.append(error)
         if errors:
             raise errors[0]
+        self._overlap.step_ended()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Any:
         """Let ``optimizer.step()`` call ``wait`` first; for loops that read gradients nowhere else.
@@ -198,4 +202,4 @@ class GradientSync:
 
     def _push(self, name: str, parameter: torch.nn.Parameter) -> Handle | None:
         """Start to send a gradient; None: ``wait`` sends it."""
-        return self.session.push(name, parameter.grad) if self._overlap else None
+        return self.session.push(name, parameter.grad) if self._overlap.now else None

@@ -15,7 +15,11 @@ from torch import distributed
 
 from ..errors import ConfigError, EspressoError
 from ..session import Session
-from .work import HandleWork, RequestWork, done
+from ..sessions.handles import Handle
+from .monitored_barrier import monitored_barrier
+from .sparse import allreduce_sparse
+from .untraced import untraced
+from .work import HandleWork, RequestWork
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -68,7 +72,10 @@ def _create(options: Any, *_: Any) -> ProcessGroup:
         )
     group = world.group.Incl(ranks)
     comm = world.Create_group(group, tag=_tag(str(options.group_id)))
-    return ProcessGroup(comm, options.timeout)
+    made = ProcessGroup(comm, options.timeout)
+    if not options.global_ranks_in_group:
+        made.open()
+    return made
 
 
 def _tag(name: str) -> int:
@@ -80,7 +87,12 @@ class _GroupSession(Session):
 
     guards_memory = False
 
+    def abort(self, why: str) -> None:
+        """End without the other ranks, whose calls fail."""
+        self._engine.shutdown(why)
 
+
+@untraced
 class ProcessGroup(distributed.ProcessGroup):
     """One group of ranks. Operations begin in the order in which they are called, which every rank must keep.
 
@@ -91,14 +103,19 @@ class ProcessGroup(distributed.ProcessGroup):
     def __init__(self, comm: Any, timeout: timedelta) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm, self._timeout = comm, timeout
-        self._opened: Session | None = None
+        self._opened: _GroupSession | None = None
+        self._ended = False
         self._name, self._desc = BACKEND, ""
 
     @property
-    def _session(self) -> Session:
-        """Opened by the first collective, since many groups only exist."""
-        if self._opened is None:
-            self._opened = _GroupSession(self._comm, timeout=self._timeout.total_seconds())
+    def _session(self) -> _GroupSession:
+        return self._opened or self.open()
+
+    def open(self) -> _GroupSession:
+        """Open the session, with all ranks: of the default group at once, since a first collective that is to return at
+        once cannot wait for them; of others by their first collective, since many groups only exist.
+        """
+        self._opened = _GroupSession(self._comm, timeout=self._timeout.total_seconds())
         return self._opened
 
     def _call(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
@@ -106,13 +123,25 @@ class ProcessGroup(distributed.ProcessGroup):
         return operation(*arguments, blocking=False, **more)
 
     def shutdown(self) -> None:
-        """Close the session, which ends its thread; ``destroy_process_group`` calls it on every rank of the group."""
+        """Close the session, which ends its thread, and free the communicator.
+
+        ``destroy_process_group`` calls it on every rank of the group. A group that is shut down stays so.
+        """
         opened, self._opened = self._opened, None
+        healthy = not self._ended and (opened is None or opened.usable)
+        self._ended = True
         try:
             if opened is not None:
                 opened.close()
+            if healthy:  # messages of a group that failed may still arrive
+                self._comm.Free()
         except EspressoError as error:  # the other groups must end too
             _LOG.warning("destroy_process_group: %s: %s", self._name, error)
+
+    def abort(self) -> None:
+        """End at once, whatever is under way: it fails on all ranks, none of which waits for this one any more."""
+        if self._opened is not None:
+            self._opened.abort(f"rank {self.getRank()} aborted the process group {self._name!r}")
 
     # --- names --------------------------------------------------------------------------------------------------------
 
@@ -153,6 +182,8 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         op = _op(opts)
+        if any(x.is_sparse for x in tensors):
+            return allreduce_sparse(self._session, tensors, op)
         handles = [self._call(self._session.allreduce, x.detach(), op) for x in tensors]
         return HandleWork(handles, list(tensors))
 
@@ -181,10 +212,23 @@ class ProcessGroup(distributed.ProcessGroup):
         works = [self._reduce_scatter_base(output, input, opts) for output, input in zip(outputs, inputs)]
         return _joined(works, outputs)
 
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
     def reduce_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any = None) -> Any:
-        joined = [torch.cat([x.detach().reshape(-1) for x in each]) for each in inputs]
-        works = [self._reduce_scatter(output, own, opts) for output, own in zip(outputs, joined)]
-        return _joined(works, outputs)
+        works = []
+        for output, each in zip(outputs, inputs):
+            if len({x.numel() for x in each}) > 1:
+                works.append(self._scatter_uneven(output, each, _op(opts)))
+            else:
+                own = torch.cat([x.detach().reshape(-1) for x in each])
+                works.append(self._reduce_scatter(output, own, opts))
+        return works[0] if len(works) == 1 else _joined(works, outputs)
+
+    def _scatter_uneven(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: str) -> HandleWork:
+        """Each rank gets one reduced part: parts of different sizes, which all ranks know."""
+        copies = [part.detach().clone(memory_format=torch.contiguous_format) for part in parts]
+        handles = [self._call(self._session.reduce, copy, op, root=root) for root, copy in enumerate(copies)]
+        return HandleWork(handles, [output], [lambda: _copied([output], [copies[self.getRank()]])])
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
@@ -197,19 +241,34 @@ class ProcessGroup(distributed.ProcessGroup):
 
     all_gather_single = _allgather_base
 
+    def allgather_coalesced(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        return self.allgather([list(each) for each in zip(*outputs)], inputs, opts)
+
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
         works = [self._allgather_base(output, input, opts) for output, input in zip(outputs, inputs)]
         return _joined(works, outputs)
 
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
     def allgather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
         handles, after = [], list[Callable[[], None]]()
         for each, x in zip(outputs, inputs):
+            if len({part.numel() for part in each}) > 1:
+                handles += self._gather_uneven(each, x, after)
+                continue
             whole = x.new_empty((self.getSize(), *x.shape))
             handles.append(self._call(self._session.allgather, _read(x), out=_flat(whole)))
             after.append(partial(_copied, each, whole))
-        return HandleWork(handles, list(outputs[0]), after)
+        return HandleWork(handles, [x for each in outputs for x in each], after)
+
+    def _gather_uneven(self, parts: Sequence[torch.Tensor], own: torch.Tensor, after: list[Any]) -> list[Handle]:
+        """Every rank gives its part to all: parts of different sizes, which all ranks know."""
+        buffers = [part.new_empty(part.shape) for part in parts]
+        buffers[self.getRank()].copy_(own.detach().view(buffers[self.getRank()].shape))
+        after.append(partial(_copied, parts, buffers))
+        return [self._call(self._session.broadcast, buffer, root) for root, buffer in enumerate(buffers)]
 
     def gather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
         handles, after = [], list[Callable[[], None]]()
@@ -254,8 +313,13 @@ class ProcessGroup(distributed.ProcessGroup):
         return HandleWork([handle], list(outputs), [lambda: _copied(outputs, out.split(got))])
 
     def barrier(self, opts: Any = None) -> Any:
-        self._session.barrier()
-        return done([])
+        here = torch.zeros(1, dtype=torch.uint8)
+        limit = timedelta(0) if opts is None else opts.timeout
+        return HandleWork([self._call(self._session.allgather, here)], [], limit=limit)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; rank 0's error says which did not come. torch's own function refuses all but gloo."""
+        monitored_barrier(self._comm, self._timeout if timeout is None else timeout, wait_all_ranks)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

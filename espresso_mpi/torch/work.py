@@ -13,6 +13,8 @@ from torch import distributed
 
 from ..errors import RankTimeoutError
 from ..sessions.handles import Handle
+from .futures import Kept, Promise
+from .untraced import untraced
 
 _SPIN, _PAUSE = 1e-3, 1e-4
 """Seconds for which a message is awaited without pauses, as most are short; and the pauses after these."""
@@ -20,28 +22,41 @@ _SPIN, _PAUSE = 1e-3, 1e-4
 _LATE: list[RequestWork] = []
 """Messages that were given up: MPI may still read or write their memory."""
 
+_KEPT = Kept()
 
+_NO_LIMIT = timedelta(0)
+
+_SMALL = 64
+"""Elements of results that may stay in memory for a while."""
+
+
+@untraced
 class HandleWork(distributed.Work):
     """Collectives of a session.
 
     Args:
-        handles: of the collectives; result: the tensors that they write; after: what completes them, once they ended.
+        handles: of the collectives; result: the tensors that they write; after: what completes them, once they ended;
+            limit: timeout of ``wait``, where it is not told another one; none: that of the group.
     """
 
     def __init__(
-        self, handles: Sequence[Handle], result: list[torch.Tensor], after: Sequence[Callable[[], None]] = ()
+        self,
+        handles: Sequence[Handle],
+        result: list[torch.Tensor],
+        after: Sequence[Callable[[], None]] = (),
+        limit: timedelta = _NO_LIMIT,
     ) -> None:
         super().__init__()
+        self._limit = limit
         self.handles, self._result, self._after = handles, result, after
         self._error: BaseException | None = None
-        self._ended: torch.futures.Future[None] = torch.futures.Future()
-        # To C++, an exception that Python sets is a result, which DDP takes for tensors; one raised by ``then`` is none
-        self._future = self._ended.then(self._checked)
+        self._ended, self._future = threading.Event(), Promise()
         self._left, self._lock = len(handles), threading.Lock()
         for handle in handles:
             handle.when_done(self._one_ended)
         if not handles:
             self._end()
+        _KEPT.add(self)
 
     def _one_ended(self) -> None:
         with self._lock:
@@ -58,23 +73,32 @@ class HandleWork(distributed.Work):
                 complete()
         except Exception as error:  # such as a target of another shape; ``wait`` raises it
             self._error = error
-        self._ended.set_result(None)
+        self._ended.set()
+        self._future.fulfil(self._checked)
 
-    def _checked(self, _: Any) -> list[torch.Tensor]:
+    def _checked(self) -> list[torch.Tensor]:
         if self._error is not None:
             raise self._error
         return self._result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the end; with a timeout, fail after it: the collectives go on until that of the group."""
+        seconds = (timeout or self._limit).total_seconds()
+        if seconds > 0 and not self._ended.wait(seconds):
+            raise RankTimeoutError(
+                f"waited {seconds:g} s for a collective; every rank must call it, in the same order; see "
+                f"what the others do, or pass a longer timeout if they are only slow"
+            )
         for handle in self.handles:
             handle.wait()
         self._ended.wait()  # for what completes them
-        if self._error is not None:
-            raise self._error
+        if sum(x.numel() for x in self._result) > _SMALL:
+            _KEPT.drop(self)
+        self._checked()
         return True
 
     def is_completed(self) -> bool:
-        return all(handle.done() for handle in self.handles) and bool(self._ended.done())
+        return all(handle.done() for handle in self.handles) and self._ended.is_set()
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -83,12 +107,14 @@ class HandleWork(distributed.Work):
         return self._error
 
     def get_future(self) -> Any:
-        return self._future
+        _KEPT.drop(self)
+        return self._future.get()
 
     def result(self) -> list[torch.Tensor]:
         return self._result
 
 
+@untraced
 class RequestWork(distributed.Work):
     """Messages of MPI.
 
@@ -109,6 +135,7 @@ class RequestWork(distributed.Work):
         self._timeout = timeout
         self._requests, self._tensors, self._host, self._receives = list(requests), tensors, host, receives
         self._source, self._ended = -1, False
+        self._future: Any = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         limit = (timeout or self._timeout).total_seconds()
@@ -150,10 +177,11 @@ class RequestWork(distributed.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        self.wait()
-        future.set_result(self._tensors)
-        return future
+        if self._future is None:
+            promise = Promise()
+            self._future = promise.get()
+            promise.fulfil(lambda: self._tensors if self.wait() else [])
+        return self._future
 
     def result(self) -> list[torch.Tensor]:
         return self._tensors

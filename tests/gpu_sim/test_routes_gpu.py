@@ -17,7 +17,7 @@ from numba import cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from route_tools import ALL, Case, Exact, layouts, open_transport, problems
 
-from espresso_mpi.collectives.data import cuda_sums, reduction
+from espresso_mpi.collectives.data import combining, cuda_sums, reduction
 from espresso_mpi.collectives.data.layout import Dense
 from espresso_mpi.collectives.program import DecodeStep, EncodeStep, compile_route
 from espresso_mpi.compressors import get, register, unregister
@@ -71,9 +71,12 @@ def host_kernels(monkeypatch):
     def on_host(function):
         return lambda *args: function(*map(host, args))
 
-    names = {"mean_rows": "mean_rows", "max_rows": "_max_rows", "add_integers": "_add_integers", "divide": "divide"}
-    for kernel, ours in names.items():
-        monkeypatch.setattr(cuda_sums, kernel, on_host(getattr(reduction, ours)))
+    kernels = {
+        "mean_rows": reduction.mean_rows, "max_rows": combining._largest, "add_integers": reduction._add_integers,
+        "divide": reduction.divide,
+    }  # fmt: skip
+    for name, ours in kernels.items():
+        monkeypatch.setattr(cuda_sums, name, on_host(ours))
     interface = property(lambda a: {"data": (a._ary.ctypes.data, False)})
     monkeypatch.setattr(FakeCUDAArray, "__cuda_array_interface__", interface, raising=False)
 

@@ -7,7 +7,7 @@ import pytest
 
 from espresso_mpi.collectives import calls
 from espresso_mpi.compressors import get
-from espresso_mpi.errors import ConfigError, MismatchError
+from espresso_mpi.errors import ConfigError, GradientError, MismatchError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
@@ -29,7 +29,7 @@ def contribution(rank, n, dtype):
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float16", "float32", "float64", "complex128"])
 @pytest.mark.parametrize("op", ["sum", "max", "prod"])
 def test_allreduce_is_exact(world, session, dtype, op):
-    ranks = [contribution(rank, 1003, dtype) for rank in range(world.size)]
+    ranks = [contribution(rank, 20011, dtype) for rank in range(world.size)]
     if (dtype == "complex128" and op == "max") or (dtype == "float16" and op != "sum"):
         with pytest.raises(ConfigError, match="MPI has no such"):
             session.allreduce(ranks[0], op=op)
@@ -68,15 +68,64 @@ def test_copies(world, session, n):
     assert np.array_equal(session.alltoall(sent), np.repeat(10 * np.arange(size) + rank, n))
 
 
-@pytest.mark.parametrize("kind", ["broadcast", "gather_all"])
+@pytest.mark.parametrize("kind", ["broadcast", "gather_all", "alltoall", "alltoallv", "reduce_scatter"])
 def test_all_ranks_yield_equally_often(world, open_session, kind):
     """Also where a node has one rank: ranks that end earlier would take part in other rounds than the rest."""
     size = world.size
     nodes = [list(range(size - 1)), [size - 1]] if size > 1 else [[0]]
     transport = open_session(nodes=nodes)._transport
-    x, spans = np.zeros(10 * size, np.uint8), [(10 * rank, 10 * rank + 10) for rank in range(size)]
-    steps = calls.broadcast(transport, x, 0) if kind == "broadcast" else calls.gather_all(transport, x, spans)
+    x, spans = np.zeros(12 * size, np.uint8), [(12 * rank, 12 * rank + 12) for rank in range(size)]
+    steps = {
+        "broadcast": lambda: calls.broadcast(transport, x, 0),
+        "gather_all": lambda: calls.gather_all(transport, x, spans),
+        "alltoall": lambda: calls.alltoall(transport, x, x.copy(), spans, spans, True),
+        "alltoallv": lambda: calls.alltoall(transport, x, x.copy(), spans, spans, False),
+        "reduce_scatter": lambda: calls.reduce_scatter(
+            transport, x.view("f4"), np.empty(3, "f4"), "float32", [(a // 4, b // 4) for a, b in spans], None
+        ),
+    }[kind]()
     assert len(set(world.allgather(len(list(steps))))) == 1
+
+
+@pytest.mark.parametrize("share", [3, 20000])
+@pytest.mark.parametrize("nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1], [2, 3]]], ids=str)
+def test_lanes_of_any_nodes(world, open_session, nodes, share):
+    """Ranks of a node that do not follow each other, and ranks without a lane; small blocks and large."""
+    size, me = world.size, world.rank
+    session = open_session(nodes=[own for ranks in nodes if (own := [r for r in sorted(ranks) if r < size])])
+    rows = [[share * (1 + (3 * a + b) % 4) for b in range(size)] for a in range(size)]
+    x = np.concatenate([np.arange(n) + 1000 * (10 * me + b) for b, n in enumerate(rows[me])])
+    x.flags.writeable = False
+    found = session.alltoall(x, splits=rows[me], received=[row[me] for row in rows])
+    assert np.array_equal(
+        found, np.concatenate([np.arange(row[me]) + 1000 * (10 * a + me) for a, row in enumerate(rows)])
+    )
+    even = np.repeat(np.arange(size) + 10 * me, share)
+    assert np.array_equal(session.alltoall(even), np.repeat(10 * np.arange(size) + me, share))
+    for dtype, op in (("float32", "mean"), ("float16", "sum"), ("complex64", "prod"), ("int8", "max")):
+        every = [contribution(rank, share * size, dtype) for rank in range(size)]
+        every[me].flags.writeable = False
+        part, out = slice(me * share, (me + 1) * share), np.empty(share, dtype)
+        assert session.reduce_scatter(every[me], op=op, out=out) is out
+        total = {"sum": np.add, "mean": np.add, "max": np.maximum, "prod": np.multiply}[op].reduce(every)[part]
+        assert np.allclose(out, total / size if op == "mean" else total, rtol=1e-6 if op == "mean" else 0, atol=0)
+
+
+def test_what_is_only_read_may_be_read_only(world, session):
+    size, me = world.size, world.rank
+    for dtype in ("float16", "float32", "int32", "bool"):
+        x = np.arange(2 * size).reshape(size, 2).astype(dtype)
+        every = np.tile(x, (size, 1))
+        total = np.add.reduce([x] * size).astype(dtype)
+        x.flags.writeable = False
+        assert np.array_equal(session.allgather(x), every)
+        gathered = session.gather(x)
+        assert me or np.array_equal(gathered, every)
+        assert np.array_equal(session.alltoall(x), np.tile(x[me], (size, 1)))
+        assert np.array_equal(session.allreduce(x, op="sum", out=x.copy()), total)
+        assert np.array_equal(session.reduce_scatter(x, op="sum"), total[me : me + 1])
+        with pytest.raises(GradientError, match="read-only"):
+            session.allreduce(x, op="sum")
 
 
 def test_alltoall_with_splits(world, session):
@@ -171,6 +220,7 @@ def test_mistakes_are_errors_on_every_rank(world, open_session, call, text):
         lambda s, r: s.allreduce(np.ones(3 + (r > 0)), op="sum"),
         lambda s, r: s.broadcast(np.ones(3), root=int(r > 0)),
         lambda s, r: s.allreduce(np.arange(3), op="min" if r else "max"),
+        lambda s, r: s.alltoall(np.ones(s.topology.size * (1 + (r > 0)))),
     ],
 )
 def test_differences_between_ranks_are_errors_on_every_rank(world, open_session, call):

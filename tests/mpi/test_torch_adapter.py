@@ -11,7 +11,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from espresso_mpi import Session
+from espresso_mpi import Plan, Session, Strategy
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, RankTimeoutError
 
 torch = pytest.importorskip("torch")
@@ -83,6 +83,24 @@ def test_hook_and_gradient_sync_have_the_bits_of_sync(world, group, open_session
             assert torch.equal(b.grad, c.grad) and torch.equal(a.grad, c.grad) and torch.equal(d.grad, c.grad)
         for optimizer in optimizers:
             optimizer.step()
+
+
+def test_the_way_is_chosen_in_the_first_steps_and_alike(world, open_session):
+    """A session with a plan is not tried: its plan is for one way."""
+    model = network()
+    sync = adapter.GradientSync(model, open_session(compressor="onebit", min_bytes=0))
+    ways = []
+    for _ in range(18):
+        model.zero_grad()
+        ways.append(sync._overlap.now)
+        model(torch.ones(4, 40)).sum().backward()
+        sync.wait()
+    assert {True, False} == set(ways[:16]) and ways[16] == ways[17] == sync._overlap.now
+    assert len(set(world.allgather(sync._overlap.now))) == 1
+    planned = adapter.GradientSync(network(), open_session(plan=Plan(default=Strategy("int8", "flat-allgather"))))
+    assert planned._overlap._seconds is None and planned._overlap.now
+    with pytest.raises(ConfigError, match="expected True, False or 'auto'"):
+        adapter.GradientSync(network(), open_session(), overlap="maybe")
 
 
 def test_a_loop_with_accumulation_and_uneven_use(world):

@@ -28,6 +28,7 @@ class Unit:
 
 PLAIN = Unit()
 MS = Unit("ms", 1e3, ".2f")
+US = Unit("µs", 1e6, ",.1f")
 MB = Unit("MB", 1e-6, ".1f")
 GB_PER_S = Unit("GB/s", 1e-9, ".3f")
 BYTES = Unit("", 1, ",")
@@ -104,6 +105,8 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def size_text(nbytes: int) -> str:
     """A size as people write it."""
+    if nbytes < 2**10:
+        return f"{nbytes} B"
     return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"
 
 

@@ -40,7 +40,7 @@ class Measured:
         """The median."""
         return float(np.median(self.times))
 
-    def fields(self, nbytes: int, ranks: int) -> dict[str, Any]:
+    def fields(self, nbytes: int, ranks: int, collective: str = "allreduce") -> dict[str, Any]:
         """Those of ``rows.Timing``."""
         sent = self.sent
         return {
@@ -52,7 +52,7 @@ class Measured:
             "wire_bytes": None if sent is None else sum(sum(levels.values()) for levels in sent),
             "inter_bytes": None if sent is None else sum(levels["inter"] for levels in sent),
             "wrong": self.wrong,
-            **bandwidths(nbytes, self.seconds, ranks),
+            **bandwidths(nbytes, self.seconds, ranks, collective),
         }
 
 

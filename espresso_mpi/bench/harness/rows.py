@@ -16,7 +16,7 @@ class Timing:
 
     Attributes:
         method: compressor, or a name of MPI's own.
-        nbytes: bytes of the float32 arrays.
+        nbytes: bytes of the arrays.
         seconds, p99: median and 99th percentile, over repetitions, of the slowest rank.
         repeats: repetitions that were made.
         algbw, busbw: bytes a second of the array, and of the busiest connection, as nccl-tests define them.
@@ -40,14 +40,19 @@ class Timing:
 R = TypeVar("R", bound=Timing)
 
 
-def bandwidths(nbytes: int, seconds: float, ranks: int) -> dict[str, float]:
-    """``algbw`` and ``busbw`` of an allreduce, in bytes a second.
+def bandwidths(nbytes: int, seconds: float, ranks: int, collective: str = "allreduce") -> dict[str, float]:
+    """``algbw`` and ``busbw`` of a collective, in bytes a second, as nccl-tests define them.
 
     An allreduce over p ranks moves at least 2(p-1)/p of the array over each rank's connection, so that ``busbw`` can be
-    compared with the speed of the link, whatever p is.
+    compared with the speed of the link, whatever p is. A reduce or a broadcast moves all of it, and what gives each
+    rank a part, or joins parts, (p-1)/p.
+
+    Args:
+        nbytes: of the largest array that a rank has: of what a scatter begins with, or a gather ends with.
     """
-    algbw = nbytes / seconds
-    return {"algbw": algbw, "busbw": algbw * 2 * (ranks - 1) / ranks}
+    algbw, others = nbytes / seconds, (ranks - 1) / ranks
+    share = {"allreduce": 2 * others, "reduce": 1.0, "broadcast": 1.0}.get(collective, others)
+    return {"algbw": algbw, "busbw": algbw * share}
 
 
 def completed(rows: Sequence[R], ranks: int | None) -> list[R]:

@@ -6,6 +6,7 @@ rank that sums the same rows gets the same bits. 16-bit types are handled as the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.casts import BEYOND_HALF
 
 from . import magnitudes
+from .combining import combine_rows
 
 _BLOCK = 2048
 
@@ -34,10 +36,15 @@ _OVERFLOWS = {
 
 @dataclass(frozen=True)
 class ReduceOp:
-    """How the ranks' arrays become one: their sum, divided, or (float32 only) their elementwise maximum."""
+    """How the ranks' arrays become one: their sum, divided; (float32 only) their elementwise maximum; or otherwise.
 
-    operator: Literal["sum", "max"]
+    Attributes:
+        combine: of another operator: ``combine(row, total)`` adds a row of host memory to a total, in its way.
+    """
+
+    operator: Literal["sum", "max", "other"]
     divisor: float = 1.0
+    combine: Callable[[Any, Any], None] | None = None
 
 
 def stored(dtype: str) -> Any:
@@ -60,8 +67,8 @@ def reduce_rows(out: Any, rows: Any, own: int, reduce_op: ReduceOp, dtype: str) 
     """
     if out.size == 0:
         return 0
-    if reduce_op.operator == "max":
-        _max_rows(out, rows, own)
+    if reduce_op.operator != "sum":
+        combine_rows(out, rows, own, reduce_op.combine)
         return 0
     if np.dtype(stored(dtype)).kind == "i":
         return _add_integers(out, rows, own)
@@ -78,9 +85,9 @@ def reduce_span(
     """
     if out.size == 0:
         return 0
-    if reduce_op.operator == "max":
-        for r in (r for r in range(count) if r != own):
-            np.maximum(out, span[r * stride : r * stride + out.size], out=out)  # summaries are small
+    if reduce_op.operator != "sum":
+        rows = [span[r * stride : r * stride + out.size] for r in range(count)]
+        combine_rows(out, rows, own, reduce_op.combine)
         return 0
     if out.dtype.kind == "i":
         limits = np.iinfo(out.dtype)
@@ -90,17 +97,6 @@ def reduce_span(
         return int(_sum_rows_16(out, span, stride, count, own, exact, np.float32(factor), dtype == "bfloat16"))
     _sum_rows(out, span, stride, count, own, exact, out.dtype.type(factor))
     return 0
-
-
-def _max_rows(out: Any, rows: Any, own: int) -> None:
-    if device_of(out) == "gpu":
-        from . import cuda_sums
-
-        cuda_sums.max_rows(out, rows, own)
-        return
-    for r in range(rows.shape[0]):
-        if r != own:
-            np.maximum(out, rows[r], out=out)  # summaries are small
 
 
 def _add_integers(out: Any, rows: Any, own: int) -> int:

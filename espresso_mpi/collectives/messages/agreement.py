@@ -217,7 +217,7 @@ def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.nd
     if leads:
         block = _between(transport, leaders, _pack(pieces), _packed_size(max(map(len, nodes)), room))
     with transport.waiter.patience(2.0):
-        outcome, pieces = _unpack(_from_leader(transport, block))
+        outcome, pieces = _unpack(_from_leader(transport, block, _packed_size(transport.topology.size, room)))
     if outcome == _TIMED_OUT:
         raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
     found = dict(zip((rank for node in nodes for rank in node), pieces))
@@ -235,8 +235,10 @@ def _between(transport: Transport, leaders: Sequence[int], block: np.ndarray, ro
     return _pack(bad[0], _TIMED_OUT) if bad else _pack([piece for _, pieces in received for piece in pieces])
 
 
-def _from_leader(transport: Transport, block: np.ndarray) -> np.ndarray:
-    """The bytes of the node's first rank."""
+def _from_leader(transport: Transport, block: np.ndarray, most: int) -> np.ndarray:
+    """The bytes of the node's first rank; at most ``most``. What fits a slot needs no room that all know."""
+    if most <= SLOT:
+        return _inside(transport, block, most)[0]
     size = _inside(transport, np.array([block.size], np.int64).view(np.uint8), 8)[0]
     return _inside(transport, block, int(size.view(np.int64)[0]))[0]
 

@@ -257,10 +257,11 @@ def _begin_chunk(x, edges, rows, start, room, stride, parts, flags, me, count, e
 
 
 @host.inline
-def reduce_scatter(x, edges, longest, rows, starts, room, stride, how, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
-    """``x[region of this rank]`` becomes the sum of all ranks'; in chunks, with one barrier each.
+def reduce_scatter(x, edges, longest, rows, starts, room, stride, own, how, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """``own``, which has this rank's region of x, becomes the sum of all ranks'; in chunks, with one barrier each.
 
     Args:
+        own: may be that region itself; x is not changed otherwise.
         edges: int64 of shape (2 · ranks,): where each rank's region of x begins and ends; longest: elements of one.
         room: elements of each region in a chunk; rank r's row holds those for rank j from ``j * room`` on.
         starts: where the first row begins in the half to use first, and in the other.
@@ -270,7 +271,8 @@ def reduce_scatter(x, edges, longest, rows, starts, room, stride, how, flags, me
         if not _begin_chunk(x, edges, rows, start, room, stride, count, flags, me, count, epoch, pace, log):
             return False
         a, b = _chunk_of(edges, me, first, room)
-        log[SATURATED] += _sum(x[a:b], rows[start + me * room :], stride, count, me, how)
+        out = own[a - edges[2 * me] : b - edges[2 * me]]
+        log[SATURATED] += _sum(out, rows[start + me * room :], stride, count, me, how)
     return True
 
 

@@ -178,7 +178,7 @@ class Waiter:
     def _timeout(self, late: Sequence[int]) -> RankTimeoutError:
         return RankTimeoutError(
             f"waited {self.timeout:g} s for {self._names(late)} in {self.what}; every rank must call it, in the same "
-            f"order; see what that rank is doing, or raise timeout= if it is only slow"
+            f"order; see what that rank is doing, or raise the timeout (timeout=) if it is only slow"
         )
 
     def _names(self, late: Sequence[int]) -> str:

@@ -85,13 +85,23 @@ class SharedWindow:
             self._flags[:] = 0
         local.Barrier()
 
-    def reduce_scatter(self, x: np.ndarray, dtype: str, regions: Bounds, reduce_op: reduction.ReduceOp) -> int:
-        """``x[region j] = reduced over the ranks`` at rank j; the rest stays. Returns how many integers saturated."""
+    def reduce_scatter(
+        self, x: np.ndarray, dtype: str, regions: Bounds, reduce_op: reduction.ReduceOp, own: np.ndarray | None = None
+    ) -> int:
+        """``x[region j] = reduced over the ranks`` at rank j; the rest stays. Returns how many integers saturated.
+
+        Args:
+            own: receives the sum in place of this rank's region of x, with whose values it comes; all ranks or none.
+        """
         if reduce_op.operator == "max":
             self._reduce_small(x[regions[0][0] : regions[-1][1]], dtype, reduce_op)  # summaries are small
             return 0
+        mine = x[slice(*regions[self._me])] if own is None else own
+        if reduce_op.combine is not None:
+            self._combine(x, dtype, regions, reduce_op, mine)
+            return 0
         how = reduction.arithmetic(reduce_op.divisor, dtype)
-        log = self._by_chunks(shared_memory.reduce_scatter, x, regions, self._room(x, self._count), how)
+        log = self._by_chunks(shared_memory.reduce_scatter, x, regions, self._room(x, self._count), mine, how)
         self.bytes_sent += sum(b - a for j, (a, b) in enumerate(regions) if j != self._me) * x.itemsize
         return int(log[shared_memory.SATURATED])
 
@@ -107,6 +117,9 @@ class SharedWindow:
         if part.nbytes <= _SMALL or reduce_op.operator == "max":
             saturated = self._reduce_small(part, dtype, reduce_op)
             return saturated if self._me == 0 else 0  # all have seen the same ones
+        if reduce_op.combine is not None:
+            self._combine_everywhere(part, dtype, reduce_op)
+            return 0
         return self._reduce_large(part, dtype, reduce_op, readers=range(self._count))
 
     def reduce(
@@ -116,7 +129,7 @@ class SharedWindow:
 
         Returns as ``allreduce``.
         """
-        if reduce_op.operator == "max":
+        if reduce_op.operator != "sum":
             return self.allreduce(x, dtype, region, reduce_op)
         return self._reduce_large(x[region[0] : region[1]], dtype, reduce_op, readers=range(root, root + 1))
 
@@ -176,7 +189,7 @@ class SharedWindow:
         for first in range(0, x.size, room):
             part = x[first : first + room]
             rows = self._rows(x.dtype, small=True)
-            if reduce_op.operator == "max":
+            if reduce_op.operator != "sum":
                 rows(self._me, 0, part.size)[:] = part
                 self._barrier()
                 self._reduce(part, rows, 0, reduce_op, dtype)
@@ -199,6 +212,28 @@ class SharedWindow:
         mine = x.nbytes // self._count  # to a cache line
         self.bytes_sent += x.nbytes - mine + mine * (len(readers) - reads)
         return int(log[shared_memory.SATURATED])
+
+    def _combine(
+        self, x: np.ndarray, dtype: str, regions: Bounds, reduce_op: reduction.ReduceOp, own: np.ndarray
+    ) -> None:
+        """As ``reduce_scatter``, by an operator that compiled code does not know."""
+        room = self._room(x, self._count)
+        for first in range(0, max(b - a for a, b in regions), room):
+            rows = self._rows(x.dtype)
+            for member, (a, b) in enumerate(regions):
+                if member != self._me:
+                    part = x[min(b, a + first) : min(b, a + first + room)]
+                    rows(self._me, member * room, member * room + part.size)[:] = part
+            self._barrier()
+            self._reduce(own[first : first + room], rows, self._me * room, reduce_op, dtype)
+        self.bytes_sent += sum(b - a for j, (a, b) in enumerate(regions) if j != self._me) * x.itemsize
+
+    def _combine_everywhere(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp) -> None:
+        """Every rank reduces its share, and gets those of the others."""
+        share = -(-x.size // self._count)
+        shares = [(min(x.size, j * share), min(x.size, (j + 1) * share)) for j in range(self._count)]
+        self._combine(x, dtype, shares, reduce_op, x[slice(*shares[self._me])])
+        self.allgather(x.view(np.uint8), [(a * x.itemsize, b * x.itemsize) for a, b in shares])
 
     def _by_chunks(
         self, kernel: Callable[..., bool], x: np.ndarray, regions: Bounds, room: int, *how: Any

@@ -62,17 +62,18 @@ def _sources(context: CollectiveContext, states: Sequence[Layout]) -> Sources:
     ]
 
 
-def bind_joins(transport: Transport, move: Move, owned: Sequence[Sequence[Dense]]) -> Action:
+def bind_joins(transport: Transport, move: Move, owned: Sequence[Sequence[Dense]], by_window: bool = True) -> Action:
     """The function that sends each member's regions of an array to all, by shared memory if the group has it.
 
     It yields once.
 
     Args:
         owned: the regions of each member; equally many of each.
+        by_window: use the shared window if the group has it.
     """
 
     def run(data: Data) -> Iterator[None]:
-        window = transport.window_for(move.group, data.x)
+        window = transport.window_for(move.group, data.x) if by_window else None
         if window is None:
             yield from by_messages(data)
             return

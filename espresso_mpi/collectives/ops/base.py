@@ -83,7 +83,7 @@ class Move:
 
     def bytes_of(self, region: Dense) -> int:
         """Bytes of a dense region of the tensor."""
-        return region.size * PAYLOAD_ITEMSIZE[self.dtype]
+        return region.size * (PAYLOAD_ITEMSIZE.get(self.dtype) or np.dtype(self.dtype).itemsize)
 
     def of_payloads(self, element: str) -> Move:
         """The same move on the payloads, seen as arrays of elements; they are summed as they are, not divided."""

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -72,10 +73,14 @@ def _split_parts(packed: Packed, pieces: int, count: int) -> list[Copy]:
     return [copy[j * each : (j + 1) * each] if j < pieces else () for j in range(count)]
 
 
-def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
+def bind_sums(transport: Transport, move: Move, owned: Owned, into: Sequence[Any] | None = None) -> Action:
     """The function that sums each member's regions at that member, by shared memory where the group has it.
 
     It yields once.
+
+    Args:
+        into: receive the sums of this member's regions, with whose values they come, so that the array does not change;
+            for all members or none. By default the regions themselves do.
     """
     reduce_op = move.reduce_op
 
@@ -84,12 +89,14 @@ def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
         if window is None:
             yield from by_messages(data)
             return
-        for regions in zip(*owned):
-            data.saturated += window.reduce_scatter(data.x, data.dtype, [(r.start, r.stop) for r in regions], reduce_op)
+        for regions, own in zip(zip(*owned), into or itertools.repeat(None)):
+            edges = [(r.start, r.stop) for r in regions]
+            data.saturated += window.reduce_scatter(data.x, data.dtype, edges, reduce_op, own)
         yield
 
     def by_messages(data: Data) -> Iterator[None]:
         mine = [region for region in owned[move.index] if region.size]
+        targets = [own for own in into if own.size] if into else [data.x[r.start : r.stop] for r in mine]
         rows = rows_for(data, mine, len(move.group))
         pending = transport.post(
             [(move.group[j], data.x[r.start : r.stop]) for j in move.others for r in owned[j] if r.size],
@@ -98,8 +105,7 @@ def bind_sums(transport: Transport, move: Move, owned: Owned) -> Action:
         )
         yield
         transport.finish(pending)
-        for region, block in zip(mine, rows):
-            out = data.x[region.start : region.stop]
+        for out, block in zip(targets, rows):
             data.saturated += reduction.reduce_rows(out, block, move.index, reduce_op, data.dtype)
 
     return run

@@ -21,6 +21,7 @@ COMMANDS = [
     ["demo"],
     ["bench"],
     ["bench", "sync"],
+    ["bench", "collectives"],
     ["bench", "routes"],
     ["bench", "compressors"],
     ["bench", "tensors"],

@@ -1,0 +1,218 @@
+"""``bench collectives``: every collective of a session beside MPI's own on the same buffers, in turns, checked.
+
+In the manner of OSU's benchmarks and of nccl-tests: sizes, element types, operators, in place or not; algbw, busbw, and
+wrong elements. Allreduces are also compressed; the bytes that they send are compared with what the payloads' sizes say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..collectives.data.layout import Topology
+from ..collectives.program import bytes_sent, compile_route, segments
+from ..compressors import Compressor, read_specs
+from ..errors import ConfigError
+from ..files.output import check_plot, check_writable, parse_sizes, progress
+from ..options import DEFAULT_SEGMENT
+from ..types import Route, TensorSpec
+from .collective_cases import COLLECTIVES, REDUCING, Case, Elements
+from .collective_tables import TABLE, Row, draw
+from .defaults import Collectives as Defaults
+from .harness.checks import Inputs, wrong_bits, wrong_together
+from .harness.measuring import CHECKED, Measured, measure
+from .harness.rows import publish
+from .harness.timing import Repetitions, TimedMethod
+
+NAME = "allreduce"
+"""The tensor of an allreduce without a name, from which random bits are drawn."""
+
+DENSE = "none"
+
+
+def main(
+    collectives: str = Defaults.collectives,
+    sizes: str = Defaults.sizes,
+    factor: int = Defaults.factor,
+    dtype: str = Defaults.dtype,
+    op: str = Defaults.op,
+    compressors: str | None = None,
+    out_of_place: bool = False,
+    repeats: int = Defaults.repeats,
+    seconds: float | None = Defaults.seconds,
+    json: Path | None = None,
+    plot: Path | None = None,
+) -> list[Row]:
+    """Measure, print a table on rank 0, and write the files asked for. Collective.
+
+    Args:
+        collectives: comma list, or ``all``.
+        sizes: comma list of sizes of the largest array of a rank, or ``FROM-TO``, by ``factor`` and both ends.
+        dtype, op: element type, and operator of the reductions.
+        compressors: comma list of specs to allreduce with beside dense; default: some for sums and means of float32.
+        out_of_place: reductions write to a second array.
+        repeats: most timed repetitions of each collective and size.
+        seconds: time for each of them after which no further repetition is begun, but for the first three.
+        json, plot: files to write, the plot as PNG.
+
+    Raises:
+        ConfigError: an argument does not fit, or a file could not be written later on.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    check_writable(json)
+    check_plot(plot)
+    elements, names, lengths = Elements(dtype, op), chosen(collectives), lengths_of(sizes, factor)
+    specs = specs_of(compressors, elements)
+    if world.size == 1:
+        print("bench collectives: one rank has nobody to send to; start several with espresso-mpi run -n 4")
+    points = [(name, n) for name in names for n in (lengths if name != "barrier" else [0])]
+    rows: list[Row] = []
+    with progress("bench collectives", len(points) * repeats, world.rank == 0) as tick:
+        for name, nbytes in points:
+            case = Case(world, name, nbytes, elements, out_of_place)
+            rows += _measured(case, specs if name == "allreduce" else (), Repetitions(repeats, seconds, tick))
+    if world.rank == 0 and plot is not None:
+        draw(rows, plot)
+        print(f"wrote {plot}")
+    title = f"{world.size} ranks, {dtype}, {op}, {'out of' if out_of_place else 'in'} place; MPI's own in turns"
+    publish(world, "collectives", TABLE, title, rows, json, picture=None if plot is None else str(plot))
+    return rows
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def chosen(text: str) -> list[str]:
+    """The collectives of a comma list."""
+    names = list(COLLECTIVES) if text == "all" else [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in COLLECTIVES:
+            raise ConfigError(f"--collectives {name}; expected all, or some of {', '.join(COLLECTIVES)}")
+    return names
+
+
+def lengths_of(sizes: str, factor: int) -> list[int]:
+    """The sizes of a comma list, or from one to another by a factor."""
+    first, dash, last = sizes.partition("-")
+    if not dash:
+        return parse_sizes(sizes)
+    (low,), (high,) = parse_sizes(first), parse_sizes(last)
+    if factor < 2 or high < low:
+        raise ConfigError(f"--sizes {sizes} --factor {factor}; expected FROM-TO, FROM below TO, and a factor from 2 on")
+    found = [low]
+    while found[-1] * factor < high:
+        found.append(found[-1] * factor)
+    return found if low == high else [*found, high]
+
+
+def specs_of(text: str | None, elements: Elements) -> Sequence[str]:
+    """The compressors to measure."""
+    fits = elements.dtype == "float32" and elements.op in ("sum", "mean")
+    if text is None:
+        return read_specs(Defaults.compressors) if fits else ()
+    specs = [spec for spec in read_specs(text) if spec != DENSE]
+    if specs and not fits:
+        raise ConfigError(
+            f"--compressors {text} with --dtype {elements.dtype} --op {elements.op}; expected sum or mean of float32"
+        )
+    return specs
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _measured(case: Case, specs: Sequence[str], repetitions: Repetitions) -> list[Row]:
+    """A row for each way of this library. Collective."""
+    from ..session import Session
+
+    comm, own = case.comm, Session(case.comm)
+    by_session = case.by_session(own)
+    methods = [TimedMethod(DENSE, by_session, partial(case.wrong, by_session), case.prepare, close=own.close)]
+    if case.by_mpi is not None:
+        check = None if case.elements.op == "mean" and case.collective in REDUCING else partial(case.wrong, case.by_mpi)
+        methods.append(TimedMethod("mpi", case.by_mpi, check, case.prepare))
+    mpi = len(methods) - 1
+    compressed = [_Compressed(case, spec) for spec in specs]
+    found = measure(comm, [*methods, *(one.method for one in compressed)], repetitions)
+    case.close()
+    theirs = found[1] if mpi else None
+    rows = [_row(case, found[0], theirs)]
+    return rows + [_row(case, one, theirs, c.expected) for one, c in zip(found[mpi + 1 :], compressed)]
+
+
+def _row(case: Case, one: Measured, mpi: Measured | None, expected: int | None = None) -> Row:
+    reduces = case.collective in REDUCING
+    return Row(
+        **one.fields(case.nbytes, case.comm.size, case.collective),
+        collective=case.collective,
+        dtype=case.elements.dtype,
+        op=case.elements.op if reduces else "",
+        in_place=case.in_place,
+        mpi_seconds=None if mpi is None else mpi.seconds,
+        ratio=None if mpi is None else one.seconds / mpi.seconds,
+        best=float(np.min(one.times)),
+        mpi_best=None if mpi is None else float(np.min(mpi.times)),
+        mpi_wrong=None if mpi is None else mpi.wrong,
+        expected_bytes=expected,
+    )
+
+
+class _Compressed:
+    """A compressed allreduce. Collective to make."""
+
+    def __init__(self, case: Case, spec: str) -> None:
+        from ..session import Session
+
+        self._case, self._spec = case, spec
+        self._inputs = Inputs(case.comm, {NAME: case.x.shape})
+        session = Session(case.comm, compressor=spec, min_bytes=0, feedback=False)
+        strategy = session.strategy(TensorSpec(NAME, case.x.shape, "float32"))
+        self._route, self._topology = strategy.route, session.topology
+        self.expected = expected_bytes(self._route, self._topology, self._compressor, case.x.size)
+        check = self._check if case.nbytes <= CHECKED and not self._route.sums_payloads else None
+        self.method = TimedMethod(
+            spec, case.by_session(session, compressor=spec), check, case.prepare, self._route,
+            partial(_payloads_sent, session), close=session.close,
+        )  # fmt: skip
+
+    @property
+    def _compressor(self) -> Compressor:
+        from .. import compressors
+
+        return compressors.get(self._spec).shaped(self._case.x.shape)
+
+    def _check(self) -> int:
+        """Wrong elements of the first mean of a session, bit for bit."""
+        from ..session import Session
+
+        comm = self._case.comm
+        with Session(comm) as session:
+            x = self._inputs.copies()[NAME]
+            session.allreduce(x, compressor=self._spec)
+        return wrong_together(comm, [x], lambda: self._wrong(x))
+
+    def _wrong(self, x: np.ndarray) -> int:
+        sources = [source[NAME] for source in self._inputs.of_all()]
+        return wrong_bits(x, self._route, self._topology, sources, self._spec, NAME)
+
+
+def _payloads_sent(session: Any) -> Mapping[str, int]:
+    """Bytes that a session's tensor has sent so far, by level, without those by which ranks agree."""
+    known = session.stats().tensors.get(NAME)
+    return {"intra": 0, "inter": 0} if known is None else known.bytes_by_level
+
+
+def expected_bytes(route: Route, topology: Topology, compressor: Compressor, n: int) -> int:
+    """Bytes that all ranks together send for a tensor of n elements: payloads of known sizes along the route."""
+    cut = segments(n, compressor.at(None).nbytes(n), topology, 0 if compressor.whole else DEFAULT_SEGMENT)
+    return sum(
+        bytes_sent(compile_route(route, topology, region, "float32", rank, compressor.at(0)))
+        for region in cut
+        for rank in range(topology.size)
+    )
