@@ -9,17 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import io_callback
 
 from ..default import default_session
 from ..errors import ConfigError
 from ..session import Session
+from .primitive import Site, averaged
 
 __all__ = ["sync", "synchronize"]
 
 
-def sync(grads: Any, session: Session | None = None) -> Any:
+def sync(grads: Any, session: Session | None = None, *, ordered: bool = True) -> Any:
     """The mean of gradients over the ranks, inside ``jit`` and outside.
 
     Every rank must run the same program: the calls are made in program order, and a rank that makes another number of
@@ -28,11 +27,14 @@ def sync(grads: Any, session: Session | None = None) -> Any:
     Args:
         grads: arrays in any tree of JAX; float32, float16, bfloat16 or float64. None stands for no array.
         session: default: ``espresso_mpi.default_session()``.
+        ordered: JAX keeps the calls in program order, in a program and between programs, which takes its slower way of
+            starting a program. False leaves the order to the data: each call must need the result of the one before
+            it, as in a training step that is called with the weights of the step before.
 
     Returns:
         the same tree with new arrays.
 
-    An error of ``Session.sync`` comes as JAX reports errors of callbacks: with its text.
+    An error of ``Session.sync`` in a program comes as ``jax.errors.JaxRuntimeError``, with its name and text.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -46,19 +48,15 @@ def sync(grads: Any, session: Session | None = None) -> Any:
     names = [jax.tree_util.keystr(path) or "grads" for path, _ in paths]
 
     leaves = [jax.numpy.asarray(leaf) for _, leaf in paths]
-    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-    memory = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in zip(names, shapes)}  # kept: new memory is slow
-
-    def averaged(*arrays: Any) -> list[np.ndarray]:  # numpy only: jax.numpy in a callback can deadlock
-        for target, array in zip(memory.values(), arrays):
-            np.copyto(target, np.asarray(array))
-        return list(chosen.sync(memory).values())
-
-    return jax.tree_util.tree_unflatten(tree, io_callback(averaged, shapes, *leaves, ordered=True))
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    return jax.tree_util.tree_unflatten(tree, averaged(Site(chosen, tuple(names), shapes, ordered), leaves))
 
 
-def synchronize(session: Session | None = None) -> Any:
+def synchronize(session: Session | None = None, *, ordered: bool = True) -> Any:
     """A gradient transformation of optax that averages over the ranks: put it first in ``optax.chain``.
+
+    Args:
+        session, ordered: as for ``sync``.
 
     Example:
         >>> import jax.numpy as jnp, optax  # doctest: +SKIP
@@ -70,6 +68,6 @@ def synchronize(session: Session | None = None) -> Any:
         raise ConfigError("synchronize: optax is missing; pip install optax, or call espresso_mpi.jax.sync") from error
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return sync(updates, session), state
+        return sync(updates, session, ordered=ordered), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

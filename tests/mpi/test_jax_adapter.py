@@ -35,6 +35,26 @@ def test_inside_jit_as_outside(world, open_session, adapter):
     jax.block_until_ready(found)
 
 
+def test_donated_weights_without_an_order(world, open_session, adapter):
+    """Each call needs the result of the one before: the ranks' programs stay in step, also if one is started late."""
+    session = open_session(compressor="fp16", min_bytes=0)
+    step = jax.jit(lambda x: adapter.sync(x + 1, session, ordered=False), donate_argnums=0)
+    x = jax.numpy.full(20_000, float(world.rank))
+    for _ in range(300):
+        x = step(x)
+    assert np.allclose(np.asarray(x), 300 + (world.size - 1) / 2)
+
+
+def test_an_error_of_one_rank_is_an_error_of_all(world, open_session, adapter):
+    """It has the session's text, and the next step works."""
+    session = open_session()
+    step = jax.jit(lambda x: adapter.sync({"w": x}, session), donate_argnums=0)
+    for _ in range(2):
+        with pytest.raises(Exception, match=rf"NonFiniteError: .*rank {world.size - 1}.*'w'"):
+            jax.block_until_ready(step(jax.numpy.full(5, np.nan if world.rank == world.size - 1 else 1.0)))
+        assert float(step(jax.numpy.ones(5))["w"][0]) == 1
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_element_types(world, open_session, adapter, dtype):
     session = open_session()
