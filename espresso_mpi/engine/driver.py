@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from ..arrays import device
@@ -78,6 +79,7 @@ class Driver(WaitMonitor):
         self.callers = 0
         self.gpu: int | None = None
         self._stream: device.OwnStream | None = None
+        self._driving_thread: int | None = None
 
     def called(self, background: bool) -> None:
         """A call has arrived; ``background``: start it even if no thread waits. ``changed`` is held."""
@@ -109,6 +111,20 @@ class Driver(WaitMonitor):
         self.gpu, self._stream = number, self._stream or device.OwnStream()
         device.enter_stream(self._stream)
 
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """Inside the with-block no other thread makes a progress step, unless one does not end in ``_STOP_S`` seconds.
+
+        ``stopping`` is set. Who keeps the memory of messages alive would otherwise miss what a step still posts.
+        """
+        mine = self._driving_thread == threading.get_ident()
+        held = not mine and self.driving.acquire(timeout=_STOP_S)
+        try:
+            yield
+        finally:
+            if held:
+                self.driving.release()
+
     def join(self) -> None:
         """Wait for the engine's thread, which was told to stop."""
         with self.changed:
@@ -135,7 +151,7 @@ class Driver(WaitMonitor):
             self.background = self.callers == 0
 
     def _drive_or_wait(self, done: Callable[[], bool]) -> None:
-        if not self.driving.acquire(blocking=False):
+        if self.stopping or not self.driving.acquire(blocking=False):
             with self.changed:
                 self.changed.wait_for(lambda: done() or not self.driving.locked(), timeout=0.1)
             return
@@ -161,14 +177,20 @@ class Driver(WaitMonitor):
                 self.changed.notify_all()
 
     def _drive(self, done: Callable[[], bool]) -> None:
-        """Make progress steps until ``done()``, or until there is nothing to do."""
+        """Make progress steps until ``done()``, or until there is nothing to do, or the session is being closed."""
+        self._driving_thread = threading.get_ident()
         try:
             with device.leaving_stream(), self._transport.waiter.monitored(self):
                 if self.gpu is not None:
                     self.enter_gpu(self.gpu)
-                while self._driven.broken is None and not done() and self._driven.progress():
+                while not self.stopping and self._driven.broken is None and not done() and self._driven.progress():
                     pass
+        except SessionClosed as error:
+            if not self.stopping:  # who stops this one does the rest
+                self._driven.fail(error)
         except BaseException as error:
             self._driven.fail(error)
             if not isinstance(error, Exception):
                 raise
+        finally:
+            self._driving_thread = None

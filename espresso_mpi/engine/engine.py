@@ -130,8 +130,9 @@ class Engine:
     def shutdown(self, why: str, notify: bool = True, remedy: str = "open a new one") -> None:
         """Stop without waiting for other ranks; ``notify`` them if they may be waiting for this one."""
         self._driver.stopping = True
-        if self.broken is None:
-            self._break(SessionClosed(why, remedy), notify)
+        with self._driver.halted():
+            if self.broken is None:
+                self._break(SessionClosed(why, remedy), notify)
         self._driver.join()
 
     def forked(self, why: str, remedy: str) -> None:
