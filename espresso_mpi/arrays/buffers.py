@@ -23,7 +23,6 @@ from .device import current_gpu, stream_of
 _spec = lru_cache(maxsize=1 << 16)(TensorSpec)
 """Cached descriptions: equal arrays get the same object, so that comparisons are fast."""
 
-_HALVES = ("float16", "bfloat16")
 _SUPPORTED = ", ".join(ITEMSIZE)
 _NAMES = {np.dtype(name): name for name in ("float32", "float64", "float16")}
 """A cache: numpy computes the name of a type at every access, which is slow."""
@@ -369,7 +368,9 @@ def flat_on_gpu(spec: TensorSpec, array: Any, itemsize: int) -> Gradient:
         )
     if spec.size == 0:
         return Gradient(spec, np.empty(0, np.float32))
-    flat = cuda.as_cuda_array(_Flat(array, spec.size, "<u2" if spec.dtype in _HALVES else interface["typestr"]))
+    flat = cuda.as_cuda_array(
+        _Flat(array, spec.size, "<u2" if ITEMSIZE.get(spec.dtype or "") == 2 else interface["typestr"])
+    )
     return Gradient(spec, flat, stream=stream_of(array))
 
 

@@ -89,7 +89,7 @@ def main(
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"--device {device}; expected cpu or cuda")
     if device == "cuda":
-        _require_gpu()
+        require_gpu("--device cuda")
     rows: list[Row] = []
     with progress("bench compressors", len(lengths) * len(counts) * repeats) as tick:
         for n in lengths:
@@ -107,13 +107,20 @@ def _usual(device: str) -> str:
     return "400000000B" if device == "cuda" else f"{COLD * cache}B,{cache // _CACHED}B"
 
 
+def variants() -> list[str]:
+    """Every method with its defaults, and the examples that it names."""
+    from .. import compressors
+
+    return [spec for name in compressors.names() for spec in (name, *type(compressors.get(name)).examples)]
+
+
 def _specs(methods: str) -> list[str]:
     from .. import compressors
 
     if methods == "all":
         return list(compressors.names())
     if methods == "variants":
-        return [spec for name in compressors.names() for spec in (name, *type(compressors.get(name)).examples)]
+        return variants()
     return [spec for spec in compressors.read_specs(methods) if spec != "none"]
 
 
@@ -130,11 +137,12 @@ def _thread_counts(text: str) -> list[int]:
     return counts
 
 
-def _require_gpu() -> None:
+def require_gpu(asked_by: str) -> None:
+    """Raise ConfigError if there is no GPU for what asks for one."""
     from numba import cuda
 
     if not cuda.is_available():
-        raise ConfigError("--device cuda: numba finds no GPU here; espresso-mpi doctor says more")
+        raise ConfigError(f"{asked_by}: numba finds no GPU here; espresso-mpi doctor says more")
 
 
 # --- where it is measured ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Alltoall and reduce-scatter on several nodes with several ranks each.
 
-The ranks with the same local rank, one of each node, are a *lane*. Lanes carry what goes from node to node: the ranks
-of a node pass their data to the lane of its target first. A rank beyond the smallest node's number has no lane of its
+The ranks with the same local rank, one of each node, are a *rail*. Rails carry what goes from node to node: the ranks
+of a node pass their data to the rail of its target first. A rank beyond the smallest node's number has no rail of its
 own; its data take one of the others, from which it gets them in the end.
 """
 
@@ -30,7 +30,7 @@ _TOGETHER = 32 << 10
 """Bytes from a node to a rank up to which they travel as one message: their latency costs more than a copy."""
 
 
-def _lane(topology: Topology, rank: int) -> int:
+def _rail(topology: Topology, rank: int) -> int:
     return topology.nodes[topology.node_of[rank]].index(rank) % topology.local_size
 
 
@@ -44,27 +44,27 @@ def _uneven(topology: Topology) -> bool:
 def reduce_scatter(
     transport: Transport, x: Any, own: Any, dtype: str, regions: Spans, reduce_op: ReduceOp | None
 ) -> Progress:
-    """Inside each node, each lane sums what its ranks will own; then the lanes sum over the nodes.
+    """Inside each node, each rail sums what its ranks will own; then the rails sum over the nodes.
 
     Args: as of ``calls.reduce_scatter``.
     """
     topology, node, me = transport.topology, transport.node, transport.rank
-    by_lane = [[[r for r in ranks if _lane(topology, r) == lane] for ranks in topology.nodes]
-               for lane in range(topology.local_size)]  # fmt: skip
+    by_rail = [[[r for r in ranks if _rail(topology, r) == rail] for ranks in topology.nodes]
+               for rail in range(topology.local_size)]  # fmt: skip
     local, workspace = node.index(me), transport.borrow()
-    lane = by_lane[local] if local < topology.local_size else []
-    mine = [rank for ranks in lane for rank in ranks]
+    rail = by_rail[local] if local < topology.local_size else []
+    mine = [rank for ranks in rail for rank in ranks]
     edges = list(itertools.accumulate((regions[rank][1] - regions[rank][0] for rank in mine), initial=0))
-    sums = workspace.array("lane", edges[-1], x.dtype, device_of(x))
+    sums = workspace.array("rail", edges[-1], x.dtype, device_of(x))
     pieces = {rank: Dense(a, b) for rank, (a, b) in zip(mine, itertools.pairwise(edges))}
     for rank, piece in pieces.items():
         copy(sums[piece.start : piece.stop], x[slice(*regions[rank])])
-    owned = [[Dense(*regions[rank]) for ranks in lane for rank in ranks] for lane in by_lane]
+    owned = [[Dense(*regions[rank]) for ranks in rail for rank in ranks] for rail in by_rail]
     yield from _sums(transport, node, "intra", reduce_op, owned, Data(x, dtype, workspace),
                      [sums[p.start : p.stop] for p in pieces.values()], sums[:0])  # fmt: skip
-    if lane:
+    if rail:
         group = tuple(ranks[local] for ranks in topology.nodes)
-        shares = [[pieces[rank] for rank in ranks] for ranks in lane]
+        shares = [[pieces[rank] for rank in ranks] for ranks in rail]
         yield from _sums(transport, group, "inter", reduce_op, shares, Data(sums, dtype, workspace))
     else:
         yield
@@ -72,7 +72,7 @@ def reduce_scatter(
         copy(own, sums[pieces[me].start : pieces[me].stop])
     if _uneven(topology):
         beyond = {r: sums[p.start : p.stop] for r, p in pieces.items() if r in node and r != me}
-        source = [(node[_lane(topology, me)], own)] if not lane else []
+        source = [(node[_rail(topology, me)], own)] if not rail else []
         pending = transport.post(list(beyond.items()), source, workspace)
         yield
         transport.finish(pending)
@@ -110,9 +110,9 @@ class _Parts:
 
 
 def alltoall(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans, equal: bool) -> Progress:
-    """Ranks pass to each lane of their node what goes to that lane of others; the lanes exchange it.
+    """Ranks pass to each rail of their node what goes to that rail of others; the rails exchange it.
 
-    A rank sends what it has for its own lane at once, so that the links are busy while the node passes on the rest.
+    A rank sends what it has for its own rail at once, so that the links are busy while the node passes on the rest.
 
     Args: as of ``calls.alltoall``, in host memory.
     """
@@ -164,13 +164,13 @@ class _Alltoall:
         self.uneven, self.far = _uneven(topology), [ranks for ranks in topology.nodes if ranks != self.node]
         local = self.node.index(self.me)
         self.leads = local < topology.local_size
-        self.lane = {rank: _lane(topology, rank) for rank in range(topology.size)}
+        self.rail = {rank: _rail(topology, rank) for rank in range(topology.size)}
         """Of each rank, in all nodes."""
-        mine = {rank for rank, lane in self.lane.items() if lane == local}
+        mine = {rank for rank, rail in self.rail.items() if rail == local}
         self.onward = [s for ranks in self.far for s in ranks if s in mine]
         """The ranks of other nodes to which this one passes on what its node has for them."""
         self.inward = [s for s in self.node if s in mine]
-        """The ranks of this node for which this one receives from the others: itself, and those without a lane."""
+        """The ranks of this node for which this one receives from the others: itself, and those without a rail."""
         self.staged = self._reserved("passed on", [(s, r) for s in self.onward for r in self.node], "to")
         foreign = [(s, r) for s in self.inward if s != self.me for ranks in self.far for r in ranks]
         self.arriving = self._reserved("handed on", foreign, "come")
@@ -207,7 +207,7 @@ class _Alltoall:
     def _head(self, rank: int) -> int:
         """The rank that receives for another one, on its node."""
         ranks = next(ranks for ranks in self.far if rank in ranks)
-        return ranks[self.lane[rank]]
+        return ranks[self.rail[rank]]
 
     def _together(self, source: tuple[int, ...], s: int) -> bool:
         """Whether what a node has for a rank travels as one message; both ends find the same."""
@@ -219,7 +219,7 @@ class _Alltoall:
     def _into_node(self) -> list[tuple[int, Any]]:
         """What goes to ranks of this node, and then what they pass on."""
         mates = [rank for rank in self.node if rank != self.me]
-        onward = [(self.node[self.lane[s]], s) for ranks in self.far for s in ranks]
+        onward = [(self.node[self.rail[s]], s) for ranks in self.far for s in ranks]
         return [(t, self._block(t)) for t in mates] + [(t, self._block(s)) for t, s in onward if t != self.me]
 
     def _from_node(self) -> list[tuple[int, Any]]:
@@ -242,7 +242,7 @@ class _Alltoall:
         """What comes from the other nodes: what ``progress`` sends first, then the rest."""
         first, rest = [], []
         for ranks in self.far if self.leads else []:
-            head = ranks[self.lane[self.me]]
+            head = ranks[self.rail[self.me]]
             for s in self.inward:
                 if self._together(ranks, s):
                     rest.append((head, _joined([self.arriving[s, r] for r in ranks])))
@@ -255,7 +255,7 @@ class _Alltoall:
         """What this rank has received for others, and what another one has received for it."""
         far = [r for ranks in self.far for r in ranks]
         given = [(s, _view(self.arriving[s, r])) for s in self.inward if s != self.me for r in far]
-        taken = [] if self.leads else [(self.node[self.lane[self.me]], _view(self.arriving[self.me, r])) for r in far]
+        taken = [] if self.leads else [(self.node[self.rail[self.me]], _view(self.arriving[self.me, r])) for r in far]
         return given, taken
 
 

@@ -84,17 +84,13 @@ def _progress_of(segment: Segment) -> Progress:
 
 
 def interleave(segments: Iterable[Progress]) -> None:
-    """Run segments to their end; each progress step starts one more, see ``progress_all``."""
-    waiting, active = iter(segments), list[Progress]()
-    while True:
-        started = next(waiting, None)
-        if started is None and not active:
-            return
-        active = progress_all(active, started)
+    """Run segments to their end, see ``interleaved``."""
+    for _ in interleaved(segments):
+        pass
 
 
 def interleaved(segments: Iterable[Progress]) -> Progress:
-    """As ``interleave``, as progress itself."""
+    """Segments as one; each progress step starts one more, see ``progress_all``."""
     waiting, active = iter(segments), list[Progress]()
     while True:
         started = next(waiting, None)

@@ -24,10 +24,9 @@ from ..engine.calls import Exchange
 from ..errors import ConfigError
 from ..feedback import NO_FEEDBACK, Feedback
 from ..options import Options, default_route
-from ..types import Route, TensorSpec
+from ..types import ITEMSIZE, Route, TensorSpec
 
 _MPI = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
-_HALVES = ("float16", "bfloat16")
 _OF_BOOL = {
     "sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor",
 }  # fmt: skip
@@ -97,7 +96,7 @@ def operator_for(kind: str, spec: TensorSpec, op: str) -> str:
         raise ConfigError(f"{kind}: op='mean' of {spec.dtype}; expected floating-point numbers; use op='sum'")
     if op not in _MPI:
         raise ConfigError(f"{kind}: op={op!r}; expected mean or one of {', '.join(_MPI)}")
-    if spec.dtype in _HALVES:
+    if ITEMSIZE.get(spec.dtype or "") == 2:
         raise ConfigError(f"{kind}: op={op!r} of {spec.dtype}; MPI has no such type; pass x.astype('float32')")
     number = str(spec.dtype)
     logical = op in ("land", "lor", "lxor", "band", "bor", "bxor") and number.startswith(("float", "complex"))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..arrays import buffers
+from ..arrays.buffers import Gradient
+from ..engine.calls import Exchange
+from ..types import ITEMSIZE
 from .collectives import Collectives
+from .exchanges import Taken, by_mpi, dense_way
 
 _NAME = "sync(missing='zero')"
 
@@ -18,19 +22,36 @@ _NAME = "sync(missing='zero')"
 def with_zeros(session: Collectives, grads: Any) -> Any:
     """``grads``, in new containers with zeros for what is None here and not on all ranks. Collective.
 
+    What is no array stays, for ``sync`` to refuse it on every rank.
+
     Raises:
+        GradientError: on every rank: the containers of one cannot be read.
         MismatchError: on every rank: the ranks have different numbers of tensors.
     """
-    values = [value for _, value in buffers.flatten(grads)]
-    here = np.array([value is not None for value in values], bool)
-    seen = session.allreduce(np.concatenate([here, ~here]), op="max", name=_NAME)
-    partly = np.flatnonzero(seen[: here.size] & seen[here.size :])
-    if not partly.size:
+    seen = _seen(session, grads)
+    have, lack = np.split(seen, 2)
+    partly = [int(k) for k in np.flatnonzero(have & lack)]
+    if not partly:
         return grads
-    forms = _forms(session, {int(k): _form(values[k]) for k in partly if here[k]})
+    values = [value for _, value in buffers.flatten(grads)]
+    forms = _forms(session, {k: _form(values[k]) for k in partly if values[k] is not None})
     like = next((value for value in values if value is not None), None)
-    filled = {k: _zeros(*forms[k], like) for k in map(int, partly) if not here[k] and k in forms}
+    filled = {k: _zeros(*forms[k], like) for k in partly if values[k] is None and k in forms}
     return buffers.replaced(grads, iter([filled.get(k, value) for k, value in enumerate(values)]))
+
+
+def _seen(session: Collectives, grads: Any) -> Any:
+    """By position, whether any rank has the tensor; then, whether any rank has None. Collective."""
+
+    def take() -> Taken:
+        here = np.array([value is not None for _, value in buffers.flatten(grads)], bool)
+        seen = np.concatenate([here, ~here])
+        return {"x": seen}, seen
+
+    def make(gradients: Sequence[Gradient]) -> Exchange:
+        return by_mpi("allreduce", gradients[0], "max", None, *dense_way(session._options, session.topology))
+
+    return session._collective("allreduce", _NAME, take, make, True)
 
 
 def _form(value: Any) -> tuple[list[int], str]:
@@ -41,7 +62,8 @@ def _form(value: Any) -> tuple[list[int], str]:
 
 def _forms(session: Collectives, mine: Mapping[int, tuple[list[int], str]]) -> dict[int, tuple[list[int], str]]:
     """What the ranks know of tensors that some do not have, by position."""
-    text = json.dumps(list(mine.items())).encode()
+    known = [(k, form) for k, form in mine.items() if form[1] in ITEMSIZE]
+    text = json.dumps(known).encode()
     longest = session.allreduce(np.array([len(text)]), op="max", name=_NAME)
     said = session.allgather(np.frombuffer(text.ljust(int(longest[0])), np.uint8).copy(), name=_NAME)
     return {k: form for one in said.reshape(-1, int(longest[0])) for k, form in json.loads(one.tobytes())}
@@ -53,4 +75,7 @@ def _zeros(shape: list[int], dtype: str, like: Any) -> Any:
         return like.new_zeros(shape, dtype=getattr(sys.modules["torch"], dtype))
     if hasattr(like, "__cuda_array_interface__"):
         return sys.modules[type(like).__module__.split(".")[0]].zeros(shape, dtype)
-    return np.zeros(shape, dtype)
+    try:
+        return np.zeros(shape, dtype)
+    except TypeError:  # bfloat16, which numpy alone does not know
+        return None

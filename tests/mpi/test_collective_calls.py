@@ -89,8 +89,8 @@ def test_all_ranks_yield_equally_often(world, open_session, kind):
 
 @pytest.mark.parametrize("share", [3, 20000])
 @pytest.mark.parametrize("nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1], [2, 3]]], ids=str)
-def test_lanes_of_any_nodes(world, open_session, nodes, share):
-    """Ranks of a node that do not follow each other, and ranks without a lane; small blocks and large."""
+def test_rails_of_any_nodes(world, open_session, nodes, share):
+    """Ranks of a node that do not follow each other, and ranks without a rail; small blocks and large."""
     size, me = world.size, world.rank
     session = open_session(nodes=[own for ranks in nodes if (own := [r for r in sorted(ranks) if r < size])])
     rows = [[share * (1 + (3 * a + b) % 4) for b in range(size)] for a in range(size)]

@@ -8,7 +8,7 @@ from session_cases import COMPRESSED, DENSE, exact_mean, held, identical, node_l
 
 from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.compressors import get
-from espresso_mpi.errors import ConfigError
+from espresso_mpi.errors import ConfigError, GradientError, MismatchError, RemoteError
 from espresso_mpi.types import Route
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
@@ -126,6 +126,19 @@ def test_what_some_ranks_do_not_have_counts_as_zero(world, open_session):
     assert session.sync(whole, missing="zero") is whole
     with pytest.raises(ConfigError, match="expected 'error' or 'zero'"):
         session.sync(whole, missing="none")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_bad_gradients_with_missing_zero_are_errors_on_every_rank(world, open_session):
+    """Containers that cannot be read, and what is no array, on one rank alone; the session goes on."""
+    session, good = open_session(), np.ones(3, np.float32)
+    clash, listed = {"a.b": good, "a": {"b": good}}, {"w": [[1, 2]], "v": {1.5: good}}
+    for bad in (clash, listed):
+        with pytest.raises((GradientError, RemoteError), match=r"rank 0|key"):
+            session.sync(bad if world.rank == 0 else {"w": None}, missing="zero")
+    with pytest.raises((GradientError, MismatchError)):
+        session.sync({"w": object() if world.rank == 0 else None}, missing="zero")
+    assert session.sync({"w": good.copy()}, missing="zero")["w"].tolist() == [1, 1, 1]
 
 
 def test_steady_state_moves_the_advertised_bytes(world, open_session):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays import device
-from ...compressors import Compressor, Context, get, names
+from ...compressors import Compressor, Context, get
 
 STEPS = 2
 """Training steps, so that residuals and what a method keeps are compared as well."""
@@ -25,11 +25,6 @@ class Difference:
     n: int
     what: str
     elements: int
-
-
-def specs() -> list[str]:
-    """Every method with its defaults, and the examples that it names."""
-    return [spec for name in names() for spec in (name, *type(get(name)).examples)]
 
 
 def compare(wanted: Sequence[str], sizes: Sequence[int]) -> list[Difference]:

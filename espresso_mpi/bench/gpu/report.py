@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..harness.columns import markdown as markdown_table
+
 COPY_GOALS: tuple[tuple[tuple[str, ...] | None, float], ...] = (
     (
         (
@@ -49,11 +51,11 @@ def cards_of(result: Mapping[str, Any]) -> str:
 
 def tables(result: Mapping[str, Any]) -> str:
     """The verdicts, and what was measured."""
-    return "\n\n".join(part for part in _parts(result) if part) + "\n"
+    return "\n".join(part for part in _parts(result) if part)
 
 
 def _parts(result: Mapping[str, Any]) -> Iterator[str]:
-    yield table(
+    yield markdown_table(
         ("promise", "found", "goal", "kept"),
         [(v["promise"], v["found"], v["goal"], _WORDS[v["kept"]]) for v in result["rows"]],
     )
@@ -78,14 +80,14 @@ def _of_speeds(rows: Sequence[Mapping[str, Any]]) -> str:
     ]  # fmt: skip
     title = "Kernels at 10⁸ float32 elements, best of five; a call is an encode of one element."
     header = ("method", "encode GB/s", "of bound", "decode_add GB/s", "of bound", "call µs")
-    return f"{title}\n\n{table(header, lines)}" if lines else ""
+    return f"{title}\n\n{markdown_table(header, lines)}" if lines else ""
 
 
 def _of_overlap(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [(row["method"], *(_ms(row[key]) for key in _TIMES), f"{row['hidden']:.2f}") for row in rows]
     title = "Two ranks on one GPU; milliseconds of a backward pass of matrix products with 12 gradients of 16 MiB."
     header = ("method", "backward", "sync", "one after the other", "with push", "hidden")
-    return f"{title}\n\n{table(header, lines)}"
+    return f"{title}\n\n{markdown_table(header, lines)}"
 
 
 _TIMES = ("backward_s", "sync_s", "one_by_one_s", "pushed_s")
@@ -94,7 +96,7 @@ _TIMES = ("backward_s", "sync_s", "one_by_one_s", "pushed_s")
 def _of_sizes(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [(row["method"], str(row["nbytes"]), _ms(row["gpu_s"]), _ms(row["host_s"])) for row in rows]
     title = "Two ranks on one GPU; milliseconds of `sync` of one array."
-    return f"{title}\n\n{table(('method', 'bytes', 'on the GPU', 'in host memory'), lines)}"
+    return f"{title}\n\n{markdown_table(('method', 'bytes', 'on the GPU', 'in host memory'), lines)}"
 
 
 def _of_beside(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -103,13 +105,7 @@ def _of_beside(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     title = "Encodes beside matrix products on another stream; milliseconds."
     header = ("method", "encodes alone", "products alone", "both", "share hidden")
-    return f"{title}\n\n{table(header, lines)}" if lines else ""
-
-
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
+    return f"{title}\n\n{markdown_table(header, lines)}" if lines else ""
 
 
 def _rate(n: int, seconds: float) -> str:

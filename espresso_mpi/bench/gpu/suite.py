@@ -56,7 +56,7 @@ def main(only: str = Defaults.only, json: Path | None = None, output: Path | Non
     wanted = only.split(",")
     if not set(wanted) <= set(parts):
         raise ConfigError(f"--only {only}; expected some of {','.join(parts)}")
-    _require_gpu()
+    speeds.require_gpu("gpu-check")
     result: dict[str, Any] = {"kind": "gpu", "environment": environment(), "gpus": gpus()}
     result |= {part: run() for part, run in parts.items() if part in wanted}
     result["rows"] = [asdict(verdict) for verdict in verdicts(result)]
@@ -70,15 +70,8 @@ def main(only: str = Defaults.only, json: Path | None = None, output: Path | Non
     return 0 if all(verdict["kept"] is not False for verdict in result["rows"]) else 1
 
 
-def _require_gpu() -> None:
-    from numba import cuda
-
-    if not cuda.is_available():
-        raise ConfigError("gpu-check: numba finds no GPU here; espresso-mpi doctor says more")
-
-
 def _kernels() -> dict[str, Any]:
-    specs = kernels.specs()
+    specs = speeds.variants()
     with progress("kernels", len(specs)) as tick:
         found = kernels.compare_in_processes(specs, SIZES, min(_WORKERS, cores()), tick)
     return {"methods": len(specs), "sizes": list(SIZES), "differences": [asdict(one) for one in found]}
