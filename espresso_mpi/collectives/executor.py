@@ -54,6 +54,7 @@ class Program:
         half: run this half of the route only, in one segment.
 
     Attributes:
+        compressor, n: as given.
         owned: of a half: by rank, where its part lies in the working array; else empty.
     """
 
@@ -69,7 +70,8 @@ class Program:
         total: bool = False,
         half: Half | None = None,
     ) -> None:
-        self._transport, self._compressor, self._dtype, self._route = transport, compressor, dtype, route
+        self._transport, self._dtype, self._route = transport, dtype, route
+        self.compressor, self.n = compressor, n
         self.owned: tuple[Dense, ...] = ()
         self._operations: dict[DeviceKind, tuple[RouteOperation, ...]] = {}
         nbytes = payload_bytes or (n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n))
@@ -92,8 +94,8 @@ class Program:
         if isinstance(step, MoveStep):
             action = operations()[step.op].bind(self._transport, step.move)
             return lambda segment: segment.move(step, action)
-        assert self._compressor is not None, "a route that encodes needs a compressor"
-        act, compressor = HANDLERS[type(step)], compressor_at(step.point, self._compressor)
+        assert self.compressor is not None, "a route that encodes needs a compressor"
+        act, compressor = HANDLERS[type(step)], compressor_at(step.point, self.compressor)
         return lambda segment: act(segment, step, compressor)
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 from .. import compressors
 from ..cluster import environment
 from ..collectives import ranges
+from ..collectives.bucket_layout import can_share
 from ..collectives.data.layout import Topology
 from ..collectives.halves import Half
 from ..collectives.messages.agreement import fingerprint
@@ -122,6 +123,20 @@ class Batches:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """A compressed tensor that may share messages with others of the same way.
+
+    Attributes:
+        way: equal for tensors that may share messages.
+        payload, dense: bytes of its payload, and of the tensor as float32.
+    """
+
+    way: tuple[bool, str]
+    payload: int
+    dense: int
+
+
+@dataclass(frozen=True)
 class Bucket:
     """Tensors that share a buffer, or a single tensor.
 
@@ -174,6 +189,16 @@ class Bucket:
     def dtype(self) -> str:
         """Element type of the tensors."""
         return str(self.members[0][1].spec.dtype)
+
+    @cached_property
+    def shares(self) -> Shares | None:
+        """With which other tensors it may share messages; None: with none."""
+        item, route = self.members[0][1], self.strategy.route
+        if self.compressor is None or item.group or item.half is not None or item.spec.device != "cpu":
+            return None
+        if not can_share(route):
+            return None
+        return Shares((item.total, str(route)), self.compressor.at(None).nbytes(self.size), 4 * self.size)
 
     @cached_property
     def uniform(self) -> bool:

@@ -27,6 +27,7 @@ from .fusion import measured_limit
 from .guard import Check
 from .nonfinite import NonFinite, blank
 from .part_buffers import buffer_of
+from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -73,6 +74,7 @@ class Dispatcher:
         self._small: dict[int, Bucket | None] = {}
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._fuse_bytes = options.fusion
+        self._payload_buckets = PayloadBuckets(transport, recorder)
 
     def follow(self, options: Options, sync_state: SyncState) -> None:
         """Continue with another plan; no segment may be active."""
@@ -171,8 +173,10 @@ class Dispatcher:
         for call in new:
             if call.left == 0:
                 self._done(call)
-        for bucket, members, skip in runs:
-            self._queue_bucket(bucket, members, skip)
+        ready = [found for bucket, members, skip in runs if (found := self._ready(bucket, members, skip)) is not None]
+        for together in self._payload_buckets.together(ready, self._options):
+            for segment in self._segments(together):
+                self.runner.add(segment, together[0].priority)
 
     def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Bucket, ...]:
         found = self._arrangements.get(numbers)
@@ -207,25 +211,24 @@ class Dispatcher:
 
     # --- one bucket ---------------------------------------------------------------------------------------------------
 
-    def _queue_bucket(self, bucket: Bucket, calls: list[PendingCall], skip: list[bool]) -> None:
+    def _ready(self, bucket: Bucket, calls: list[PendingCall], skip: list[bool]) -> Ready | None:
+        """A bucket that can start; None if nothing of it travels."""
         owners = list(dict.fromkeys(calls))
         problem = mixed(bucket) if len(owners) > 1 and bucket.members[0][1].group else None
         if problem is not None:
             for call in owners:
                 call.error = call.error or problem
             self._bucket_done(owners)
-            return
+            return None
         arrays = arrays_of(calls, bucket)
         checks = self._blanked(bucket, calls, owners, skip)
         if all(skip):
             self._bucket_done(owners)
-            return
-        priority = max(call.priority for call in owners)
+            return None
         large = any(call.large for call in owners) and any(
             item.index in call.large for call, (_, item) in zip(calls, bucket.members)
         )
-        for segment in self._segments(bucket, arrays, skip, owners, checks, large):
-            self.runner.add(segment, priority)
+        return Ready(bucket, arrays, skip, owners, checks, large, max(call.priority for call in owners))
 
     def _blanked(
         self, bucket: Bucket, calls: list[PendingCall], owners: list[PendingCall], skip: list[bool]
@@ -242,46 +245,47 @@ class Dispatcher:
                 checks.append(check)
         return checks
 
-    def _segments(
-        self,
-        bucket: Bucket,
-        arrays: Sequence[Any],
-        skip: list[bool],
-        owners: list[PendingCall],
-        checks: Sequence[Check],
-        large: bool,
-    ) -> list[Segment]:
-        """The segments of a bucket; the first one fills its buffer, the last one empties it."""
-        shift = ranges.shift(bucket.dtype, self._transport.topology) if large and bucket.compressor is None else 0
-        job = self._job(bucket)
-        program = self._program(bucket, job.step)
-        buffer = buffer_of(program, owners, bucket, arrays, skip, self._transport, self.sync_state.store, self.tally,
-                           checks, shift)  # fmt: skip
+    def _segments(self, together: Sequence[Ready]) -> list[Segment]:
+        """The segments of a bucket, or the one of several buckets that share messages."""
+        started = [self._started(one) for one in together]
+        if len(started) > 1:
+            return [self._payload_buckets.segment(started, self._segment_ended)]
+        run, bucket = started[0], together[0].bucket
         by_schedule = isinstance(self.runner, LaneRunner) and bucket.half is None
-        operations = program.operations(device.device_of(arrays[0])) if by_schedule else ()
+        operations = run.program.operations(device.device_of(run.buffer.arrays[0])) if by_schedule else ()
         kind = bucket.name if isinstance(self.runner, LaneRunner) and self.runner.knows(bucket.name) else None
-        before, left = self._latest.get(bucket.name), [program.count]
-        self._latest[bucket.name] = left
 
         def operation_progress(number: int) -> Iterator[Progress]:
-            if buffer.x is None:
-                buffer.fill()
-            yield from program.operation_progress(number, buffer.x, job, self._recorder, operations, kind)
-            left[0] -= 1
-            if left[0] == 0:
-                if self._latest.get(bucket.name) is left:
-                    del self._latest[bucket.name]
-                buffer.empty()
-                buffer.arrays, buffer.x, buffer.checks = (), None, ()  # only the caller refers to them: see ``guard``
-                self._bucket_done(owners)
+            x = run.begin()
+            yield from run.program.operation_progress(number, x, run.job, self._recorder, operations, kind)
+            self._segment_ended(run)
+
+        count = run.program.count
+        return [Segment(bucket.name, n, operation_progress(n), run.free, operations) for n in range(count)]
+
+    def _started(self, ready: Ready) -> Running:
+        """A bucket that starts; the first segment fills its buffer, the last one empties it."""
+        bucket, arrays = ready.bucket, ready.arrays
+        shift = ranges.shift(bucket.dtype, self._transport.topology) if ready.large and not bucket.compressor else 0
+        job = self._job(bucket)
+        program = self._program(bucket, job.step)
+        buffer = buffer_of(program, ready.owners, bucket, arrays, ready.skip, self._transport, self.sync_state.store,
+                           self.tally, ready.checks, shift)  # fmt: skip
+        before, left = self._latest.get(bucket.name), [program.count]
+        self._latest[bucket.name] = left
 
         def free() -> bool:  # the state belongs to the previous step until that ends
             return before is None or before[0] == 0
 
-        return [
-            Segment(bucket.name, number, operation_progress(number), free, operations)
-            for number in range(program.count)
-        ]
+        return Running(bucket, ready.owners, job, program, buffer, free, left)
+
+    def _segment_ended(self, run: Running) -> None:
+        run.left[0] -= 1
+        if run.left[0] == 0:
+            if self._latest.get(run.bucket.name) is run.left:
+                del self._latest[run.bucket.name]
+            run.end()
+            self._bucket_done(run.owners)
 
     def _job(self, bucket: Bucket) -> Job:
         """The job of the next step of a bucket; increments its step counter."""

@@ -225,13 +225,14 @@ def _measured(transport: Transport, route: Route) -> int:
         interleave(program.segment(0, tiny, job, recorder) for _ in range(several))
 
     run()
-    collective = _median_seconds(run) / several
+    collective = median_seconds(run) / several
     source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
-    copying = _median_seconds(lambda: device.copy(target, source)) / source.size
+    copying = median_seconds(lambda: device.copy(target, source)) / source.size
     return int(floats(transport, collective / (2 * copying)).max())
 
 
-def _median_seconds(act: Callable[[], None], repeats: int = 7) -> float:
+def median_seconds(act: Callable[[], None], repeats: int = 7) -> float:
+    """The median time of some calls."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
@@ -287,4 +287,92 @@ def allgather(x, edges, longest, rows, starts, room, stride, flags, me, count, e
             rank = (me + k) % count
             a, b = _chunk_of(edges, rank, first, room)
             _copy(x[a:b], rows[start + rank * stride : start + rank * stride + b - a])
+    return True
+
+
+# --- several float32 arrays, whose regions count as one ---------------------------------------------------------------
+
+
+@intrinsic
+def _floats_at(typingctx, address):  # type: ignore[no-untyped-def]
+    """An address as a pointer to float32."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+
+    return types.CPointer(types.float32)(types.int64), codegen
+
+
+@host.inline
+def _piece(places, begins, edges, array, rank, first, last):  # type: ignore[no-untyped-def]
+    """What of an array is in elements [first, last) of a rank's joint region, and where in them it begins."""
+    a, b = max(first, edges[array, rank]), min(last, edges[array + 1, rank])
+    at = places[array] + 4 * (begins[array, rank] + a - edges[array, rank])
+    return carray(_floats_at(at), (max(0, b - a),)), a - first
+
+
+@host.inline
+def _write(places, begins, edges, rank, first, room, rows, start):  # type: ignore[no-untyped-def]
+    """Copy elements [first, first + room) of a rank's joint region to the window."""
+    for array in range(places.size):
+        piece, place = _piece(places, begins, edges, array, rank, first, first + room)
+        if piece.size:
+            _copy(rows[start + place : start + place + piece.size], piece)
+
+
+@host.inline
+def _read(places, begins, edges, rank, first, room, rows, start):  # type: ignore[no-untyped-def]
+    """Copy them from the window."""
+    for array in range(places.size):
+        piece, place = _piece(places, begins, edges, array, rank, first, first + room)
+        if piece.size:
+            _copy(piece, rows[start + place : start + place + piece.size])
+
+
+@host.inline
+def reduce_scatter_joint(
+    places, begins, edges, longest, rows, starts, room, stride, how, flags, me, count, epoch, pace, log
+):  # type: ignore[no-untyped-def]
+    """This rank's regions become the sums of all ranks'; in chunks, with one barrier each.
+
+    Args:
+        places: where the arrays begin in memory, see ``joint.addresses``.
+        begins, edges, longest: see ``joint.JointRegions``.
+        rows, starts, room, stride, how and those from ``flags`` on: as for ``reduce_scatter``.
+    """
+    while log[STAGE] * room < longest:
+        chunk = log[STAGE]
+        start, first = starts[chunk % 2], chunk * room
+        if log[SHOWN] == 0:
+            for k in range(1, count):
+                rank = (me + k) % count
+                _write(places, begins, edges, rank, first, room, rows, start + me * stride + rank * room)
+            log[SHOWN] = 1
+            _store(flags, me * _STEP, epoch + chunk + 1)
+        if not _await(flags, count, epoch + chunk + 1, pace, log):
+            return False
+        log[SHOWN], log[STAGE] = 0, chunk + 1
+        for array in range(places.size):
+            piece, place = _piece(places, begins, edges, array, me, first, first + room)
+            if piece.size:
+                log[SATURATED] += _sum(piece, rows[start + me * room + place :], stride, count, me, how)
+    return True
+
+
+@host.inline
+def allgather_joint(places, begins, edges, longest, rows, starts, room, stride, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """Every rank's regions at every rank; arguments as for ``reduce_scatter_joint``."""
+    while log[STAGE] * room < longest:
+        chunk = log[STAGE]
+        start, first = starts[chunk % 2], chunk * room
+        if log[SHOWN] == 0:
+            _write(places, begins, edges, me, first, room, rows, start + me * stride)
+            log[SHOWN] = 1
+            _store(flags, me * _STEP, epoch + chunk + 1)
+        if not _await(flags, count, epoch + chunk + 1, pace, log):
+            return False
+        log[SHOWN], log[STAGE] = 0, chunk + 1
+        for k in range(1, count):
+            rank = (me + k) % count
+            _read(places, begins, edges, rank, first, room, rows, start + rank * stride)
     return True

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..data import reduction
 from . import shared_memory
+from .joint import JointRegions, addresses
 from .waiting import Waiter
 
 if TYPE_CHECKING:
@@ -110,6 +111,17 @@ class SharedWindow:
         self._by_chunks(shared_memory.allgather, x, regions, self._room(x, 1))
         a, b = regions[self._me]
         self.bytes_sent += (b - a) * x.itemsize * (self._count - 1)
+
+    def reduce_scatter_joint(self, arrays: Sequence[np.ndarray], regions: JointRegions, divisor: float) -> None:
+        """As ``reduce_scatter`` for each of several float32 arrays."""
+        how = reduction.arithmetic(divisor, "float32")
+        self._joint(shared_memory.reduce_scatter_joint, arrays, regions, self._room(arrays[0], self._count), how)
+        self.bytes_sent += (regions.total - regions.elements(self._me)) * arrays[0].itemsize
+
+    def allgather_joint(self, arrays: Sequence[np.ndarray], regions: JointRegions) -> None:
+        """As ``allgather`` for each of several float32 arrays."""
+        self._joint(shared_memory.allgather_joint, arrays, regions, self._room(arrays[0], 1))
+        self.bytes_sent += regions.elements(self._me) * arrays[0].itemsize * (self._count - 1)
 
     def allreduce(self, x: np.ndarray, dtype: str, region: tuple[int, int], reduce_op: reduction.ReduceOp) -> int:
         """``x[region] = reduced over the ranks`` at every rank. Returns how many integers of its share saturated."""
@@ -240,13 +252,22 @@ class SharedWindow:
     ) -> np.ndarray:
         """Run a kernel that passes regions of x in chunks of ``room`` elements, with one barrier each."""
         longest = max((b - a for a, b in regions), default=0)
+        chunks, place = self._chunks(x.dtype, longest, room)
+        return self._run(kernel, chunks, x, np.array(regions, np.int64).reshape(-1), longest, *place, *how)
+
+    def _joint(
+        self, kernel: Callable[..., bool], arrays: Sequence[np.ndarray], regions: JointRegions, room: int, *how: Any
+    ) -> None:
+        """As ``_by_chunks``, for regions of several arrays."""
+        chunks, place = self._chunks(arrays[0].dtype, regions.longest, room)
+        self._run(kernel, chunks, addresses(arrays), regions.begins, regions.edges, regions.longest, *place, *how)
+
+    def _chunks(self, dtype: np.dtype[Any], longest: int, room: int) -> tuple[int, tuple[Any, ...]]:
+        """The number of chunks of ``room`` elements, and where kernels put them."""
         chunks = -(-longest // room)
-        rows, other = self._rows(x.dtype), self._rows(x.dtype)
+        rows, other = self._rows(dtype), self._rows(dtype)
         self._uses += chunks  # having looked at both changed nothing; each chunk does
-        edges = np.array(regions, np.int64).reshape(-1)
-        return self._run(
-            kernel, chunks, x, edges, longest, rows.flat, (rows.start, other.start), room, rows.stride, *how
-        )
+        return chunks, (rows.flat, (rows.start, other.start), room, rows.stride)
 
     def _reduce(self, out: np.ndarray, rows: _Rows, a: int, reduce_op: reduction.ReduceOp, dtype: str) -> int:
         """``out``, in place of elements [a, a + size) of this rank's row, reduced with those of the others."""

@@ -1,0 +1,104 @@
+"""Payloads of several tensors in one buffer: what every rank holds of a bucket while its tensors are packed.
+
+Each tensor is compiled by itself, so its regions, parts and weights are those of a tensor that travels alone. Only the
+places of its payloads differ: they are slots of a buffer that all tensors of the bucket share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..types import Collective, Route
+from .data.layout import Layout, Packed, Part, Topology
+from .ops.base import CollectiveContext, Move, operations
+
+
+@dataclass(frozen=True)
+class Slot(Part):
+    """A part of the tensor with this number."""
+
+    tensor: int = 0
+
+
+def shared(states: Sequence[Layout]) -> Packed:
+    """The layout of one rank that has just encoded tensors, from the layouts of all of them.
+
+    A scatter deals out parts in equal groups. So the first parts of all tensors come first, then the second ones.
+    """
+    copies = [state.copies[0] for state in states if isinstance(state, Packed)]
+    count = max(map(len, copies), default=0)
+    slots = [
+        Slot(part.start, part.stop, 0, part.nbytes, part.header, part.element, tensor)
+        for number in range(count)
+        for tensor, copy in enumerate(copies)
+        if copy
+        for part in copy[number : number + 1]
+    ]
+    return Packed((tuple(slots),)).placed()
+
+
+def slots_of(whole: Packed, alone: Sequence[Packed]) -> list[Packed]:
+    """The layout of each tensor inside the shared buffer.
+
+    Args:
+        whole: the layout of the bucket on one rank.
+        alone: the layouts of its tensors there, were each alone.
+    """
+    found: list[list[list[Part]]] = [[[] for _ in whole.copies] for _ in alone]
+    for number, copy in enumerate(whole.copies):
+        for part in copy:
+            assert isinstance(part, Slot)
+            found[part.tensor][number].append(part)
+    packed = [Packed(tuple(map(tuple, copies)), own.divisor) for copies, own in zip(found, alone)]
+    for inside, own in zip(packed, alone):
+        assert _content(inside) == _content(own), "a tensor has other payloads in a bucket than alone"
+    return packed
+
+
+def _content(packed: Packed) -> list[list[tuple[int, int, int]]]:
+    """What is decoded, and in which order: (start, stop, bytes) of the parts of each copy that are not empty."""
+    return [[(part.start, part.stop, part.nbytes) for part in copy if part.size] for copy in packed.copies]
+
+
+class SharedStates:
+    """The layouts of a bucket on all ranks, at a place along a route where its tensors are packed."""
+
+    def __init__(self, topology: Topology, tensors: Sequence[Sequence[Layout]]) -> None:
+        self._topology = topology
+        made: dict[tuple[int, ...], Packed] = {}
+        self.of_ranks: list[Layout] = []
+        for states in zip(*tensors):
+            key = tuple(map(id, states))  # few differ, and those of one tensor that are equal are one object
+            if key not in made:
+                made[key] = shared(states)
+            self.of_ranks.append(made[key])
+
+    def of(self, rank: int) -> Packed:
+        """The layout of one rank."""
+        found = self.of_ranks[rank]
+        assert isinstance(found, Packed)
+        return found
+
+    def advance(self, step: Collective, averaged: bool, rank: int, dtype: str) -> Move | None:
+        """Advance every group of a level; returns the part of ``rank`` in it, None if it has none.
+
+        Args:
+            averaged: whether a collective of this level came before.
+        """
+        op, after, mine = operations()[step.op], list(self.of_ranks), None
+        joins = step.op == "allgather" and averaged
+        for group in self._topology.groups(step.level):
+            context = CollectiveContext(self._topology, step.level, joins, self._topology.root(step.level, group))
+            before = tuple(self.of_ranks[member] for member in group)
+            for member, state in zip(group, op.advance(context, before)):
+                after[member] = state
+            if rank in group:
+                mine = Move(context, group, group.index(rank), before, dtype)
+        self.of_ranks = after
+        return mine
+
+
+def can_share(route: Route) -> bool:
+    """Whether payloads of several tensors can share messages along a route: it encodes, and sums none of them."""
+    return route.compressed and not route.sums_payloads

@@ -1,0 +1,232 @@
+"""Runs a bucket: several compressed tensors that share messages, each with its own blocks, residual and random numbers.
+
+The steps are those of the route. Each tensor encodes into its slot of a payload buffer and decodes from it, with the
+regions and keys that it has alone. A collective of payloads moves the buffer, once for all tensors. Nothing else is
+shared, so every result has the bits of a tensor that travels alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+from ..compressors import Compressor
+from ..tracing.recording import Recorder
+from ..types import Collective, Encode, Route
+from .bucket_layout import SharedStates, slots_of
+from .data.layout import Dense
+from .executor import compressor_at
+from .job import Job
+from .messages.joint import JointRegions
+from .messages.transport import Transport
+from .ops.base import Action, Data, idle, operations
+from .program import Compilation, DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep
+from .progress import DONE, Progress
+from .segment_run import SegmentLog, SegmentRun
+
+Stage = Callable[["BucketRun"], Progress]
+"""One step of the route for all tensors of a bucket."""
+
+
+@dataclass
+class BucketRun:
+    """A bucket under way: its tensors, and the payload buffer that they share."""
+
+    tensors: Sequence[SegmentRun]
+    logs: Sequence[SegmentLog]
+    data: Data
+
+
+class BucketProgram:
+    """A route compiled for tensors that share messages.
+
+    Args:
+        transport: used for all messages.
+        route: the route; ``bucket_layout.can_share`` holds for it.
+        tensors: (compressor, elements) of each tensor, on the host. Each makes one segment.
+        total: the results are sums over the ranks instead of means.
+    """
+
+    def __init__(
+        self, transport: Transport, route: Route, tensors: Sequence[tuple[Compressor, int]], total: bool = False
+    ) -> None:
+        self._transport, self._rank = transport, transport.rank
+        self._compressors, self._sizes = [c for c, _ in tensors], [n for _, n in tensors]
+        topology = transport.topology.undivided if total else transport.topology
+        self._compilations = [
+            Compilation(route, topology, Dense(0, n), "float32", transport.rank, compressor)
+            for compressor, n in tensors
+        ]
+        self._shared: SharedStates | None = None
+        self._stages = [self._stage(position, step) for position, step in enumerate(route.steps)]
+        del self._compilations, self._shared  # layouts of all ranks
+
+    def progress(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Progress:
+        """Replace flat float32 arrays by their means over the ranks, in progress steps."""
+        transport = self._transport
+        workspace = transport.borrow()
+        logs = [SegmentLog(recorder, job, 0, transport) for job in jobs]
+        tensors = [SegmentRun(Data(x, "float32", workspace), job, log) for x, job, log in zip(arrays, jobs, logs)]
+        run = BucketRun(tensors, logs, Data(arrays[0], "float32", workspace))
+        for stage in self._stages:
+            yield from stage(run)
+        for tensor, n in zip(tensors, self._sizes):
+            tensor.finish(Dense(0, n))
+        transport.give_back(workspace)
+
+    # --- compiling ----------------------------------------------------------------------------------------------------
+
+    def _stage(self, position: int, step: object) -> Stage:
+        """What a step of the route is for the bucket; advances the layouts."""
+        levels = set(self._compilations[0].averaged)
+        steps = [self._take(compilation, position) for compilation in self._compilations]
+        if isinstance(step, Encode):
+            self._shared = SharedStates(self._compilations[0].topology, [c.states for c in self._compilations])
+            return self._encode([s for s in steps if isinstance(s, EncodeStep)])
+        if not isinstance(step, Collective):
+            return self._decode([s for s in steps if isinstance(s, DecodeStep)])
+        packed = self._shared
+        move = packed.advance(step, step.level in levels, self._rank, "float32") if packed is not None else None
+        if isinstance(steps[0], IdleStep):
+            return lambda run: idle(run, operations()[step.op].phases)
+        moves = [s for s in steps if isinstance(s, MoveStep)]
+        what = _Recorded(self._transport, moves)
+        if move is None:
+            return what.of(self._dense(step.op, moves))
+        action = operations()[step.op].bind(self._transport, move)
+        return what.of(lambda run: action(run.data))
+
+    def _take(self, compilation: Compilation, position: int) -> ProgramStep:
+        """The only step of one tensor for a step of the route."""
+        compilation.take(position)
+        return compilation.steps.pop()
+
+    def _encode(self, steps: Sequence[EncodeStep]) -> Stage:
+        assert self._shared is not None
+        whole = self._shared.of(self._rank)
+        alone = [step.packed for step in steps]
+        placed = [replace(step, packed=packed) for step, packed in zip(steps, slots_of(whole, alone))]
+        pairs = [(step, compressor_at(step.point, c)) for step, c in zip(placed, self._compressors)]
+
+        def run(bucket: BucketRun) -> Progress:
+            bucket.data.payload = bucket.data.workspace.payload(whole.nbytes, "cpu")
+            for tensor, (step, compressor) in zip(bucket.tensors, pairs):
+                tensor.encode(step, compressor)
+            return iter(())
+
+        return run
+
+    def _decode(self, steps: Sequence[DecodeStep]) -> Stage:
+        assert self._shared is not None
+        whole, self._shared = self._shared.of(self._rank), None
+        alone = [step.packed for step in steps]
+        placed = [replace(step, packed=packed) for step, packed in zip(steps, slots_of(whole, alone))]
+        pairs = [(step, compressor_at(step.point, c)) for step, c in zip(placed, self._compressors)]
+
+        def run(bucket: BucketRun) -> Progress:
+            for tensor, (step, compressor) in zip(bucket.tensors, pairs):
+                tensor.data.payload = bucket.data.payload
+                tensor.decode(step, compressor)
+            return iter(())
+
+        return run
+
+    def _dense(self, op: str, moves: Sequence[MoveStep]) -> Stage:
+        """A collective on dense tensors: through the window for all at once, where the operation is known there."""
+        transport = self._transport
+        apart = [operations()[op].bind(transport, step.move) for step in moves]
+        joint = self._joint_regions(op, moves)
+        if joint is None:
+            return lambda run: _in_step(transport, apart, run)
+        group, divisor = moves[0].move.group, moves[0].move.reduce_op.divisor
+
+        def run(bucket: BucketRun) -> Progress:
+            arrays = [tensor.data.x for tensor in bucket.tensors]
+            window = transport.window_for(group, arrays[0])
+            if window is None:
+                yield from _in_step(transport, apart, bucket)
+                return
+            if op == "allgather":
+                window.allgather_joint(arrays, joint)
+            else:
+                window.reduce_scatter_joint(arrays, joint, divisor)
+            yield
+
+        return run
+
+    def _joint_regions(self, op: str, moves: Sequence[MoveStep]) -> JointRegions | None:
+        if op == "allgather":
+            owned = [step.move.before for step in moves]
+        elif op == "reduce_scatter":
+            owned = [tuple(operations()[op].advance(step.move.context, step.move.before)) for step in moves]
+        else:
+            return None
+        return JointRegions.of([[(r.start, r.stop) for r in regions if isinstance(r, Dense)] for regions in owned])
+
+
+def _in_step(transport: Transport, actions: Sequence[Action], run: BucketRun) -> Progress:
+    """Run a collective of each tensor, all of them in the same progress steps; each has scratch memory of its own."""
+    spaces = [transport.borrow() for _ in actions]
+    data = [replace(tensor.data, workspace=space, saturated=0) for tensor, space in zip(run.tensors, spaces)]
+    left = [action(one) for action, one in zip(actions, data)]
+    while left := [progress for progress in left if next(progress, DONE) is not DONE]:
+        yield
+    for tensor, one, space in zip(run.tensors, data, spaces):
+        tensor.data.saturated += one.saturated
+        transport.give_back(space)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Records a collective of a bucket as one of each tensor.
+
+    Every tensor has the time from the first progress step to the last one. Of what was sent and of the time in which
+    the rank only waited, each has the share that its own bytes are of all.
+    """
+
+    transport: Transport
+    moves: Sequence[MoveStep]
+
+    def of(self, stage: Stage) -> Stage:
+        """The same stage, recorded."""
+        op, level = self.moves[0].op, self.moves[0].move.context.level
+        nbytes = [operations()[op].sent(step.move) for step in self.moves]
+        what = f"{op}@{level}"
+
+        def run(bucket: BucketRun) -> Progress:
+            transport, progress, first = self.transport, stage(bucket), time.perf_counter()
+            intra = inter = 0
+            going = True
+            while going:
+                start, before, waited = time.perf_counter(), transport.sent, transport.waiter.waited
+                going = next(progress, DONE) is not DONE
+                after, waited = transport.sent, transport.waiter.waited - waited
+                intra, inter = intra + after["intra"] - before["intra"], inter + after["inter"] - before["inter"]
+                if waited > 0:
+                    for log, (a, b) in zip(bucket.logs, _shares(waited, nbytes)):
+                        log.add("wait", start + a, start + b, what, level)
+                if going:
+                    yield
+            stop = time.perf_counter()
+            sent = zip(_whole_shares(intra, nbytes), _whole_shares(inter, nbytes))
+            for log, (inside, between) in zip(bucket.logs, sent):
+                log.add("wire", first, stop, what, level, inside, between)
+
+        return run
+
+
+def _shares(total: float, weights: Sequence[int]) -> Iterator[tuple[float, float]]:
+    """A length cut in proportion to weights."""
+    whole = sum(weights)
+    if not whole:
+        weights, whole = [1] * len(weights), len(weights)
+    edges = [total * part / whole for part in accumulate(weights, initial=0)]
+    return pairwise(edges)
+
+
+def _whole_shares(total: int, weights: Sequence[int]) -> list[int]:
+    """A number cut in proportion to weights, in whole numbers."""
+    return [round(b) - round(a) for a, b in _shares(total, weights)]

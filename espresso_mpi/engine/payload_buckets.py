@@ -1,0 +1,233 @@
+"""Which compressed tensors share messages, and how they run together.
+
+Compressed tensors that start together and take the same route form *payload buckets*. They share messages, not memory:
+see ``collectives.bucket_program``. A bucket ends where its payloads would be larger than a limit. The limit follows
+from a measurement, and the first bucket of a call is smaller, so that communication begins early.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from .. import compressors
+from ..collectives.bucket_program import BucketProgram
+from ..collectives.executor import Program
+from ..collectives.job import Job
+from ..collectives.messages.agreement import floats
+from ..collectives.messages.transport import Transport
+from ..collectives.progress import Progress, Segment, interleave
+from ..feedback import NO_FEEDBACK
+from ..options import Options
+from ..tracing.recording import Recorder
+from ..types import Route
+from .batches import Bucket
+from .calls import PendingCall
+from .fusion import Buffer, median_seconds
+from .guard import Check
+
+_LOG = logging.getLogger("espresso_mpi")
+
+T = TypeVar("T")
+
+_FIRST = 8
+"""The first bucket of a call takes this part of a bucket: its messages travel while the next ones are encoded."""
+
+_PER_START = 8
+"""A bucket takes so many times as long as it takes to start its messages, which then cost an eighth of it."""
+
+_DENSE = 16 << 20
+"""Bytes of tensors in a bucket, whatever their payloads: what was summed is still in a cache when it is encoded."""
+
+_BUCKETS = 1024
+"""Size of the cache of programs: which tensors start together may differ from step to step."""
+
+_LARGE = 1 << 16
+"""Elements of the larger tensor of the measurement."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A bucket that can start: its arrays, which are skipped, the calls that brought them, and their priority."""
+
+    bucket: Bucket
+    arrays: list[Any]
+    skip: list[bool]
+    owners: list[PendingCall]
+    checks: Sequence[Check]
+    large: bool
+    priority: float
+
+
+@dataclass
+class Running:
+    """A bucket that has started.
+
+    Attributes:
+        bucket, owners: as in ``Ready``.
+        job, program, buffer: how it runs.
+        free: whether its previous step has ended.
+        left: the number of segments that have not ended, as the only element.
+    """
+
+    bucket: Bucket
+    owners: list[PendingCall]
+    job: Job
+    program: Program
+    buffer: Buffer
+    free: Callable[[], bool]
+    left: list[int]
+
+    def begin(self) -> Any:
+        """The array that travels; the first segment fills it."""
+        if self.buffer.x is None:
+            self.buffer.fill()
+        return self.buffer.x
+
+    def end(self) -> None:
+        """Copy the result to the caller's arrays. From here on only the caller refers to them: see ``guard``."""
+        buffer = self.buffer
+        buffer.empty()
+        buffer.arrays, buffer.x, buffer.checks = (), None, ()
+
+
+class PayloadBuckets:
+    """Forms buckets, and runs them.
+
+    Args:
+        transport: used for all messages.
+        recorder: gets the time of every step.
+    """
+
+    def __init__(self, transport: Transport, recorder: Recorder) -> None:
+        self._transport, self._recorder = transport, recorder
+        self._programs: dict[tuple[int, ...], tuple[Sequence[Program], BucketProgram]] = {}
+
+    def together(self, ready: Sequence[Ready], options: Options) -> list[list[Ready]]:
+        """The buckets that share messages, and every other bucket by itself, in the order of their first tensors."""
+        scheduled = options.plan is not None and options.plan.schedule
+        if options.fusion == 0 or scheduled or sum(one.bucket.shares is not None for one in ready) < 2:
+            return [[one] for one in ready]
+        return form([_told(one) for one in ready], lambda one: self._limit(one.bucket.strategy.route, options))
+
+    def _limit(self, route: Route, options: Options) -> int:
+        """Bytes of the payloads of a bucket; none is cut into segments."""
+        given, segment = options.fusion, options.segment_bytes
+        limit = given if given is not None else measured_limit(self._transport, route)
+        return min(limit, segment) if segment and len(self._transport.topology.nodes) > 1 else limit
+
+    def segment(self, tensors: Sequence[Running], ended: Callable[[Running], None]) -> Segment:
+        """The segment of a bucket; ``ended`` is called for each tensor when its result is there."""
+        program = self._program(tensors)
+
+        def progress() -> Iterator[Progress]:
+            left = list(tensors)
+            yield program.progress([one.begin() for one in left], [one.job for one in left], self._recorder)
+            for one in left:
+                ended(one)
+
+        names = f"{tensors[0].bucket.name} and {len(tensors) - 1} more"
+        return Segment(names, 0, progress(), lambda: all(one.free() for one in tensors))
+
+    def _program(self, tensors: Sequence[Running]) -> BucketProgram:
+        key = tuple(id(one.program) for one in tensors)
+        known = self._programs.get(key)
+        if known is None:
+            if len(self._programs) >= _BUCKETS:
+                self._programs.clear()
+            first, alone = tensors[0].bucket, [one.program for one in tensors]
+            sizes = [(program.compressor, program.n) for program in alone if program.compressor is not None]
+            made = BucketProgram(self._transport, first.strategy.route, sizes, first.total)
+            known = self._programs[key] = alone, made  # the programs live on, so no other gets their ids
+        return known[1]
+
+
+def form(items: Sequence[tuple[T, Hashable | None, str, int, int]], limit: Callable[[T], int]) -> list[list[T]]:
+    """Buckets of items that share messages, in the order of their first items.
+
+    Args:
+        items: (item, its kind, name, bytes of its payload, bytes of its tensor). Items of one kind may share, but not
+            two of one name; those of kind None may not share.
+        limit: returns the payload bytes of a bucket of the item's kind. An item with more is alone.
+    """
+    found: list[list[T]] = []
+    rooms: dict[Hashable, int] = {}
+    open_: dict[Hashable, _Open[T]] = {}
+    for item, kind, name, payload, dense in items:
+        if kind is not None and kind not in rooms:
+            rooms[kind] = limit(item)
+        if kind is None or payload > rooms[kind]:
+            found.append([item])
+            continue
+        bucket = open_.get(kind)
+        if bucket is None or not bucket.takes(name, payload, dense):
+            part = _FIRST if bucket is None else 1
+            bucket = open_[kind] = _Open([], set(), rooms[kind] // part, _DENSE // part)
+            found.append(bucket.items)
+        bucket.items.append(item)
+        bucket.names.add(name)
+        bucket.payload -= payload
+        bucket.dense -= dense
+    return found
+
+
+@dataclass
+class _Open(Generic[T]):
+    """A bucket that takes more items: those it has, their names, and the bytes that it has room for."""
+
+    items: list[T]
+    names: set[str]
+    payload: int
+    dense: int
+
+    def takes(self, name: str, payload: int, dense: int) -> bool:
+        """Whether there is room for an item with this name."""
+        return payload <= self.payload and dense <= self.dense and name not in self.names
+
+
+def _told(one: Ready) -> tuple[Ready, Hashable | None, str, int, int]:
+    """What ``form`` is told about a bucket."""
+    shares = one.bucket.shares
+    if shares is None:
+        return one, None, "", 0, 0
+    return one, (one.priority, shares.way), one.bucket.name, shares.payload, shares.dense
+
+
+def measured_limit(transport: Transport, route: Route) -> int:
+    """The payload bytes that take ``_PER_START`` times as long as it takes to start a collective. Collective.
+
+    Measured once for a transport and a route.
+    """
+    known = _LIMITS.setdefault(transport, {})
+    if route not in known:
+        known[route] = _measured(transport, route)
+        if transport.rank == 0:
+            _LOG.info("compressed tensors share messages of up to %d bytes (measured)", known[route])
+    return known[route]
+
+
+_LIMITS: WeakKeyDictionary[Transport, dict[Route, int]] = WeakKeyDictionary()
+
+
+def _measured(transport: Transport, route: Route) -> int:
+    """α from small tensors that overlap, as those of a model do; β from larger ones."""
+    half, job, recorder = compressors.get("fp16"), Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder()
+    several = 4
+    seconds = []
+    for n in (64, _LARGE):
+        program = Program(transport, route, half, n, "float32")
+        arrays = [np.zeros(n, np.float32) for _ in range(several)]
+
+        def run(program: Program = program, arrays: Sequence[np.ndarray] = arrays) -> None:
+            interleave(program.segment(0, x, job, recorder) for x in arrays)
+
+        run()
+        seconds.append(median_seconds(run, 3) / several)
+    start, large = floats(transport, *seconds).max(axis=0)
+    per_byte = max(large - start, 1e-9) / half.nbytes(_LARGE)
+    return int(_PER_START * start / per_byte)
