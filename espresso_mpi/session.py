@@ -58,8 +58,10 @@ class Session(Planning, Checkpoints, Collectives):
         segment_bytes: a tensor with more bytes than this between nodes is split into segments, so that the sums of one
             overlap with the messages of another; 0 leaves it whole. Compressors that select (topk) select in each
             segment.
-        fuse_bytes: dense tensors below this many bytes share a buffer; None: the session measures once below which size
-            copies cost less than a collective.
+        fuse_bytes: dense tensors below this many bytes share a buffer, and compressed tensors share messages of up to
+            this many bytes of payload; 0 keeps all tensors apart. None: the session measures once below which size
+            copies cost less than a collective, and from which size of a message its start costs little. The results
+            have the same bits.
         nodes: groups of ranks to treat as nodes, such as the sockets of a node; default: as MPI finds them.
         debug: find tensors that change while they are in flight by checksums, for every framework. Each tensor travels
             as a copy, and its memory is read about five times more. Default: the environment variable

@@ -169,14 +169,15 @@ class BucketProgram:
 
 def _in_step(transport: Transport, actions: Sequence[Action], run: BucketRun) -> Progress:
     """Run a collective of each tensor, all of them in the same progress steps; each has scratch memory of its own."""
-    spaces = [transport.borrow() for _ in actions]
+    kinds = [("in step", tensor.data.x.size.bit_length()) for tensor in run.tensors]  # many, of very different sizes
+    spaces = [transport.borrow(kind) for kind in kinds]
     data = [replace(tensor.data, workspace=space, saturated=0) for tensor, space in zip(run.tensors, spaces)]
     left = [action(one) for action, one in zip(actions, data)]
     while left := [progress for progress in left if next(progress, DONE) is not DONE]:
         yield
-    for tensor, one, space in zip(run.tensors, data, spaces):
+    for tensor, one, space, kind in zip(run.tensors, data, spaces, kinds):
         tensor.data.saturated += one.saturated
-        transport.give_back(space)
+        transport.give_back(space, kind)
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class Bucket:
     feedback: Feedback = NO_FEEDBACK
     label: str = ""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name in statistics and in the keys of random numbers."""
         return self.label or buffer_name([item.spec.name for _, item in self.members])

@@ -69,7 +69,7 @@ class Buffer:
         if len(self.arrays) == 1 and not narrow and not self.checks:
             self.x = first
         else:
-            self.workspace = self.transport.borrow()
+            self.workspace = self.transport.borrow(self._kind)
             dtype = np.float32 if narrow else first.dtype
             self.x = self.workspace.array("fused", bucket.size, dtype, device.device_of(first))
             if narrow or any(self.skip):
@@ -142,7 +142,12 @@ class Buffer:
             device.part(self.x, self.arrays)
         else:
             self._empty_one_by_one()
-        self.transport.give_back(self.workspace)
+        self.transport.give_back(self.workspace, self._kind)
+
+    @property
+    def _kind(self) -> tuple[str, int]:
+        """Copies of like sizes share scratch memory: many are in flight, and none may grow to the largest of all."""
+        return "copy", self.bucket.size.bit_length()
 
     def _empty_one_by_one(self) -> None:
         """Copy the result back if tensors are converted, or some are skipped."""
@@ -225,14 +230,13 @@ def _measured(transport: Transport, route: Route) -> int:
         interleave(program.segment(0, tiny, job, recorder) for _ in range(several))
 
     run()
-    collective = median_seconds(run) / several
+    collective = _median_seconds(run) / several
     source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
-    copying = median_seconds(lambda: device.copy(target, source)) / source.size
+    copying = _median_seconds(lambda: device.copy(target, source)) / source.size
     return int(floats(transport, collective / (2 * copying)).max())
 
 
-def median_seconds(act: Callable[[], None], repeats: int = 7) -> float:
-    """The median time of some calls."""
+def _median_seconds(act: Callable[[], None], repeats: int = 7) -> float:
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -8,6 +8,7 @@ from a measurement, and the first bucket of a call is smaller, so that communica
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -28,7 +29,7 @@ from ..tracing.recording import Recorder
 from ..types import Route
 from .batches import Bucket
 from .calls import PendingCall
-from .fusion import Buffer, median_seconds
+from .fusion import Buffer
 from .guard import Check
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -47,8 +48,11 @@ _DENSE = 16 << 20
 _BUCKETS = 1024
 """Size of the cache of programs: which tensors start together may differ from step to step."""
 
-_LARGE = 1 << 16
-"""Elements of the larger tensor of the measurement."""
+_LARGE, _SEVERAL, _REPEATS = 1 << 16, 4, 4
+"""Of the measurement: elements of its larger tensor, how many tensors travel together, and how often."""
+
+_LEAST, _MOST = 64 << 10, 4 << 20
+"""Bytes between which a measured limit is."""
 
 
 @dataclass(frozen=True)
@@ -215,19 +219,23 @@ _LIMITS: WeakKeyDictionary[Transport, dict[Route, int]] = WeakKeyDictionary()
 
 
 def _measured(transport: Transport, route: Route) -> int:
-    """α from small tensors that overlap, as those of a model do; β from larger ones."""
+    """From the times of a tiny tensor and of a larger one, the least of a few: others disturb them, none shortens them.
+
+    Several tensors overlap, as those of a model do.
+    """
     half, job, recorder = compressors.get("fp16"), Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder()
-    several = 4
     seconds = []
     for n in (64, _LARGE):
         program = Program(transport, route, half, n, "float32")
-        arrays = [np.zeros(n, np.float32) for _ in range(several)]
-
-        def run(program: Program = program, arrays: Sequence[np.ndarray] = arrays) -> None:
-            interleave(program.segment(0, x, job, recorder) for x in arrays)
-
-        run()
-        seconds.append(median_seconds(run, 3) / several)
+        arrays = [np.zeros(n, np.float32) for _ in range(_SEVERAL)]
+        times = [_seconds(program, arrays, job, recorder) for _ in range(_REPEATS)]
+        seconds.append(min(times) / _SEVERAL)
     start, large = floats(transport, *seconds).max(axis=0)
-    per_byte = max(large - start, 1e-9) / half.nbytes(_LARGE)
-    return int(_PER_START * start / per_byte)
+    per_byte = (large - start) / half.nbytes(_LARGE)
+    return int(np.clip(_PER_START * start / per_byte if per_byte > 0 else _MOST, _LEAST, _MOST))
+
+
+def _seconds(program: Program, arrays: Sequence[np.ndarray], job: Job, recorder: Recorder) -> float:
+    start = time.perf_counter()
+    interleave(program.segment(0, x, job, recorder) for x in arrays)
+    return time.perf_counter() - start

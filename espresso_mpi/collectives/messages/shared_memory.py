@@ -330,9 +330,7 @@ def _read(places, begins, edges, rank, first, room, rows, start):  # type: ignor
 
 
 @host.inline
-def reduce_scatter_joint(
-    places, begins, edges, longest, rows, starts, room, stride, how, flags, me, count, epoch, pace, log
-):  # type: ignore[no-untyped-def]
+def scatter_joint(places, begins, edges, longest, rows, starts, room, stride, how, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
     """This rank's regions become the sums of all ranks'; in chunks, with one barrier each.
 
     Args:
@@ -360,8 +358,8 @@ def reduce_scatter_joint(
 
 
 @host.inline
-def allgather_joint(places, begins, edges, longest, rows, starts, room, stride, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
-    """Every rank's regions at every rank; arguments as for ``reduce_scatter_joint``."""
+def gather_joint(places, begins, edges, longest, rows, starts, room, stride, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """Every rank's regions at every rank; arguments as for ``scatter_joint``."""
     while log[STAGE] * room < longest:
         chunk = log[STAGE]
         start, first = starts[chunk % 2], chunk * room

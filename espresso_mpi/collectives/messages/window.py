@@ -115,12 +115,12 @@ class SharedWindow:
     def reduce_scatter_joint(self, arrays: Sequence[np.ndarray], regions: JointRegions, divisor: float) -> None:
         """As ``reduce_scatter`` for each of several float32 arrays."""
         how = reduction.arithmetic(divisor, "float32")
-        self._joint(shared_memory.reduce_scatter_joint, arrays, regions, self._room(arrays[0], self._count), how)
+        self._joint(shared_memory.scatter_joint, arrays, regions, self._room(arrays[0], self._count), how)
         self.bytes_sent += (regions.total - regions.elements(self._me)) * arrays[0].itemsize
 
     def allgather_joint(self, arrays: Sequence[np.ndarray], regions: JointRegions) -> None:
         """As ``allgather`` for each of several float32 arrays."""
-        self._joint(shared_memory.allgather_joint, arrays, regions, self._room(arrays[0], 1))
+        self._joint(shared_memory.gather_joint, arrays, regions, self._room(arrays[0], 1))
         self.bytes_sent += regions.elements(self._me) * arrays[0].itemsize * (self._count - 1)
 
     def allreduce(self, x: np.ndarray, dtype: str, region: tuple[int, int], reduce_op: reduction.ReduceOp) -> int:
