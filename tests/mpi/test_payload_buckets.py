@@ -20,7 +20,7 @@ TYPES = {"half": np.float16, "double": np.float64}
 
 def shapes():
     """A tensor of every method, and some of one method that are special by their size or type."""
-    found = {name: (40, 25) for name in compressors.names()}
+    found = dict.fromkeys(compressors.names(), (40, 25))
     return {**found, **SIZES, **dict.fromkeys(TYPES, (999,))}
 
 

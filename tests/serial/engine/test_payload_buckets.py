@@ -1,5 +1,7 @@
 """Which compressed tensors share messages."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -38,7 +40,7 @@ def test_large_tensors_with_small_payloads_fill_a_bucket():
 def test_regions_of_several_arrays_count_as_one(seed):
     random = np.random.default_rng(seed)
     cuts = [np.sort(random.integers(0, 50, 4)) for _ in range(6)]
-    regions = JointRegions.of([list(zip(cut, cut[1:])) for cut in cuts])
+    regions = JointRegions.of([list(itertools.pairwise(cut)) for cut in cuts])
     for member in range(3):
         sizes = [int(cut[member + 1] - cut[member]) for cut in cuts]
         assert np.diff(regions.edges[:, member]).tolist() == sizes
