@@ -44,5 +44,7 @@ def _compile(specs: Sequence[str]) -> None:
                     for dtype in ("float32", "float16", "float64"):
                         session.sync({str(n): np.ones(n, dtype) for n in _SIZES})
                 tick()
+        with Session(compressor="fp16", route="hierarchical-allgather", min_bytes=0) as session:
+            session.sync({str(n): np.ones(n, np.float32) for n in (1000, 2000)})  # they share messages inside a node
     if world.rank == 0:
         print(f"kernels of {len(specs)} compressors are on disk: {time.perf_counter() - start:.1f} s")

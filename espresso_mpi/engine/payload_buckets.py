@@ -39,8 +39,9 @@ T = TypeVar("T")
 _FIRST = 8
 """The first bucket of a call takes this part of a bucket: its messages travel while the next ones are encoded."""
 
-_PER_START = 8
-"""A bucket takes so many times as long as it takes to start its messages, which then cost an eighth of it."""
+_PER_START = 32
+"""A bucket takes so many times as long as it takes to start its messages. Measured with ResNet-101 by onebit on 2 x 2
+ranks, 1 Gbit: 323 ms apart, 275 by buckets of 250 KB (8 times), 242 by 1 MiB (33 times)."""
 
 _DENSE = 16 << 20
 """Bytes of tensors in a bucket, whatever their payloads: what was summed is still in a cache when it is encoded."""
