@@ -3,8 +3,8 @@
 ``on_rank_0`` and ``on_every_rank`` run what may fail; if it fails on one rank, all ranks raise the same error.
 
 Inside a node, data pass through slots of the shared window. Between nodes, one rank of each node, the leader, exchanges
-the data of its node with the other leaders, and passes the result on. If a node has no window, all ranks send messages
-to all others.
+the data of its node with the other leaders, and passes the result on; each sends ceil(log2 nodes) messages
+(``dissemination``). If a node has no window, all ranks exchange messages like leaders.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from espresso_mpi.errors import EspressoError, RankTimeoutError
 
+from .dissemination import gather_blocks
 from .transport import Transport
 from .window import SLOT
 
@@ -142,7 +143,8 @@ def gather_small(transport: Transport, mine: np.ndarray, room: int) -> list[np.n
         return _inside(transport, mine, room)
     if transport.windows_everywhere:
         return _by_leaders(transport, mine, room)
-    blocks = _among(transport, range(transport.topology.size), _pack([mine]), _packed_size(1, room))
+    everyone = range(transport.topology.size)
+    blocks = gather_blocks(transport, everyone, _pack([mine]), _packed_size(1, room), _size_of)
     return [_unpack(block)[1][0] for block in blocks]
 
 
@@ -212,12 +214,14 @@ def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.nd
         pieces = _inside(transport, mine, room)
     except RankTimeoutError as error:
         if leads:
-            _notify(transport, leaders, _pack([_text(error)], _TIMED_OUT))
+            transport.roll_call.begin(leaders, transport.waiter.timeout).fail(_cut(error))
         raise
     if leads:
         block = _between(transport, leaders, _pack(pieces), _packed_size(max(map(len, nodes)), room))
-    with transport.waiter.patience(2.0):
-        outcome, pieces = _unpack(_from_leader(transport, block, _packed_size(transport.topology.size, room)))
+    if len(transport.node) > 1:
+        with transport.waiter.patience(2.0):
+            block = _from_leader(transport, block, _packed_size(transport.topology.size, room))
+    outcome, pieces = _unpack(block)
     if outcome == _TIMED_OUT:
         raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
     found = dict(zip((rank for node in nodes for rank in node), pieces))
@@ -228,11 +232,10 @@ def _between(transport: Transport, leaders: Sequence[int], block: np.ndarray, ro
     """The data of all leaders, packed in their order; or the timeout error of one of them."""
     try:
         with transport.waiter.patience(1.5):
-            received = [_unpack(block) for block in _among(transport, leaders, block, room)]
+            received = gather_blocks(transport, leaders, block, room, _size_of)
     except RankTimeoutError as error:
-        return _pack([_text(error)], _TIMED_OUT)
-    bad = [pieces for outcome, pieces in received if outcome == _TIMED_OUT]
-    return _pack(bad[0], _TIMED_OUT) if bad else _pack([piece for _, pieces in received for piece in pieces])
+        return _pack([np.frombuffer(_cut(error).encode(), np.uint8)], _TIMED_OUT)
+    return _pack([piece for block in received for piece in _unpack(block)[1]])
 
 
 def _from_leader(transport: Transport, block: np.ndarray, most: int) -> np.ndarray:
@@ -243,22 +246,8 @@ def _from_leader(transport: Transport, block: np.ndarray, most: int) -> np.ndarr
     return _inside(transport, block, int(size.view(np.int64)[0]))[0]
 
 
-def _among(transport: Transport, group: Sequence[int], mine: np.ndarray, room: int) -> list[np.ndarray]:
-    """Everyone's bytes in a group of ranks, in the group's order, by messages; behind them memory is undefined."""
-    found = {rank: mine if rank == transport.rank else np.empty(room, np.uint8) for rank in group}
-    me = list(group).index(transport.rank)
-    others = [*group[me + 1 :], *group[:me]]
-    transport.trade([(rank, mine) for rank in others], [(rank, found[rank]) for rank in others])
-    return list(found.values())
-
-
-def _notify(transport: Transport, group: Sequence[int], block: np.ndarray) -> None:
-    """Send a block to the others of a group, without waiting."""
-    transport.outlive([block, transport.trade_later([(rank, block) for rank in group if rank != transport.rank], [])])
-
-
-def _text(error: RankTimeoutError) -> np.ndarray:
-    return np.frombuffer(str(error).encode()[:_TEXT_BYTES], np.uint8)
+def _cut(error: RankTimeoutError) -> str:
+    return str(error).encode()[:_TEXT_BYTES].decode(errors="ignore")
 
 
 def _packed_size(count: int, room: int) -> int:
@@ -280,6 +269,12 @@ def _pack(pieces: Sequence[np.ndarray], outcome: int = _OK) -> np.ndarray:
         packed[at : at + piece.size] = piece
         at += _padded(piece.size)
     return packed
+
+
+def _size_of(packed: np.ndarray) -> int:
+    """Bytes of the packed block that an array begins with."""
+    count = int(packed[8:16].view(np.int64)[0])
+    return _padded(8 * (2 + count)) + sum(map(_padded, packed[16 : 8 * (2 + count)].view(np.int64).tolist()))
 
 
 def _unpack(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
