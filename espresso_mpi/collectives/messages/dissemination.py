@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def gather_blocks(
         _finish(transport, requests, roll)
         for _ in range(more):
             ends.append(ends[-1] + size_of(blocks[ends[-1] :]))
-    found = [blocks[start:stop] for start, stop in zip(ends, ends[1:])]
+    found = [blocks[start:stop] for start, stop in pairwise(ends)]
     return found[count - me :] + found[: count - me]
 
 

@@ -56,6 +56,20 @@ class _Rows(NamedTuple):
         return self.flat[self.start + a :]
 
 
+class Agreed(NamedTuple):
+    """What came of ``SharedWindow.agreed_allreduce``.
+
+    Attributes:
+        met: when all headers were found equal, in seconds of ``time.perf_counter``; 0: they differ.
+        headers: then, the header of every member.
+        saturated: as of ``SharedWindow.allreduce``.
+    """
+
+    met: float
+    headers: Sequence[np.ndarray] = ()
+    saturated: int = 0
+
+
 class SharedWindow:
     """The window of one node's ranks. Collective to make; every method is called by all, in the same order.
 
@@ -171,6 +185,41 @@ class SharedWindow:
         self.bytes_sent += mine.size * (self._count - 1)
         room = out.size // self._count
         self._run(shared_memory.gather, 1, mine, out, room, sizes, rows.flat, rows.start, rows.stride, half)
+
+    def agreed_allreduce(
+        self, header: np.ndarray, ignored: int, x: np.ndarray, how: tuple[bool, float, bool, int, int]
+    ) -> Agreed:
+        """Show a header; if those of all members are equal, ``x = reduced over the ranks``, else x stays.
+
+        Members may call ``gather`` with their header instead: it differs then.
+
+        Args:
+            header: flat uint8, at most ``SLOT``.
+            ignored: bits of its first byte that may differ.
+            x: flat, not empty; equally long at members with equal headers.
+            how: from ``reduction.arithmetic``.
+        """
+        uses, width = self._uses, -(-header.size // _ALIGN) * _ALIGN
+        rows, other, slots = self._rows(x.dtype), self._rows(x.dtype), self._rows(_BYTE, small=True)
+        room, half = self._room(x, 1), uses % 2
+        whole = x.nbytes <= _SMALL and x.size <= room
+        heads, sizes = np.empty(self._count * width, np.uint8), np.empty(self._count, np.int64)
+        log = self._run(
+            shared_memory.agreed_reduce, 0, header, heads, width, sizes, slots.flat, slots.start, slots.stride, half,
+            ignored, x, rows.flat, (rows.start, other.start), room, rows.stride, how, whole,
+        )  # fmt: skip
+        met, chunks = int(log[shared_memory.MET]), -(-x.size // room)
+        self._uses = uses + (chunks if met and not whole else 1)
+        self._epoch += 2 * chunks if met and not whole else 1
+        self.bytes_sent += header.size * (self._count - 1)
+        if not met:
+            return Agreed(0.0, [heads[r * width : r * width + size] for r, size in enumerate(sizes.tolist())])
+        if whole:
+            self.bytes_sent += x.nbytes * (self._count - 1)
+            return Agreed(met * 1e-9, (), int(log[shared_memory.SATURATED]) * (self._me == 0))
+        mine = x.nbytes // self._count
+        self.bytes_sent += x.nbytes - mine + mine * (self._count - 1)
+        return Agreed(met * 1e-9, (), int(log[shared_memory.SATURATED]))
 
     @property
     def handle(self) -> Any:
