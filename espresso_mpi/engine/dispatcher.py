@@ -99,13 +99,7 @@ class Dispatcher:
     def ride(self, call: PendingCall) -> fast_path.Ride | None:
         """The data of a call that may take the fast path; None if it may not."""
         assert call.number is not None and call.batch is not None
-        buckets = self._fast.get(call.number)
-        if buckets is None:
-            arranged = self._arrangements.get((call.number,))  # known once the call was run without the fast path
-            if arranged is None:
-                return None
-            ok = fast_path.allowed(call.batch, arranged, self._transport)
-            buckets = self._fast[call.number] = arranged if ok else ()
+        buckets = self._fast.get(call.number)  # known once the call was run without the fast path
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None
         return fast_path.Ride(self._transport, buckets, [gradient.array for gradient in call.gradients])
@@ -181,6 +175,8 @@ class Dispatcher:
             found = buckets_of(batches, limit, room)
             if len(numbers) <= _ARRANGED:
                 self._arrangements[numbers] = found
+            if len(numbers) == len(batches) == 1:
+                self._fast[numbers[0]] = found if fast_path.allowed(batches[0], found, self._transport) else ()
         return found
 
     def _complete_groups(

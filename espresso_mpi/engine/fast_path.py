@@ -19,13 +19,11 @@ from ..collectives.data import reduction
 from ..collectives.data.layout import Topology
 from ..collectives.messages.agreement import gather_small
 from ..collectives.messages.transport import Transport
-from ..collectives.messages.window import SLOT, SharedWindow
+from ..collectives.messages.window import SharedWindow
 from ..state.store import StateStore
 from ..types import ROUTES, Route
+from . import riding_limit
 from .batches import Batch, Bucket
-
-ROOM = SLOT // 2
-"""Maximum bytes of data of all ranks together that travel with headers by messages."""
 
 _AT_ONCE = 8
 """Buckets of a call that run without a round between them: no more than when they are run as segments."""
@@ -73,7 +71,8 @@ class Ride:
         window = self._window
         if window is None:
             topology = self._transport.topology.undivided if bucket.total else self._transport.topology
-            unpack_mean(messages, header_size, bucket, topology, self._arrays[0])
+            route, arrays = bucket.strategy.route, self._arrays[0]
+            unpack_mean(messages, header_size, route, bucket.dtype, topology, arrays)
         elif number == 0:
             start = self.met
         else:
@@ -106,7 +105,7 @@ class Ride:
 def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport) -> bool:
     """Whether a call with these buckets may take the fast path: dense, on the host, by routes that only sum.
 
-    Without a window for all ranks it must be one bucket, and small.
+    Without a window for all ranks it must be one bucket, and so small that ``riding_limit`` allows it. Collective.
     """
     if not 0 < len(buckets) <= _AT_ONCE or transport.topology.size == 1 or any(item.group for item in batch.items):
         return False
@@ -115,7 +114,19 @@ def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport) -> bo
     if _window(transport) is not None:
         return True
     nbytes = sum(item.spec.nbytes for _, item in buckets[0].members)
-    return len(buckets) == 1 and nbytes * transport.topology.size <= ROOM
+    route = buckets[0].strategy.route
+    return len(buckets) == 1 and riding_limit.fits(nbytes, transport, route, _ways(transport, route))
+
+
+def _ways(transport: Transport, route: Route) -> riding_limit.Ways:
+    """What ``riding_limit`` compares."""
+    header = np.zeros(_ALIGN, np.uint8)
+
+    def ride(x: np.ndarray) -> None:
+        messages = gather_small(transport, packed(header, [x]), header.size + x.nbytes)
+        unpack_mean(messages, header.size, route, "float32", transport.topology, [x])
+
+    return riding_limit.ways_of(transport, route, ride, lambda: gather_small(transport, header, header.size))
 
 
 def adds_residual(batch: Batch, store: StateStore) -> bool:
@@ -150,7 +161,7 @@ def packed(header: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def room(header_size: int, transport: Transport) -> int:
     """Maximum bytes of a message: of a header, with data if data travel in it."""
-    return header_size if _window(transport) is not None else _start(header_size) + ROOM
+    return header_size if _window(transport) is not None else _start(header_size) + riding_limit.room(transport)
 
 
 def _start(header_size: int) -> int:
@@ -158,12 +169,17 @@ def _start(header_size: int) -> int:
 
 
 def unpack_mean(
-    messages: Sequence[np.ndarray], header_size: int, bucket: Bucket, topology: Topology, arrays: Sequence[np.ndarray]
+    messages: Sequence[np.ndarray],
+    header_size: int,
+    route: Route,
+    dtype: str,
+    topology: Topology,
+    arrays: Sequence[np.ndarray],
 ) -> None:
     """Write the mean of the data of all ranks into this rank's arrays."""
-    kind, dtype, start = arrays[0].dtype, bucket.dtype, _start(header_size)
+    kind, start = arrays[0].dtype, _start(header_size)
     rows = [message[start:].view(kind) for message in messages]
-    levels = _LEVELS[bucket.strategy.route]
+    levels = _LEVELS[route]
     if levels == ("flat",) or len(topology.nodes) == topology.size:
         mean = _mean(rows, topology.divisor("flat"), dtype)
     else:
