@@ -59,7 +59,7 @@ class Dispatcher:
         finish: Callable[[PendingCall], None],
     ) -> None:  # fmt: skip
         self._transport, self._options, self.sync_state, self._recorder = transport, options, sync_state, recorder
-        self._nonfinite, self._finish = nonfinite, finish
+        self._nonfinite, self._finish, self._window = nonfinite, finish, fast_path.window_of(transport)
         self.seed = options.seed
         self.tally: Counter[str] = Counter()
         self.running: dict[PendingCall, None] = {}
@@ -102,7 +102,7 @@ class Dispatcher:
         buckets = self._fast.get(call.number)  # known once the call was run without the fast path
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None
-        return fast_path.Ride(self._transport, buckets, [gradient.array for gradient in call.gradients])
+        return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
 
     def finish_ride(
         self, call: PendingCall, ride: fast_path.Ride, messages: Sequence[np.ndarray], header_size: int,

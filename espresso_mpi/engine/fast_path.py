@@ -36,15 +36,20 @@ _ON_HOST = np.empty(0, np.uint8)
 class Ride:
     """The data of the only call of this rank, which travel with the header of a round.
 
+    Args:
+        window: the shared window of all ranks; None: they send messages.
+        arrays: those of the call, by position.
+
     Attributes:
         met: when this rank saw that all bring the same call; the first bucket has its mean then. 0: it has not.
         saturated: sums of this rank that were cut to the range of their type.
     """
 
-    def __init__(self, transport: Transport, buckets: Sequence[Bucket], arrays: Sequence[Any]) -> None:
-        self._transport, self._buckets = transport, buckets
+    def __init__(
+        self, transport: Transport, window: SharedWindow | None, buckets: Sequence[Bucket], arrays: Sequence[Any]
+    ) -> None:
+        self._transport, self._window, self._buckets = transport, window, buckets
         self._arrays = [[arrays[item.index] for _, item in bucket.members] for bucket in buckets]
-        self._window = _window(transport)
         self.met, self.saturated = 0.0, 0
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
@@ -111,7 +116,7 @@ def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport) -> bo
         return False
     if not all(_sums_on_host(bucket) for bucket in buckets):
         return False
-    if _window(transport) is not None:
+    if window_of(transport) is not None:
         return True
     nbytes = sum(item.spec.nbytes for _, item in buckets[0].members)
     route = buckets[0].strategy.route
@@ -143,7 +148,7 @@ def _sums_on_host(bucket: Bucket) -> bool:
     )
 
 
-def _window(transport: Transport) -> SharedWindow | None:
+def window_of(transport: Transport) -> SharedWindow | None:
     """The shared window of all ranks, if they are on one node."""
     return transport.window_for(transport.node, _ON_HOST) if len(transport.topology.nodes) == 1 else None
 
@@ -161,7 +166,7 @@ def packed(header: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def room(header_size: int, transport: Transport) -> int:
     """Maximum bytes of a message: of a header, with data if data travel in it."""
-    return header_size if _window(transport) is not None else _start(header_size) + riding_limit.room(transport)
+    return header_size if window_of(transport) is not None else _start(header_size) + riding_limit.room(transport)
 
 
 def _start(header_size: int) -> int:

@@ -93,6 +93,7 @@ class Negotiation:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._bits: dict[CallKey, int] = {}
         self._ambiguous = 0
+        self._latest_header: tuple[Any, np.ndarray] = None, np.empty(0, np.uint8)
 
     @property
     def front(self) -> list[PendingCall]:
@@ -157,7 +158,7 @@ class Negotiation:
         ride = riding() if idle and not news else None
         flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | _FAST_PATH * (ride is not None)
         mine = [call.number for call in front if call.number is not None and call.problem is None]
-        header = np.frombuffer(bytearray((flag,)) + bits_of(mine, size - 1), np.uint8)
+        header = self._header(flag, mine)
         if ride is None:
             room = fast_path.room(size, self._transport) if idle else size
             messages: Sequence[np.ndarray] = gather_small(self._transport, header, room)
@@ -174,6 +175,14 @@ class Negotiation:
             for call in news:
                 call.announced = True
         return RoundResult(flags, masks, notes, messages, ride)
+
+    def _header(self, flag: int, numbers: Sequence[int]) -> np.ndarray:
+        """Flags and bits of this rank as flat uint8, not to be changed: that of the last round if it is equal."""
+        key = (flag, self.header_size, tuple(numbers))
+        if self._latest_header[0] != key:
+            message = bytearray((flag,)) + bits_of(numbers, self.header_size - 1)
+            self._latest_header = key, np.frombuffer(message, np.uint8)
+        return self._latest_header[1]
 
     def settle(self, front: Sequence[PendingCall], result: RoundResult) -> bool:
         """Register new calls, and fail those that can never start; returns whether any failed. Changes the masks."""

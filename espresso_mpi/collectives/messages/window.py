@@ -93,6 +93,7 @@ class SharedWindow:
         memory = memory[-memory.ctypes.data % _PAGE :]  # the same on every rank: maps begin at pages
         self._flags, self._memory = memory[:flags].view(np.int64), memory[flags : size - _PAGE]
         self._known: dict[tuple[np.dtype[Any], int, bool], _Rows] = {}
+        self._known_places: dict[tuple[np.dtype[Any], int], tuple[_Rows, tuple[int, int], _Rows, int]] = {}
         self._epoch = self._uses = 0
         self.bytes_sent = 0
         if local.rank == 0:
@@ -200,26 +201,34 @@ class SharedWindow:
             how: from ``reduction.arithmetic``.
         """
         uses, width = self._uses, -(-header.size // _ALIGN) * _ALIGN
-        rows, other, slots = self._rows(x.dtype), self._rows(x.dtype), self._rows(_BYTE, small=True)
-        room, half = self._room(x, 1), uses % 2
-        whole = x.nbytes <= _SMALL and x.size <= room
+        rows, starts, slots, room = self._places(x.dtype, uses % 2)
+        chunks = -(-x.size // room)
+        whole = chunks == 1 and x.nbytes <= _SMALL
         heads, sizes = np.empty(self._count * width, np.uint8), np.empty(self._count, np.int64)
         log = self._run(
-            shared_memory.agreed_reduce, 0, header, heads, width, sizes, slots.flat, slots.start, slots.stride, half,
-            ignored, x, rows.flat, (rows.start, other.start), room, rows.stride, how, whole,
+            shared_memory.agreed_reduce, 0, header, heads, width, sizes, slots.flat, slots.start, slots.stride,
+            uses % 2, ignored, x, rows.flat, starts, room, rows.stride, how, whole,
         )  # fmt: skip
-        met, chunks = int(log[shared_memory.MET]), -(-x.size // room)
-        self._uses = uses + (chunks if met and not whole else 1)
-        self._epoch += 2 * chunks if met and not whole else 1
+        met, saturated = int(log[shared_memory.MET]) * 1e-9, int(log[shared_memory.SATURATED])
+        barriers = 2 * chunks if met and not whole else 1
+        self._uses, self._epoch = uses + (barriers + 1) // 2, self._epoch + barriers
         self.bytes_sent += header.size * (self._count - 1)
         if not met:
             return Agreed(0.0, [heads[r * width : r * width + size] for r, size in enumerate(sizes.tolist())])
-        if whole:
-            self.bytes_sent += x.nbytes * (self._count - 1)
-            return Agreed(met * 1e-9, (), int(log[shared_memory.SATURATED]) * (self._me == 0))
-        mine = x.nbytes // self._count
+        mine = x.nbytes if whole else x.nbytes // self._count  # to a cache line
         self.bytes_sent += x.nbytes - mine + mine * (self._count - 1)
-        return Agreed(met * 1e-9, (), int(log[shared_memory.SATURATED]))
+        return Agreed(met, (), saturated if not whole or self._me == 0 else 0)  # of a whole sum, all see the same ones
+
+    def _places(self, dtype: np.dtype[Any], half: int) -> tuple[_Rows, tuple[int, int], _Rows, int]:
+        """What begins in a half: rows of large data, where they begin in both halves, slots, and elements of a row."""
+        known = self._known_places.get((dtype, half))
+        if known is None:
+            before, self._uses = self._uses, half
+            rows, other = self._rows(dtype), self._rows(dtype)
+            slots, self._uses = self._rows(_BYTE, small=True), before
+            room = min(self._half, _CHUNK) // dtype.itemsize // _ALIGN * _ALIGN
+            known = self._known_places[dtype, half] = rows, (rows.start, other.start), slots, room
+        return known
 
     @property
     def handle(self) -> Any:
@@ -229,7 +238,7 @@ class SharedWindow:
     def free(self) -> None:
         """Give the memory back. Collective over the node."""
         self._win.Unlock_all()
-        del self._flags, self._memory, self._known
+        del self._flags, self._memory, self._known, self._known_places
         self._win.Free()
 
     def _reduce_small(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp) -> int:
