@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -144,8 +145,7 @@ def gather_small(transport: Transport, mine: np.ndarray, room: int) -> list[np.n
     if transport.windows_everywhere:
         return _by_leaders(transport, mine, room)
     everyone = range(transport.topology.size)
-    blocks = gather_blocks(transport, everyone, _pack([mine]), _packed_size(1, room), _size_of)
-    return [_unpack(block)[1][0] for block in blocks]
+    return [pieces[0] for pieces in gather_blocks(transport, everyone, _pack([mine]), _packed_size(1, room), _read)]
 
 
 def fingerprint(value: Any) -> bytes:
@@ -207,7 +207,7 @@ def _inside(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarra
 
 def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:
     """Through the leaders. A rank that waits for a waiting rank has a longer timeout: the other one reports first."""
-    nodes = transport.topology.nodes
+    nodes, alone = transport.topology.nodes, len(transport.node) == 1
     leaders = [node[0] for node in nodes]
     leads, block = transport.rank in leaders, np.empty(0, np.uint8)
     try:
@@ -217,33 +217,35 @@ def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.nd
             transport.roll_call.begin(leaders, transport.waiter.timeout).fail(_cut(error))
         raise
     if leads:
-        block = _between(transport, leaders, _pack(pieces), _packed_size(max(map(len, nodes)), room))
-    if len(transport.node) > 1:
-        with transport.waiter.patience(2.0):
-            block = _from_leader(transport, block, _packed_size(transport.topology.size, room))
-    outcome, pieces = _unpack(block)
-    if outcome == _TIMED_OUT:
-        raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
+        try:
+            pieces = _between(transport, leaders, pieces, _packed_size(max(map(len, nodes)), room))
+            block = block if alone else _pack(pieces)
+        except RankTimeoutError as error:
+            if alone:
+                raise
+            block = _pack([np.frombuffer(_cut(error).encode(), np.uint8)], _TIMED_OUT)
+    if not alone:
+        pieces = _from_leader(transport, block, _packed_size(transport.topology.size, room))
     found = dict(zip((rank for node in nodes for rank in node), pieces))
     return [found[rank] for rank in range(transport.topology.size)]
 
 
-def _between(transport: Transport, leaders: Sequence[int], block: np.ndarray, room: int) -> np.ndarray:
-    """The data of all leaders, packed in their order; or the timeout error of one of them."""
-    try:
-        with transport.waiter.patience(1.5):
-            received = gather_blocks(transport, leaders, block, room, _size_of)
-    except RankTimeoutError as error:
-        return _pack([np.frombuffer(_cut(error).encode(), np.uint8)], _TIMED_OUT)
-    return _pack([piece for block in received for piece in _unpack(block)[1]])
+def _between(transport: Transport, leaders: Sequence[int], mine: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
+    """The data of all ranks in the order of their nodes, given those of this node; for the leaders."""
+    with transport.waiter.patience(1.5):
+        return list(chain.from_iterable(gather_blocks(transport, leaders, _pack(mine), room, _read)))
 
 
-def _from_leader(transport: Transport, block: np.ndarray, most: int) -> np.ndarray:
-    """The bytes of the node's first rank; at most ``most``. What fits a slot needs no room that all know."""
-    if most <= SLOT:
-        return _inside(transport, block, most)[0]
-    size = _inside(transport, np.array([block.size], np.int64).view(np.uint8), 8)[0]
-    return _inside(transport, block, int(size.view(np.int64)[0]))[0]
+def _from_leader(transport: Transport, block: np.ndarray, most: int) -> list[np.ndarray]:
+    """The data in a block of the node's first rank, of at most so many bytes; or the error of its timeout."""
+    with transport.waiter.patience(2.0):
+        if most > SLOT:  # what fits a slot needs no room that all know
+            size = _inside(transport, np.array([block.size], np.int64).view(np.uint8), 8)[0]
+            most = int(size.view(np.int64)[0])
+        outcome, pieces = _unpack(_inside(transport, block, most)[0])
+    if outcome == _TIMED_OUT:
+        raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
+    return pieces
 
 
 def _cut(error: RankTimeoutError) -> str:
@@ -271,17 +273,16 @@ def _pack(pieces: Sequence[np.ndarray], outcome: int = _OK) -> np.ndarray:
     return packed
 
 
-def _size_of(packed: np.ndarray) -> int:
-    """Bytes of the packed block that an array begins with."""
+def _read(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
+    """The length of the packed block that an array begins with, and its pieces, as views."""
     count = int(packed[8:16].view(np.int64)[0])
-    return _padded(8 * (2 + count)) + sum(map(_padded, packed[16 : 8 * (2 + count)].view(np.int64).tolist()))
-
-
-def _unpack(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
-    """The outcome and the pieces, as views."""
-    outcome, count = packed[:16].view(np.int64).tolist()
     at, pieces = _padded(8 * (2 + count)), []
     for size in packed[16 : 8 * (2 + count)].view(np.int64).tolist():
         pieces.append(packed[at : at + size])
         at += _padded(size)
-    return outcome, pieces
+    return at, pieces
+
+
+def _unpack(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
+    """The outcome and the pieces, as views."""
+    return int(packed[:8].view(np.int64)[0]), _read(packed)[1]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,16 +17,18 @@ from .failures import named
 from .roll_call import Roll
 from .transport import Transport
 
+T = TypeVar("T")
+
 
 def gather_blocks(
-    transport: Transport, group: Sequence[int], mine: np.ndarray, room: int, size_of: Callable[[np.ndarray], int]
-) -> list[np.ndarray]:
-    """Everyone's block, in the group's order. Collective over the group.
+    transport: Transport, group: Sequence[int], mine: np.ndarray, room: int, read: Callable[[np.ndarray], tuple[int, T]]
+) -> list[T]:
+    """What is in everyone's block, in the group's order. Collective over the group.
 
     Args:
         group: world ranks, the same on all of them.
         mine: flat uint8, at most ``room``; the same room on every rank. Blocks may differ in length.
-        size_of: the length of the block that an array begins with.
+        read: returns the length of the block that an array begins with, and what is in it.
 
     Raises:
         RankTimeoutError: a rank did not come; all that waited name the same one, or another rank of the group missed a
@@ -37,18 +38,21 @@ def gather_blocks(
     roll = transport.roll_call.begin(group, transport.waiter.timeout)
     blocks = np.empty(count * room, np.uint8)
     blocks[: mine.size] = mine
-    ends = [0, mine.size]
-    while (held := len(ends) - 1) < count:
+    ends, found = [0, mine.size], [read(mine)[1]]
+    while len(found) < count:
+        held = len(found)
         more = min(held, count - held)
-        start = ends[-1]
+        at = ends[-1]
         requests = transport.trade_later(
             [(group[me - held], blocks[: ends[more]])],
-            [(group[(me + held) % count], blocks[start : start + more * room])],
+            [(group[(me + held) % count], blocks[at : at + more * room])],
         )
         _finish(transport, requests, roll)
         for _ in range(more):
-            ends.append(ends[-1] + size_of(blocks[ends[-1] :]))
-    found = [blocks[start:stop] for start, stop in pairwise(ends)]
+            length, inside = read(blocks[at:])
+            at += length
+            ends.append(at)
+            found.append(inside)
     return found[count - me :] + found[: count - me]
 
 

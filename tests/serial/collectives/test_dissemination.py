@@ -57,7 +57,9 @@ def test_all_ranks_get_all_blocks_in_few_messages(count):
     transports = [Ranks(rank, queues) for rank in group]
 
     def run(transport):
-        return gather_blocks(transport, group, blocks[transport.rank], 8, lambda found: int(found[0]))
+        return gather_blocks(
+            transport, group, blocks[transport.rank], 8, lambda found: (int(found[0]), found[: found[0]])
+        )
 
     with ThreadPoolExecutor(count) as pool:
         results = list(pool.map(run, transports))
