@@ -176,7 +176,9 @@ class Dispatcher:
             if len(numbers) <= _ARRANGED:
                 self._arrangements[numbers] = found
             if len(numbers) == len(batches) == 1:
-                self._fast[numbers[0]] = found if fast_path.allowed(batches[0], found, self._transport) else ()
+                scheduled = isinstance(self.runner, LaneRunner)
+                ok = fast_path.allowed(batches[0], found, self._transport, scheduled)
+                self._fast[numbers[0]] = found if ok else ()
         return found
 
     def _complete_groups(

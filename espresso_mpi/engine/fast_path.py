@@ -107,18 +107,24 @@ class Ride:
             self._transport.give_back(workspace)
 
 
-def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport) -> bool:
+def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport, scheduled: bool) -> bool:
     """Whether a call with these buckets may take the fast path: dense, on the host, by routes that only sum.
 
-    Without a window for all ranks it must be one bucket, and so small that ``riding_limit`` allows it. Collective.
+    Without a window for all ranks it must be one bucket, and so small that ``riding_limit`` allows it. Large data of a
+    plan with a schedule go by that schedule. Collective.
+
+    Args:
+        scheduled: whether the plan has a schedule.
     """
     if not 0 < len(buckets) <= _AT_ONCE or transport.topology.size == 1 or any(item.group for item in batch.items):
         return False
     if not all(_sums_on_host(bucket) for bucket in buckets):
         return False
+    nbytes = sum(item.spec.nbytes for bucket in buckets for _, item in bucket.members)
+    if scheduled and nbytes * transport.topology.size > riding_limit.SURE:
+        return False
     if window_of(transport) is not None:
         return True
-    nbytes = sum(item.spec.nbytes for _, item in buckets[0].members)
     route = buckets[0].strategy.route
     return len(buckets) == 1 and riding_limit.fits(nbytes, transport, route, _ways(transport, route))
 
