@@ -15,8 +15,8 @@ def adapter():
     return pytest.importorskip("espresso_mpi.jax")
 
 
-def test_inside_jit_as_outside(world, open_session, adapter):
-    """A thousand steps end, and give what ``sync`` gives."""
+def test_inside_jit_as_outside(world, open_session, adapter, pytestconfig):
+    """A thousand steps end, of which a quick run does the first three hundred, and give what ``sync`` gives."""
     inside, outside = open_session(compressor="onebit", min_bytes=0), open_session(compressor="onebit", min_bytes=0)
     own = np.random.default_rng(world.rank).standard_normal((2, 500)).astype(np.float32)
 
@@ -24,7 +24,7 @@ def test_inside_jit_as_outside(world, open_session, adapter):
     def step(x):
         return adapter.sync({"w": x[0] * 2, "rest": (x[1], None)}, inside)
 
-    for number in range(1000):
+    for number in range(300 if pytestconfig.getoption("quick") else 1000):
         found = step(own)
         if number % 100 == 0:
             jax.block_until_ready(found)

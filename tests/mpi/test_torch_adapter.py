@@ -18,23 +18,7 @@ torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
 distributed = torch.distributed
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def group():
-    """The default process group of this module."""
-    distributed.init_process_group("espresso")
-    yield distributed.group.WORLD
-    distributed.destroy_process_group()
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
 
 
 def network(seed=0):
