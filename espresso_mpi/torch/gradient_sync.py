@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -15,10 +15,10 @@ from ..sessions.handles import Handle
 from . import names
 from .overlap import Overlap
 from .replicas import broadcast_module
-from .states import from_tensors, to_tensors
+from .states import KeepsState
 
 
-class GradientSync:
+class GradientSync(KeepsState):
     """Pushes each gradient of a module as soon as the backward pass has accumulated it.
 
     ``wait`` must be called between the backward pass and whatever reads the gradients. Of a parameter that some ranks
@@ -142,15 +142,6 @@ class GradientSync:
             self.session.close()
 
     # --- the state ----------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals and counters as tensors, for ``torch.save``. Collective."""
-        state: dict[str, Any] = to_tensors(self.session.state_dict())
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what ``state_dict`` returned on this rank. Collective."""
-        self.session.load_state_dict(from_tensors(state))
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
