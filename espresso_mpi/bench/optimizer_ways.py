@@ -12,13 +12,16 @@ if TYPE_CHECKING:  # needs torch, which only a run needs
     from .gpt import Replica
 
 DENSE = 0.2
-"""Share of the steps that ``onebit-adam`` and ``diloco`` begin with on uncompressed gradients."""
+"""Share of the steps in which ``onebit-adam`` and ``diloco`` begin by synchronising gradients."""
+
+WARMUP = "int8"
+"""What ``onebit-adam`` begins with: it trains like uncompressed gradients, by a quarter of the bytes."""
 
 EVERY = 15
 """Local steps of ``diloco`` between two averages: few, because runs are short."""
 
 BASES = {"adamw": "adamw", "sgd": "sgd", "onebit-adam": "adamw", "diloco": "adamw"}
-"""The optimizers, and what each is with uncompressed messages in every step: what it is compared with."""
+"""The optimizers, and with which one, on uncompressed gradients, each is compared."""
 
 
 class Way(Protocol):
@@ -59,7 +62,7 @@ class _Onebit:
     """Gradients first, then momenta."""
 
     def __init__(self, session: Session, replica: Replica, dense: int) -> None:
-        self._adam = OnebitAdam(dict(replica.model.named_parameters()), session, warmup=dense)
+        self._adam = OnebitAdam(dict(replica.model.named_parameters()), session, warmup=dense, warmup_compressor=WARMUP)
 
     def step(self, grads: dict[str, Any], rate: float) -> None:
         self._adam.lr = rate

@@ -25,7 +25,7 @@ class OnebitAdam(torch.optim.Optimizer):
 
     Args:
         params: parameters, named parameters or groups, as for every optimizer of torch.
-        session, lr, betas, eps, weight_decay, warmup: as for ``espresso_mpi.optim.OnebitAdam``.
+        session, lr, betas, eps, weight_decay, warmup, warmup_compressor: as for ``espresso_mpi.optim.OnebitAdam``.
 
     Raises:
         ConfigError: a number is out of its range, or the session would skip values that are not finite.
@@ -50,9 +50,10 @@ class OnebitAdam(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         warmup: int | str = "auto",
+        warmup_compressor: str = "none",
     ) -> None:
         AdamSettings.checked("OnebitAdam", lr, betas, eps, weight_decay)
-        self._rule = OnebitRule(session, warmup)
+        self._rule = OnebitRule(session, warmup, warmup_compressor)
         self._messages: dict[torch.Tensor, torch.Tensor] = {}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
