@@ -28,6 +28,7 @@ RANKS = {
     "test_bench_truth": (2,),
     "test_frameworks": (2,),
     "test_lifetime": (2,),
+    "test_optim": (2,),
     "test_profiler": (2,),
     "test_trainers": (2,),
     "test_profiler::test_every_route_can_be_priced[two]": (4,),  # nodes of two ranks
