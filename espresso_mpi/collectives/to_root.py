@@ -12,7 +12,7 @@ from . import calls
 from .messages.transport import Transport
 from .progress import Progress
 
-_TOGETHER = 32 << 10
+_TOGETHER = 4 << 10
 """Bytes of a node up to which they travel as one message: their latency costs more than a copy."""
 
 
