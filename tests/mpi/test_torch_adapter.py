@@ -326,7 +326,7 @@ def test_the_environment_is_that_of_torchrun(world, group):
     assert (known["LOCAL_RANK"], known["LOCAL_WORLD_SIZE"]) == (str(on_node.rank), str(on_node.size))
     on_node.Free()
     assert os.environ["MASTER_ADDR"] and int(os.environ["MASTER_PORT"])
-    with pytest.raises(ConfigError, match="op='mean' of int64; .*use op='sum'"):
+    with pytest.raises(ConfigError, match=r"op='mean' of int64; .*use op='sum'"):
         distributed.all_reduce(torch.ones(3, dtype=torch.int64), op=distributed.ReduceOp.AVG)
 
 
