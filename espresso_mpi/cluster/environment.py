@@ -1,6 +1,6 @@
-"""Facts about this node and job: what benchmarks store, and what the doctor judges.
+"""Properties of this node and job, for the results of benchmarks and for ``espresso-mpi doctor``.
 
-Nothing here communicates, so any rank may call it at any time.
+Nothing here communicates, so each rank may call it at any time.
 """
 
 import ctypes
@@ -47,9 +47,9 @@ print(json.dumps([describe(d) for d in cuda.list_devices()] if cuda.is_available
 
 
 def environment() -> dict[str, Any]:
-    """This process's surroundings as plain JSON: MPI, ranks, processor, memory, threads, versions, date.
+    """MPI, ranks, processor, memory, threads, versions and date, as values for JSON.
 
-    MPI is described if this process has loaded it; nothing is loaded for it.
+    MPI is only described if this process has loaded it.
     """
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -89,9 +89,9 @@ def mpi() -> dict[str, Any] | None:
 
 
 def job(variables: Mapping[str, str] = os.environ) -> dict[str, int]:
-    """Hosts and ranks of this job, as far as this rank can tell without asking the others.
+    """Number of hosts and ranks of this job, by what this rank knows without communication.
 
-    The hosts follow from the ranks of this one and so are right for even jobs only.
+    The number of hosts assumes as many ranks on every host as on this one.
     """
     module = sys.modules.get("mpi4py.MPI")
     running = module is not None and module.Is_initialized() and not module.Is_finalized()
@@ -101,13 +101,13 @@ def job(variables: Mapping[str, str] = os.environ) -> dict[str, int]:
 
 
 def threads() -> dict[str, str | None]:
-    """The variables that decide how many threads a rank computes with, and on which threading layer."""
+    """The variables that set the number of threads of a rank and numba's threading layer."""
     names = ("NUMBA_THREADING_LAYER", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
     return {name: os.environ.get(name) for name in names}
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Name of the processor."""
     listing = Path("/proc/cpuinfo")
     if listing.exists():
         for line in listing.read_text().splitlines():
@@ -117,9 +117,9 @@ def cpu_model() -> str:
 
 
 def f16c(variables: Mapping[str, str] = os.environ, listing: Path = Path("/proc/cpuinfo")) -> bool | None:
-    """Whether numba compiles for a processor that converts float16 (x86's F16C); None: not x86, or not known.
+    """Whether numba compiles for a processor with float16 conversion (F16C of x86); None: not x86, or not known.
 
-    numba takes the processor that it finds, unless its variables name another one.
+    numba compiles for the processor of this node unless its variables name another one.
     """
     generic = "" if variables.get("NUMBA_CPU_NAME", "").lower() == "generic" else None
     named = variables.get("NUMBA_CPU_FEATURES", generic)
@@ -131,7 +131,7 @@ def f16c(variables: Mapping[str, str] = os.environ, listing: Path = Path("/proc/
 
 
 def mpi_compression(variables: Mapping[str, str] = os.environ) -> list[str]:
-    """The settings by which MVAPICH compresses messages of GPU memory on their way, as NAME=value."""
+    """The variables that make MVAPICH compress messages of GPU memory, as NAME=value."""
     switches = ("ENABLE_COMPRESSION", "USE_COMPRESSION", "GPU_COMPRESSION")
     return sorted(
         f"{name}={value}"
@@ -141,12 +141,12 @@ def mpi_compression(variables: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def versions() -> dict[str, str | None]:
-    """Version of each package that matters here, from its metadata (none is imported); None if absent."""
+    """Version of each package that the library uses, from its metadata (no import); None if it is not installed."""
     return {name: version(name) for name in PACKAGES}
 
 
 def version(package: str) -> str | None:
-    """The installed version of `package`, or None; CuPy's wheels are looked up under all their names."""
+    """The installed version of a package, or None. CuPy's wheels have several names."""
     for name in _CUPY_NAMES if package == "cupy" else (package,):
         try:
             return metadata.version(name)
@@ -156,17 +156,17 @@ def version(package: str) -> str | None:
 
 
 def threading_layers() -> list[str] | str:
-    """The threading layers that numba can load here, best first, or why that is unknown."""
+    """The threading layers that numba can load, best first, or why they are not known."""
     return _ask_child(_LAYERS_PROGRAM)
 
 
 def gpus() -> list[dict[str, Any]] | str:
-    """The GPUs that numba can use, or why that is unknown. A broken driver ends only the child asked."""
+    """The GPUs that numba can use, or why they are not known. A child process asks: a broken driver may end it."""
     return _ask_child(_GPU_PROGRAM)
 
 
 def _ask_child(program: str) -> Any:
-    """What `program` prints as JSON in a process of its own, or the last line of its complaint."""
+    """What a program prints as JSON in a child process, or the last line of its error."""
     try:
         child = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S
@@ -180,7 +180,7 @@ def _ask_child(program: str) -> Any:
 
 
 def cuda_aware() -> tuple[bool | None, str]:
-    """Whether the loaded MPI library takes device pointers, and how that was found out; None: not known."""
+    """Whether the loaded MPI library accepts device pointers, and how this was determined; None: not known."""
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None, "not checked: MPI is not running"
@@ -193,7 +193,7 @@ def cuda_aware() -> tuple[bool | None, str]:
 
 
 def fault_tolerant(variables: Mapping[str, str] = os.environ) -> tuple[bool | None, str]:
-    """Whether a job survives the loss of a rank (ULFM), and how that was found out; None: not known."""
+    """Whether a job survives the loss of a rank (ULFM), and how this was determined; None: not known."""
     known = mpi()
     module = sys.modules.get("mpi4py.MPI")
     if known is None or module is None:
@@ -204,4 +204,4 @@ def fault_tolerant(variables: Mapping[str, str] = os.environ) -> tuple[bool | No
         return False, "the library has no MPIX_Comm_revoke()"
     if variables.get("OMPI_MCA_mpi_ft_enable") in ("1", "true"):
         return True, "the library has MPIX_Comm_revoke(), and OMPI_MCA_mpi_ft_enable is set"
-    return False, "the library has MPIX_Comm_revoke(); switched on by mpirun --with-ft ulfm"
+    return False, "the library has MPIX_Comm_revoke(); mpirun --with-ft ulfm enables it"

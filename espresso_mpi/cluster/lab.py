@@ -1,20 +1,16 @@
-"""The lab: a cluster emulated on one node, to try slow networks without a cluster.
+"""The lab: an emulated cluster on one node, to measure slow networks without a cluster.
 
-Every host is a network namespace with its own host name, joined to one bridge
-(the switch) by a virtual cable whose two directions are limited to the rate
-asked for by the kernel's token bucket (`tc … tbf`). MPI sees H nodes with R
-ranks each, and speaks TCP between them.
+Each host is a network namespace with its own host name. A pair of virtual Ethernet devices (veth) connects it to a
+bridge. The kernel's token bucket filter (``tc … tbf``) limits both directions to the given rate. MPI sees H nodes with
+R ranks each and uses TCP between them.
 
-The whole lab lives in namespaces of its own (network, mount, process, host
-name, and, without root, user). Hence nothing in it can collide with another
-lab, and nothing can be left over: when the lab's first process ends, however
-that came about, the kernel ends all its processes and drops its devices,
-mounts and shared memory. That first process ends when its owner, the caller
-of `run`, ends, because it watches a pipe that the owner holds.
+A lab runs in its own network, mount, process and host name namespaces, and in its own user namespace if the caller is
+not root. Several labs can run at the same time. When the first process of a lab ends, the kernel ends all its other
+processes and removes its devices, mounts and shared memory. The first process ends when the caller of ``run`` ends,
+because it reads from a pipe that the caller holds open.
 
-Up to two milliseconds' worth of data pass unthrottled after a pause (the
-token bucket's burst): a shorter one cannot hold the rate when the ranks keep
-the cores busy. Single messages below that size tell nothing about the rate.
+After a pause, the data of two milliseconds pass without limit: the burst of the token bucket. With a smaller burst, the
+rate would not be reached while the ranks use all cores. The time of a single smaller message does not show the rate.
 """
 
 import json
@@ -33,7 +29,7 @@ MAX_HOSTS = 8
 MAX_RANKS = 64
 UNLIMITED = "unlimited"
 NAMESPACES = ("pid", "mnt", "net", "uts")
-"""The kinds of namespaces of its own that a lab cannot do without: it signals, mounts, and names hosts and devices."""
+"""The kinds of namespaces that a lab must not share, because it sends signals, mounts, and names devices and hosts."""
 
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _PROGRAMS = {
@@ -56,10 +52,10 @@ _PROBES = (
 
 @dataclass(frozen=True)
 class Spec:
-    """A lab's shape: `hosts` nodes with `ranks` ranks each, links of `rate` ("1gbit" or "unlimited").
+    """The size of a lab: ``hosts`` nodes with ``ranks`` ranks each, and links of ``rate`` ("1gbit" or "unlimited").
 
     Raises:
-        ConfigError: a value is out of its range.
+        ConfigError: a value is out of range.
     """
 
     hosts: int
@@ -89,7 +85,7 @@ def parse_rate(text: str) -> float:
     """Bits per second of a rate such as "100mbit" or "2.5gbit".
 
     Raises:
-        ConfigError: the text is no rate between 1mbit and 100gbit.
+        ConfigError: the text is not a rate between 1mbit and 100gbit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text)
     rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
@@ -108,21 +104,21 @@ def run(
     rate: str = "1gbit",
     timeout: float | None = None,
 ) -> int:
-    """Runs `command` on every rank of an emulated cluster and returns its exit status.
+    """Run a command on every rank of an emulated cluster and return its exit status.
 
-    The ranks see the caller's files and environment, and ESPRESSO_LAB, which
-    names the lab's shape; they reach no network but the lab's.
+    The ranks have the files and the environment of the caller. The variable ESPRESSO_LAB describes the lab. The only
+    network is the lab's.
 
     Args:
-        command: program and arguments; `python` is this interpreter's.
+        command: the program and its arguments; ``python`` stands for this interpreter.
         hosts: number of nodes, 1 to 8.
-        ranks: ranks on each node.
-        rate: speed of each node's link in each direction, or "unlimited".
-        timeout: seconds after which the job is stopped; the status is then 124.
+        ranks: number of ranks per node.
+        rate: rate of each node's link in each direction, or "unlimited".
+        timeout: seconds after which the job is stopped; the exit status is then 124.
 
     Raises:
         ConfigError: an argument is not valid.
-        LabUnavailable: this node lacks something; the text says what, and the cure.
+        LabUnavailable: something is missing on this node; the text says what, and how to get it.
     """
     spec = Spec(hosts, ranks, rate)
     argv = launch.with_this_python(command)
@@ -133,8 +129,8 @@ def run(
 
 def _start(spec: Spec, command: Sequence[str], timeout: float | None) -> int:
     watched, held = os.pipe()
-    order = {"spec": asdict(spec), "outside": namespaces()}
-    first = [sys.executable, "-m", "espresso_mpi.cluster.lab_hosts", json.dumps(order), str(watched)]
+    request = {"spec": asdict(spec), "outside": namespaces()}
+    first = [sys.executable, "-m", "espresso_mpi.cluster.lab_hosts", json.dumps(request), str(watched)]
     environment = {**launch.child_environment(spec.size), "ESPRESSO_LAB": str(spec)}
     try:
         argv = [*_new_namespaces(), *first, *command]
@@ -146,20 +142,20 @@ def _start(spec: Spec, command: Sequence[str], timeout: float | None) -> int:
 
 
 def namespaces() -> dict[str, str]:
-    """The namespaces that this process is in, of the kinds that a lab has for itself."""
+    """The namespaces of this process, of the kinds that a lab must not share."""
     return {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES}
 
 
 def _new_namespaces() -> list[str]:
-    """The command that puts what follows it into namespaces of its own, as their first process."""
+    """The command that runs another one as the first process of new namespaces."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", *user, "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def problems() -> list[str]:
-    """What this node lacks to run the lab, each with its cure; empty if the lab can run."""
+    """What is missing on this node to run a lab, each with its remedy; empty if a lab can run."""
     if not sys.platform.startswith("linux"):
-        return [f"it is built on Linux network namespaces and this is {sys.platform}; use a Linux node"]
+        return [f"it needs Linux network namespaces, and this is {sys.platform}; use a Linux node"]
     missing = [name for name in _PROGRAMS if which(name, path=launch.search_path()) is None]
     found = [f"the program `{name}` is missing; install the package {_PROGRAMS[name]}" for name in missing]
     return found + _mpirun_problems() + ([] if missing else _kernel_problems())
@@ -186,10 +182,10 @@ def _kernel_problems() -> list[str]:
     if probe.returncode == 0:
         return []
     said = " ".join(probe.stderr.split()) or f"exit status {probe.returncode}"
-    return [f"{said}; {_namespace_cure()}" if said.startswith("unshare:") else said]
+    return [f"{said}; {_namespace_remedy()}" if said.startswith("unshare:") else said]
 
 
-def _namespace_cure() -> str:
+def _namespace_remedy() -> str:
     if os.geteuid() == 0:
         return "this root user may not make namespaces; start the container with --privileged"
     return (

@@ -1,8 +1,7 @@
-"""Starts commands under the `mpirun` that belongs to this interpreter.
+"""Starts jobs with the ``mpirun`` that belongs to this interpreter.
 
-One place knows which `mpirun` is meant, which environment variables a job
-needs, and how a job ends when its time is up or its owner is told to stop.
-`espresso-mpi run`, the lab, the demo and the Makefile all come through here.
+This module alone decides which ``mpirun`` is used, which environment variables a job gets, and how a job ends after a
+timeout or a signal. ``espresso-mpi run``, the lab, the demo and the Makefile use it.
 """
 
 import contextlib
@@ -22,10 +21,10 @@ from types import FrameType
 from espresso_mpi.errors import ConfigError
 
 TIMED_OUT = 124
-"""Exit status of a job that ran past its time limit, as coreutils `timeout` has it."""
+"""Exit status of a job that was stopped after its timeout, as of coreutils' ``timeout``."""
 
 _GRACE_S = 10.0
-"""How long a job that was asked to stop may take before it is killed."""
+"""Seconds between the request to stop a job and its kill."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,7 +38,7 @@ _BANNERS = (
 
 @dataclass(frozen=True)
 class Mpirun:
-    """An `mpirun` executable: its path, the MPI library it belongs to, and that library's version."""
+    """An ``mpirun`` executable: its path, and the name and the version of its MPI library."""
 
     path: str
     flavour: str
@@ -51,21 +50,21 @@ class Mpirun:
 
 
 def bin_directory() -> Path:
-    """The directory of this interpreter, where its environment installs its programs."""
+    """The directory of this interpreter, in which its environment has its programs."""
     return Path(sys.executable).absolute().parent
 
 
 def search_path() -> str:
-    """`PATH` with this interpreter's directory first and the administrator's directories last."""
+    """``PATH`` with the directory of this interpreter first and the directories of system programs last."""
     given = os.environ.get("PATH", os.defpath)
     return os.pathsep.join([str(bin_directory()), given, "/usr/sbin", "/sbin"])
 
 
 def find_mpirun() -> Mpirun:
-    """The `mpirun` beside this interpreter, or else the first one on PATH.
+    """The ``mpirun`` in the directory of this interpreter, else the first one on PATH.
 
     Raises:
-        ConfigError: there is none, or it is of no known kind.
+        ConfigError: there is none, or its MPI library is not known.
     """
     path = shutil.which("mpirun", path=search_path())
     if path is None:
@@ -90,7 +89,7 @@ def _identify(path: str) -> Mpirun:
 
 
 def with_this_python(command: Sequence[str]) -> list[str]:
-    """`command`, where a leading `python` is this interpreter; many systems have only `python3` on PATH.
+    """The command with this interpreter in the place of a leading ``python``, which is not on the PATH of every system.
 
     Raises:
         ConfigError: the command is empty.
@@ -102,23 +101,23 @@ def with_this_python(command: Sequence[str]) -> list[str]:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_per_rank(ranks: int) -> int:
-    """The cores of this node shared out among `ranks` ranks that run on it, at least one each."""
+    """Number of threads of each of ``ranks`` ranks on this node: its share of the cores, at least one."""
     return max(1, cores() // ranks)
 
 
 def mpi_environment(ranks: int) -> dict[str, str]:
-    """The variables that a job of `ranks` ranks on this one node needs, for Open MPI and MPICH alike."""
+    """The environment variables of a job of ``ranks`` ranks on this node, for Open MPI and MPICH."""
     threads = str(threads_per_rank(ranks))
     variables = {
-        # Open MPI refuses root, as which containers and CI jobs run, unless told twice.
+        # Open MPI refuses to run as root, as in containers and CI jobs, unless both variables are set.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # More ranks than cores are legal, and no rank is bound to one core (its threads would share it).
+        # Allow more ranks than cores. Do not bind ranks: all threads of a rank would share one core.
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         "PRTE_MCA_hwloc_default_binding_policy": "none",
         # `osc ucx` prints warnings about missing devices at every window.
@@ -129,27 +128,27 @@ def mpi_environment(ranks: int) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
     }
     if ranks > cores():
-        # A rank that waits must give its core away: an Allreduce takes 20 times as long otherwise.
+        # A waiting rank must yield its core. Otherwise an Allreduce takes 20 times as long.
         variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return variables
 
 
 def child_environment(ranks: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`base` completed by `mpi_environment(ranks)`; what the caller has set already stays as it is."""
+    """``base`` with the variables of ``mpi_environment(ranks)`` that it does not set."""
     return {**mpi_environment(ranks), **base, "PATH": search_path()}
 
 
 def run(command: Sequence[str], ranks: int, timeout: float | None = None, mpirun_options: str = "") -> int:
-    """Runs `command` on `ranks` ranks of this node and returns the exit status of mpirun.
+    """Run a command on ``ranks`` ranks of this node and return the exit status of mpirun.
 
     Args:
-        command: program and arguments; `python` is this interpreter's.
+        command: the program and its arguments; ``python`` stands for this interpreter.
         ranks: number of ranks, at least 1.
-        timeout: seconds after which the job is stopped; the status is then 124.
-        mpirun_options: more options for mpirun, as one would type them.
+        timeout: seconds after which the job is stopped; the exit status is then 124.
+        mpirun_options: further options of mpirun, as on its command line.
 
     Raises:
-        ConfigError: `ranks` or `command` is not valid, or there is no mpirun.
+        ConfigError: ``ranks`` or ``command`` is not valid, or there is no mpirun.
     """
     if ranks < 1:
         raise ConfigError(f"-n must be at least 1 rank, got {ranks}")
@@ -159,9 +158,9 @@ def run(command: Sequence[str], ranks: int, timeout: float | None = None, mpirun
 
 
 def _end_with(parent: int) -> Callable[[], None] | None:
-    """What a child does before it becomes mpirun: ask the kernel for SIGTERM when its parent ends, even by SIGKILL.
+    """A function for the child process: the kernel shall send it SIGTERM when its parent ends, even by SIGKILL.
 
-    mpirun then ends its ranks, on all nodes. None where the kernel is not Linux: the job outlives its owner there.
+    mpirun then ends its ranks on all nodes. None if the kernel is not Linux: the job does not end with its parent.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform.startswith("linux") else None
     if prctl is None:
@@ -176,10 +175,10 @@ def _end_with(parent: int) -> Callable[[], None] | None:
 
 
 def supervise(process: subprocess.Popen[bytes], timeout: float | None, stop: Callable[[], None]) -> int:
-    """Waits for `process`, and calls `stop` and then kills it whenever this process has to leave earlier.
+    """Wait for a process and return its exit status; on a timeout or a signal, call ``stop``, then kill it.
 
-    SIGTERM and SIGHUP raise SystemExit(128 + signal) and SIGINT raises
-    KeyboardInterrupt, as ever, after the process has ended.
+    SIGTERM and SIGHUP raise ``SystemExit(128 + signal)``, and SIGINT raises KeyboardInterrupt, both after the process
+    has ended.
     """
     try:
         with _signals_raise():
@@ -203,18 +202,18 @@ def _end(process: subprocess.Popen[bytes], stop: Callable[[], None]) -> None:
         process.wait()
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit_by_signal(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit inside, unless the caller handles or ignores them already."""
+    """In the with block, SIGTERM and SIGHUP raise SystemExit, unless the caller handles or ignores them."""
     try:
         mine = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
         for number in mine:
-            signal.signal(number, _leave)
-    except ValueError:  # not the main thread: only that one may set handlers, and only it gets signals
+            signal.signal(number, _exit_by_signal)
+    except ValueError:  # only the main thread may set handlers, and only it receives signals
         mine = []
     try:
         yield

@@ -196,7 +196,7 @@ def test_the_labs_helper_refuses_to_run_elsewhere(monkeypatch, capsys, tells, pi
     os.close(held)
     said = capsys.readouterr().err
     assert (end.value.code, done) == (3, [])
-    assert "namespaces of its own" in said and "nothing was touched" in said and "espresso-mpi lab" in said
+    assert "in its own namespaces" in said and "nothing was touched" in said and "espresso-mpi lab" in said
 
 
 @needs_lab
