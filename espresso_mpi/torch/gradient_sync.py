@@ -19,7 +19,7 @@ from .states import from_tensors, to_tensors
 
 
 class GradientSync:
-    """Pushes each gradient of a module as soon as the backward pass has accumulated it.
+    """Pushes each gradient of a module as soon as the backward pass has accumulated it, small ones with neighbours.
 
     ``wait`` must be called between the backward pass and whatever reads the gradients. Of a parameter that some ranks
     did not use, the gradient there counts as zero. Of one that no rank used, ``grad`` stays as it is.
