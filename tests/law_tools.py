@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,24 @@ RESERVED = ("residual", "mean", "average")
 def specs_of(name: str) -> list[str]:
     """A method's name and its class's examples."""
     return list(dict.fromkeys((name, *type(get(name)).examples)))
+
+
+_AMOUNTS = {"rank", "cols", "rows", "columns", "beta", "mu", "value"}
+
+
+def takes_another_branch(spec: str) -> bool:
+    """Whether a kernel does something else than for the method's name alone, and not only more or less of the same."""
+    method, plain = get(spec), get(spec.partition(":")[0])
+    given = {field.name: getattr(method, field.name) for field in fields(method)}
+    return any(not _only_an_amount(name, value) for name, value in given.items() if value != getattr(plain, name))
+
+
+def _only_an_amount(name: str, value: Any) -> bool:
+    if name == "ratio":
+        return value != 1.0  # nothing is left out
+    if name == "block":
+        return value % 64 == 0  # whole words
+    return name in _AMOUNTS
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------

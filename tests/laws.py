@@ -49,7 +49,8 @@ from espresso_mpi.errors import ConfigError, PayloadError
 SIZES = (0, 1, 7, 31, 33, 63, 64, 65)
 EDGES = (2047, 2049, 8191, 8193, 65535, 65537)
 """Sizes around the usual blocks, and around where kernels begin to use threads."""
-LARGE = 1_000_003
+LARGE = 400_009
+"""Several chunks of every kernel, and a part of one; above PARALLEL_MIN on four threads."""
 EPS = float(np.finfo(np.float32).eps)
 QUANTUM = float(np.finfo(np.float32).smallest_subnormal)
 TINY = 1e-30
@@ -368,7 +369,7 @@ _QUICK = settings(
     derandomize=True,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
-    max_examples=50,
+    max_examples=30,
 )
 
 

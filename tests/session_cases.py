@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from espresso_mpi.types import ROUTES
+from espresso_mpi.types import ROUTES, Route
 
 DENSE = ("flat", "hierarchical")
 LINEAR = ("flat-linear", "hierarchical-linear")
@@ -19,6 +19,12 @@ def node_layouts(size):
     lopsided = [list(range(size - 1)), [size - 1]]
     layouts = [[list(range(size))], pairs, [[r] for r in range(size)]] + ([lopsided] if size > 2 else [])
     return [layout for layout, _ in itertools.groupby(layouts)]
+
+
+def layouts_seen_by(route, size):
+    """The layouts of nodes that make a difference to a route: flat ones do not look at nodes. None: the default."""
+    layouts = node_layouts(size)
+    return layouts[:1] if route and "intra" not in str(Route.parse(route)) else layouts
 
 
 def values(rank, step, n, dtype=np.float32):

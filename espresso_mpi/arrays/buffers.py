@@ -69,6 +69,8 @@ def flatten(grads: Any) -> list[tuple[str, Any]]:
     Raises:
         GradientError: two arrays have the same name, or a dict key is not a string or a number.
     """
+    if type(grads) is np.ndarray:
+        return [("grads", grads)]
     found = list(_walk("", grads))
     if len({name for name, _ in found}) < len(found):
         twice = [name for name, count in Counter(name for name, _ in found).items() if count > 1]

@@ -7,6 +7,7 @@ rank count, rank 0 plans, and every rank gets the same plan.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +29,10 @@ from ..planner.search.baselines import Case
 from ..types import DeviceKind, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
 from .profiler import measure
-from .replay import opener, replay
+from .replay import opener
+from .trials import Replay, compresses, tried
 
 _LOG = logging.getLogger("espresso_mpi")
-
-_FINALISTS = 4
-"""Plans that are replayed again, for longer."""
 
 FEWEST = 3
 """Steps that a workload is made of at least."""
@@ -65,16 +64,23 @@ def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence
     Raises:
         ConfigError, PlanError: on every rank, if the steps have different tensors or nothing can be planned.
     """
+    start = time.perf_counter()
     workload = recorded(transport, steps, "recorded by the session")
     sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
     pushed = steps[-1].pushed
     profile = profiled(
         transport, options, tuning.compressors, sizes, tuning.seconds, device=workload.device, pushes=pushed
     )
+    profiling = time.perf_counter()
     plans = _proposed(transport, options, workload, profile, tuning)
     if options.plan is not None and options.plan.forecast is not None:
         plans.append(options.plan)
-    now, (best, *others) = _replayed(transport, options, plans, workload, tuning.seconds, pushed)
+    made = time.perf_counter()
+    now, (best, *others) = tried(transport, options, plans, workload, tuning.seconds, pushed)
+    if transport.rank == 0:
+        words = "planning took %.1f s: %.1f s to measure the cluster, %.1f s to make %d plans, %.1f s to replay them"
+        ended = time.perf_counter()
+        _LOG.info(words, ended - start, profiling - start, made - profiling, len(plans), ended - made)
     assert best.plan is not None
     return Made(best.plan, best.seconds, workload, profile, (now, best, *others))
 
@@ -248,53 +254,6 @@ def _of_one_type(workload: Workload, names: Sequence[str]) -> tuple[tuple[str, .
         if tensor.name in wanted:
             groups.setdefault(tensor.dtype, []).append(tensor.name)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Median seconds of a plan's step, and their uncertainty. ``plan`` None: what the session did before."""
-
-    plan: Plan | None
-    seconds: float = 0.0
-    uncertain: float = 0.0
-
-
-def _replayed(
-    transport: Transport, options: Options, plans: Sequence[Plan], workload: Workload, seconds: float, pushed: bool
-) -> tuple[Replay, list[Replay]]:
-    """Replays of what the session does now, and of the plans, the best first. Collective.
-
-    All plans are replayed for a short time. The best of them, and the best without compression, are replayed for
-    longer, by their schedule and also in turns: turns hide latencies of small operations, which the timeline counts
-    in full.
-    """
-
-    def replayed(one: Replay, share: float) -> Replay:
-        return Replay(one.plan, *replay(transport, options, one.plan or options.plan, workload, share, pushed))
-
-    every = [Replay(None), *map(Replay, plans)]
-    now, *first = [replayed(one, seconds / 2 / len(every)) for one in every]
-    first.sort(key=lambda one: one.seconds)
-    plain = [one for one in first if not compresses(one.plan)][:1]
-    final = first[:_FINALISTS] + [one for one in plain if one not in first[:_FINALISTS]]
-    final += [Replay(replace(e.plan, schedule=None)) for e in final if e.plan is not None and e.plan.schedule]
-    now, *again = [replayed(one, seconds / 2 / (len(final) + 1)) for one in [now, *final]]
-    rest = [one for one in first if one not in final]
-    best = _best(again)
-    return now, [best, *(one for one in again if one != best), *rest]
-
-
-def _best(replays: Sequence[Replay]) -> Replay:
-    """The plan with the shortest step; with compression only if that is shorter by more than the replays' noise."""
-    best = min(replays, key=lambda one: one.seconds)
-    dense = [one for one in replays if not compresses(one.plan)]
-    plain = min(dense, key=lambda one: one.seconds, default=best)
-    return best if plain.seconds - best.seconds > plain.uncertain + best.uncertain else plain
-
-
-def compresses(plan: Plan | None) -> bool:
-    """Whether any tensor is compressed."""
-    return plan is not None and any(strategy.compressor != "none" for strategy in plan.strategies.values())
 
 
 def summary(plan: Plan) -> str:

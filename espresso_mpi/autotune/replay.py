@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,40 +27,62 @@ from ..tracing.recording import Recorder
 from ..types import DeviceKind, Plan, Strategy
 from .synthetic_load import SyntheticLoad
 
-_WARM_UP = 1
-"""Replayed steps that are not timed."""
 
-_LEAST, _MOST = 3, 100
-"""Replayed steps that are timed, at least and at most."""
-
-
-def replay(
-    transport: Transport, options: Options, plan: Plan | None, workload: Workload, seconds: float, pushed: bool
-) -> tuple[float, float]:
-    """Median seconds of a replayed step by a plan, on the slowest rank, and their uncertainty. Collective.
+class Replayed:
+    """Replays of a training step by one plan. Collective, as are its methods.
 
     Gradients are ready when the workload says so. The processor computes until then, because it may be the one that
     also synchronises. The arrays are not those of the training: they have normal values, and nothing of them is kept.
 
     Args:
-        seconds: no further repetition is begun after this time, but for the first few.
         pushed: gradients are pushed when they are ready; else all are synchronised at once at the end.
+
+    Attributes:
+        times: seconds of each step on the slowest rank.
     """
-    with replay_session(transport, replace(options, plan=plan and _settled(plan))) as session:
-        step = _ReplayedStep(session, workload, SyntheticLoad(transport, workload.device), transport.rank, pushed)
-        times: list[float] = []
-        started = time.perf_counter()
-        while len(times) < _WARM_UP + _MOST:
-            floats(transport, 0.0)  # ranks begin together
-            start = time.perf_counter()
-            step.run()
-            rows = floats(transport, time.perf_counter() - start, time.perf_counter() - started)
-            times.append(float(rows[:, 0].max()))
-            if len(times) >= _WARM_UP + _LEAST and rows[0, 1] > seconds:
-                break
-    timed = np.array(times[_WARM_UP:])
-    low, middle, high = np.percentile(timed, [25, 50, 75])
-    return float(middle), float(high - low) / np.sqrt(timed.size)
+
+    def __init__(
+        self, transport: Transport, options: Options, plan: Plan | None, workload: Workload, pushed: bool,
+        arrays: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._transport, self._session = transport, ReplaySession(transport, replace(options, plan=_ended(plan)))
+        self._step = _ReplayedStep(self._session, workload, SyntheticLoad(transport, workload.device), pushed, arrays)
+        self.times: list[float] = []
+
+    def warm_up(self) -> float:
+        """A step that is not counted; its seconds."""
+        floats(self._transport, 0.0)  # ranks begin together
+        start = time.perf_counter()
+        self._step.run()
+        return float(floats(self._transport, time.perf_counter() - start).max())
+
+    def run(self) -> None:
+        """A step that is counted."""
+        self.times.append(self.warm_up())
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return float(np.median(self.times))
+
+    @property
+    def uncertain(self) -> float:
+        """How far it may be from that of many steps."""
+        low, high = np.percentile(self.times, [25, 75])
+        return float(high - low) / math.sqrt(len(self.times))
+
+    def close(self) -> None:
+        """Shut the engine down, on this rank."""
+        self._session.shutdown()
+
+
+def arrays_of(workload: Workload, rank: int) -> dict[str, Any]:
+    """Arrays for replays, in the order of the backward pass."""
+    return {tensor.name: _array(tensor, workload.device, rank) for tensor in workload.tensors}
+
+
+def _ended(plan: Plan | None) -> Plan | None:
+    return None if plan is None else _settled(plan)
 
 
 def _settled(plan: Plan) -> Plan:
@@ -75,10 +98,9 @@ class _ReplayedStep:
     """The step of a workload with arrays of its own."""
 
     def __init__(
-        self, session: ReplaySession, workload: Workload, load: SyntheticLoad, rank: int, pushed: bool
+        self, session: ReplaySession, workload: Workload, load: SyntheticLoad, pushed: bool, arrays: Mapping[str, Any]
     ) -> None:
-        self._session, self._load, self._pushed = session, load, pushed
-        self._arrays = {tensor.name: _array(tensor, workload.device, rank) for tensor in workload.tensors}
+        self._session, self._load, self._pushed, self._arrays = session, load, pushed, arrays
         self._gaps = [float(gap) for gap in workload.backward]
 
     def run(self) -> None:

@@ -19,13 +19,14 @@ from .defaults import Optimizers as Defaults
 from .gpt_shape import Shape as Shape
 from .harness.replicas import mean_loss, place_on_node, require_same_start
 from .model import learning_rate, to_bits
+from .optimizer_ways import BASES, way_of
 from .training import Method
 
 if TYPE_CHECKING:  # needs torch, which only a run needs
     from .gpt import Replica
 
-RATES = {"adamw": 1e-3, "sgd": 0.003}
-"""The optimizers, and their peak learning rates: AdamW's usual one, and the best of a sweep with fp32."""
+RATES = {"adamw": 1e-3, "sgd": 0.003, "onebit-adam": 1e-3, "diloco": 1e-3}
+"""The optimizers, and their peak learning rates: AdamW's usual one, and SGD's best of a sweep with fp32."""
 
 MOMENTUM = 0.9
 WARMUP = 0.15
@@ -117,7 +118,7 @@ def train(comm: Any, corpus: text.Corpus, config: RunConfig, settings: Settings,
     from .gpt import Replica
 
     threads = launch.threads_per_rank(place_on_node(comm)[0])
-    replica = Replica(settings.shape, config.seed, config.optimizer, config.momentum, threads)
+    replica = Replica(settings.shape, config.seed, BASES[config.optimizer], config.momentum, threads)
     require_same_start(comm, corpus.sha256, replica.digest(), "torch")
     method = config.method
     with Session(comm, compressor=method.compressor, seed=config.seed, feedback=method.feedback) as session:
@@ -146,6 +147,7 @@ class _Loop:
     ) -> None:
         self._comm, self._session, self._replica = comm, session, replica
         self._corpus, self._settings, self._config = corpus, settings, config
+        self._way = way_of(config.optimizer, session, replica, settings.steps)
         start, stop = text.shard_bounds(len(corpus.train), comm.size, comm.rank)
         self._shard = corpus.train[start:stop]
         # Of the seed and the rank alone, so that every method sees the same batches.
@@ -160,6 +162,8 @@ class _Loop:
         while done < steps and finite:
             finite = self._step(done)
             done += 1
+            if done == steps and finite:
+                self._way.finish()
             if done % self._settings.eval_every == 0 or done == steps or not finite:
                 self._measure(done)
             advance()
@@ -171,10 +175,9 @@ class _Loop:
         starts = self._rng.integers(0, len(self._shard) - shape.context, self._settings.batch)
         grads = self._replica.gradients(*sequences(self._shard, starts, shape.context))
         try:
-            self._session.sync(grads)
+            self._way.step(grads, learning_rate(step, self._settings.steps, self._config.lr, WARMUP))
         except NonFiniteError:
             return False
-        self._replica.update(learning_rate(step, self._settings.steps, self._config.lr, WARMUP))
         return True
 
     def _measure(self, step: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from ..files import schema
 from .harness.columns import Column, Table, Unit
 from .optimizer_runs import Row
+from .optimizer_ways import BASES
 
 
 def rows_of(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -85,14 +86,19 @@ class Group:
 
 
 def groups(rows: Sequence[Row]) -> list[Group]:
-    """The runs by optimizer, learning rate and method, sorted by the first two."""
+    """The runs by optimizer, learning rate and method, sorted by the first two.
+
+    The baseline is fp32 with the same learning rate, by the optimizer that synchronises in every step.
+    """
     found: dict[tuple[str, float], dict[str, list[Row]]] = {}
     for row in sorted(rows, key=lambda row: (row.optimizer, row.lr)):
         found.setdefault((row.optimizer, row.lr), {}).setdefault(row.method, []).append(row)
     made = []
-    for methods in found.values():
-        baseline = {row.seed: row.loss for row in methods.get("fp32", [])}
-        made += [Group(runs, [] if name == "fp32" else changes(runs, baseline)) for name, runs in methods.items()]
+    for (optimizer, lr), methods in found.items():
+        base = BASES[optimizer]
+        baseline = {row.seed: row.loss for row in found.get((base, lr), {}).get("fp32", [])}
+        itself = "fp32" if base == optimizer else None
+        made += [Group(runs, [] if name == itself else changes(runs, baseline)) for name, runs in methods.items()]
     return made
 
 

@@ -52,7 +52,8 @@ def main(
     Args:
         methods: comma list of specs of compressors; "none" is fp32.
         without_feedback: comma list of those to train once more, with what they lose dropped; "" for none of them.
-        optimizer: comma list of "adamw" and "sgd", which has a momentum of 0.9.
+        optimizer: comma list of "adamw"; "sgd", which has a momentum of 0.9; "onebit-adam" and "diloco", which begin
+            with a fifth of the steps on gradients.
         lr: comma list of peak learning rates, of every optimizer named; default: ``optimizer_runs.RATES``.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
         steps: training steps of each run.
@@ -110,7 +111,7 @@ def configs_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds:
     names = [name.strip() for name in optimizer.split(",")]
     for name in names:
         if name not in RATES:
-            raise ConfigError(f"--optimizer {name!r}; expected {' or '.join(RATES)}, or both with a comma")
+            raise ConfigError(f"--optimizer {name!r}; expected {' or '.join(RATES)}, some with commas between them")
     rates = None if lr is None else _numbers("--lr", lr, float)
     runs = [
         RunConfig(name, rate, method, seed)

@@ -5,7 +5,7 @@ All train the same model by AdamW, in turns within each repetition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..files.output import check_writable, progress
 from .defaults import Torch as Defaults
 from .gpt_shape import Shape
-from .harness.columns import MS, RATIO, Column, Table
+from .harness.columns import MS, PERCENT, RATIO, Column, Table
 from .harness.rows import publish
 from .harness.timing import Repetitions, TimedMethod, interleaved
 
@@ -30,6 +30,9 @@ class Row:
         over_gloo: median, over repetitions, of the step's time over that of DDP over gloo with the same kind of method,
             or without one where torch has none; None: that was not measured.
         exposed: seconds beyond a step that computes alone.
+        overhead: share of a step by ``session.sync`` of the same gradients that this one takes longer: the median over
+            repetitions; None: that was not measured.
+        planning: seconds, steps included, after which ``plan="auto"`` had a plan.
         parameters: of the model; repeats: repetitions that were made.
     """
 
@@ -41,6 +44,8 @@ class Row:
     exposed: float | None
     parameters: int
     repeats: int
+    overhead: float | None = None
+    planning: float | None = None
 
 
 TABLE = Table(
@@ -51,6 +56,8 @@ TABLE = Table(
         Column("p99", "p99", MS),
         Column("exposed", "exposed", MS),
         Column("/ gloo", "over_gloo", RATIO),
+        Column("over plain", "overhead", PERCENT),
+        Column("planning s", "planning", RATIO),
     )
 )
 
@@ -94,7 +101,7 @@ def main(
     with progress("bench torch", repeats, world.rank == 0) as tick:
         repetitions = Repetitions(repeats, None if seconds is None else seconds * len(ways), tick)
         times = interleaved(world, [TimedMethod(way.spec, way.step) for way in ways], repetitions)
-    found = rows([way.spec for way in ways], times, shape.parameters)
+    found = rows([way.spec for way in ways], times, shape.parameters, {way.spec: way.planning for way in ways})
     for way in ways:
         way.close()
     title = f"GPT of {shape.parameters / 1e6:.1f} M parameters, AdamW, batch {batch}, {world.size} ranks"
@@ -102,8 +109,10 @@ def main(
     return found
 
 
-def rows(specs: Sequence[str], times: np.ndarray, parameters: int) -> list[Row]:
-    """The results, from seconds of shape (repetitions, specs)."""
+def rows(
+    specs: Sequence[str], times: np.ndarray, parameters: int, planning: Mapping[str, float | None] | None = None
+) -> list[Row]:
+    """The results, from seconds of shape (repetitions, specs); ``planning``: as of ``Row``, by spec."""
     place = {spec: number for number, spec in enumerate(specs)}
     found = []
     for number, spec in enumerate(specs):
@@ -115,6 +124,10 @@ def rows(specs: Sequence[str], times: np.ndarray, parameters: int) -> list[Row]:
         exposed = None
         if "alone" in place and way != "alone":
             exposed = float(np.median(times[:, number] - times[:, place["alone"]]))
+        plain, overhead = place.get(f"plain:{method}"), None
+        if plain is not None and way in ("ddp", "push", "sync"):
+            overhead = float(np.median(times[:, number] / times[:, plain]) - 1)
         median, p99 = float(np.median(times[:, number])), float(np.percentile(times[:, number], 99))
-        found.append(Row(way, method, median, p99, ratio, exposed, parameters, len(times)))
+        found.append(Row(way, method, median, p99, ratio, exposed, parameters, len(times), overhead,
+                         (planning or {}).get(spec)))  # fmt: skip
     return found

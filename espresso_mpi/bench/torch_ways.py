@@ -5,6 +5,7 @@ Nothing imports this file but ``bench torch``, when it runs: it needs PyTorch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -22,8 +23,9 @@ from ..session import Session
 from .gpt import GPT
 from .gpt_shape import Shape
 
-WAYS = ("alone", "gloo", "ddp", "push", "sync")
-"""Computing alone; DDP over gloo; DDP over this library; ``GradientSync``, with overlap or all at once."""
+WAYS = ("alone", "gloo", "ddp", "push", "sync", "plain")
+"""Computing alone; DDP over gloo; DDP over this library; ``GradientSync``, with overlap or all at once; and
+``Session.sync`` of the gradients after the backward pass."""
 
 _OWN = {"none": None, "fp16": default_hooks.fp16_compress_hook}
 """Torch's own hooks for gloo; ``powersgd`` takes a state."""
@@ -50,14 +52,15 @@ class Way:
         self.spec, (way, _, method) = spec, spec.partition(":")
         self._comm, self._model = comm, GPT(shape, seed=0)
         self._run: Callable[..., torch.Tensor] = self._model
-        self._wait: Callable[[], None] = lambda: None
+        self._wait: Callable[[], object] = lambda: None
         self.session: Session | None = None
+        self.planning: float | None = None
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
         generator = torch.Generator().manual_seed(comm.rank)
         self._data = torch.randint(0, shape.alphabet, (2, batch, shape.context), generator=generator)
         if way == "gloo":
             self._by_gloo(method, gloo)
-        elif way in ("ddp", "push", "sync"):
+        elif way in ("ddp", "push", "sync", "plain"):
             self._by_us(way, method)
         elif way != "alone":
             raise ConfigError(f"bench torch: {spec!r}; expected one of {', '.join(WAYS)}, and a method after a colon")
@@ -81,6 +84,11 @@ class Way:
         if method == "auto":
             options = {"plan": "auto", "tuning": Tuning(steps=5, seconds=6.0)}
         self.session = Session(self._comm, **options)
+        if way == "plain":
+            named = dict(self._model.named_parameters())
+            session = self.session
+            self._wait = lambda: session.sync({name: p.grad for name, p in named.items()})
+            return
         if way != "ddp":
             sync = adapter.GradientSync(self._model, self.session, overlap=way == "push", broadcast=False)
             self._wait = sync.wait
@@ -92,6 +100,7 @@ class Way:
 
     def settle(self) -> None:
         """Compile, rebuild buckets, and plan."""
+        start = time.perf_counter()
         for _ in range(4):
             self.step()
         if self.spec.endswith(":auto") and self.session is not None:
@@ -99,6 +108,7 @@ class Way:
                 if self.session.plan is not None:
                     break
                 self.step()
+            self.planning = time.perf_counter() - start
 
     def step(self) -> None:
         """Forward, backward, synchronise, update."""

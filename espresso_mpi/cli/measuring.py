@@ -336,7 +336,7 @@ def optimizers(
         str, typer.Option(metavar="LIST", help="Compressors to train with again, without error feedback.")
     ] = defaults.Optimizers.without_feedback,
     optimizer: Annotated[
-        str, typer.Option(metavar="LIST", help="adamw, sgd (momentum 0.9), or both.")
+        str, typer.Option(metavar="LIST", help="Of adamw, sgd (momentum 0.9), onebit-adam, diloco.")
     ] = defaults.Optimizers.optimizer,
     lr: Annotated[
         str | None, typer.Option(metavar="LIST", help="Peak learning rates; default: one for each optimizer.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..compressors import Compressor
 from ..tracing.recording import Recorder
 from ..types import ITEMSIZE, DeviceKind, Route
+from .copies import Copies, CopyStep, compile_copies
 from .data.layout import Dense
 from .halves import Half, compile_half
 from .job import Job
@@ -51,7 +52,7 @@ class Program:
         payload_bytes: the size from which the number of segments follows; default: the compressor's payload. State is
             kept by segment, so a compressor whose payload changes with the step needs one size for all steps.
         total: the result is the sum over the ranks instead of their mean.
-        half: run this half of the route only, in one segment.
+        half: run this half of the route only, or copy compressed data instead, in one segment.
 
     Attributes:
         compressor, n: as given.
@@ -68,7 +69,7 @@ class Program:
         segment_bytes: int = 0,
         payload_bytes: int | None = None,
         total: bool = False,
-        half: Half | None = None,
+        half: Half | Copies | None = None,
     ) -> None:
         self._transport, self._dtype, self._route = transport, dtype, route
         self.compressor, self.n = compressor, n
@@ -82,6 +83,9 @@ class Program:
             compiled = [
                 compile_route(route, topology, region, dtype, transport.rank, compressor) for region in self._regions
             ]
+        elif isinstance(half, Copies):
+            assert compressor is not None, "copies are compressed"
+            compiled = [compile_copies(half, topology, transport.rank, compressor)]
         else:
             found = compile_half(half, route, topology, n, dtype, transport.rank, compressor)
             self.owned, compiled = found.owned, [found.steps]
@@ -92,7 +96,8 @@ class Program:
         if isinstance(step, IdleStep):
             return partial(idle, phases=operations()[step.op].phases)
         if isinstance(step, MoveStep):
-            action = operations()[step.op].bind(self._transport, step.move)
+            binds = step.bind if isinstance(step, CopyStep) else partial(operations()[step.op].bind, move=step.move)
+            action = binds(self._transport)
             return lambda segment: segment.move(step, action)
         assert self.compressor is not None, "a route that encodes needs a compressor"
         act, compressor = HANDLERS[type(step)], compressor_at(step.point, self.compressor)

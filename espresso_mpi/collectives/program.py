@@ -312,10 +312,10 @@ def _pack(state: Layout, moves: Sequence[Collective], topology: Topology, compre
         if move.op in ("alltoall", "reduce_scatter"):
             pieces = topology.pieces(move.level)
             regions = [piece for region in regions for piece in region.split(pieces, pieces)]
-    return Packed((tuple(_part(region, compressor) for region in regions),)).placed()
+    return Packed((tuple(payload_part(region, compressor) for region in regions),)).placed()
 
 
-def _part(region: Dense, compressor: Compressor) -> Part:
+def payload_part(region: Dense, compressor: Compressor) -> Part:
     """The payload of a region; of an empty one nothing."""
     n = region.size
     header = compressor.header(n) if compressor.linear and n else 0

@@ -23,6 +23,9 @@ WHOLE = "whole"
 BY_NODES = " (parts by nodes)"
 """Ends the names of tensors whose elements lie in an order that depends on the nodes: other nodes cannot read them."""
 
+OF_RANK = " (of one rank)"
+"""Ends the names of tensors of which each rank keeps something else: other ranks cannot read them."""
+
 _KEY = re.compile(r"(.*)\|(\d+)\|(\d+|\d+-decoded|whole)\|(\d+):(\d+)\|([^|]+)", re.DOTALL)
 
 

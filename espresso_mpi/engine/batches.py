@@ -14,6 +14,7 @@ from .. import compressors
 from ..cluster import environment
 from ..collectives import ranges
 from ..collectives.bucket_layout import can_share
+from ..collectives.copies import Copies
 from ..collectives.data.layout import Topology
 from ..collectives.halves import Half
 from ..collectives.messages.agreement import fingerprint
@@ -37,7 +38,8 @@ class Item:
         feedback: its error feedback.
         group: the tensors of the plan that share a buffer with it, itself included.
         total: the result is the sum over the ranks instead of their mean.
-        half: the half of the route that it takes; the result is the call's array 0 then. None: all of it.
+        half: the half of the route that it takes, or how it is copied; the result is the call's array 0 then. None: it
+            takes all of its route.
     """
 
     index: int
@@ -47,7 +49,7 @@ class Item:
     feedback: Feedback
     group: tuple[str, ...] = ()
     total: bool = False
-    half: Half | None = None
+    half: Half | Copies | None = None
 
     @property
     def dtype(self) -> str:
@@ -65,7 +67,8 @@ class Batch:
     """What is known about the tensors of a call: prepared once, and used for every call with equal tensors.
 
     ``empty``: (name, group) of the members of groups that are None or have no elements. ``exact``: values that are not
-    finite are summed like others.
+    finite are summed like others. ``tensors``: (name, type and shape, device) of the arrays, as they must be equal on
+    all ranks, where the arrays themselves may differ.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -73,6 +76,7 @@ class Batch:
     digest: bytes
     empty: tuple[tuple[str, tuple[str, ...]], ...] = ()
     exact: bool = False
+    tensors: tuple[tuple[str, str, str], ...] | None = None
 
     @cached_property
     def portions(self) -> tuple[ranges.Portion, ...]:
@@ -176,8 +180,8 @@ class Bucket:
         return self.members[0][1].total
 
     @property
-    def half(self) -> Half | None:
-        """The half of the route that its tensor takes; None: all of it."""
+    def half(self) -> Half | Copies | None:
+        """The half of the route that its tensor takes, or how it is copied; None: it takes all of its route."""
         return self.members[0][1].half
 
     @cached_property

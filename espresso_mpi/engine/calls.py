@@ -129,7 +129,8 @@ class PendingCall:
         """What must be equal on all ranks."""
         if self.exchange is not None:
             return Content(self.key, self.priority, self.exchange.tensors, self._digest.hex())
-        tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in self.gradients)
+        known = None if self.batch is None else self.batch.tensors
+        tensors = known or tuple((g.spec.name, str(g.spec), g.spec.device) for g in self.gradients)
         return Content(self.key, self.priority, tensors, self._digest.hex())
 
     @property

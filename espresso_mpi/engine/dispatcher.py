@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -61,7 +60,7 @@ class Dispatcher:
         finish: Callable[[PendingCall], None],
     ) -> None:  # fmt: skip
         self._transport, self._options, self.sync_state, self._recorder = transport, options, sync_state, recorder
-        self._nonfinite, self._finish = nonfinite, finish
+        self._nonfinite, self._finish, self._window = nonfinite, finish, fast_path.window_of(transport)
         self.seed = options.seed
         self.tally: Counter[str] = Counter()
         self.running: dict[PendingCall, None] = {}
@@ -71,7 +70,7 @@ class Dispatcher:
         self._dense_steps: Counter[str] = Counter()
         self._latest: dict[str, list[int]] = {}
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
-        self._small: dict[int, Bucket | None] = {}
+        self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._fuse_bytes = options.fusion
         self._payload_buckets = PayloadBuckets(transport, recorder)
@@ -89,7 +88,7 @@ class Dispatcher:
     def forget_numbers(self) -> None:
         """The numbers of calls have become invalid."""
         self._arrangements.clear()
-        self._small.clear()
+        self._fast.clear()
 
     def renew(self) -> None:
         """Switch to the schedule of a new plan as soon as no segment is active."""
@@ -99,36 +98,28 @@ class Dispatcher:
 
     # --- the fast path ------------------------------------------------------------------------------------------------
 
-    def small(self, call: PendingCall) -> Bucket | None:
-        """The bucket of a call that may take the fast path; None if it may not."""
+    def ride(self, call: PendingCall) -> fast_path.Ride | None:
+        """The data of a call that may take the fast path; None if it may not."""
         assert call.number is not None and call.batch is not None
-        if call.number not in self._small:
-            buckets = self._arrangements.get((call.number,), ())  # known once the call was run without the fast path
-            if not buckets:
-                return None
-            ok = len(buckets) == 1 and fast_path.fits(buckets[0], self._transport.topology)
-            self._small[call.number] = buckets[0] if ok and not any(item.group for item in call.batch.items) else None
-        bucket, store = self._small[call.number], self.sync_state.store
-        if bucket is not None and any(store.has_pending(item.spec.name, item.spec.size) for _, item in bucket.members):
-            return None  # a residual is to be added first
-        return bucket
+        buckets = self._fast.get(call.number)  # known once the call was run without the fast path
+        if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
+            return None
+        return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
 
-    def run_small(
-        self,
-        call: PendingCall,
-        bucket: Bucket,
-        messages: Sequence[np.ndarray],
-        header_size: int,
+    def finish_ride(
+        self, call: PendingCall, ride: fast_path.Ride, messages: Sequence[np.ndarray], header_size: int,
         before: Mapping[str, int],
-    ) -> None:
-        """Run a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
-        start, step = time.perf_counter(), self._dense_steps[bucket.name]
-        arrays = arrays_of([call] * len(bucket.members), bucket)
-        topology = self._transport.topology.undivided if bucket.total else self._transport.topology
-        fast_path.unpack_mean(messages, header_size, bucket, topology, arrays)
-        intra, inter = (self._transport.sent[level] - before[level] for level in ("intra", "inter"))
-        self._recorder.add("wire", bucket.name, step, 0, start, time.perf_counter(), "fast path", "flat", intra, inter)
-        self._dense_steps[bucket.name] += 1
+    ) -> None:  # fmt: skip
+        """Finish a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
+        assert call.number is not None
+        for number, bucket in enumerate(self._fast[call.number]):
+            start, stop = ride.finish(number, messages, header_size)
+            step, sent = self._dense_steps[bucket.name], self._transport.sent
+            intra, inter = (sent[level] - before[level] for level in ("intra", "inter"))
+            self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra, inter)
+            self._dense_steps[bucket.name] += 1
+            before = sent
+        self.tally["saturated"] += ride.saturated
 
     # --- calls that start ---------------------------------------------------------------------------------------------
 
@@ -188,6 +179,10 @@ class Dispatcher:
             found = buckets_of(batches, limit, room)
             if len(numbers) <= _ARRANGED:
                 self._arrangements[numbers] = found
+            if len(numbers) == len(batches) == 1:
+                scheduled = isinstance(self.runner, LaneRunner)
+                ok = fast_path.allowed(batches[0], found, self._transport, scheduled)
+                self._fast[numbers[0]] = found if ok else ()
         return found
 
     def _complete_groups(
@@ -256,8 +251,7 @@ class Dispatcher:
         kind = bucket.name if isinstance(self.runner, LaneRunner) and self.runner.knows(bucket.name) else None
 
         def operation_progress(number: int) -> Iterator[Progress]:
-            x = run.begin()
-            yield from run.program.operation_progress(number, x, run.job, self._recorder, operations, kind)
+            yield from run.program.operation_progress(number, run.begin(), run.job, self._recorder, operations, kind)
             self._segment_ended(run)
 
         count = run.program.count

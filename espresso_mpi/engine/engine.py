@@ -23,8 +23,9 @@ from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from .calls import PendingCall
 from .diagnostics import stuck_error
-from .dispatcher import Dispatcher, arrays_of
+from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver, SessionClosed, unusable
+from .fast_path import Ride
 from .inbox import Inbox
 from .negotiation import Negotiation, RoundResult, numbers_in
 from .nonfinite import NonFinite
@@ -264,27 +265,27 @@ class Engine:
         start, waited = time.perf_counter(), waiter.waited
         stuck = self._stuck_since is not None and start - self._stuck_since > _GRACE
         idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
-        result = self._negotiation.compare(front, idle, blocked, stuck, lambda: self._small(front))
+        result = self._negotiation.compare(front, idle, blocked, stuck, lambda: self._riding(front))
         stop, waited = time.perf_counter(), waiter.waited - waited
+        if result.ride is not None and result.ride.met:
+            stop = result.ride.met
         self._recorder.add("agree", "", 0, 0, start, stop)
         if waited > 0:
             self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))
         return result
 
-    def _small(self, front: list[PendingCall]) -> list[Any] | None:
-        """The arrays of the only call of this rank, if it is so small that they travel with the header."""
+    def _riding(self, front: list[PendingCall]) -> Ride | None:
+        """The data of the only call of this rank, if they may travel with the header."""
         if len(front) != 1 or front[0].number is None or self._actions or self._options.debug:
             return None
         if front[0].number in self._negotiation.bad or front[0].batch is None:  # bad: known to all ranks from before
             return None
-        bucket = self._dispatcher.small(front[0])
-        return None if bucket is None else arrays_of(front * len(bucket.members), bucket)
+        return self._dispatcher.ride(front[0])
 
     def _run_fast_path(self, call: PendingCall, result: RoundResult, sent: Any) -> None:
         """Finish the one call whose data all ranks have sent with their headers."""
-        bucket = self._dispatcher.small(call)
-        assert bucket is not None
-        self._dispatcher.run_small(call, bucket, result.messages, self._negotiation.header_size, sent)
+        assert result.ride is not None
+        self._dispatcher.finish_ride(call, result.ride, result.messages, self._negotiation.header_size, sent)
         self._negotiation.next_of(call.key)
         self._quiet, self._since_round = True, 0
         self._progressed()

@@ -1,40 +1,162 @@
-"""The fast path for small dense tensors: their data travels with the header of the negotiation round.
+"""The fast path of dense tensors: the data of a call travel with the header of its negotiation round.
 
-Every rank receives the data of all ranks and computes the mean itself, in the order of the route: first within each
-node, then over the nodes. The result has the same bits as by the route, and a synchronisation costs one exchange.
+On one node whose ranks share memory, the first chunk of the data is shown beside the header. Ranks that find all
+headers equal go on with the sum at once, so the agreement costs nothing of its own, whatever the size. Elsewhere, every
+rank receives the small data of all ranks and computes the mean itself, in the order of the route: first within each
+node, then over the nodes. In both cases the result has the bits of the route. If the headers differ, no data is used.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from ..arrays import device
 from ..collectives.data import reduction
 from ..collectives.data.layout import Topology
-from ..collectives.messages.window import SLOT
+from ..collectives.messages.agreement import gather_small
+from ..collectives.messages.transport import Transport
+from ..collectives.messages.window import SharedWindow
+from ..state.store import StateStore
 from ..types import ROUTES, Route
-from .batches import Bucket
+from . import riding_limit
+from .batches import Batch, Bucket
 
-ROOM = SLOT // 2
-"""Maximum bytes of data that travel with a header; between nodes, of all ranks together."""
+_AT_ONCE = 8
+"""Buckets of a call that run without a round between them: no more than when they are run as segments."""
 
 _LEVELS = {Route.parse(ROUTES["flat"]): ("flat",), Route.parse(ROUTES["hierarchical"]): ("intra", "inter")}
 _ALIGN = 64
+_ON_HOST = np.empty(0, np.uint8)
 
 
-def fits(bucket: Bucket, topology: Topology) -> bool:
-    """Whether a bucket may take the fast path: dense, small, on the host, and by a route that only sums."""
-    spec = bucket.members[0][1].spec
-    nbytes = sum(item.spec.nbytes for _, item in bucket.members)
-    ranks = topology.size if len(topology.nodes) > 1 else 1
+class Ride:
+    """The data of the only call of this rank, which travel with the header of a round.
+
+    Args:
+        window: the shared window of all ranks; None: they send messages.
+        arrays: those of the call, by position.
+
+    Attributes:
+        met: when this rank saw that all bring the same call; the first bucket has its mean then. 0: it has not.
+        saturated: sums of this rank that were cut to the range of their type.
+    """
+
+    def __init__(
+        self, transport: Transport, window: SharedWindow | None, buckets: Sequence[Bucket], arrays: Sequence[Any]
+    ) -> None:
+        self._transport, self._window, self._buckets = transport, window, buckets
+        self._arrays = [[arrays[item.index] for _, item in bucket.members] for bucket in buckets]
+        self.met, self.saturated = 0.0, 0
+
+    def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
+        """Send header and data; returns the messages of all ranks, or nothing once the ranks have ``met``.
+
+        Args:
+            ignored: bits of the first byte of the header that may differ between ranks.
+        """
+        window = self._window
+        if window is None:
+            message = packed(header, self._arrays[0])
+            return gather_small(self._transport, message, room(header.size, self._transport))
+        bucket = self._buckets[0]
+        x, workspace = self._joined(0)
+        how = reduction.arithmetic(self._divisor(bucket), bucket.dtype)
+        agreed = window.agreed_allreduce(header, ignored, x, how)
+        self.met, self.saturated = agreed.met, agreed.saturated
+        self._part(0, x, workspace, write=agreed.met > 0)
+        return agreed.headers
+
+    def finish(self, number: int, messages: Sequence[np.ndarray], header_size: int) -> tuple[float, float]:
+        """The mean of a bucket in its arrays; returns when this rank began and ended to work on it."""
+        start, bucket = time.perf_counter(), self._buckets[number]
+        window = self._window
+        if window is None:
+            topology = self._transport.topology.undivided if bucket.total else self._transport.topology
+            route, arrays = bucket.strategy.route, self._arrays[0]
+            unpack_mean(messages, header_size, route, bucket.dtype, topology, arrays)
+        elif number == 0:
+            start = self.met
+        else:
+            x, workspace = self._joined(number)
+            reduce_op = reduction.ReduceOp("sum", self._divisor(bucket))
+            self.saturated += window.allreduce(x, bucket.dtype, (0, x.size), reduce_op)
+            self._part(number, x, workspace)
+        return start, time.perf_counter()
+
+    def _divisor(self, bucket: Bucket) -> float:
+        return 1.0 if bucket.total else float(self._transport.topology.size)
+
+    def _joined(self, number: int) -> tuple[Any, Any]:
+        """The bucket as one array, and where that is borrowed from, if it is a copy."""
+        arrays, bucket = self._arrays[number], self._buckets[number]
+        if len(arrays) == 1:
+            return arrays[0], None
+        workspace = self._transport.borrow()
+        x = workspace.array("fused", bucket.size, arrays[0].dtype, "cpu")
+        device.join(x, arrays)
+        return x, workspace
+
+    def _part(self, number: int, x: Any, workspace: Any, write: bool = True) -> None:
+        if workspace is not None:
+            if write:
+                device.part(x, self._arrays[number])
+            self._transport.give_back(workspace)
+
+
+def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport, scheduled: bool) -> bool:
+    """Whether a call with these buckets may take the fast path: dense, on the host, by routes that only sum.
+
+    Without a window for all ranks it must be one bucket, and so small that ``riding_limit`` allows it. Large data of a
+    plan with a schedule go by that schedule. Collective.
+
+    Args:
+        scheduled: whether the plan has a schedule.
+    """
+    if not 0 < len(buckets) <= _AT_ONCE or transport.topology.size == 1 or any(item.group for item in batch.items):
+        return False
+    if not all(_sums_on_host(bucket) for bucket in buckets):
+        return False
+    nbytes = sum(item.spec.nbytes for bucket in buckets for _, item in bucket.members)
+    if scheduled and nbytes * transport.topology.size > riding_limit.SURE:
+        return False
+    if window_of(transport) is not None:
+        return True
+    route = buckets[0].strategy.route
+    return len(buckets) == 1 and riding_limit.fits(nbytes, transport, route, _ways(transport, route))
+
+
+def _ways(transport: Transport, route: Route) -> riding_limit.Ways:
+    """What ``riding_limit`` compares."""
+    header = np.zeros(_ALIGN, np.uint8)
+
+    def ride(x: np.ndarray) -> None:
+        messages = gather_small(transport, packed(header, [x]), header.size + x.nbytes)
+        unpack_mean(messages, header.size, route, "float32", transport.topology, [x])
+
+    return riding_limit.ways_of(transport, route, ride, lambda: gather_small(transport, header, header.size))
+
+
+def adds_residual(batch: Batch, store: StateStore) -> bool:
+    """Whether a pending residual is to be added to a tensor first."""
+    return store.any_pending and any(store.has_pending(item.spec.name, item.spec.size) for item in batch.items)
+
+
+def _sums_on_host(bucket: Bucket) -> bool:
     return (
         bucket.compressor is None
-        and spec.device == "cpu"
-        and nbytes * ranks <= ROOM
+        and bucket.half is None
+        and bucket.members[0][1].spec.device == "cpu"
         and bucket.strategy.route in _LEVELS
-        and topology.size > 1
     )
+
+
+def window_of(transport: Transport) -> SharedWindow | None:
+    """The shared window of all ranks, if they are on one node."""
+    return transport.window_for(transport.node, _ON_HOST) if len(transport.topology.nodes) == 1 else None
 
 
 def packed(header: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -48,9 +170,9 @@ def packed(header: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
     return message
 
 
-def room(header_size: int) -> int:
-    """Maximum bytes of a header with data."""
-    return _start(header_size) + ROOM
+def room(header_size: int, transport: Transport) -> int:
+    """Maximum bytes of a message: of a header, with data if data travel in it."""
+    return header_size if window_of(transport) is not None else _start(header_size) + riding_limit.room(transport)
 
 
 def _start(header_size: int) -> int:
@@ -58,12 +180,17 @@ def _start(header_size: int) -> int:
 
 
 def unpack_mean(
-    messages: Sequence[np.ndarray], header_size: int, bucket: Bucket, topology: Topology, arrays: Sequence[np.ndarray]
+    messages: Sequence[np.ndarray],
+    header_size: int,
+    route: Route,
+    dtype: str,
+    topology: Topology,
+    arrays: Sequence[np.ndarray],
 ) -> None:
     """Write the mean of the data of all ranks into this rank's arrays."""
-    kind, dtype, start = arrays[0].dtype, bucket.dtype, _start(header_size)
+    kind, start = arrays[0].dtype, _start(header_size)
     rows = [message[start:].view(kind) for message in messages]
-    levels = _LEVELS[bucket.strategy.route]
+    levels = _LEVELS[route]
     if levels == ("flat",) or len(topology.nodes) == topology.size:
         mean = _mean(rows, topology.divisor("flat"), dtype)
     else:

@@ -31,7 +31,7 @@ _ADVICE = (
 )
 
 _FEW = 16
-"""Up to this number of tensors, spans are computed at once: a check whether they are needed takes as long."""
+"""From two up to this number of tensors, spans are computed at once: a check whether they are needed takes as long."""
 
 _MANY = 64
 """Above this number, spans are inserted or removed all at once: one by one, each moves those behind it."""
@@ -203,7 +203,7 @@ def spans(gradients: Sequence[Gradient], title: str) -> Spans:
     Raises:
         GradientError: two tensors share memory, which would be averaged twice.
     """
-    if len(gradients) > _FEW:
+    if len(gradients) > _FEW or len(gradients) == 1:
         owners = {id(g.owner) for g in gradients}
         if len(owners) == len(gradients) and id(None) not in owners:
             return Owned(gradients, title)

@@ -26,6 +26,8 @@ from .calls import PendingCall
 from .diagnostics import CallKey, Content, absent_error, conflict_error, problem_error
 
 _NEWS, _BLOCKED, _STUCK, _FAST_PATH = 1, 2, 4, 8
+_OWN_STATE = _BLOCKED | _STUCK
+"""What ranks may differ in that run the same call."""
 
 _KNOWN = 1 << 14
 """The number of calls that are remembered; each costs a bit of every header."""
@@ -39,18 +41,21 @@ class RoundResult:
         flags, masks: flags and bits of every rank.
         notes: (rank, note) of every call that is new.
         messages: the message of every rank.
+        ride: the data that this rank has sent with its header.
     """
 
     flags: Sequence[int]
     masks: list[int]
     notes: Sequence[tuple[int, Any]]
     messages: Sequence[np.ndarray]
+    ride: fast_path.Ride | None = None
 
     @property
     def fast_path(self) -> bool:
         """Whether all ranks have sent the data of one and the same call."""
-        going = bool(self.messages) and not self.notes and all(flag & _FAST_PATH for flag in self.flags)
-        return going and len(set(self.masks)) == 1
+        if self.ride is None or self.notes:
+            return False
+        return self.ride.met > 0 or (all(flag & _FAST_PATH for flag in self.flags) and len(set(self.masks)) == 1)
 
     @property
     def blocked(self) -> bool:
@@ -88,6 +93,7 @@ class Negotiation:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._bits: dict[CallKey, int] = {}
         self._ambiguous = 0
+        self._latest_header: tuple[Any, np.ndarray] = None, np.empty(0, np.uint8)
 
     @property
     def front(self) -> list[PendingCall]:
@@ -133,7 +139,7 @@ class Negotiation:
         idle: bool,
         blocked: bool,
         stuck: bool,
-        small: Callable[[], Sequence[Any] | None],
+        riding: Callable[[], fast_path.Ride | None],
     ) -> RoundResult:
         """Exchange headers with all ranks.
 
@@ -142,20 +148,24 @@ class Negotiation:
             idle: no segment is active.
             blocked: a thread waits on this rank.
             stuck: this rank has made no progress for a while.
-            small: returns the arrays of the only call in front, if it is so small that they travel with the header.
+            riding: returns the data of the only call in front, if they may travel with the header.
         """
         self._number(front)
         news = [call for call in front if not call.announced and (call.number is None or call.bad or call.problem)]
         if idle and len(self.contents) >= _KNOWN:
             self._forget(front)
         size = self.header_size
-        arrays = small() if idle and not news else None
-        flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | _FAST_PATH * bool(arrays)
+        ride = riding() if idle and not news else None
+        flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | _FAST_PATH * (ride is not None)
         mine = [call.number for call in front if call.number is not None and call.problem is None]
-        message = np.frombuffer(bytes([flag]) + bits_of(mine, size - 1), np.uint8)
-        if arrays:
-            message = fast_path.packed(message, arrays)
-        messages = gather_small(self._transport, message, fast_path.room(size) if idle else size)
+        header = self._header(flag, mine)
+        if ride is None:
+            room = fast_path.room(size, self._transport) if idle else size
+            messages: Sequence[np.ndarray] = gather_small(self._transport, header, room)
+        else:
+            messages = ride.exchange(header, _OWN_STATE)
+            if ride.met:
+                return RoundResult([], [], [], [], ride)
         rows = [row[:size].tobytes() for row in messages]
         flags, masks = [row[0] for row in rows], [int.from_bytes(row[1:], "little") for row in rows]
         notes: list[tuple[int, Any]] = []
@@ -164,7 +174,15 @@ class Negotiation:
             notes = [(rank, n) for rank, found in enumerate(allgather_json(self._transport, text)) for n in found]
             for call in news:
                 call.announced = True
-        return RoundResult(flags, masks, notes, messages)
+        return RoundResult(flags, masks, notes, messages, ride)
+
+    def _header(self, flag: int, numbers: Sequence[int]) -> np.ndarray:
+        """Flags and bits of this rank as flat uint8, not to be changed: that of the last round if it is equal."""
+        key = (flag, self.header_size, tuple(numbers))
+        if self._latest_header[0] != key:
+            message = bytearray((flag,)) + bits_of(numbers, self.header_size - 1)
+            self._latest_header = key, np.frombuffer(message, np.uint8)
+        return self._latest_header[1]
 
     def settle(self, front: Sequence[PendingCall], result: RoundResult) -> bool:
         """Register new calls, and fail those that can never start; returns whether any failed. Changes the masks."""
@@ -275,9 +293,9 @@ def numbers_in(mask: int) -> list[int]:
     return found
 
 
-def bits_of(numbers: Iterable[int], size: int) -> bytes:
+def bits_of(numbers: Iterable[int], size: int) -> bytearray:
     """A mask of ``size`` bytes with these bits set, least significant byte first: the inverse of ``numbers_in``."""
     row = bytearray(size)
     for number in numbers:
         row[number >> 3] |= 1 << (number & 7)
-    return bytes(row)
+    return row

@@ -1,4 +1,4 @@
-"""The working array of a half of a route: an array is read, and another one gets the result."""
+"""The working array of half a route, or of compressed copies: an array is read, and another one gets the result."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import numpy as np
 
 from ..arrays import device
 from ..collectives import ranges
+from ..collectives.copies import Copies
 from ..collectives.data import reduction
 from ..collectives.data.layout import Dense
 from ..collectives.executor import Program
+from .batches import Bucket
 from .calls import PendingCall
 from .fusion import Buffer
 
 
-def buffer_of(program: Program, owners: Sequence[PendingCall], *more: Any) -> Buffer:
+def buffer_of(program: Program, owners: Sequence[PendingCall], bucket: Bucket, *more: Any) -> Buffer:
     """The buffer of a bucket; ``more``: as for ``Buffer``."""
-    if not program.owned:
-        return Buffer(*more)
-    buffer = PartBuffer(*more)
+    if bucket.half is None:
+        return Buffer(bucket, *more)
+    buffer = (CopyBuffer if isinstance(bucket.half, Copies) else PartBuffer)(bucket, *more)
     buffer.out, buffer.owned = owners[0].gradients[0].array, program.owned
     return buffer
 
@@ -46,7 +48,7 @@ class PartBuffer(Buffer):
         self.workspace = self.transport.borrow()
         dtype = np.float32 if self.bucket.compressor is not None else source.dtype
         self.x = self.workspace.array("fused", self.bucket.size, dtype, device.device_of(source))
-        for mine, part in self._pairs(source, self.bucket.half == "reduce_scatter"):
+        for mine, part in self._read(source):
             self._copy(mine, part)
         if self.store.any_pending:
             self._add_pending_residuals()
@@ -59,8 +61,7 @@ class PartBuffer(Buffer):
             self.store.end(self.bucket.store_name, self.bucket.size)
         for check in self.checks:
             check("while it was read")
-        pairs = self._pairs(self.out, self.bucket.half == "allgather")
-        for mine, part in pairs:
+        for mine, part in self._written():
             if self.shift:
                 ranges.scale(mine, self.shift, self.bucket.dtype)
             if self.bucket.dtype == "float16" and mine.dtype == np.float32:
@@ -68,6 +69,14 @@ class PartBuffer(Buffer):
             self._copy(part, mine)
         self.out = None
         self.transport.give_back(self.workspace)
+
+    def _read(self, source: Any) -> list[tuple[Any, Any]]:
+        """(place in the working array, place in the array that is read) of all that is read."""
+        return self._pairs(source, self.bucket.half == "reduce_scatter")
+
+    def _written(self) -> list[tuple[Any, Any]]:
+        """The same of the array that gets the result."""
+        return self._pairs(self.out, self.bucket.half == "allgather")
 
     def _pairs(self, array: Any, whole: bool) -> list[tuple[Any, Any]]:
         """(place in the working array, place in ``array``) of every part, or of this rank's alone."""
@@ -86,3 +95,20 @@ class PartBuffer(Buffer):
             device.copy(target, source)
         else:
             reduction.convert(target, source, self.bucket.dtype)
+
+
+class CopyBuffer(PartBuffer):
+    """What is encoded for others, and then what was decoded."""
+
+    def _read(self, source: Any) -> list[tuple[Any, Any]]:
+        n = sum(self._copies.given)
+        return [(self.x[:n], source[:n])] if n else []
+
+    def _written(self) -> list[tuple[Any, Any]]:
+        n = sum(self._copies.taken)
+        return [(self.x[:n], self.out)] if n else []
+
+    @property
+    def _copies(self) -> Copies:
+        assert isinstance(self.bucket.half, Copies)
+        return self.bucket.half

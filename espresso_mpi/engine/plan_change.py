@@ -12,7 +12,7 @@ import numpy as np
 from ..arrays import device
 from ..collectives.messages.agreement import allgather_json, on_every_rank
 from ..collectives.messages.transport import Transport
-from ..collectives.store_keys import WHOLE, Key
+from ..collectives.store_keys import OF_RANK, WHOLE, Key
 from ..errors import ConfigError, MismatchError, PlanError
 from ..options import Options
 from ..state.resharding import Sums, reduced
@@ -126,8 +126,9 @@ def _add(arrays: dict[str, Any], key: str, part: Any) -> None:
 
 def _moved(kept: Mapping[tuple[str, int], Members], old: Plan | None, new: Plan) -> dict[tuple[str, int], Members]:
     """The tensors, or groups compressed as one, that travel differently by the new plan."""
+    kept = {one: members for one, members in kept.items() if not one[0].endswith(OF_RANK)}  # no plan has them
     if old is None:
-        return dict(kept)
+        return kept
     same = {group[0] for group in set(old.groups) & set(new.groups) if group}  # they may be large: compared once
     return {one: members for one, members in kept.items() if not _alike(members[0][0], old, new, same)}
 

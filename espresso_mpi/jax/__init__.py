@@ -6,7 +6,10 @@ JAX, and optax where it is asked for.
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,10 +18,12 @@ from ..errors import ConfigError
 from ..session import Session
 from .primitive import Site, averaged
 
-__all__ = ["sync", "synchronize"]
+__all__ = ["SynchronizeState", "sync", "synchronize"]
+
+_LOG = logging.getLogger("espresso_mpi")
 
 
-def sync(grads: Any, session: Session | None = None, *, ordered: bool = True) -> Any:
+def sync(grads: Any, session: Session | None = None, *, ordered: bool = True, after: Any = None) -> Any:
     """The mean of gradients over the ranks, inside ``jit`` and outside.
 
     Every rank must run the same program: the calls are made in program order, and a rank that makes another number of
@@ -30,9 +35,12 @@ def sync(grads: Any, session: Session | None = None, *, ordered: bool = True) ->
         ordered: JAX keeps the calls in program order, in a program and between programs, which takes its slower way of
             starting a program. False leaves the order to the data: each call must need the result of the one before
             it, as in a training step that is called with the weights of the step before.
+        after: orders the calls by data, and needs no tokens: 0 for the first call of a program, and for every other
+            one the turn that the call before it returned, also in another program. Calls that share a session must
+            follow each other in one chain: two that do not can change places on one rank.
 
     Returns:
-        the same tree with new arrays.
+        the same tree with new arrays; with ``after``, a pair of this tree and the next turn, an int32.
 
     An error of ``Session.sync`` in a program comes as ``jax.errors.JaxRuntimeError``, with its name and text.
 
@@ -42,6 +50,12 @@ def sync(grads: Any, session: Session | None = None, *, ordered: bool = True) ->
         >>> step = jax.jit(lambda x: espresso_mpi.jax.sync({"w": x * 2}))
         >>> float(step(jnp.ones(3))["w"][0])
         2.0
+        >>> def two(x, turn):
+        ...     first, turn = espresso_mpi.jax.sync({"w": x}, after=turn)
+        ...     return espresso_mpi.jax.sync({"v": x + 1}, after=turn)
+        >>> _, turn = jax.jit(two)(jnp.ones(3), 0)
+        >>> int(turn)
+        2
     """
     chosen = session if session is not None else default_session()
     paths, tree = jax.tree_util.tree_flatten_with_path(grads)
@@ -49,14 +63,37 @@ def sync(grads: Any, session: Session | None = None, *, ordered: bool = True) ->
 
     leaves = [jax.numpy.asarray(leaf) for _, leaf in paths]
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return jax.tree_util.tree_unflatten(tree, averaged(Site(chosen, tuple(names), shapes, ordered), leaves))
+    if after is None:
+        return jax.tree_util.tree_unflatten(tree, averaged(Site(chosen, tuple(names), shapes, ordered), leaves))
+    turn = jax.numpy.asarray(after, jax.numpy.int32)
+    *means, turn = averaged(Site(chosen, tuple(names), shapes, False, counted=True), [*leaves, turn])
+    return jax.tree_util.tree_unflatten(tree, means), turn
 
 
-def synchronize(session: Session | None = None, *, ordered: bool = True) -> Any:
+class SynchronizeState(NamedTuple):
+    """The state of ``synchronize``.
+
+    Attributes:
+        turn: the number of updates so far, an int32; see ``after`` of ``sync``.
+
+    Example:
+        >>> import espresso_mpi.jax
+        >>> int(espresso_mpi.jax.SynchronizeState(0).turn)
+        0
+    """
+
+    turn: Any
+
+
+def synchronize(session: Session | None = None, *, ordered: bool = False) -> Any:
     """A gradient transformation of optax that averages over the ranks: put it first in ``optax.chain``.
 
+    Its updates are ordered by its state: each needs the turn that the one before it returned.
+
     Args:
-        session, ordered: as for ``sync``.
+        session: as for ``sync``.
+        ordered: order the calls by JAX's tokens instead. Two optimizers that share a session need it, unless each of
+            their updates depends on the one before.
 
     Example:
         >>> import jax.numpy as jnp, optax  # doctest: +SKIP
@@ -67,7 +104,31 @@ def synchronize(session: Session | None = None, *, ordered: bool = True) -> Any:
     except ImportError as error:
         raise ConfigError("synchronize: optax is missing; pip install optax, or call espresso_mpi.jax.sync") from error
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return sync(updates, session, ordered=ordered), state
+    def start(params: Any) -> SynchronizeState:
+        return SynchronizeState(jax.numpy.zeros((), jax.numpy.int32))
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    def update(updates: Any, state: SynchronizeState, params: Any = None) -> tuple[Any, SynchronizeState]:
+        if ordered:
+            return sync(updates, session), SynchronizeState(state.turn + 1)
+        _one_chain(update, session if session is not None else default_session())
+        means, turn = sync(updates, session, after=state.turn)
+        return means, SynchronizeState(turn)
+
+    return optax.GradientTransformation(start, update)
+
+
+_chains: weakref.WeakKeyDictionary[Session, weakref.ref[Callable[..., Any]]] = weakref.WeakKeyDictionary()
+"""The transformation that orders the calls of a session by its state."""
+
+
+def _one_chain(update: Callable[..., Any], session: Session) -> None:
+    """Warn, when a program is traced, of a second transformation that orders the calls of a session by itself."""
+    known = _chains.setdefault(session, weakref.ref(update))
+    if known() is not update:
+        if known() is not None and session.topology.size > 1:
+            _LOG.warning(
+                "espresso_mpi.jax: a second optimizer synchronizes by this session; unless their updates depend on "
+                "each other, their calls can change places on a rank: use synchronize(ordered=True) in both, or a "
+                "session for each"
+            )
+        _chains[session] = weakref.ref(update)

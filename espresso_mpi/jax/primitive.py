@@ -2,7 +2,8 @@
 
 A program calls ``_execute`` with the addresses of its arrays. They are averaged where they are: XLA gives an argument's
 memory to its result, and copies the argument before only if the program still needs it. The order of the calls, in a
-program and between programs, is that of the tokens of JAX's ordered effect of callbacks. May import: JAX.
+program and between programs, is that of the tokens of JAX's ordered effect of callbacks, or that of a number which one
+call passes to the next. May import: JAX.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import logging
 import math
 import weakref
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
@@ -31,19 +33,25 @@ _TARGET = "espresso_mpi_sync"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """A place in a program where arrays are averaged; what compiled programs keep alive, and the session with it."""
+    """A place in a program where arrays are averaged; what compiled programs keep alive, and the session with it.
+
+    Attributes:
+        ordered: whether JAX's tokens order the calls.
+        counted: whether a turn, an int32, follows the arrays: the number of calls before this one.
+    """
 
     session: Session
     names: tuple[str, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     ordered: bool
+    counted: bool = False
     number: int = dataclasses.field(default_factory=itertools.count(1).__next__)
 
     def by_callback(self, *arrays: Any) -> list[np.ndarray]:
         """The means of the arrays; numpy only: jax.numpy in a callback can deadlock."""
         for target, array in zip(self._memory.values(), arrays):
             np.copyto(target, np.asarray(array))
-        return list(self.session.sync(self._memory).values())
+        return [*self.session.sync(self._memory).values(), *(_next(turn) for turn in self.turns(arrays))]
 
     def in_place(self, addresses: tuple[int, ...]) -> None:
         """Replace the arrays at these addresses by their means."""
@@ -53,6 +61,15 @@ class Site:
             return
         for array, mean in zip(arrays, self.by_callback(*arrays)):
             np.copyto(array, mean)
+
+    def turns(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The turn, if there is one."""
+        return arrays[len(self.names) :]
+
+    @property
+    def results(self) -> list[jax.ShapeDtypeStruct]:
+        """What a call returns."""
+        return [*self.shapes, *([jax.ShapeDtypeStruct((), np.int32)] if self.counted else [])]
 
     def __call__(self, *arrays: Any) -> NoReturn:
         raise RuntimeError("a site is no callback")  # pragma: no cover - JAX holds it as one, and never calls it
@@ -73,7 +90,7 @@ _sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
 
 
 def averaged(site: Site, arrays: list[Any]) -> list[Any]:
-    """The means of arrays over the ranks, in the program that is being traced, or at once."""
+    """The means of arrays over the ranks, and the next turn, in the program that is being traced, or at once."""
     primitive = _primitive()
     if primitive is None:
         return _by_callback(*arrays, site=site)
@@ -81,7 +98,11 @@ def averaged(site: Site, arrays: list[Any]) -> list[Any]:
 
 
 def _by_callback(*arrays: Any, site: Site) -> list[Any]:
-    return list(io_callback(site.by_callback, list(site.shapes), *arrays, ordered=site.ordered))
+    return list(io_callback(site.by_callback, site.results, *arrays, ordered=site.ordered))
+
+
+def _next(turn: Any) -> Any:
+    return np.asarray(turn) + np.int32(1)
 
 
 def _view(address: int, shape: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -97,12 +118,15 @@ def _execute(call: abi.Call) -> None:
     site = _sites.get(call.number)
     if site is None:
         raise ConfigError("sync: this program was compiled by another process; compile it in this one")
-    count = len(site.names)
+    results = site.results
+    count = len(results)
     args, rets = call.args[len(call.args) - count :], call.rets[len(call.rets) - count :]  # tokens come first
-    for source, target, shape in zip(args, rets, site.shapes):
+    for source, target, shape in zip(args, rets, results):
         if source != target:
             ctypes.memmove(target, source, math.prod(shape.shape) * shape.dtype.itemsize)
     site.in_place(tuple(rets))
+    for turn in site.turns(rets):
+        ctypes.c_int32.from_address(turn).value += 1
 
 
 @lru_cache(maxsize=1)
@@ -161,7 +185,8 @@ def _made() -> Any:
 def _now(*arrays: Any, site: Site) -> list[Any]:
     """Outside ``jit``: after the programs that still run, as they may call the session."""
     jax.effects_barrier()
-    return list(site.session.sync(dict(zip(site.names, arrays))).values())
+    means = site.session.sync(dict(zip(site.names, arrays))).values()
+    return [*means, *(turn + 1 for turn in site.turns(arrays))]
 
 
 def _not_differentiated(*_: Any, **__: Any) -> NoReturn:

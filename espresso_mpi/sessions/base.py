@@ -112,6 +112,17 @@ class SessionBase:
         return self._options.nonfinite
 
     @property
+    def min_bytes(self) -> int:
+        """The size of a tensor from which it is compressed; see ``Session``.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     session.min_bytes
+            16384
+        """
+        return self._options.min_bytes
+
+    @property
     def compressor(self) -> str | None:
         """The spec of the compressor of all tensors; ``"none"`` if they are dense; None if a plan chooses.
 

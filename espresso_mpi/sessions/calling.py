@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from ..arrays.buffers import Gradient
@@ -10,6 +11,7 @@ from ..engine.batches import Batch
 from ..engine.calls import Exchange
 from ..errors import ConfigError
 from .base import SessionBase
+from .copies import Splits
 from .exchanges import Taken
 from .handles import Handle
 
@@ -19,6 +21,10 @@ class Calling(SessionBase):
 
     guards_memory: ClassVar[bool] = True
     """Whether a call claims its arrays until it was waited for; see docs/torch.md."""
+
+    @cached_property
+    def _splits(self) -> Splits:
+        return Splits()
 
     def _collective(
         self, kind: str, name: str, take: Callable[[], Taken],

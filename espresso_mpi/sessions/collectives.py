@@ -12,16 +12,19 @@ from ..collectives.data.reduction import ReduceOp
 from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress
+from ..collectives.to_root import gather
 from ..engine.batches import Batch
 from ..engine.calls import Exchange
 from ..feedback import Feedback
 from ..types import ITEMSIZE, Route, TensorSpec
 from .calling import Calling
+from .copies import Coding, copies_of
 from .exchanges import (
     Taken,
     beside,
     by_mpi,
     bytes_of,
+    dense_alltoall,
     dense_way,
     exchange_of,
     in_place,
@@ -31,7 +34,6 @@ from .exchanges import (
     require_like,
     require_plain,
     rows_of,
-    shape_of,
     spans_of,
 )
 from .halves import half_of
@@ -94,12 +96,13 @@ class Collectives(Calling):
 
     def reduce(
         self, x: Any, op: ReduceName = "mean", *, root: int = 0, name: str = "", out: Any = None,
+        compressor: str = "none", route: str | Route | None = None, feedback: Feedback | str | bool = "none",
         blocking: bool = True,
     ) -> Any:  # fmt: skip
         """Reduce an array elementwise over the ranks; the root gets the result, on others the array is undefined.
 
         Args:
-            x, op, name, out: as for ``allreduce``; root: a rank.
+            x, op, name, out, compressor, route, feedback: as for ``allreduce``; root: a rank.
 
         Example:
             >>> with espresso_mpi.Session() as session:
@@ -110,16 +113,21 @@ class Collectives(Calling):
             spec = gradients[0].spec
             self._check_root("reduce", root)
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
-                return reduction_of(spec, op, self.topology, name, root=root)
+                return reduction_of(spec, op, self.topology, name, compressor, route, feedback, root, "reduce")
+            require_plain("reduce", op, compressor, route)
             return by_mpi("reduce", gradients[0], op, root, *dense_way(self._options, self.topology))
 
         return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking)
 
-    def broadcast(self, x: Any, root: int = 0, *, name: str = "", blocking: bool = True) -> Any:
+    def broadcast(
+        self, x: Any, root: int = 0, *, name: str = "", compressor: str = "none",
+        feedback: Feedback | str | bool = "none", blocking: bool = True,
+    ) -> Any:  # fmt: skip
         """Give every rank the root's array, in place.
 
         Args:
             x: of the same shape and element type on every rank; root: the rank whose values are taken.
+            name, compressor, feedback: as for ``allreduce``. Every rank gets what the payload holds, also the root.
 
         Returns:
             ``x``; a new array if it is immutable (JAX).
@@ -130,8 +138,13 @@ class Collectives(Calling):
             [0, 1, 2]
         """
 
-        def make(gradients: Sequence[Gradient]) -> Exchange:
+        def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
             self._check_root("broadcast", root)
+            me, n, coding = self._transport.rank, (gradients[0].spec.size,), Coding(name, compressor, feedback)
+            given = n if me == root else ()
+            coded = copies_of("broadcast", gradients[0].spec, self.topology, coding, given, n, me, root)
+            if coded is not None:
+                return coded
             data = bytes_of(gradients[0])
             return exchange_of(["broadcast", root], gradients, lambda transport: calls.broadcast(transport, data, root))
 
@@ -227,7 +240,10 @@ class Collectives(Calling):
         taken = partial(beside, "reduce_scatter", x, out, lambda rows: part_of(rows, size))
         return self._collective("reduce_scatter", name, taken, make, blocking)
 
-    def gather(self, x: Any, *, root: int = 0, name: str = "", out: Any = None, blocking: bool = True) -> Any:
+    def gather(
+        self, x: Any, *, root: int = 0, name: str = "", out: Any = None, compressor: str = "none",
+        feedback: Feedback | str | bool = "none", blocking: bool = True,
+    ) -> Any:  # fmt: skip
         """As ``allgather``, but only the root gets the result; other ranks get None.
 
         Example:
@@ -236,22 +252,24 @@ class Collectives(Calling):
         """
         size, me = self.topology.size, self._transport.rank
 
-        def make(gradients: Sequence[Gradient]) -> Exchange:
+        def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
             self._check_root("gather", root)
-            own, every = bytes_of(gradients[0]), bytes_of(gradients[-1])
+            x, every = sorted(gradients, key=lambda gradient: gradient.spec.name == "out")
+            spec, coding = x.spec, Coding(name, compressor, feedback)
             if me == root:
-                require_like("gather", gradients[1].spec, gradients[0].spec, size * gradients[0].spec.size)
-            sends = [(0, own.size) if rank == root else (0, 0) for rank in range(size)]
-            receives = [(r * own.size, (r + 1) * own.size) if me == root else (0, 0) for r in range(size)]
-            return exchange_of(
-                ["gather", root],
-                gradients[:1],
-                lambda transport: calls.exchange(transport, own, every, sends, receives),
-            )
+                require_like("gather", every.spec, spec, size * spec.size)
+            taken = [spec.size] * size if me == root else []
+            coded = copies_of("gather", spec, self.topology, coding, [spec.size], taken, me, root)
+            if coded is not None:
+                return coded
+            given = bytes_of(x), bytes_of(every)
+            return exchange_of(["gather", root], [x], lambda transport: gather(transport, *given, root))
 
         def take() -> Taken:
-            shape_of("gather", x)
-            return beside("gather", x, out, size.__mul__) if me == root else ({"x": x}, None)
+            if me == root:
+                return beside("gather", x, out, size.__mul__)
+            found, nothing = beside("gather", x, None, lambda rows: 0)
+            return {"out": nothing, "x": found["x"]}, None
 
         return self._collective("gather", name, take, make, blocking)
 
@@ -263,6 +281,8 @@ class Collectives(Calling):
         received: Sequence[int] | None = None,
         name: str = "",
         out: Any = None,
+        compressor: str = "none",
+        feedback: Feedback | str | bool = "none",
         blocking: bool = True,
     ) -> Any:
         """Send a part of an array to each rank, and concatenate what arrives along the first dimension, in rank order.
@@ -272,6 +292,8 @@ class Collectives(Calling):
             splits: rows for each rank; default: as many for each. They may differ between ranks.
             received: rows from each rank, where ``splits`` is given: what the others' ``splits`` say for this rank.
             out: receives the result; shape ``(sum(received), *x.shape[1:])``.
+            name, compressor, feedback: as for ``allreduce``. Each rank's part is compressed by itself, also the own
+                one. Feedback keeps a residual for each part, so the splits of a name must stay the same.
 
         Returns:
             ``out``, or a new array of the library of ``x`` (of numpy for JAX).
@@ -286,23 +308,20 @@ class Collectives(Calling):
         """
         size = self.topology.size
 
-        def make(gradients: Sequence[Gradient]) -> Exchange:
-            mine, every = (bytes_of(gradient) for gradient in gradients)
-            spec = gradients[0].spec
+        def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
+            spec, coding, me = gradients[0].spec, Coding(name, compressor, feedback), self._transport.rank
             kind = TensorSpec("x", spec.shape[1:], spec.dtype, spec.device)
             sent, got = rows_of(spec.shape[0], splits, received, size)
             require_like("alltoall", gradients[1].spec, spec, sum(got) * kind.size)
-            sends, receives = spans_of(sent, kind.nbytes), spans_of(got, kind.nbytes)
-            equal = splits is None
-            return Exchange(
-                ["alltoall", spec.shape[0] if equal else None], ((kind.name, f"rows of {kind}", kind.device),),
-                lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
-            )  # fmt: skip
+            given, taken = ([rows * kind.size for rows in part] for part in (sent, got))
+            coded = copies_of("alltoall", spec, self.topology, coding, given, taken, me, splits=splits is not None)
+            if coded is not None:
+                self._splits.require_same(coding, sent)
+                return coded
+            return dense_alltoall(gradients, kind, sent, got, splits is None)
 
-        def take() -> Taken:
-            return beside("alltoall", x, out, lambda rows: sum(rows_of(rows, splits, received, size)[1]))
-
-        return self._collective("alltoall", name, take, make, blocking)
+        taken = partial(beside, "alltoall", x, out, lambda rows: sum(rows_of(rows, splits, received, size)[1]))
+        return self._collective("alltoall", name, taken, make, blocking)
 
     def barrier(self) -> None:
         """Wait until every rank has called it and all calls before it have ended.

@@ -52,6 +52,7 @@ def reduction_of(
     route: str | Route | None = None,
     feedback: Feedback | str | bool = "none",
     root: int | None = None,
+    kind: str = "allreduce",
 ) -> Batch:
     """A sum or a mean of floating-point numbers by a route.
 
@@ -60,15 +61,15 @@ def reduction_of(
     """
     options, problem = Options.checked(compressor=compressor, route=route, feedback=feedback, min_bytes=0)
     if problem:
-        raise ConfigError(f"allreduce: {problem}")
-    named = replace(spec, name=f"allreduce {name}".strip())
+        raise ConfigError(f"{kind}: {problem}")
+    named = replace(spec, name=f"{kind} {name}".strip())
     strategy = options.strategy(named, topology)
     method = None if strategy.compressor == "none" else compressors.get(strategy.compressor)
     check_route(strategy.route, topology, method)
     shaped = None if method is None else method.shaped(spec.shape)
     how = NO_FEEDBACK if shaped is None else options.feedback.resolved(shaped, spec.size)
     if how != NO_FEEDBACK and not name:
-        raise ConfigError(f"allreduce: feedback={str(how)!r} without a name; the residual is kept under it: pass name=")
+        raise ConfigError(f"{kind}: feedback={str(how)!r} without a name; the residual is kept under it: pass name=")
     item = Item(0, named, strategy, shaped, how, total=op == "sum")
     said = [op, str(compressor), str(strategy.route), str(how), root]
     digest = fingerprint([said, named.name, list(spec.shape), spec.dtype, spec.device])
@@ -185,6 +186,23 @@ def rows_of(
             f"each rank, those of splits adding up to the rows of x"
         )
     return sent, got
+
+
+def dense_alltoall(
+    gradients: Sequence[Gradient], row: TensorSpec, sent: Sequence[int], got: Sequence[int], equal: bool
+) -> Exchange:
+    """An alltoall of rows.
+
+    Args:
+        gradients: what is read, and what gets the result; sent, got: rows to and from each rank.
+        equal: whether all parts of all ranks have the same size.
+    """
+    mine, every = (bytes_of(gradient) for gradient in gradients)
+    sends, receives = spans_of(sent, row.nbytes), spans_of(got, row.nbytes)
+    return Exchange(
+        ["alltoall", gradients[0].spec.shape[0] if equal else None], ((row.name, f"rows of {row}", row.device),),
+        lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
+    )  # fmt: skip
 
 
 def spans_of(counts: Sequence[int], width: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import compressors
 from ..collectives.messages.transport import Transport
-from ..collectives.store_keys import BY_NODES, OWN, WHOLE, Key
+from ..collectives.store_keys import BY_NODES, OF_RANK, OWN, WHOLE, Key
 from ..errors import StateError
 from ..options import Options
 from .snapshots import StateDict
@@ -47,6 +47,11 @@ def weighted_sums(states: Iterable[StateDict], rules: Mapping[str, str]) -> Sums
                 raise StateError(
                     f"{str(key)!r} cannot be resharded to other ranks, nodes, routes or segments: its parts lie in the "
                     f"order of the former nodes; load it where it was saved, or use route='flat-alltoall'"
+                )
+            if key.name.endswith(OF_RANK):
+                raise StateError(
+                    f"{str(key)!r} cannot be resharded to other ranks, nodes, routes or segments: every rank has sent "
+                    f"something else; load it where it was saved"
                 )
             if key.point == WHOLE:
                 found.add(key, 1 / ranks, value)  # still pending: every rank has the whole array

@@ -17,6 +17,7 @@ from .ddp import ddp_hook
 from .gradient_sync import GradientSync
 from .groups import group_session
 from .hooks import push_hook
+from .onebit_adam import OnebitAdam
 from .replicas import average_buffers, broadcast_module, check_replicas
 from .shard_sync import ShardSync
 from .states import from_tensors, to_tensors
@@ -25,6 +26,7 @@ process_group.register()
 
 __all__ = [
     "GradientSync",
+    "OnebitAdam",
     "ShardSync",
     "average_buffers",
     "broadcast_module",

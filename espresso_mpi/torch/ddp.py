@@ -59,12 +59,18 @@ class _Backward:
         parameters = bucket.parameters()
         session = self._session()
         assert session is not None
-        if any(p not in self._names for p in parameters):
+        known = [self._names.get(p) for p in parameters]  # looking up is slow: once
+        if None in known:
             found = _named_with(parameters[0])
             for name, p in found:
                 names.take(session, name, p)
             self._names.update({p: name for name, p in found})
-        handles = [session.push(self._names[p], g) for p, g in zip(parameters, bucket.gradients())]
+            known = [self._names[p] for p in parameters]
+        named = dict(zip(known, bucket.gradients()))
+        if session.planned:  # a plan has a time for each tensor
+            handles = [session.push(name, gradient) for name, gradient in named.items()]
+        else:
+            handles = [session._push_together(named)]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._under_way.append((handles, future, bucket.buffer()))
         try:  # DDP waits for the futures in a callback of this kind that it adds after the last bucket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -13,13 +13,13 @@ from ..errors import ConfigError, GradientError
 from ..session import Session
 from ..sessions.handles import Handle
 from . import names
-from .overlap import Overlap
+from .overlap import TOGETHER, Groups, Overlap
 from .replicas import broadcast_module
-from .states import from_tensors, to_tensors
+from .states import KeepsState
 
 
-class GradientSync:
-    """Pushes each gradient of a module as soon as the backward pass has accumulated it.
+class GradientSync(KeepsState):
+    """Pushes each gradient of a module as soon as the backward pass has accumulated it, small ones with neighbours.
 
     ``wait`` must be called between the backward pass and whatever reads the gradients. Of a parameter that some ranks
     did not use, the gradient there counts as zero. Of one that no rank used, ``grad`` stays as it is.
@@ -78,7 +78,10 @@ class GradientSync:
         self._module, self._scaler, self._overlap = module, scaler, Overlap(overlap, self.session)
         self._scale = scaler.get_scale() if scaler is not None else 1.0
         self._paused = self._begun = self._closed = False
-        self._handles: dict[str, Handle | None] = {}
+        self._ready: set[str] = set()
+        self._handles: list[Handle] = []
+        self._sent: set[tuple[str, ...]] = set()
+        self._groups = Groups(0 if self.session.planned else TOGETHER)
         self._hooked: dict[str, tuple[torch.nn.Parameter, Any]] = {}
         if not any(p.requires_grad for p in module.parameters()):
             raise ConfigError(f"GradientSync: {type(module).__name__} has no parameter that requires a gradient")
@@ -106,16 +109,17 @@ class GradientSync:
         self._begin()
         self._hook_new()
         self._push_rest()
-        handles, self._handles, self._begun = self._handles, {}, False
+        ready, self._ready, self._begun = self._ready, set(), False
+        handles, self._handles = self._handles, []
+        self._sent.clear()
         if not self._overlap.now:
-            self.session.sync({name: self._hooked[name][0].grad for name in sorted(handles)})
+            self.session.sync({name: self._hooked[name][0].grad for name in sorted(ready)})
             self._overlap.step_ended()
             return
         errors = []
-        for handle in handles.values():
+        for handle in handles:
             try:
-                if handle is not None:
-                    handle.wait()
+                handle.wait()
             except Exception as error:  # all have ended when the first is raised
                 errors.append(error)
         if errors:
@@ -143,40 +147,46 @@ class GradientSync:
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals and counters as tensors, for ``torch.save``. Collective."""
-        state: dict[str, Any] = to_tensors(self.session.state_dict())
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what ``state_dict`` returned on this rank. Collective."""
-        self.session.load_state_dict(from_tensors(state))
-
     # --- one step -----------------------------------------------------------------------------------------------------
 
     def _hook_new(self) -> None:
         """Hook the parameters that require a gradient and have no hook."""
+        new = list[tuple[str, int]]()
         for name, parameter in self._module.named_parameters():
             known = self._hooked.get(name)
             if parameter.requires_grad and (known is None or known[0] is not parameter):
-                if known is not None:
+                if known is None:
+                    new.append((name, parameter.numel() * parameter.element_size()))
+                else:
                     known[1].remove()
                     names.free(self.session, name, known[0])
                 names.take(self.session, name, parameter)
                 hook = parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._accumulated(name, p))
                 self._hooked[name] = parameter, hook
+        if new:
+            self._groups.add(new)
 
     def _accumulated(self, name: str, parameter: torch.nn.Parameter) -> None:
         if self._paused:
             return
-        if name in self._handles:
+        if name in self._ready:
             raise GradientError(
                 f"{name}: a second gradient was accumulated while the first is on its way; call wait() after the "
                 f"backward pass of each step, before zero_grad(), and put the backward passes that only accumulate "
                 f"into 'with sync.no_sync():'"
             )
         self._begin()
-        self._handles[name] = self._push(name, parameter)
+        self._ready.add(name)
+        if self._overlap.now:
+            group = self._groups.of(name)
+            if all(one in self._ready or not self._hooked[one][0].requires_grad for one in group):
+                self._push(group)
+
+    def _push(self, names: tuple[str, ...]) -> None:
+        """Start to send those of a group's gradients that are ready."""
+        self._sent.add(names)
+        grads = {name: self._hooked[name][0].grad for name in names if name in self._ready}
+        self._handles.append(self.session._push_together(grads))
 
     def _begin(self) -> None:
         """Once a step, before its first push: bring residuals to the scale of this step's gradients."""
@@ -191,15 +201,14 @@ class GradientSync:
     def _push_rest(self) -> None:
         """Push what this backward pass had no gradient of and the one of another rank, or an earlier one here, had."""
         rest = {name: p for name, (p, _) in self._hooked.items() if p.requires_grad}
-        used = np.array([name in self._handles or p.grad is not None for name, p in rest.items()], np.uint8)
+        used = np.array([name in self._ready or p.grad is not None for name, p in rest.items()], np.uint8)
         self.session.allreduce(used, op="max", name="GradientSync.used")
         for (name, parameter), somewhere in zip(rest.items(), used):
-            if name in self._handles or not somewhere:
+            if name in self._ready or not somewhere:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            self._handles[name] = self._push(name, parameter)
-
-    def _push(self, name: str, parameter: torch.nn.Parameter) -> Handle | None:
-        """Start to send a gradient; None: ``wait`` sends it."""
-        return self.session.push(name, parameter.grad) if self._overlap.now else None
+            self._ready.add(name)
+        for group in self._groups.all() if self._overlap.now else ():  # in the same order on every rank
+            if group not in self._sent and not self._ready.isdisjoint(group):
+                self._push(group)

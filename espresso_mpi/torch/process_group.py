@@ -41,17 +41,26 @@ def _mpi() -> Any:
 
 
 def register() -> None:
-    """Make ``init_process_group("espresso")`` known to torch; rank and address are MPI's if not set."""
+    """Make ``init_process_group("espresso")`` known to torch; what ``torchrun`` sets is MPI's if it is not set."""
     if BACKEND.upper() in dir(distributed.Backend):
         return
     distributed.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
     if "RANK" not in os.environ and any(name in os.environ for name in _LAUNCHERS):
-        world = _mpi().COMM_WORLD
-        host = world.bcast(_mpi().Get_processor_name() if world.rank == 0 else None)
-        port = world.bcast(_free_port() if world.rank == 0 else None)
-        os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
-        os.environ.setdefault("MASTER_ADDR", host)
-        os.environ.setdefault("MASTER_PORT", str(port))
+        for name, value in _as_torchrun().items():
+            os.environ.setdefault(name, value)
+
+
+def _as_torchrun() -> dict[str, str]:
+    """The variables that ``torchrun`` sets, by MPI. Collective."""
+    world = _mpi().COMM_WORLD
+    host, port = world.bcast((_mpi().Get_processor_name(), _free_port()) if world.rank == 0 else None)
+    node = world.Split_type(_mpi().COMM_TYPE_SHARED)
+    found = {
+        "RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": node.rank, "LOCAL_WORLD_SIZE": node.size,
+        "MASTER_ADDR": host, "MASTER_PORT": port,
+    }  # fmt: skip
+    node.Free()
+    return {name: str(value) for name, value in found.items()}
 
 
 def _free_port() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -13,13 +13,13 @@ from ..errors import ConfigError, GradientError
 from ..session import Session
 from . import names
 from .groups import group_session, ranks_of
-from .states import from_tensors, to_tensors
+from .states import KeepsState
 from .work import done
 
 _OPS: dict[str, Literal["mean", "sum"]] = {"AVG": "mean", "SUM": "sum"}
 
 
-class ShardSync:
+class ShardSync(KeepsState):
     """Compresses the gradients of a model that ``torch.distributed.fsdp.fully_shard`` has sharded.
 
     The loop stays as it is. Each backward pass reduces the gradients of each FSDP module by
@@ -90,15 +90,6 @@ class ShardSync:
         """Send all weights as they are the next time; after weights were loaded or changed by hand."""
         for gather in self._gathers:
             gather.known = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals and counters as tensors, for ``torch.save``. Collective."""
-        state: dict[str, Any] = to_tensors(self.session.state_dict())
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what ``state_dict`` returned on this rank. Collective."""
-        self.session.load_state_dict(from_tensors(state))
 
     def close(self) -> None:
         """Close the session if this opened it. Collective then."""

@@ -8,6 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..session import Session
+
+
+class KeepsState:
+    """What has a session, and in it all that a state holds."""
+
+    session: Session
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals and counters as tensors, for ``torch.save``. Collective."""
+        state: dict[str, Any] = to_tensors(self.session.state_dict())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what ``state_dict`` returned on this rank. Collective."""
+        self.session.load_state_dict(from_tensors(state))
+
 
 def to_tensors(state: Any) -> Any:
     """A state with tensors instead of numpy arrays.

@@ -1,5 +1,6 @@
 """Multi-rank tests fail on all ranks together, and never hang; with ``--quick`` each runs where RANKS says."""
 
+import pytest
 from mpi4py import MPI
 from selection import deselect
 from verdict import *  # noqa: F403
@@ -27,12 +28,22 @@ RANKS = {
     "test_bench_truth": (2,),
     "test_frameworks": (2,),
     "test_lifetime": (2,),
+    "test_optim": (2,),
     "test_profiler": (2,),
     "test_trainers": (2,),
     "test_profiler::test_every_route_can_be_priced[two]": (4,),  # nodes of two ranks
 }
 """With ``--quick``: on how many ranks a module, a test (``module::test``) or a case (``module::test[case]``) runs.
 All others run on USUAL."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """A quick run does not import modules that have nothing for this number of ranks: frameworks take seconds."""
+    module = collection_path.stem
+    if config.getoption("quick") and module.startswith("test_"):
+        wanted = [ranks for name, ranks in {module: USUAL, **RANKS}.items() if name.partition("::")[0] == module]
+        return True if MPI.COMM_WORLD.size not in {size for ranks in wanted for size in ranks} else None
+    return None
 
 
 def pytest_collection_modifyitems(config, items):
@@ -45,3 +56,22 @@ def ranks_for(item):
     module = item.path.stem
     found = (RANKS.get(name) for name in (f"{module}::{item.name}", f"{module}::{item.originalname}", module))
     return next(filter(None, found), USUAL)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Torch computes in one thread: ranks share the cores."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def group():
+    """Torch's default process group, of a module."""
+    distributed = pytest.importorskip("torch.distributed")
+    distributed.init_process_group("espresso")
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()

@@ -264,15 +264,16 @@ def _flat(route):
     return route.replace("hierarchical", "flat").replace("-packed", "")
 
 
-def test_nothing_is_lost_whatever_is_done():
+def test_nothing_is_lost_whatever_is_done(pytestconfig):
     if WORLD.rank:
         follow_rank_0()
         return
+    examples = 8 if pytestconfig.getoption("quick") else 20
     try:
         run_state_machine_as_test(
             Conservation,
             settings=settings(
-                max_examples=20, stateful_step_count=12, deadline=None, derandomize=True, database=None,
+                max_examples=examples, stateful_step_count=12, deadline=None, derandomize=True, database=None,
                 phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
             ),
         )  # fmt: skip

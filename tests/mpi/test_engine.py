@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 import espresso_mpi
 from espresso_mpi import Plan, Strategy, compressors
+from espresso_mpi.engine import negotiation
 from espresso_mpi.errors import (
     ConfigError,
     EspressoError,
@@ -123,6 +124,49 @@ def residual_of(world, session, name, n):
                 start, stop = map(int, region.split(":"))
                 total[start:stop] += state["weights"][key] * value.astype(np.float64)
     return total
+
+
+# --- the fast path ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("sizes", [[1000], [70000], [300, 9000, 7]])
+def test_equal_dense_calls_take_one_exchange(world, open_session, monkeypatch, apart, sizes):
+    """From the second call on; a rank that deviates is found before its data are used, and named on every rank."""
+    nodes = [[rank] for rank in range(world.size)] if apart else None
+    session, by_route = open_session(nodes=nodes, fuse_bytes=1 << 20), open_session(nodes=nodes, debug=True)
+
+    def bring(step):
+        rng = np.random.default_rng([world.rank, step])
+        return [rng.standard_normal(n).astype(np.float32) for n in sizes]
+
+    def check(step):
+        grads, expected = bring(step), bring(step)
+        session.sync(grads)
+        by_route.sync(expected)
+        assert list(map(bits, grads)) == list(map(bits, expected))
+
+    check(0)
+    gathers, sends = [], []
+    transport, gather = session._transport, negotiation.gather_small
+    trade = transport.trade_later
+    monkeypatch.setattr(negotiation, "gather_small", lambda *g: (g[0] is transport and gathers.append(g)) or gather(*g))
+    monkeypatch.setattr(transport, "trade_later", lambda s, r: sends.extend(s) or trade(s, r))
+    check(1)
+    if not apart:
+        assert gathers == sends == []
+    elif sum(sizes) <= 1000:
+        assert gathers == [] and len(sends) == (world.size - 1).bit_length()
+    before = bring(2)
+    grads = [grad[:-1].copy() if last(world) else grad for grad in bring(2)]
+    text = same_error(world, MismatchError, lambda: session.sync(grads))
+    assert f"rank {world.size - 1} (" in text
+    assert last(world) or list(map(bits, grads)) == list(map(bits, before))
+    grads = bring(3)
+    if world.rank == 0:
+        grads[0][0] = np.nan
+    assert "rank 0 (" in same_error(world, NonFiniteError, lambda: session.sync(grads))
+    check(4)
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------

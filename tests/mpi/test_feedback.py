@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from session_cases import COMPRESSED, exact_mean, held, identical, node_layouts, values
+from session_cases import COMPRESSED, exact_mean, held, identical, layouts_seen_by, values
 
 from espresso_mpi import Feedback
 from espresso_mpi.compressors import get
@@ -72,7 +72,7 @@ def test_ef21(world, open_session, momentum):
 def test_ef21_arrives_at_a_constant_gradient(world, open_session, route):
     """Plain feedback circles around it, EF21 comes to rest there; also where the means are compressed again."""
     ranks_that_compress(world)
-    for nodes in node_layouts(world.size):
+    for nodes in layouts_seen_by(route, world.size):
         session = open_session(compressor=TOPK, route=route, nodes=nodes, feedback="ef21", segment_bytes=900)
         for _ in range(60):
             grad = values(world.rank, 0, N)
@@ -85,7 +85,7 @@ def test_ef21_arrives_at_a_constant_gradient(world, open_session, route):
 def test_nothing_is_lost_while_the_ratio_changes(world, open_session, route):
     """A schedule changes the payload's size, not the pieces that residuals belong to."""
     ranks_that_compress(world)
-    for nodes in node_layouts(world.size):
+    for nodes in layouts_seen_by(route, world.size):
         session = open_session(compressor="topk:ratio=0.5~0.02@12/4", route=route, nodes=nodes, segment_bytes=100)
         given, got, sent = np.zeros(N), np.zeros(N), [0]
         for step in range(16):

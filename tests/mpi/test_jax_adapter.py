@@ -15,8 +15,8 @@ def adapter():
     return pytest.importorskip("espresso_mpi.jax")
 
 
-def test_inside_jit_as_outside(world, open_session, adapter):
-    """A thousand steps end, and give what ``sync`` gives."""
+def test_inside_jit_as_outside(world, open_session, adapter, pytestconfig):
+    """A thousand steps end, of which a quick run does the first three hundred, and give what ``sync`` gives."""
     inside, outside = open_session(compressor="onebit", min_bytes=0), open_session(compressor="onebit", min_bytes=0)
     own = np.random.default_rng(world.rank).standard_normal((2, 500)).astype(np.float32)
 
@@ -24,7 +24,7 @@ def test_inside_jit_as_outside(world, open_session, adapter):
     def step(x):
         return adapter.sync({"w": x[0] * 2, "rest": (x[1], None)}, inside)
 
-    for number in range(1000):
+    for number in range(300 if pytestconfig.getoption("quick") else 1000):
         found = step(own)
         if number % 100 == 0:
             jax.block_until_ready(found)
@@ -33,6 +33,28 @@ def test_inside_jit_as_outside(world, open_session, adapter):
             assert np.array_equal(found["w"], expected["['w']"])
             assert np.array_equal(found["rest"][0], expected["['rest'][0]"]) and found["rest"][1] is None
     jax.block_until_ready(found)
+
+
+def test_calls_that_share_nothing_but_their_turn(world, open_session, adapter):
+    """Two calls of a program that XLA may run at once, and programs in flight: the bits of ``sync``, on all ranks."""
+    inside, outside = open_session(compressor="onebit", min_bytes=0), open_session(compressor="onebit", min_bytes=0)
+    own = np.random.default_rng(world.rank).standard_normal((2, 400)).astype(np.float32)
+
+    @jax.jit
+    def step(x, turn):
+        first, turn = adapter.sync({"a": x[0] * 2}, inside, after=turn)
+        second, turn = adapter.sync({"b": x[1]}, inside, after=turn)
+        return first["a"], second["b"], turn
+
+    turn, found = 0, []
+    for _ in range(100):
+        *means, turn = step(own, turn)
+        found.append(means)
+    means, turn = adapter.sync({"w": jax.numpy.full(3, float(world.rank))}, inside, after=turn)  # outside of a program
+    assert int(turn) == 201 and turn.dtype == "int32" and np.allclose(means["w"], (world.size - 1) / 2)
+    for number in range(20):
+        expected = [outside.sync({"['a']": own[0] * 2}), outside.sync({"['b']": own[1].copy()})]
+        assert all(np.array_equal(a, *b.values()) for a, b in zip(found[number], expected))
 
 
 def test_donated_weights_without_an_order(world, open_session, adapter):

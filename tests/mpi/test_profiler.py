@@ -44,14 +44,14 @@ def split(world):
     return [tuple(range(half)), tuple(range(half, world.size))]
 
 
-@pytest.mark.parametrize("nodes", ["found", "two"])
+@pytest.mark.parametrize("nodes", [pytest.param("found", marks=pytest.mark.thorough), "two"])
 def test_every_route_can_be_priced(world, opened, nodes):
     wanted = None if nodes == "found" else split(world)
     transport = opened(wanted)
     opener = partial(Session, world, nodes=wanted)
-    start = time.perf_counter()
-    found = measure(transport, ["int8", "randomk:ratio=0.1"], open_session=opener, sizes=SIZES, seconds=3)
-    took = time.perf_counter() - start
+    start = time.process_time()  # other work on the node does not count
+    found = measure(transport, ["int8", "randomk:ratio=0.1"], open_session=opener, sizes=SIZES, seconds=1, pushes=False)
+    took = time.process_time() - start
 
     assert (found.nodes, found.ranks_per_node) == ((1, world.size) if wanted is None else (2, world.size // 2))
     assert len(set(world.allgather(json.dumps(found.to_json())))) == 1
@@ -62,12 +62,12 @@ def test_every_route_can_be_priced(world, opened, nodes):
             steps = operations(strategy, SIZES[1], found)
             assert steps and all(step.seconds >= 0 for step in steps)
             assert sum(step.seconds for step in steps) > 0
-    assert took < 20, "the budget of 3 seconds, and compiling"
+    assert took < 20, "the budget of a second, and compiling"
     assert found.call > 0 or found.tensor > 0 or found.check(0) > 0
 
 
 def test_samples_tell_how_they_were_made(world, opened):
-    found = measure(opened(), ["onebit"], open_session=partial(Session, world), sizes=[4096], seconds=8)
+    found = measure(opened(), ["onebit"], open_session=partial(Session, world), sizes=[4096], seconds=3)
     curves = dict(found.curves())
     assert {"codec onebit|cpu|encode", "codec onebit|cpu|decode", "check"} <= set(curves)
     for curve in curves.values():
@@ -83,7 +83,7 @@ def test_samples_tell_how_they_were_made(world, opened):
 
 
 def test_larger_data_takes_longer(world, opened):
-    found = measure(opened(), ["fp16"], open_session=partial(Session, world), sizes=[1 << 10, 1 << 20], seconds=4)
+    found = measure(opened(), ["fp16"], open_session=partial(Session, world), sizes=[1 << 10, 1 << 20], seconds=2)
     for curve in (found.move("allreduce", "flat"), found.codec("fp16", "cpu", "encode"), found.check):
         least, most = curve.samples[0], curve.samples[-1]
         if most.size > 64 * least.size:

@@ -10,19 +10,8 @@ from espresso_mpi.errors import ConfigError, NonFiniteError
 
 torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
-distributed = torch.distributed
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    distributed.init_process_group("espresso")
-    yield distributed.group.WORLD
-    distributed.destroy_process_group()
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread", "group")]
 
 
 class Network(torch.nn.Module):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import os
 import threading
 from datetime import timedelta
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, RankTimeoutError
@@ -18,23 +20,7 @@ torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
 distributed = torch.distributed
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def group():
-    """The default process group of this module."""
-    distributed.init_process_group("espresso")
-    yield distributed.group.WORLD
-    distributed.destroy_process_group()
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
 
 
 def network(seed=0):
@@ -314,6 +300,18 @@ def test_ddp_fully_shard_and_zero(world, group):
     for a, b, c, d in zip(*(m.parameters() for m in (plain, ddp, sharded, zero))):
         assert torch.allclose(a, b, atol=1e-5) and torch.allclose(a, d, atol=1e-5)
         assert torch.allclose(a, c.full_tensor(), atol=1e-5)
+
+
+def test_the_environment_is_that_of_torchrun(world, group):
+    """accelerate and others take the device from it; and a mean of integers is refused, as by gloo."""
+    known = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    on_node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    assert known["RANK"] == str(world.rank) and known["WORLD_SIZE"] == str(world.size)
+    assert (known["LOCAL_RANK"], known["LOCAL_WORLD_SIZE"]) == (str(on_node.rank), str(on_node.size))
+    on_node.Free()
+    assert os.environ["MASTER_ADDR"] and int(os.environ["MASTER_PORT"])
+    with pytest.raises(ConfigError, match=r"op='mean' of int64; .*use op='sum'"):
+        distributed.all_reduce(torch.ones(3, dtype=torch.int64), op=distributed.ReduceOp.AVG)
 
 
 def test_operations_on_the_same_and_on_strided_memory(world, group):

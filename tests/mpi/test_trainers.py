@@ -12,17 +12,7 @@ from espresso_mpi.errors import ConfigError, RemoteError
 torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("espresso")
-    yield
-    torch.distributed.destroy_process_group()
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread", "group")]
 
 
 def data():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi.collectives.data.reduction import ReduceOp
+from espresso_mpi.collectives.data.reduction import ReduceOp, arithmetic
 from espresso_mpi.collectives.data.transfers import Transfer
 from espresso_mpi.collectives.messages import transport as transport_module
 from espresso_mpi.collectives.messages.agreement import allgather_json, gather_small
@@ -172,7 +172,7 @@ def test_ranks_that_come_late(world, open_transport, background):
     window, reduce_op = window_of(transport), ReduceOp("sum", world.size)
     naps, choice = np.random.default_rng(world.rank), np.random.default_rng(7)
     for step in range(60):
-        n, kind = int(choice.integers(1, 20000)), int(choice.integers(0, 4))
+        n, kind = int(choice.integers(1, 20000)), int(choice.integers(0, 6))
         if naps.random() < 0.3:
             time.sleep(naps.random() * 2e-3)
         x = values(world.rank, n, "float32")
@@ -185,6 +185,18 @@ def test_ranks_that_come_late(world, open_transport, background):
                 values(r, n, "float32")[:100].tobytes() for r in range(world.size)
             ]
             continue
+        elif kind == 4:  # a sum that begins with the headers, as all are equal but for the bit that may differ
+            header = np.array([world.rank % 2, step, n % 251], np.uint8)
+            agreed = window.agreed_allreduce(header, 1, x, arithmetic(world.size, "float32"))
+            assert agreed.met > 0
+            expected = reduced(world.size, n, "float32", reduce_op)
+        elif kind == 5:  # one that does not come about: rank 0 has another header, and no data
+            header, expected = np.array([2 if world.rank == 0 else 4, step], np.uint8), x.copy()
+            if world.rank == 0:
+                headers = gather_small(transport, header, header.size)
+            else:
+                headers = window.agreed_allreduce(header, 1, x, arithmetic(world.size, "float32")).headers
+            assert [found.tolist() for found in headers] == [[4 if r else 2, step] for r in range(world.size)]
         else:
             window.allreduce(x, "float32", (0, n), reduce_op)
             expected = reduced(world.size, n, "float32", reduce_op)

@@ -66,15 +66,21 @@ def compiler():
 
 
 @functools.cache
+def _llvm(name: str, architecture: tuple[int, int] = ARCHITECTURES[0]) -> tuple[list[str], dict[str, object]]:
+    """What numba hands to NVIDIA's compiler: its texts and options. To write them takes most of the time."""
+    kernel, handed = KERNELS[name], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvvm, "compile_ir", lambda texts, **options: handed.append((texts, options)) or b"")
+        cuda.compile_ptx(kernel.function, kernel.signature, cc=architecture)
+    return handed[0]
+
+
+@functools.cache
 def _ptx(name: str, architecture: tuple[int, int], fuse: bool = True) -> str:
     """``fuse``: whether the compiler may turn a product and a sum into one operation, as it does by default."""
-    kernel = KERNELS[name]
-    with pytest.MonkeyPatch.context() as patch:
-        if not fuse:
-            compile_ir = nvvm.compile_ir
-            patch.setattr(nvvm, "compile_ir", lambda text, **options: compile_ir(text, **{**options, "fma": False}))
-        text, _ = cuda.compile_ptx(kernel.function, kernel.signature, cc=architecture)
-    return text
+    texts, options = _llvm(name)
+    options = {**options, "arch": f"compute_{architecture[0]}{architecture[1]}", **({} if fuse else {"fma": False})}
+    return nvvm.compile_ir(texts, **options).decode()
 
 
 def _fused(name: str, architecture: tuple[int, int], fuse: bool = True) -> int:
@@ -87,6 +93,16 @@ def _instructions(name: str, architecture: tuple[int, int]) -> set[str]:
 
 def test_names_are_unique():
     assert len(KERNELS) == len(_kernels()) > 20
+
+
+@pytest.mark.parametrize("name", {name.partition(".")[0]: name for name in KERNELS}.values())
+def test_numba_writes_the_same_instructions_for_every_architecture(name):
+    """So each kernel is translated once, and compiled for each architecture."""
+    (oldest, _), (newest, options) = (_llvm(name, architecture) for architecture in ARCHITECTURES)
+    assert options["arch"] == "compute_90" and len(oldest) == len(newest)
+    instruction = re.compile(r"^\s+(?:%\S+ = )?([a-z]\w*)|@((?:llvm|__nv)[\w.]+)", re.MULTILINE)
+    for one, other in zip(oldest, newest):
+        assert instruction.findall(one) == instruction.findall(other) != []
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")

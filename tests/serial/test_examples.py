@@ -1,7 +1,8 @@
-"""The programs of examples/ run, on two ranks and for a few steps."""
+"""The programs of examples/ run, on two ranks and for a few steps: in one job, one after the other."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "examples"
+TESTS = Path(__file__).parents[1]
+FOLDER = TESTS.parent / "examples"
 
 CASES = [
     ("train_numpy.py", "", ()),
@@ -23,17 +25,33 @@ CASES = [
 ]
 
 
+def missing(modules):
+    return [module for module in modules if find_spec(module) is None]
+
+
 def test_every_example_is_run():
     assert {path.name for path in FOLDER.glob("*.py")} == {name for name, _, _ in CASES}
 
 
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What each program printed that has what it needs; and what the job said of the one that failed."""
+    wanted = [(name, arguments) for name, arguments, needs in CASES if not missing(needs)]
+    results = tmp_path_factory.mktemp("examples") / "printed.json"
+    command = [sys.executable, "-m", "espresso_mpi", "run", "-n", "2", "--timeout", "500", "--"]
+    programs = json.dumps([[str(FOLDER / name), *arguments.split()] for name, arguments in wanted])
+    command += ["python", "-m", "mpi4py", str(TESTS / "example_job.py"), str(results), programs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=560)
+    said = json.loads(results.read_text()) if results.exists() else []
+    return dict(zip(wanted, said)), done.stdout + done.stderr
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "arguments", "needs"), CASES, ids=lambda value: str(value).split(" --steps")[0])
-def test_an_example_runs(name, arguments, needs):
-    missing = [module for module in needs if find_spec(module) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed")
-    command = [sys.executable, "-m", "espresso_mpi", "run", "-n", "2", "--timeout", "500", "--"]
-    command += ["python", "-m", "mpi4py", str(FOLDER / name), *arguments.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=560)
-    assert done.returncode == 0 and ("loss" in done.stdout or "accuracy" in done.stdout), done.stdout + done.stderr
+def test_an_example_runs(printed, name, arguments, needs):
+    if missing(needs):
+        pytest.skip(f"{', '.join(missing(needs))} is not installed")
+    texts, output = printed
+    text = texts.get((name, arguments))
+    assert text is not None, f"it failed, or one before it:\n{output}"
+    assert "loss" in text or "accuracy" in text, text

@@ -12,7 +12,7 @@ import pytest
 from espresso_mpi import ConfigError, Session
 
 jax = pytest.importorskip("jax")
-from espresso_mpi.jax import abi, primitive, sync  # noqa: E402
+from espresso_mpi.jax import abi, primitive, sync, synchronize  # noqa: E402
 
 
 @pytest.fixture
@@ -53,6 +53,38 @@ def test_calls_of_a_program_keep_their_order(session, calls):
     assert calls == expected * 3
     assert found[0][0] == 2 and found[1].tolist() == [0, 2, 4] and found[2][0] == 4
     assert found[3]["d"][0] == 6 and found[3]["e"][0] == 6 and found[3]["f"].shape == (0,)
+
+
+def test_calls_follow_their_turns(session, calls):
+    """Calls that share no array but the turn, in a loop and a branch, and in programs that are in flight together."""
+
+    @jax.jit
+    def program(x, turn):
+        first, turn = sync({"a": x}, session, after=turn)
+        turn, _ = jax.lax.scan(lambda t, v: sync({"b": v}, session, after=t)[::-1], turn, jax.numpy.arange(3.0))
+        branch, turn = jax.lax.cond(
+            x[0] > 0, lambda t: sync({"c": x + 1}, session, after=t), lambda t: ({"c": x}, t), turn
+        )
+        return first["a"], branch["c"], turn
+
+    expected, turn = [{"['a']": 1.0}, *({"['b']": float(i)} for i in range(3)), {"['c']": 2.0}], 0
+    lowered = program.lower(jax.numpy.ones(5), 0).as_text()
+    assert "token" not in lowered and "xla_python_cpu_callback" not in lowered
+    for _ in range(20):
+        *_, turn = program(jax.numpy.ones(5), turn)
+    assert int(turn) == 100 and calls == expected * 20
+
+
+def test_a_second_optimizer_of_a_session_is_told(session, calls, monkeypatch, caplog):
+    optax = pytest.importorskip("optax")
+    monkeypatch.setitem(session.topology.__dict__, "size", 2)
+    first, second = (optax.chain(synchronize(session), optax.sgd(1.0)) for _ in "ab")
+    x = {"w": jax.numpy.ones(3)}
+    for optimizer, lines in ((first, 0), (first, 0), (second, 1)):
+        caplog.clear()
+        updates, (state, _) = jax.jit(optimizer.update)(x, optimizer.init(x))
+        assert updates["w"].tolist() == [-2, -2, -2] and int(state.turn) == 1
+        assert caplog.text.count("a second optimizer") == lines
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -117,6 +149,8 @@ def test_another_version_of_jaxlib(session, calls, monkeypatch, caplog, part):
     assert replaced is None and "cannot make foreign-function calls" in caplog.text
     monkeypatch.setattr(primitive, "_primitive", lambda: replaced)
     program = jax.jit(lambda x: sync({"w": x}, session)["w"])
+    found, turn = jax.jit(lambda x: sync(x, session, after=4))(np.ones(3, np.float32))
+    assert float(found[0]) == 2 and int(turn) == 5
     assert (
         float(program(np.ones(3, np.float32))[0]) == 2 and "python_cpu_callback" in program.lower(np.ones(3)).as_text()
     )

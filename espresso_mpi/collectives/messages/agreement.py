@@ -3,8 +3,8 @@
 ``on_rank_0`` and ``on_every_rank`` run what may fail; if it fails on one rank, all ranks raise the same error.
 
 Inside a node, data pass through slots of the shared window. Between nodes, one rank of each node, the leader, exchanges
-the data of its node with the other leaders, and passes the result on. If a node has no window, all ranks send messages
-to all others.
+the data of its node with the other leaders, and passes the result on; each sends ceil(log2 nodes) messages
+(``dissemination``). If a node has no window, all ranks exchange messages like leaders.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from espresso_mpi.errors import EspressoError, RankTimeoutError
 
+from .dissemination import gather_blocks
 from .transport import Transport
 from .window import SLOT
 
@@ -142,8 +144,8 @@ def gather_small(transport: Transport, mine: np.ndarray, room: int) -> list[np.n
         return _inside(transport, mine, room)
     if transport.windows_everywhere:
         return _by_leaders(transport, mine, room)
-    blocks = _among(transport, range(transport.topology.size), _pack([mine]), _packed_size(1, room))
-    return [_unpack(block)[1][0] for block in blocks]
+    everyone = range(transport.topology.size)
+    return [pieces[0] for pieces in gather_blocks(transport, everyone, _pack([mine]), _packed_size(1, room), _read)]
 
 
 def fingerprint(value: Any) -> bytes:
@@ -205,60 +207,49 @@ def _inside(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarra
 
 def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:
     """Through the leaders. A rank that waits for a waiting rank has a longer timeout: the other one reports first."""
-    nodes = transport.topology.nodes
+    nodes, alone = transport.topology.nodes, len(transport.node) == 1
     leaders = [node[0] for node in nodes]
     leads, block = transport.rank in leaders, np.empty(0, np.uint8)
     try:
         pieces = _inside(transport, mine, room)
     except RankTimeoutError as error:
         if leads:
-            _notify(transport, leaders, _pack([_text(error)], _TIMED_OUT))
+            transport.roll_call.begin(leaders, transport.waiter.timeout).fail(_cut(error))
         raise
     if leads:
-        block = _between(transport, leaders, _pack(pieces), _packed_size(max(map(len, nodes)), room))
-    with transport.waiter.patience(2.0):
-        outcome, pieces = _unpack(_from_leader(transport, block, _packed_size(transport.topology.size, room)))
-    if outcome == _TIMED_OUT:
-        raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
+        try:
+            pieces = _between(transport, leaders, pieces, _packed_size(max(map(len, nodes)), room))
+            block = block if alone else _pack(pieces)
+        except RankTimeoutError as error:
+            if alone:
+                raise
+            block = _pack([np.frombuffer(_cut(error).encode(), np.uint8)], _TIMED_OUT)
+    if not alone:
+        pieces = _from_leader(transport, block, _packed_size(transport.topology.size, room))
     found = dict(zip((rank for node in nodes for rank in node), pieces))
     return [found[rank] for rank in range(transport.topology.size)]
 
 
-def _between(transport: Transport, leaders: Sequence[int], block: np.ndarray, room: int) -> np.ndarray:
-    """The data of all leaders, packed in their order; or the timeout error of one of them."""
-    try:
-        with transport.waiter.patience(1.5):
-            received = [_unpack(block) for block in _among(transport, leaders, block, room)]
-    except RankTimeoutError as error:
-        return _pack([_text(error)], _TIMED_OUT)
-    bad = [pieces for outcome, pieces in received if outcome == _TIMED_OUT]
-    return _pack(bad[0], _TIMED_OUT) if bad else _pack([piece for _, pieces in received for piece in pieces])
+def _between(transport: Transport, leaders: Sequence[int], mine: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
+    """The data of all ranks in the order of their nodes, given those of this node; for the leaders."""
+    with transport.waiter.patience(1.5):
+        return list(chain.from_iterable(gather_blocks(transport, leaders, _pack(mine), room, _read)))
 
 
-def _from_leader(transport: Transport, block: np.ndarray, most: int) -> np.ndarray:
-    """The bytes of the node's first rank; at most ``most``. What fits a slot needs no room that all know."""
-    if most <= SLOT:
-        return _inside(transport, block, most)[0]
-    size = _inside(transport, np.array([block.size], np.int64).view(np.uint8), 8)[0]
-    return _inside(transport, block, int(size.view(np.int64)[0]))[0]
+def _from_leader(transport: Transport, block: np.ndarray, most: int) -> list[np.ndarray]:
+    """The data in a block of the node's first rank, of at most so many bytes; or the error of its timeout."""
+    with transport.waiter.patience(2.0):
+        if most > SLOT:  # what fits a slot needs no room that all know
+            size = _inside(transport, np.array([block.size], np.int64).view(np.uint8), 8)[0]
+            most = int(size.view(np.int64)[0])
+        outcome, pieces = _unpack(_inside(transport, block, most)[0])
+    if outcome == _TIMED_OUT:
+        raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
+    return pieces
 
 
-def _among(transport: Transport, group: Sequence[int], mine: np.ndarray, room: int) -> list[np.ndarray]:
-    """Everyone's bytes in a group of ranks, in the group's order, by messages; behind them memory is undefined."""
-    found = {rank: mine if rank == transport.rank else np.empty(room, np.uint8) for rank in group}
-    me = list(group).index(transport.rank)
-    others = [*group[me + 1 :], *group[:me]]
-    transport.trade([(rank, mine) for rank in others], [(rank, found[rank]) for rank in others])
-    return list(found.values())
-
-
-def _notify(transport: Transport, group: Sequence[int], block: np.ndarray) -> None:
-    """Send a block to the others of a group, without waiting."""
-    transport.outlive([block, transport.trade_later([(rank, block) for rank in group if rank != transport.rank], [])])
-
-
-def _text(error: RankTimeoutError) -> np.ndarray:
-    return np.frombuffer(str(error).encode()[:_TEXT_BYTES], np.uint8)
+def _cut(error: RankTimeoutError) -> str:
+    return str(error).encode()[:_TEXT_BYTES].decode(errors="ignore")
 
 
 def _packed_size(count: int, room: int) -> int:
@@ -282,11 +273,16 @@ def _pack(pieces: Sequence[np.ndarray], outcome: int = _OK) -> np.ndarray:
     return packed
 
 
-def _unpack(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
-    """The outcome and the pieces, as views."""
-    outcome, count = packed[:16].view(np.int64).tolist()
+def _read(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
+    """The length of the packed block that an array begins with, and its pieces, as views."""
+    count = int(packed[8:16].view(np.int64)[0])
     at, pieces = _padded(8 * (2 + count)), []
     for size in packed[16 : 8 * (2 + count)].view(np.int64).tolist():
         pieces.append(packed[at : at + size])
         at += _padded(size)
-    return outcome, pieces
+    return at, pieces
+
+
+def _unpack(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
+    """The outcome and the pieces, as views."""
+    return int(packed[:8].view(np.int64)[0]), _read(packed)[1]

@@ -73,6 +73,8 @@ class DeadlockDetector:
         self._number, self._processes = number, list(processes)
         self.calls: Mapping[int, Any] = {}
         self._cycles: dict[tuple[Any, ...], float] = {}
+        self._unhandled: list[Mapping[str, Any]] = []
+        self._roll_notes: list[tuple[int, int, str]] = []
         with _LOCK:
             self._all.add(self)
             for process in self._processes:  # all have come to this opening: they wait nowhere else any more
@@ -97,6 +99,21 @@ class DeadlockDetector:
             for session, note in self._incoming():
                 self._handle(session, note, here, late, blocked)
             self._send(late, "ask", {"origin": PROCESS, "at": time.perf_counter(), "sure": blocked, "hops": [here]})
+
+    def tell(self, ranks: Sequence[int], note: Sequence[Any]) -> list[int]:
+        """Send a note of a roll call: [rank, number of the exchange, text]; returns the ranks that it is under way to.
+
+        A rank that has not read the one before gets none, and of many ranks only some do: try again later.
+        """
+        with _LOCK:
+            return self._send(ranks, "roll", {"roll": list(note)})
+
+    def roll_notes(self) -> list[tuple[int, int, str]]:
+        """The notes of roll calls that have come."""
+        with _LOCK:
+            self._unhandled += self._read()
+            found, self._roll_notes = self._roll_notes, []
+        return found
 
     def close(self, patience: float = 1.0) -> None:
         """Receive all messages that are left. Called by all ranks after a barrier, before the communicator is freed."""
@@ -153,10 +170,12 @@ class DeadlockDetector:
 
     def _incoming(self) -> Iterator[tuple[DeadlockDetector, Mapping[str, Any]]]:
         for session in list(self._all):
-            for note in session._read():
+            notes, session._unhandled = [*session._unhandled, *session._read()], []
+            for note in notes:
                 yield session, note
 
     def _read(self) -> Iterator[Mapping[str, Any]]:
+        """What has come about waits; notes of roll calls are put aside."""
         while True:
             status = self._mpi.Status()
             message = self._comm.Improbe(self._mpi.ANY_SOURCE, _TAG, status)
@@ -164,15 +183,23 @@ class DeadlockDetector:
                 return
             memory = bytearray(status.Get_count(self._mpi.BYTE))
             message.Recv([memory, self._mpi.BYTE])
-            yield json.loads(memory)
+            note = json.loads(memory)
+            if "roll" in note:
+                rank, number, text = note["roll"]
+                self._roll_notes.append((rank, number, text))
+            else:
+                yield note
 
-    def _send(self, ranks: Sequence[int], kind: str, note: Mapping[str, Any]) -> None:
+    def _send(self, ranks: Sequence[int], kind: str, note: Mapping[str, Any]) -> list[int]:
         self._reap()
+        sent = []
         memory = np.frombuffer(json.dumps(note).encode(), np.uint8)
         for rank in sorted(set(ranks))[:_TARGETS]:
             key = (id(self._comm), rank, kind)
             if key not in self._sent and len(self._sent) < _SENT and memory.size <= _ROOM:
                 self._sent[key] = self._comm.Issend([memory, self._mpi.BYTE], rank, _TAG), (memory, self._comm)
+                sent.append(rank)
+        return sent
 
     @classmethod
     def _reap(cls) -> None:

@@ -20,7 +20,7 @@ from ..data.reduction import sum_block
 LINE = 128
 """Bytes between flags: two cache lines, for processors fetch them in pairs."""
 
-WAITED, STAGE, SATURATED, SHOWN, _CLOCK, LOG = 0, 1, 2, 3, 4, 6
+WAITED, STAGE, SATURATED, SHOWN, _CLOCK, MET, LOG = 0, 1, 2, 3, 4, 6, 7
 """Places in a kernel's log of int64, and its length: what it reports, and where it was when it returned early."""
 
 _STEP = LINE // 8
@@ -221,6 +221,65 @@ def reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, ep
             if reads:
                 _copy_others(part, rows, start, stride, me, count)
     return True
+
+
+@host.inline
+def _same_headers(memory, start, stride, sizes, size, me, count, half, ignored):  # type: ignore[no-untyped-def]
+    """Whether all ranks show the header of this one, but for some bits of its first byte."""
+    mine = start + me * stride
+    for rank in range(count):
+        other = start + rank * stride
+        if sizes[rank * _STEP + 1 + half] != size or (memory[mine] ^ memory[other]) & ~ignored:
+            return False
+        for i in range(1, size):
+            if memory[mine + i] != memory[other + i]:
+                return False
+    return True
+
+
+@host.inline
+def agreed_reduce(  # type: ignore[no-untyped-def]
+    header, heads, room_of_head, sizes, memory, slot, gap, half, ignored,
+    x, rows, starts, room, stride, how, whole, flags, me, count, epoch, pace, log,
+):  # fmt: skip
+    """A gather of headers and, if all are equal, the sum of x over the ranks, which has begun with it.
+
+    The first chunk is shown together with the header, so the sum needs no barrier for the headers. If they differ, x
+    has not changed, and this was a ``gather``.
+
+    Args:
+        header, heads, room_of_head, sizes, memory, slot, gap, half: as ``mine`` and so on of ``gather``.
+        ignored: bits of the first byte that may differ.
+        x, rows, starts, room, stride, how: as of ``reduce_large``.
+        whole: every rank sums all of x, which is one chunk, so that the barrier of the headers is the only one.
+        log: ``MET`` becomes the time at which all headers were found equal, in nanoseconds; it stays 0 if they differ.
+    """
+    if log[STAGE] == 0:
+        if log[SHOWN] == 0:
+            first = x[:room]
+            row = rows[starts[0] + me * stride : starts[0] + me * stride + first.size]
+            a, b = _share_of(me, first.size, count)
+            if whole:
+                a, b = 0, 0
+            _copy(row[:a], first[:a])
+            _copy(row[b:], first[b:])
+            _copy(memory[slot + me * gap : slot + me * gap + header.size], header)
+            flags[me * _STEP + 1 + half] = header.size
+            log[SHOWN] = 1
+            _store(flags, me * _STEP, epoch + 1)
+        if not _await(flags, count, epoch + 1, pace, log):
+            return False
+        if not _same_headers(memory, slot, gap, flags, header.size, me, count, half, ignored):
+            for rank in range(count):
+                size = sizes[rank] = flags[rank * _STEP + 1 + half]
+                place = slot + rank * gap
+                _copy(heads[rank * room_of_head : rank * room_of_head + size], memory[place : place + size])
+            return True
+        log[MET] = _now(log[_CLOCK:])
+    if whole:
+        log[SATURATED] += _sum(x, rows[starts[0] :], stride, count, me, how)
+        return True
+    return reduce_large(x, rows, starts, room, stride, how, True, flags, me, count, epoch, pace, log)
 
 
 @host.inline

@@ -22,6 +22,7 @@ from .deadlock import DeadlockDetector
 from .failures import failure, named
 from .leftovers import Leftover
 from .opening import Identity
+from .roll_call import RollCall
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -102,6 +103,7 @@ class Transport:
         oversubscribed = oversubscribed or bool(os.environ.get("ESPRESSO_LAB"))
         who = identity or Identity("", 0, [""] * comm.size)
         self._deadlocks = DeadlockDetector(comm, who.number, who.processes, self.describe)
+        self.roll_call = RollCall(self._deadlocks, self.rank)
         self.waiter = Waiter(settings.timeout, oversubscribed, self.describe, self)
         self.workspace = Workspace()
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from espresso_mpi.errors import RankTimeoutError
@@ -98,14 +98,14 @@ class Waiter:
         """Seconds spent in ``until`` so far: statistics take differences of it."""
         self._looked = 0.0
 
-    @contextmanager
-    def monitored(self, monitor: WaitMonitor) -> Iterator[None]:
+    def monitored(self, monitor: WaitMonitor) -> AbstractContextManager[None]:
         """Wait on behalf of ``monitor`` inside the with-block; afterwards, the previous monitor is in place again."""
+        return _Monitored(self, monitor)
+
+    def swap(self, monitor: WaitMonitor) -> WaitMonitor:
+        """Wait on behalf of another monitor from now on; returns the previous one."""
         before, self._monitor = self._monitor, monitor
-        try:
-            yield
-        finally:
-            self._monitor = before
+        return before
 
     def until(self, done: Callable[[], bool], late: Callable[[], Sequence[int]]) -> None:
         """Return when ``done()``; after the timeout raise RankTimeoutError naming the ranks of ``late()``.
@@ -187,6 +187,21 @@ class Waiter:
     def _name(self, rank: int) -> str:
         place = self._deadlocks.location(rank) if self._deadlocks is not None else ""
         return f"{self._describe(rank)} [{place}]" if place else self._describe(rank)
+
+
+class _Monitored(AbstractContextManager[None]):
+    """See ``Waiter.monitored``; every call enters one, and a class is quicker to enter than a generator."""
+
+    __slots__ = ("_monitor", "_waiter")
+
+    def __init__(self, waiter: Waiter, monitor: WaitMonitor) -> None:
+        self._waiter, self._monitor = waiter, monitor
+
+    def __enter__(self) -> None:
+        self._monitor = self._waiter.swap(self._monitor)
+
+    def __exit__(self, *error: object) -> None:
+        self._waiter.swap(self._monitor)
 
 
 def sharpen_naps() -> None:

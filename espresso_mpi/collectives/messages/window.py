@@ -57,6 +57,20 @@ class _Rows(NamedTuple):
         return self.flat[self.start + a :]
 
 
+class Agreed(NamedTuple):
+    """What came of ``SharedWindow.agreed_allreduce``.
+
+    Attributes:
+        met: when all headers were found equal, in seconds of ``time.perf_counter``; 0: they differ.
+        headers: then, the header of every member.
+        saturated: as of ``SharedWindow.allreduce``.
+    """
+
+    met: float
+    headers: Sequence[np.ndarray] = ()
+    saturated: int = 0
+
+
 class SharedWindow:
     """The window of one node's ranks. Collective to make; every method is called by all, in the same order.
 
@@ -80,6 +94,7 @@ class SharedWindow:
         memory = memory[-memory.ctypes.data % _PAGE :]  # the same on every rank: maps begin at pages
         self._flags, self._memory = memory[:flags].view(np.int64), memory[flags : size - _PAGE]
         self._known: dict[tuple[np.dtype[Any], int, bool], _Rows] = {}
+        self._known_places: dict[tuple[np.dtype[Any], int], tuple[_Rows, tuple[int, int], _Rows, int]] = {}
         self._epoch = self._uses = 0
         self.bytes_sent = 0
         if local.rank == 0:
@@ -184,6 +199,49 @@ class SharedWindow:
         room = out.size // self._count
         self._run(shared_memory.gather, 1, mine, out, room, sizes, rows.flat, rows.start, rows.stride, half)
 
+    def agreed_allreduce(
+        self, header: np.ndarray, ignored: int, x: np.ndarray, how: tuple[bool, float, bool, int, int]
+    ) -> Agreed:
+        """Show a header; if those of all members are equal, ``x = reduced over the ranks``, else x stays.
+
+        Members may call ``gather`` with their header instead: it differs then.
+
+        Args:
+            header: flat uint8, at most ``SLOT``.
+            ignored: bits of its first byte that may differ.
+            x: flat, not empty; equally long at members with equal headers.
+            how: from ``reduction.arithmetic``.
+        """
+        uses, width = self._uses, -(-header.size // _ALIGN) * _ALIGN
+        rows, starts, slots, room = self._places(x.dtype, uses % 2)
+        chunks = -(-x.size // room)
+        whole = chunks == 1 and x.nbytes <= _SMALL
+        heads, sizes = np.empty(self._count * width, np.uint8), np.empty(self._count, np.int64)
+        log = self._run(
+            shared_memory.agreed_reduce, 0, header, heads, width, sizes, slots.flat, slots.start, slots.stride,
+            uses % 2, ignored, x, rows.flat, starts, room, rows.stride, how, whole,
+        )  # fmt: skip
+        met, saturated = int(log[shared_memory.MET]) * 1e-9, int(log[shared_memory.SATURATED])
+        barriers = 2 * chunks if met and not whole else 1
+        self._uses, self._epoch = uses + (barriers + 1) // 2, self._epoch + barriers
+        self.bytes_sent += header.size * (self._count - 1)
+        if not met:
+            return Agreed(0.0, [heads[r * width : r * width + size] for r, size in enumerate(sizes.tolist())])
+        mine = x.nbytes if whole else x.nbytes // self._count  # to a cache line
+        self.bytes_sent += x.nbytes - mine + mine * (self._count - 1)
+        return Agreed(met, (), saturated if not whole or self._me == 0 else 0)  # of a whole sum, all see the same ones
+
+    def _places(self, dtype: np.dtype[Any], half: int) -> tuple[_Rows, tuple[int, int], _Rows, int]:
+        """What begins in a half: rows of large data, where they begin in both halves, slots, and elements of a row."""
+        known = self._known_places.get((dtype, half))
+        if known is None:
+            before, self._uses = self._uses, half
+            rows, other = self._rows(dtype), self._rows(dtype)
+            slots, self._uses = self._rows(_BYTE, small=True), before
+            room = min(self._half, _CHUNK) // dtype.itemsize // _ALIGN * _ALIGN
+            known = self._known_places[dtype, half] = rows, (rows.start, other.start), slots, room
+        return known
+
     @property
     def handle(self) -> Any:
         """mpi4py's window, locked for all."""
@@ -192,7 +250,7 @@ class SharedWindow:
     def free(self) -> None:
         """Give the memory back. Collective over the node."""
         self._win.Unlock_all()
-        del self._flags, self._memory, self._known
+        del self._flags, self._memory, self._known, self._known_places
         self._win.Free()
 
     def _reduce_small(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp) -> int:

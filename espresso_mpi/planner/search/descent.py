@@ -168,6 +168,17 @@ def soft_most(paths, heat):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def costs_in(flow, weight, begin, end, cost):  # type: ignore[no-untyped-def]
+    """What the options from ``begin`` to ``end`` cost in a tensor's flow (edges,), into the begin of ``cost``."""
+    cost[: end - begin] = 0.0
+    for edge in range(weight.shape[0]):
+        part = flow[edge]
+        if part > 0.0:
+            for option in range(begin, end):
+                cost[option - begin] += part * weight[edge, option]
+
+
+@compiled
 def candidates(flow, slack, weight, set_of, first):  # type: ignore[no-untyped-def]
     """Options of choices with a time below the bound of a flow plus ``slack``: (options, where tensors begin)."""
     room = 0
@@ -177,12 +188,7 @@ def candidates(flow, slack, weight, set_of, first):  # type: ignore[no-untyped-d
     cost = np.empty(room)
     for tensor in range(set_of.size):
         a, b = first[set_of[tensor]], first[set_of[tensor] + 1]
-        cost[: b - a] = 0.0
-        for edge in range(weight.shape[0]):
-            part = flow[tensor, edge]
-            if part > 0.0:
-                for option in range(a, b):
-                    cost[option - a] += part * weight[edge, option]
+        costs_in(flow[tensor], weight, a, b, cost)
         limit = cost[: b - a].min() + slack
         for option in range(a, b):
             if cost[option - a] <= limit:

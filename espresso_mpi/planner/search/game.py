@@ -8,6 +8,7 @@ import numpy as np
 
 from espresso_mpi.files.compiled import compiled
 
+from .descent import costs_in
 from .networks import Network
 
 KEPT = 8
@@ -79,12 +80,7 @@ def _answer(flow, mass, weight, start, final, adds, set_of, first, backward, bes
     rest[tensors] = total
     for tensor in range(tensors - 1, -1, -1):
         a, b = first[set_of[tensor]], first[set_of[tensor] + 1]
-        cost[: b - a] = 0.0
-        for edge in range(weight.shape[0]):
-            part = flow[tensor, edge]
-            if part > 0.0:
-                for option in range(a, b):
-                    cost[option - a] += part * weight[edge, option]
+        costs_in(flow[tensor], weight, a, b, cost)
         least = np.argmin(cost[: b - a])
         best[tensor] = a + least
         total += cost[least]

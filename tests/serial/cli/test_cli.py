@@ -48,10 +48,9 @@ def invoke_here(monkeypatch, *arguments):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_help(command):
-    done = invoke(*command, "--help")
-    assert done.returncode == 0
-    assert "Usage" in done.stdout
+def test_every_command_has_help(command, monkeypatch, capsys):
+    assert invoke_here(monkeypatch, *command, "--help") == 0
+    assert "Usage" in capsys.readouterr().out
 
 
 def test_help_is_quick_and_loads_neither_numba_nor_mpi():
@@ -74,10 +73,9 @@ def test_version():
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["run", "-n", "two", "--", "true"], ["lab"], ["run", "--nonsense"]]
 )
-def test_wrong_usage_exits_with_2(arguments):
-    done = invoke(*arguments)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+def test_wrong_usage_exits_with_2(arguments, monkeypatch, capsys):
+    assert invoke_here(monkeypatch, *arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,13 @@ def opposite(a, b):
 # Legal: a rank is slow.
 a, b = two(60)
 if rank == 0:
-    time.sleep(3)
+    time.sleep(1.5)
 a.sync(x)
 
 # Legal: a second thread synchronises what the first one does not.
 if rank == 0:
     def later():
-        time.sleep(3)
+        time.sleep(1.5)
         b.sync(np.ones(100, np.float32))
     thread = threading.Thread(target=later)
     thread.start()
@@ -64,9 +64,9 @@ print("found" if all(word in text for word in words) and time.monotonic() - star
 
 # Another thread might still call: only the timeout knows, and tells where the others are.
 threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
-text = opposite(*two(5))
+text = opposite(*two(3))
 other = "session number 6" if rank == 0 else "session number 5"
-good = "waited 5 s for rank" in text and f"[waits in sync number 1 of {other} for" in text
+good = "waited 3 s for rank" in text and f"[waits in sync number 1 of {other} for" in text
 print("timeout" if good or "another rank cannot continue" in text else text, flush=True)
 """
 

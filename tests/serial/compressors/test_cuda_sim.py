@@ -25,11 +25,12 @@ def runs(request):
 
     In processes because the simulator has to be chosen before numba is imported.
     """
+    quick = ["--quick"] if request.config.getoption("quick") else []
     wanted = [item.callspec.params["what"] for item in request.session.items if "runs" in item.fixturenames]
     cores = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
     parts = [part for part in (wanted[core::cores] for core in range(cores)) if part]
     with ThreadPoolExecutor(cores) as pool:
-        yield {what: run for part in parts for run in [pool.submit(_run, part)] for what in part}
+        yield {what: run for part in parts for run in [pool.submit(_run, [*quick, *part])] for what in part}
 
 
 def _run(wanted):

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
-from law_tools import specs_of
+from law_tools import specs_of, takes_another_branch
 from laws import LAWS
 
 from espresso_mpi.compressors import get, names
@@ -20,24 +18,7 @@ COSTLY = {
     "error_on_gaussian_values", "is_unbiased", "same_bytes_on_any_number_of_threads", "tensors_have_shapes",
     "feedback_stays_bounded", "survives_damage", "survives_any_payload",
 }  # fmt: skip
-"""Laws with a million elements, with inputs from hypothesis, or with hundreds of seeds, steps or payloads."""
-
-AMOUNTS = {"rank", "cols", "rows", "columns", "beta", "mu", "value"}
-
-
-def takes_another_branch(spec):
-    """Whether a kernel does something else than for the method's name alone, and not only more or less of the same."""
-    method, plain = get(spec), get(spec.partition(":")[0])
-    given = {field.name: getattr(method, field.name) for field in fields(method)}
-    return any(not _only_an_amount(name, value) for name, value in given.items() if value != getattr(plain, name))
-
-
-def _only_an_amount(name, value):
-    if name == "ratio":
-        return value != 1.0  # nothing is left out
-    if name == "block":
-        return value % 64 == 0  # whole words
-    return name in AMOUNTS
+"""Laws with many elements, with inputs from hypothesis, or with hundreds of seeds, steps or payloads."""
 
 
 def cases():

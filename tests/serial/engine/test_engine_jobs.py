@@ -65,6 +65,7 @@ def ends_well(result, *words):
     return True
 
 
+@pytest.mark.thorough  # test_messages_under_way_at_the_end has more of them
 def test_pushes_nobody_waits_for(tmp_path):
     """The process ends while its thread works, or waits for the other rank."""
     body = """
@@ -75,7 +76,7 @@ def test_pushes_nobody_waits_for(tmp_path):
     assert ends_well(job(tmp_path, body))
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2))])
 def test_messages_under_way_at_the_end(tmp_path, attempt):
     """MPI still writes to their memory when Python has gone: it crashed one job in five."""
     body = """
@@ -117,6 +118,7 @@ def test_a_session_that_nobody_holds_any_more(tmp_path):
     assert ends_well(job(tmp_path, body))
 
 
+@pytest.mark.thorough  # no job here closes its session; this one has nothing else
 def test_a_session_never_closed_after_work(tmp_path):
     body = """
     for step in range(5):

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from espresso_mpi import optim
 from espresso_mpi.arrays import buffers
 from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, StateError
-from espresso_mpi.optim import Clan
+from espresso_mpi.optim import Clan, tensors
+from espresso_mpi.optim import clan as clan_module
 
 BETAS, EPS, DECAY = (0.9, 0.999), 1e-6, 0.01
 
@@ -235,8 +235,8 @@ def test_gpu_arrays_are_computed_with_by_cupy(monkeypatch):
 
 def test_a_gpu_gradient_of_a_host_parameter_is_refused(monkeypatch):
     clan = Clan([gaussian(3)])
-    tensors = optim._tensors(clan._params)
-    monkeypatch.setattr(optim, "_tensors", lambda params: tensors)
+    known = tensors.tensors_of(clan._params)
+    monkeypatch.setattr(clan_module, "tensors_of", lambda params: known)
     on_a_gpu(monkeypatch)
     with pytest.raises(GradientError, match=r"0: got a gradient on the GPU.*move one"):
         clan.step([gaussian(3)])

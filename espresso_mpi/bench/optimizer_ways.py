@@ -1,0 +1,97 @@
+"""How the optimizers of ``bench optimizers`` take a step: what is synchronised, and what is local."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from espresso_mpi.session import Session
+
+from ..optim import DiLoCo, OnebitAdam
+
+if TYPE_CHECKING:  # needs torch, which only a run needs
+    from .gpt import Replica
+
+DENSE = 0.2
+"""Share of the steps in which ``onebit-adam`` and ``diloco`` begin by synchronising gradients."""
+
+WARMUP = "int8"
+"""What ``onebit-adam`` begins with: it trains like uncompressed gradients, by a quarter of the bytes."""
+
+EVERY = 15
+"""Local steps of ``diloco`` between two averages: few, because runs are short."""
+
+BASES = {"adamw": "adamw", "sgd": "sgd", "onebit-adam": "adamw", "diloco": "adamw"}
+"""The optimizers, and with which one, on uncompressed gradients, each is compared."""
+
+
+class Way(Protocol):
+    """One training run's steps on this rank."""
+
+    def step(self, grads: dict[str, Any], rate: float) -> None:
+        """Update the replica by this rank's gradients. Collective, but not in each step of each way."""
+
+    def finish(self) -> None:
+        """Make the replicas equal. Collective."""
+
+
+def way_of(optimizer: str, session: Session, replica: Replica, steps: int) -> Way:
+    """The steps of one of ``BASES``, for a run of so many steps."""
+    dense = max(1, round(DENSE * steps))
+    if optimizer == "onebit-adam":
+        return _Onebit(session, replica, dense)
+    if optimizer == "diloco":
+        return _Local(session, replica, dense)
+    return _Gradients(session, replica)
+
+
+class _Gradients:
+    """Gradients are synchronised in every step."""
+
+    def __init__(self, session: Session, replica: Replica) -> None:
+        self._session, self._replica = session, replica
+
+    def step(self, grads: dict[str, Any], rate: float) -> None:
+        self._session.sync(grads)
+        self._replica.update(rate)
+
+    def finish(self) -> None:
+        """The replicas are equal already."""
+
+
+class _Onebit:
+    """Gradients first, then momenta."""
+
+    def __init__(self, session: Session, replica: Replica, dense: int) -> None:
+        self._adam = OnebitAdam(dict(replica.model.named_parameters()), session, warmup=dense, warmup_compressor=WARMUP)
+
+    def step(self, grads: dict[str, Any], rate: float) -> None:
+        self._adam.lr = rate
+        self._adam.step(grads)
+
+    def finish(self) -> None:
+        """The replicas are equal already."""
+
+
+class _Local:
+    """Gradients first, then the progress of local steps."""
+
+    def __init__(self, session: Session, replica: Replica, dense: int) -> None:
+        self._session, self._replica, self._dense = session, replica, dense
+        self._diloco: DiLoCo | None = None
+
+    def step(self, grads: dict[str, Any], rate: float) -> None:
+        if self._dense:
+            self._dense -= 1
+            handles = [self._session.allreduce(grad, name=name, blocking=False) for name, grad in grads.items()]
+            for handle in handles:
+                handle.wait()
+        self._replica.update(rate)
+        if not self._dense:
+            if self._diloco is None:
+                self._diloco = DiLoCo(dict(self._replica.model.named_parameters()), self._session, EVERY)
+                return
+            self._diloco.step()
+
+    def finish(self) -> None:
+        if self._diloco is not None:
+            self._diloco.average()

@@ -1,0 +1,28 @@
+"""Optimizers that are made for compressed messages. Their arrays are of any framework: numpy, CuPy, torch, JAX.
+
+``Clan`` takes gradients that are synchronised. ``OnebitAdam`` synchronises momenta instead of gradients, and ``DiLoCo``
+the progress of many local steps. Each is one file. ``tensors`` sees parameters as flat arrays, and ``updates`` has the
+formulas, which run as fused kernels on the CPU and as array expressions elsewhere.
+
+May import: ``session`` for its type, ``compressors.kernels``, ``arrays`` and what is below them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {"Clan": "clan", "DiLoCo": "diloco", "OnebitAdam": "onebit_adam"}
+
+__all__ = ["Clan", "DiLoCo", "OnebitAdam"]
+
+if TYPE_CHECKING:
+    from .clan import Clan as Clan
+    from .diloco import DiLoCo as DiLoCo
+    from .onebit_adam import OnebitAdam as OnebitAdam
+
+
+def __getattr__(name: str) -> Any:  # Clan needs no numba, whose import takes a second
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,195 @@
+"""CLAN, the optimiser of BytePS-Compress (Zhong et al., 2021): LANS fed by the averaged compressed gradient.
+
+>>> import numpy as np
+>>> from espresso_mpi.optim import Clan
+>>> params = {"w": np.ones(4)}
+>>> clan = Clan(params, lr=0.1, weight_decay=0)
+>>> grads = {"w": np.array([1, -1, 1, -1], np.float32)}  # what Session.sync made of the ranks' gradients
+>>> params = clan.step(grads)
+>>> params["w"].round(4).tolist()
+[0.9, 1.1, 0.9, 1.1]
+
+A plain reference: whole-array arithmetic in the arrays' own library, no kernels, no MPI.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..arrays import buffers
+from ..errors import NonFiniteError, StateError
+from .settings import MOST, AdamSettings, number
+from .tensors import Tensor, difference, matched, read, tensors_of
+
+
+class Clan:
+    """LANS (Zheng et al., 2020) on gradients that are synchronised already. For each tensor x with gradient ĝ::
+
+        g = ĝ/(‖ĝ‖ + ε)
+        m ← β₁ m + (1 - β₁) g,  m̂ = m/(1 - β₁ᵗ);  v ← β₂ v + (1 - β₂) g²,  v̂ = v/(1 - β₂ᵗ)
+        r = m̂/(√v̂ + ε) + λ x;  u = g/(√v̂ + ε) + λ x
+        x ← x - η (β₁ r ‖x‖/‖r‖ + (1 - β₁) u ‖x‖/‖u‖), where a ratio is 1 if one of its norms is 0
+
+    Norms are float64, moments float32. The length of ĝ makes (but for ε) no difference: so a loss scale need not be
+    undone, and it does no harm that compression changes it. Where a gradient is None, its tensor is left alone in that
+    step. Ranks that start from the same values and run the same libraries with as many threads stay equal to the bit.
+
+    Args:
+        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place. On the CPU all that
+            ``Session.sync`` takes. On the GPU torch's tensors, and all others once CuPy is imported: that is what
+            computes there. JAX's arrays cannot be changed: go on with what ``step`` returns.
+        lr: η. An attribute, to be set between steps.
+        betas: β₁ and β₂.
+        eps: ε.
+        weight_decay: λ.
+
+    Raises:
+        ConfigError: a number out of its range.
+        GradientError: a parameter that cannot be updated; the text names it.
+
+    Example:
+        >>> params = {"w": np.ones(4)}
+        >>> clan = espresso_mpi.optim.Clan(params, lr=0.1, weight_decay=0)
+        >>> params = clan.step({"w": np.array([1, -1, 1, -1], np.float32)})
+        >>> params["w"].round(4).tolist()
+        [0.9, 1.1, 0.9, 1.1]
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        self.lr = lr
+        checked = AdamSettings.checked("Clan", lr, betas, eps, weight_decay)
+        self._betas, self._eps, self._decay = checked.betas, checked.eps, checked.weight_decay
+        self._params = params
+        self._moments = {t.name: _Moments(0, t.library.zeros(t), t.library.zeros(t)) for t in tensors_of(params)}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate η of the next step."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._lr = number("Clan", "lr", value, 0, MOST)
+
+    def step(self, grads: Any) -> Any:
+        """Update the parameters once.
+
+        Args:
+            grads: arrays with the names and shapes of the parameters, or None; of any type that ``Session.sync`` takes.
+                An array's name are the keys on the way to it. Not changed.
+
+        Returns:
+            The parameters: the same containers, unless they hold arrays that cannot be changed (JAX).
+
+        Raises:
+            GradientError: the names or shapes are others than the parameters', or an array cannot be read.
+            NonFiniteError: a gradient holds a NaN or an infinity. Nothing has been changed in either case.
+        """
+        tensors = tensors_of(self._params)
+        values = matched(tensors, dict(buffers.flatten(grads)))
+        lengths = {t.name: _length(t, values[t.name]) for t in tensors if values[t.name] is not None}
+        for tensor in tensors:
+            if tensor.name in lengths:
+                gradient = read(tensor, values[tensor.name]) / (lengths[tensor.name] + self._eps)
+                self._update(tensor, tensor.library.single(gradient), self._moments[tensor.name])
+        self._params = buffers.rebuild(self._params, [tensor.adopted for tensor in tensors])
+        return self._params
+
+    def _update(self, tensor: Tensor, g: Any, moments: _Moments) -> None:
+        """One step of one tensor along its normalised gradient."""
+        (first, second), x = self._betas, tensor.library.single(tensor.array)
+        moments.steps += 1
+        m, v = moments.m, moments.v
+        m *= first
+        m += (1 - first) * g
+        v *= second
+        v += (1 - second) * (g * g)
+        spread = (v / (1 - second**moments.steps)) ** 0.5 + self._eps
+        r = m / (1 - first**moments.steps) / spread + self._decay * x
+        u = g / spread + self._decay * x
+        length = _norm(tensor, x)
+        change = (first * _ratio(length, _norm(tensor, r))) * r
+        change += ((1 - first) * _ratio(length, _norm(tensor, u))) * u
+        array = tensor.array
+        array -= self._lr * change
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """The number of steps and the moments of each tensor, as numpy arrays: a copy."""
+        return {
+            t.name: {"steps": own.steps, "m": t.library.to_host(own.m), "v": t.library.to_host(own.v)}
+            for t in tensors_of(self._params)
+            for own in [self._moments[t.name]]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Continue from what ``state_dict`` returned. The parameters themselves and ``lr`` are the caller's to restore.
+
+        Raises:
+            StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.
+        """
+        tensors = tensors_of(self._params)
+        if not isinstance(state, Mapping):
+            raise StateError(f"Clan: the state is a {type(state).__name__}; pass what state_dict() returned")
+        if set(state) != {t.name for t in tensors}:
+            raise StateError(f"Clan: the state {difference(set(state), self._moments)}; load the state of this model")
+        loaded = {t.name: _checked(t, state[t.name]) for t in tensors}
+        for tensor in tensors:
+            steps, m, v = loaded[tensor.name]
+            own = self._moments[tensor.name]
+            own.steps = steps
+            own.m[...], own.v[...] = tensor.library.from_host(tensor, m), tensor.library.from_host(tensor, v)
+
+
+@dataclass
+class _Moments:
+    """What is kept of one tensor: how often it was updated, and two flat float32 arrays of its own library."""
+
+    steps: int
+    m: Any
+    v: Any
+
+
+def _length(tensor: Tensor, value: Any) -> float:
+    length = tensor.library.norm(read(tensor, value))
+    if not math.isfinite(length):
+        raise NonFiniteError(
+            f"{tensor.name}: the gradient holds a NaN, an infinity or values whose squares overflow; expected finite "
+            f"ones; skip this step on all ranks, with a lower loss scale if there is one"
+        )
+    return length
+
+
+def _norm(tensor: Tensor, array: Any) -> float:
+    return tensor.library.norm(tensor.library.double(array))
+
+
+def _ratio(length: float, other: float) -> float:
+    """The trust ratio: how long the parameters are for the direction's length."""
+    return length / other if length > 0 and other > 0 else 1.0
+
+
+def _checked(tensor: Tensor, entry: Mapping[str, Any]) -> tuple[int, np.ndarray, np.ndarray]:
+    """Steps and moments of one tensor from a saved state."""
+    size = tensor.adopted.array.size
+    try:
+        steps, m, v = int(entry["steps"]), *(np.asarray(entry[key], np.float32) for key in ("m", "v"))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise StateError(f"{tensor.name}: cannot read its state ({error!r}); load what state_dict returned") from None
+    if steps < 0 or m.shape != (size,) or v.shape != (size,) or not (np.isfinite([m, v]).all() and (v >= 0).all()):
+        raise StateError(
+            f"{tensor.name}: got moments of shape {m.shape} and {v.shape} after {steps} steps; expected finite ones of "
+            f"shape ({size},); load the state of this model"
+        )
+    return steps, m, v

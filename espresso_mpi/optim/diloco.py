@@ -1,0 +1,260 @@
+"""DiLoCo (Douillard et al., 2023) and its streaming form (2025): many local steps, then one small message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..arrays import buffers
+from ..errors import ConfigError, GradientError, StateError
+from .messages import require_raising, wait_for
+from .settings import count, number
+from .tensors import Tensor, difference, tensors_of
+from .updates import OUTER, PROGRESS
+
+if TYPE_CHECKING:
+    from ..session import Session
+    from ..sessions.handles import Handle
+
+
+@dataclass
+class _Under:
+    """A fragment under way: the step from which its result is used, and the handles of its tensors."""
+
+    due: int
+    names: tuple[str, ...]
+    handles: list[Handle] = field(default_factory=list)
+
+
+class DiLoCo:
+    """Averages the progress of local steps: an outer optimizer around the one of your training loop.
+
+    Each rank trains with its own optimizer and gradients that are not synchronised. After H steps, the ranks average by
+    how much the parameters x have moved away from the anchor a, which all ranks share, and take one step of SGD with
+    momentum along it::
+
+        d = mean of C(a - xᵢ + residualᵢ);  u ← μ u + d;  a ← a - η (d + μ u);  x ← a
+
+    The messages are 1/H of those of a synchronisation in every step, and the session's compressor makes them smaller.
+    With ``fragments``, parts of the model are averaged in turn, so that less is sent at a time (streaming DiLoCo). With
+    ``delay``, training goes on for so many steps while a part is on its way; then x ← α x + (1 - α) a.
+
+    All ranks must start from the same parameters. Between two averages they differ; ``average`` makes them equal, for
+    validation and at the end.
+
+    Args:
+        params: float32 or float64 arrays in nested lists, tuples and dicts, as for ``Clan``. Only those that are
+            trained: with torch ``{n: p for n, p in model.named_parameters() if p.requires_grad}``.
+        session: synchronises the progress; ``compressor="int4"`` is usual. It needs ``nonfinite="raise"``.
+        every: H, the number of local steps; 30 to 500 is usual.
+        lr: η, the outer learning rate. An attribute.
+        momentum: μ.
+        nesterov: the step of Nesterov's momentum, as above; else u itself.
+        fragments: number of parts of about equal size.
+        delay: number of local steps while a part is on its way; less than H/fragments.
+        mix: α, the share of a rank's own parameters that remains; default: 0.5 with a delay (the paper's), else 0.
+
+    Raises:
+        ConfigError: a number is out of its range, or the session would skip values that are not finite.
+        GradientError: a parameter cannot be updated; the text names it.
+
+    Example:
+        >>> params = {"w": np.ones((64, 64), np.float32)}
+        >>> with espresso_mpi.Session(compressor="int4") as session:
+        ...     diloco = espresso_mpi.optim.DiLoCo(params, session, every=10, lr=1.0, momentum=0.0)
+        ...     for step in range(10):
+        ...         params["w"] -= 0.01  # a local step, by any optimizer
+        ...         params = diloco.step()
+        >>> round(float(params["w"].mean()), 3)
+        0.9
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        session: Session,
+        every: int = 100,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float | None = None,
+    ) -> None:
+        require_raising("DiLoCo", session)
+        self._every, self._delay = count("DiLoCo", "every", every, 1), count("DiLoCo", "delay", delay, 0)
+        fragments = count("DiLoCo", "fragments", fragments, 1)
+        if fragments > every or delay * fragments >= every:
+            raise ConfigError(
+                f"DiLoCo: every={every}, fragments={fragments}, delay={delay}; expected at most one fragment in a step "
+                f"and delay < every/fragments, so that a fragment arrives before the next one leaves"
+            )
+        self.lr = lr
+        self._momentum = number("DiLoCo", "momentum", momentum, 0, 1)
+        self._direct = 1.0 if nesterov else 0.0
+        self._mix = number("DiLoCo", "mix", (0.5 if delay else 0.0) if mix is None else mix, 0, 1)
+        self._session, self._params, self._steps = session, params, 0
+        tensors = tensors_of(params)
+        self._anchors = {t.name: t.library.copy(t.array) for t in tensors}
+        self._velocities = {t.name: t.library.zeros(t) for t in tensors}
+        self._messages = {t.name: t.library.zeros(t).reshape(t.adopted.spec.shape) for t in tensors}
+        self._fragments = _parts([(t.name, t.size) for t in tensors if t.size], fragments)
+        self._under: list[_Under] = []
+
+    @property
+    def lr(self) -> float:
+        """The outer learning rate η."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._lr = number("DiLoCo", "lr", value, 0, 1e30)
+
+    @property
+    def steps(self) -> int:
+        """Number of local steps so far."""
+        return self._steps
+
+    def step(self, params: Any = None) -> Any:
+        """Call this after each step of the local optimizer. Collective in the steps in which a fragment is due.
+
+        Args:
+            params: the parameters if they are other arrays now (JAX); default: those of before.
+
+        Returns:
+            The parameters: the same containers, unless they hold arrays that cannot be changed (JAX).
+
+        Raises:
+            GradientError: ``params`` has others than before.
+            EspressoError: as ``Session.sync``, on every rank. Parameters and anchors have not changed then.
+        """
+        tensors = self._tensors(params)
+        self._steps += 1
+        for number_, names in enumerate(self._fragments):
+            if self._steps % self._every == (self._every * (number_ + 1) // len(self._fragments)) % self._every:
+                self._send(tensors, names, self._steps + self._delay)
+        return self._receive(tensors, self._steps)
+
+    def average(self, params: Any = None) -> Any:
+        """Average all fragments at once, so that all ranks have the same parameters: the anchors. Collective.
+
+        Args:
+            params: as for ``step``.
+
+        Returns:
+            As ``step``.
+        """
+        tensors = self._tensors(params)
+        self._params = self._receive(tensors, self._steps + self._delay)
+        tensors = self._tensors(None)
+        for names in self._fragments:
+            self._send(tensors, names, self._steps)
+        return self._receive(tensors, self._steps, mix=0.0)
+
+    def _tensors(self, params: Any) -> dict[str, Tensor]:
+        tensors = tensors_of(self._params if params is None else params)
+        if {t.name for t in tensors} != set(self._anchors):
+            what = difference({t.name for t in tensors}, self._anchors)
+            raise GradientError(f"DiLoCo: params {what}; expected the parameters of before")
+        self._params = self._params if params is None else params
+        return {t.name: t for t in tensors}
+
+    def _send(self, tensors: Mapping[str, Tensor], names: tuple[str, ...], due: int) -> None:
+        fragment = _Under(due, names)
+        for name in names:
+            tensor, message = tensors[name], self._messages[name]
+            PROGRESS(tensor.library, (message.reshape(-1), self._anchors[name], tensor.array))
+            fragment.handles.append(self._session.push(name, message))
+        self._under.append(fragment)
+
+    def _receive(self, tensors: Mapping[str, Tensor], step: int, mix: float | None = None) -> Any:
+        """Use the results that are due in this step."""
+        for fragment in [f for f in self._under if f.due <= step]:
+            self._under.remove(fragment)
+            wait_for(fragment.handles)
+            for name in fragment.names:
+                self._update(tensors[name], self._mix if mix is None else mix)
+        self._params = buffers.rebuild(self._params, [tensor.adopted for tensor in tensors.values()])
+        return self._params
+
+    def _update(self, tensor: Tensor, mix: float) -> None:
+        name, ahead = tensor.name, self._momentum if self._direct else 1.0
+        arrays = (tensor.array, self._anchors[name], self._velocities[name], self._messages[name].reshape(-1))
+        OUTER(tensor.library, arrays, (self._lr, self._momentum, self._direct, ahead, mix, 1 - mix))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counter, and anchor and velocity of each tensor as numpy arrays: a copy.
+
+        Residuals are the session's state.
+
+        Raises:
+            ConfigError: a fragment is on its way; call ``average`` before it.
+        """
+        if self._under:
+            raise ConfigError("DiLoCo: a fragment is on its way; call average() before state_dict()")
+        return {
+            "steps": self._steps,
+            "tensors": {
+                t.name: {
+                    "anchor": t.library.to_host(self._anchors[t.name]),
+                    "velocity": t.library.to_host(self._velocities[t.name]),
+                }
+                for t in tensors_of(self._params)
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state_dict`` returned.
+
+        The parameters, ``lr`` and the state of the session are the caller's to restore.
+
+        Raises:
+            StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.
+        """
+        tensors = tensors_of(self._params)
+        saved = state.get("tensors") if isinstance(state, Mapping) else None
+        if not isinstance(saved, Mapping) or set(saved) != {t.name for t in tensors}:
+            other = difference(set(saved), self._anchors) if isinstance(saved, Mapping) else f"is {type(state)}"
+            raise StateError(f"DiLoCo: the state {other}; load the state of this model")
+        steps = state.get("steps")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise StateError(f"DiLoCo: steps={steps!r} in the state; expected a whole number")
+        loaded = {t.name: [_checked(t, saved[t.name], key) for key in ("anchor", "velocity")] for t in tensors}
+        self._steps = steps
+        for tensor in tensors:
+            for own, value in zip((self._anchors, self._velocities), loaded[tensor.name]):
+                own[tensor.name][...] = tensor.library.from_host(tensor, value)
+
+
+def _checked(tensor: Tensor, entry: Any, key: str) -> np.ndarray:
+    """One array of one tensor from a saved state."""
+    try:
+        value = np.asarray(entry[key], np.float64 if key == "anchor" else np.float32)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{tensor.name}: cannot read its {key} ({error!r}); load what state_dict returned") from None
+    if value.shape != (tensor.size,) or not np.isfinite(value).all():
+        raise StateError(
+            f"{tensor.name}: got {key} of shape {value.shape}; expected finite values of shape ({tensor.size},)"
+        )
+    return value
+
+
+def _parts(sizes: Sequence[tuple[str, int]], number_: int) -> list[tuple[str, ...]]:
+    """Neighbours together, in parts of about equal numbers of elements; none is empty while there are tensors."""
+    number_ = min(number_, len(sizes))
+    total, sent = sum(size for _, size in sizes), 0
+    parts: list[tuple[str, ...]] = []
+    current: list[str] = []
+    for position, (name, size) in enumerate(sizes):
+        current.append(name)
+        sent += size
+        after = [size for _, size in sizes[position + 1 :]]
+        missing = number_ - len(parts) - 1
+        cut = (sent + (after[0] if after else 0) / 2) * number_ >= total * (len(parts) + 1)  # the nearest place for it
+        if missing and after and (cut or len(after) == missing):
+            parts.append(tuple(current))
+            current = []
+    return [*parts, tuple(current)] if current else parts

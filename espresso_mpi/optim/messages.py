@@ -1,0 +1,41 @@
+"""What optimizers that synchronise by themselves ask of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError, EspressoError
+
+if TYPE_CHECKING:
+    from ..session import Session
+    from ..sessions.handles import Handle
+
+
+def require_raising(owner: str, session: Session) -> None:
+    """Refuse a session that skips values that are not finite: what one call skips, another may not.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if session.nonfinite != "raise":
+        raise ConfigError(
+            f"{owner}: the session has nonfinite={session.nonfinite!r}; expected 'raise': the ranks would go on with "
+            f"different parameters after a message that is skipped"
+        )
+
+
+def wait_for(handles: Iterable[Handle]) -> None:
+    """Wait for all calls.
+
+    Raises:
+        EspressoError: the first error, after all have ended.
+    """
+    errors = []
+    for handle in handles:
+        try:
+            handle.wait()
+        except EspressoError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

@@ -1,0 +1,146 @@
+"""The formulas of optimizers, each written once: a fused kernel for arrays in host memory, expressions elsewhere.
+
+A formula takes elements of its arrays and plain numbers, and returns new elements for its first arrays. It uses only
+operators and the square root that it is made with. Therefore numba compiles it into one pass over memory, in place and
+on all threads of the rank, and torch's and CuPy's arrays on a GPU can be passed in the place of elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from ..compressors.kernels.cpu import host
+from .tensors import NumPy, Torch
+
+# --- formulas ---------------------------------------------------------------------------------------------------------
+
+
+def adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """AdamW (Loshchilov and Hutter, 2019): new x, m and v from a gradient.
+
+    ``m_scale`` and ``v_scale`` are 1/(1 - β₁ᵗ) and 1/(1 - β₂ᵗ); ``rest`` of a β is 1 - β.
+    """
+
+    def formula(x, m, v, g, first, first_rest, second, second_rest, rate, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+        m = first * m + first_rest * g
+        v = second * v + second_rest * (g * g)
+        x = x - rate * (m * m_scale / (sqrt(v * v_scale) + eps) + decay * x)
+        return x, m, v
+
+    return formula
+
+
+def momentum(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What a rank sends: its gradient, replaced by β₁ m + (1 - β₁) g."""
+
+    def formula(g, m, first, first_rest):  # type: ignore[no-untyped-def]
+        return first * m + first_rest * g
+
+    return formula
+
+
+def frozen_adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """AdamW with a momentum from outside and a variance that stays: new x and m."""
+
+    def formula(x, m, v, mean, rate, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+        return x - rate * (mean * m_scale / (sqrt(v * v_scale) + eps) + decay * x), mean
+
+    return formula
+
+
+def progress(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The pseudo-gradient of local steps: where they began minus where they led."""
+
+    def formula(message, anchor, x):  # type: ignore[no-untyped-def]
+        return anchor - x
+
+    return formula
+
+
+def outer(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """SGD with momentum on averaged pseudo-gradients: new x, anchor and velocity.
+
+    The anchor moves along ``direct`` · d + ``ahead`` · u: 1 and the momentum for Nesterov's step, 0 and 1 for the usual
+    one. ``keep`` is the share of x that remains, ``keep_rest`` that of the anchor.
+    """
+
+    def formula(x, anchor, u, d, rate, inertia, direct, ahead, keep, keep_rest):  # type: ignore[no-untyped-def]
+        u = inertia * u + d
+        anchor = anchor - rate * (direct * d + ahead * u)
+        return keep * x + keep_rest * anchor, anchor, u
+
+    return formula
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+_adam, _momentum, _frozen, _progress, _outer = (
+    host.inlined(make(np.sqrt)) for make in (adam, momentum, frozen_adam, progress, outer)
+)
+
+
+@host.Kernel
+def _adam_kernel(x, m, v, g, first, first_rest, second, second_rest, rate, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+    for i in prange(x.size):
+        x[i], m[i], v[i] = _adam(
+            x[i], m[i], v[i], g[i], first, first_rest, second, second_rest, rate, m_scale, v_scale, eps, decay
+        )
+
+
+@host.Kernel
+def _momentum_kernel(g, m, first, first_rest):  # type: ignore[no-untyped-def]
+    for i in prange(g.size):
+        g[i] = _momentum(g[i], m[i], first, first_rest)
+
+
+@host.Kernel
+def _frozen_kernel(x, m, v, mean, rate, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+    for i in prange(x.size):
+        x[i], m[i] = _frozen(x[i], m[i], v[i], mean[i], rate, m_scale, v_scale, eps, decay)
+
+
+@host.Kernel
+def _progress_kernel(message, anchor, x):  # type: ignore[no-untyped-def]
+    for i in prange(message.size):
+        message[i] = _progress(message[i], anchor[i], x[i])
+
+
+@host.Kernel
+def _outer_kernel(x, anchor, u, d, rate, inertia, direct, ahead, keep, keep_rest):  # type: ignore[no-untyped-def]
+    for i in prange(x.size):
+        x[i], anchor[i], u[i] = _outer(x[i], anchor[i], u[i], d[i], rate, inertia, direct, ahead, keep, keep_rest)
+
+
+class Update:
+    """A formula, applied in place.
+
+    Args:
+        make: makes the formula for a square root.
+        kernel: its loop over host memory.
+        outputs: how many of the first arrays the formula changes.
+    """
+
+    def __init__(self, make: Callable[..., Any], kernel: host.Kernel, outputs: int) -> None:
+        self._make, self._kernel, self._outputs = make, kernel, outputs
+
+    def __call__(self, library: NumPy | Torch, arrays: tuple[Any, ...], numbers: tuple[float, ...] = ()) -> None:
+        """Replace the first arrays by what the formula makes of the arrays and numbers. All arrays are of one size."""
+        views = [view for view in map(library.host_view, arrays) if view is not None]
+        if len(views) == len(arrays):
+            self._kernel(*views, *map(np.float32, numbers))
+            return
+        results = self._make(library.sqrt)(*arrays, *numbers)
+        results = results if isinstance(results, tuple) else (results,)
+        for array, result in zip(arrays[: self._outputs], results):
+            array[...] = result
+
+
+ADAM = Update(adam, _adam_kernel, 3)
+MOMENTUM = Update(momentum, _momentum_kernel, 1)
+FROZEN_ADAM = Update(frozen_adam, _frozen_kernel, 2)
+PROGRESS = Update(progress, _progress_kernel, 1)
+OUTER = Update(outer, _outer_kernel, 3)

@@ -1,0 +1,122 @@
+"""Optimizers that synchronise by themselves: replicas stay equal, the mean is that of numpy, errors are everybody's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from espresso_mpi.errors import NonFiniteError
+from espresso_mpi.optim import DiLoCo, OnebitAdam
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+
+SHAPES = {"w": (80, 70), "b": (9,)}
+
+
+def start():
+    rng = np.random.default_rng(7)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def gradients(rank, step):
+    rng = np.random.default_rng([rank, step])
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def same_everywhere(world, params):
+    roots = world.bcast(params)
+    return all(np.array_equal(params[name], roots[name]) for name in SHAPES)
+
+
+def test_onebit_adam_is_the_algorithm_on_all_ranks(world, open_session):
+    """Without compression it is Adam with a frozen variance on the means of all ranks, in float64."""
+    params, session = start(), open_session(compressor="none")
+    adam = OnebitAdam(params, session, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1, warmup=3)
+    x = {n: p.astype(np.float64) for n, p in start().items()}
+    m, v = dict.fromkeys(SHAPES, 0.0), dict.fromkeys(SHAPES, 0.0)
+    for step in range(8):
+        adam.step(gradients(world.rank, step))
+        every = [gradients(rank, step) for rank in range(world.size)]
+        for name in SHAPES:
+            g = np.mean([grads[name] for grads in every], axis=0, dtype=np.float64)
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.99 * v[name] + 0.01 * g**2 if step < 3 else v[name]
+            root = np.sqrt(v[name] / (1 - 0.99 ** min(step + 1, 3))) + 1e-8
+            x[name] -= 0.01 * (m[name] / (1 - 0.9 ** (step + 1)) / root + 0.1 * x[name])
+            np.testing.assert_allclose(params[name], x[name], rtol=1e-4, atol=1e-5)
+        assert same_everywhere(world, params)
+
+
+def test_onebit_adam_compresses_momenta_and_torchs_has_the_same_bits(world, open_session):
+    torch = pytest.importorskip("torch")
+    from espresso_mpi.torch import OnebitAdam as TorchOnebitAdam
+
+    params, other = start(), {n: torch.nn.Parameter(torch.from_numpy(p)) for n, p in start().items()}
+    first, second = (open_session(compressor="onebit") for _ in range(2))
+    adam = OnebitAdam(params, first, lr=0.01, warmup=2)
+    theirs = TorchOnebitAdam(other.items(), second, lr=0.01, warmup=2)
+    schedule = torch.optim.lr_scheduler.StepLR(theirs, 3)
+    for step in range(6):
+        for name, g in gradients(world.rank, step).items():
+            other[name].grad = torch.from_numpy(g)
+        adam.lr = theirs.param_groups[0]["lr"]
+        adam.step(gradients(world.rank, step))
+        theirs.step()
+        schedule.step()
+        if step == 3:  # a checkpoint in the middle, by torch's means
+            theirs.load_state_dict(theirs.state_dict())
+        for name in SHAPES:
+            assert np.array_equal(params[name], other[name].detach().numpy()), (step, name)
+        assert same_everywhere(world, params)
+
+
+@pytest.mark.parametrize("warmup", [1, 9])
+def test_a_bad_gradient_of_one_rank_changes_nothing_on_any(world, open_session, warmup):
+    params = start()
+    adam = OnebitAdam(params, open_session(compressor="onebit"), warmup=warmup, warmup_compressor="int8")
+    adam.step(gradients(world.rank, 0))
+    before, bad = {n: p.copy() for n, p in params.items()}, gradients(world.rank, 1)
+    if world.rank == world.size - 1:
+        bad["w"][3, 3] = np.inf
+    with pytest.raises(NonFiniteError, match="w"):
+        adam.step(bad)
+    assert all(np.array_equal(params[n], before[n]) for n in SHAPES)
+    adam.step(gradients(world.rank, 2))
+    assert same_everywhere(world, params)
+
+
+@pytest.mark.parametrize("options", [{"every": 3}, {"every": 6, "fragments": 2, "delay": 2}], ids=str)
+def test_diloco_averages_the_progress_of_all_ranks(world, open_session, options):
+    """Uncompressed, against the formula in float64 on the trajectories of all ranks; afterwards compressed."""
+    dense, small = start(), start()
+    diloco = DiLoCo(dense, open_session(), **options)
+    other = DiLoCo(small, open_session(compressor="int4", min_bytes=0), **options)
+    order = ["w", "b"]
+    parts, every, delay = options.get("fragments", 1), options["every"], options.get("delay", 0)
+    mix = 0.5 if delay else 0.0
+    xs = [{n: p.astype(np.float64) for n, p in start().items()} for _ in range(world.size)]
+    anchor, u, under = dict(xs[0]), dict.fromkeys(SHAPES, 0.0), {}
+    for step in range(1, 14):
+        for name in SHAPES:
+            for params in (dense, small):
+                params[name] += 0.1 * gradients(world.rank, step)[name]
+            for rank, x in enumerate(xs):
+                x[name] = x[name] + 0.1 * gradients(rank, step)[name].astype(np.float64)
+            offset = every * (order.index(name) + 1) // 2 if parts == 2 else every
+            if step % every == offset % every:
+                under[name, step + delay] = np.mean([anchor[name] - x[name] for x in xs], axis=0)
+            if (name, step) in under:
+                d = under.pop((name, step))
+                u[name] = 0.9 * u[name] + d
+                anchor[name] = anchor[name] - 0.7 * (d + 0.9 * u[name])
+                for x in xs:
+                    x[name] = mix * x[name] + (1 - mix) * anchor[name]
+        diloco.step()
+        other.step()
+        for name in SHAPES:
+            np.testing.assert_allclose(dense[name], xs[world.rank][name], rtol=1e-4, atol=1e-4)
+    assert not same_everywhere(world, dense) or world.rank == 0  # which is compared with itself
+    diloco.average()
+    other.average()
+    found = [same_everywhere(world, dense), same_everywhere(world, small)]
+    assert all(found)

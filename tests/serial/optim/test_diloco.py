@@ -1,0 +1,153 @@
+"""DiLoCo on one rank: the formula in float64, which fragment travels when, checkpoints, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from espresso_mpi import Session
+from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, StateError
+from espresso_mpi.optim import DiLoCo
+from espresso_mpi.optim.diloco import _parts
+
+
+@pytest.fixture
+def session():
+    with Session() as opened:
+        yield opened
+
+
+def start(dtype=np.float32):
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(size).astype(dtype) for name, size in [("a", 40), ("b", (8, 5)), ("c", 7)]}
+
+
+def moves(count):
+    rng = np.random.default_rng(1)
+    shapes = {"a": 40, "b": (8, 5), "c": 7}
+    return [{name: rng.standard_normal(shape) for name, shape in shapes.items()} for _ in range(count)]
+
+
+def oracle(x, deltas, due, lr, momentum, nesterov, delay=0, mix=0.0):
+    """One tensor in float64 on one rank, whose mean is its own progress; ``due``: steps in which it is sent."""
+    x = x.astype(np.float64)
+    anchor, u, under = x.copy(), np.zeros_like(x), {}
+    for step, delta in enumerate(deltas, 1):
+        x = x + delta
+        if step in due:
+            under[step + delay] = anchor - x
+        if step in under:
+            d = under.pop(step)
+            u = momentum * u + d
+            anchor = anchor - lr * (d + momentum * u if nesterov else u)
+            x = mix * x + (1 - mix) * anchor
+        yield x
+
+
+@pytest.mark.parametrize(
+    ("options", "due"),
+    [
+        ({"every": 4}, {"a": [4, 8, 12], "b": [4, 8, 12], "c": [4, 8, 12]}),
+        ({"every": 4, "nesterov": False, "lr": 0.3}, {"a": [4, 8, 12], "b": [4, 8, 12], "c": [4, 8, 12]}),
+        ({"every": 6, "fragments": 2, "delay": 2}, {"a": [3, 9], "b": [6, 12], "c": [6, 12]}),
+        ({"every": 6, "fragments": 3, "delay": 1, "mix": 0.25}, {"a": [2, 8], "b": [4, 10], "c": [6, 12]}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, "torch"])
+def test_agrees_with_the_formula(options, due, dtype, session):
+    params, deltas = start(np.float32 if dtype == "torch" else dtype), moves(13)
+    given, torch = params, None
+    if dtype == "torch":
+        torch = pytest.importorskip("torch")
+        given = {name: torch.from_numpy(value.copy()) for name, value in params.items()}
+    settings = {"lr": options.get("lr", 0.7), "momentum": 0.9, "nesterov": options.get("nesterov", True)}
+    delay = options.get("delay", 0)
+    mix = options.get("mix", 0.5 if delay else 0.0)
+    expected = {
+        name: list(oracle(params[name], [d[name] for d in deltas], due[name], **settings, delay=delay, mix=mix))
+        for name in params
+    }
+    diloco = DiLoCo(given, session, **options)
+    for step, delta in enumerate(deltas):
+        for name in given:
+            given[name] += torch.from_numpy(delta[name]).float() if torch is not None else delta[name].astype(dtype)
+        diloco.step()
+        for name in given:
+            np.testing.assert_allclose(np.asarray(given[name]), expected[name][step], rtol=1e-4, atol=1e-4)
+
+
+def test_parts_are_of_about_equal_size_and_none_is_empty():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        sizes = [(str(i), int(n)) for i, n in enumerate(rng.integers(1, 50, rng.integers(1, 20)))]
+        for wanted in (1, 2, 3, 7):
+            parts = _parts(sizes, wanted)
+            assert [name for part in parts for name in part] == [name for name, _ in sizes]
+            assert len(parts) == min(wanted, len(sizes)) and all(parts)
+            loads = [sum(dict(sizes)[name] for name in part) for part in parts]
+            assert max(loads) <= sum(loads) / len(parts) + 2 * 50
+
+
+def test_average_makes_the_parameters_the_anchor_and_a_checkpoint_goes_on():
+    deltas, ends = moves(14), []
+    for stop in (None, 7):
+        params, steps = start(), iter(deltas)
+        with Session(compressor="int4", min_bytes=0) as session:
+            diloco = DiLoCo(params, session, every=5, fragments=2, delay=1)
+            for number, delta in enumerate(steps, 1):
+                for name in params:
+                    params[name] += delta[name].astype(np.float32)
+                diloco.step()
+                if number == 7:
+                    diloco.average()
+                    if stop:
+                        saved = diloco.state_dict(), session.state_dict(), {n: p.copy() for n, p in params.items()}
+                        for name, entry in saved[0]["tensors"].items():
+                            np.testing.assert_array_equal(params[name].reshape(-1), entry["anchor"])
+                        break
+            diloco.average()
+        if stop:
+            with Session(compressor="int4", min_bytes=0) as session:
+                params = saved[2]
+                diloco = DiLoCo(params, session, every=5, fragments=2, delay=1)
+                diloco.load_state_dict(saved[0])
+                session.load_state_dict(saved[1])
+                for delta in steps:
+                    for name in params:
+                        params[name] += delta[name].astype(np.float32)
+                    diloco.step()
+                diloco.average()
+        ends.append(params)
+    for name in ends[0]:
+        np.testing.assert_array_equal(ends[0][name], ends[1][name])
+
+
+def test_bad_input(session):
+    params = start()
+    for options, text in [
+        ({"every": 0}, "every=0"),
+        ({"every": 2, "fragments": 3}, "fragments=3"),
+        ({"every": 6, "fragments": 2, "delay": 3}, "delay=3"),
+        ({"lr": -1}, "lr=-1"),
+        ({"momentum": 2}, "momentum=2"),
+        ({"mix": 1.5}, "mix=1.5"),
+    ]:
+        with pytest.raises(ConfigError, match=f"DiLoCo: .*{text}"):
+            DiLoCo(params, session, **options)
+    diloco = DiLoCo(params, session, every=4, delay=1)
+    with pytest.raises(GradientError, match=r"lacks 'b' and 1 more.*of before"):
+        diloco.step({"a": params["a"]})
+    for state in ({}, {"tensors": {}}, {**diloco.state_dict(), "steps": -1}, 7):
+        with pytest.raises(StateError):
+            diloco.load_state_dict(state)
+    for _ in range(3):
+        diloco.step()
+    params["b"][0, 0] = np.nan
+    anchor = diloco.state_dict()["tensors"]["a"]["anchor"]
+    diloco.step()
+    with pytest.raises(ConfigError, match="on its way"):
+        diloco.state_dict()
+    with pytest.raises(NonFiniteError, match="b"):
+        diloco.step()
+    np.testing.assert_array_equal(diloco.state_dict()["tensors"]["a"]["anchor"], anchor)

@@ -1,0 +1,171 @@
+"""1-bit Adam on one rank: the formula in float64, the end of the warm-up, checkpoints, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from espresso_mpi import Session
+from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, StateError
+from espresso_mpi.optim import OnebitAdam
+
+SHAPE = (96, 64)
+
+
+@pytest.fixture
+def session():
+    with Session(compressor="onebit", min_bytes=0) as opened:
+        yield opened
+
+
+def gradients(count, seed=0, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    return [{"w": (rng.standard_normal(SHAPE) * 0.1).astype(dtype)} for _ in range(count)]
+
+
+def start(dtype=np.float32):
+    return {"w": np.random.default_rng(99).standard_normal(SHAPE).astype(dtype)}
+
+
+def oracle(x, grads, lrs, warmup, means, betas=(0.9, 0.99), eps=1e-8, decay=0.1):
+    """Algorithm 1 in float64; ``means`` are the synchronised momenta of the second stage. Yields x and messages."""
+    x, m, v = x.astype(np.float64), 0.0, 0.0
+    for t, (g, lr) in enumerate(zip(grads, lrs), 1):
+        g = g.astype(np.float64)
+        sent = betas[0] * m + (1 - betas[0]) * g
+        if t <= warmup:
+            m, v = sent, betas[1] * v + (1 - betas[1]) * g**2
+        else:
+            m = means[t - warmup - 1].astype(np.float64)
+        root = np.sqrt(v / (1 - betas[1] ** min(t, warmup)))
+        x = x - lr * (m / (1 - betas[0] ** t) / (root + eps) + decay * x)
+        yield x, sent
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "torch", "float16 gradients"])
+def test_agrees_with_the_algorithm(kind, session, monkeypatch):
+    dtype = np.float64 if kind == "float64" else np.float32
+    params, warmup = start(dtype), 4
+    grads = gradients(10, dtype=np.float16 if kind == "float16 gradients" else np.float32)
+    given = params
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        given = {"w": torch.from_numpy(params["w"].copy())}
+    sent, means, sync = [], [], session.sync
+
+    def watched(messages):
+        sent.append(np.array(messages["w"].tolist()))
+        result = sync(messages)
+        means.append(np.array(result["w"].tolist()))
+        return result
+
+    monkeypatch.setattr(session, "sync", watched)
+    adam = OnebitAdam(given, session, betas=(0.9, 0.99), weight_decay=0.1, warmup=warmup)
+    lrs, found = [0.02 / (1 + t) for t in range(10)], []
+    for g, lr in zip(grads, lrs):
+        adam.lr = lr
+        given = adam.step({"w": torch.from_numpy(g["w"])} if kind == "torch" else g)
+        found.append(np.array(given["w"].tolist()))
+    assert len(means) == 6 and adam.frozen
+    expected = oracle(start(dtype)["w"], [g["w"] for g in grads], lrs, warmup, means)
+    for step, (x, message) in enumerate(expected):
+        np.testing.assert_allclose(found[step], x, rtol=3e-6, atol=3e-6)
+        if step >= warmup:
+            np.testing.assert_allclose(sent[step - warmup], message, rtol=2e-5, atol=1e-6)
+
+
+def test_the_warm_up_is_torchs_adamw(session):
+    torch = pytest.importorskip("torch")
+    ours, theirs = start(), torch.nn.Parameter(torch.from_numpy(start()["w"]))
+    adam = OnebitAdam(ours, session, lr=0.01, weight_decay=0.1, warmup=8)
+    reference = torch.optim.AdamW([theirs], lr=0.01, weight_decay=0.1)
+    for g in gradients(8):
+        adam.step(g)
+        theirs.grad = torch.from_numpy(g["w"].copy())
+        reference.step()
+    np.testing.assert_allclose(ours["w"], theirs.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_warm_up_ends_when_the_variance_has_settled(session):
+    """With gradients of constant size, v without its bias is constant, so the first comparison ends the warm-up.
+
+    With gradients that grow by 2 % a step it does not end.
+    """
+    steady = OnebitAdam(start(), session, betas=(0.9, 0.95), warmup="auto")
+    growing = OnebitAdam({"v": start()["w"]}, session, betas=(0.9, 0.95), warmup="auto")
+    for step, g in enumerate(gradients(60)):
+        steady.step({"w": np.ones(SHAPE, np.float32)})
+        growing.step({"v": g["w"] * np.float32(1.02**step)})
+        assert steady.frozen == (step + 1 >= 30)  # norms at 10 and 30: 1/(1 - β₂) = 20 steps apart
+    assert not growing.frozen
+
+
+def test_a_checkpoint_goes_on_with_the_same_bits():
+    grads, ends = gradients(8), []
+    for stop in (None, 2, 5):
+        with Session(compressor="onebit", min_bytes=0) as session:
+            params = start()
+            adam = OnebitAdam(params, session, warmup=3)
+            for step, g in enumerate(grads):
+                if step == stop:
+                    saved = adam.state_dict(), session.state_dict(), params["w"].copy()
+                    break
+                adam.step(g)
+        if stop is not None:
+            with Session(compressor="onebit", min_bytes=0) as session:
+                params = {"w": saved[2]}
+                adam = OnebitAdam(params, session, warmup=3)
+                adam.load_state_dict(saved[0])
+                session.load_state_dict(saved[1])
+                for g in grads[stop:]:
+                    adam.step(g)
+        ends.append(params["w"])
+    np.testing.assert_array_equal(ends[0], ends[1])
+    np.testing.assert_array_equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("warmup", [10, 1])
+def test_a_bad_gradient_changes_nothing(warmup, session):
+    params = start()
+    adam = OnebitAdam(params, session, warmup=warmup)
+    good, bad = gradients(2)
+    adam.step(good)
+    before, state = params["w"].copy(), adam.state_dict()
+    bad["w"][3, 4] = np.nan
+    with pytest.raises(NonFiniteError, match="w"):
+        adam.step(bad)
+    np.testing.assert_array_equal(params["w"], before)
+    assert adam.state_dict()["rule"] == state["rule"]
+    np.testing.assert_array_equal(adam.state_dict()["moments"]["w"]["m"], state["moments"]["w"]["m"])
+
+
+def test_gradients_are_not_changed_and_none_counts_as_zero(session):
+    params, twin = {**start(), "b": np.ones(3, np.float32)}, {**start(), "b": np.ones(3, np.float32)}
+    adam, other = OnebitAdam(params, session, warmup=2), OnebitAdam({"t": twin}, session, warmup=2)
+    for g in gradients(4):
+        kept = g["w"].copy()
+        adam.step({**g, "b": None})
+        other.step({"t": {**g, "b": np.zeros(3, np.float32)}})
+        np.testing.assert_array_equal(g["w"], kept)
+    np.testing.assert_array_equal(params["b"], twin["b"])
+
+
+def test_bad_input(session):
+    for options, text in [
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"eps": 0}, "eps"),
+        ({"lr": -1}, "lr"),
+        ({"warmup": 0}, "warmup"),
+        ({"warmup": "later"}, "warmup"),
+        ({"warmup": True}, "warmup"),
+    ]:
+        with pytest.raises(ConfigError, match=f"OnebitAdam: {text}="):
+            OnebitAdam(start(), session, **options)
+    adam = OnebitAdam(start(), session)
+    with pytest.raises(GradientError, match="lacks 'w'"):
+        adam.step({"v": np.ones(SHAPE, np.float32)})
+    for state in ({}, {"moments": {}}, {**adam.state_dict(), "rule": {"steps": 1}}, 7):
+        with pytest.raises(StateError):
+            adam.load_state_dict(state)
+    with Session(nonfinite="skip") as skipping, pytest.raises(ConfigError, match="nonfinite='skip'"):
+        OnebitAdam(start(), skipping)
