@@ -19,6 +19,7 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
+from ..collectives.messages.uncounted import uncounted
 from ..collectives.progress import interleave
 from ..feedback import NO_FEEDBACK
 from ..state.store import StateStore
@@ -211,7 +212,8 @@ def measured_limit(transport: Transport, route: Route) -> int:
     """
     known = _LIMITS.setdefault(transport, {})
     if route not in known:
-        known[route] = _measured(transport, route)
+        with uncounted(transport):
+            known[route] = _measured(transport, route)
         if transport.rank == 0:
             _LOG.info("dense tensors below %d bytes share a buffer (measured)", known[route])
     return known[route]

@@ -22,6 +22,7 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
+from ..collectives.messages.uncounted import uncounted
 from ..collectives.progress import Progress, Segment, interleave
 from ..feedback import NO_FEEDBACK
 from ..options import Options
@@ -210,7 +211,8 @@ def measured_limit(transport: Transport, route: Route) -> int:
     """
     known = _LIMITS.setdefault(transport, {})
     if route not in known:
-        known[route] = _measured(transport, route)
+        with uncounted(transport):
+            known[route] = _measured(transport, route)
         if transport.rank == 0:
             _LOG.info("compressed tensors share messages of up to %d bytes (measured)", known[route])
     return known[route]

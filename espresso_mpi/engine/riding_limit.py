@@ -18,6 +18,7 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
+from ..collectives.messages.uncounted import uncounted
 from ..collectives.messages.window import SLOT
 from ..collectives.progress import interleave
 from ..feedback import NO_FEEDBACK
@@ -54,7 +55,8 @@ def fits(nbytes: int, transport: Transport, route: Route, ways: Ways) -> bool:
         return False
     known = _LIMITS.setdefault(transport, {})
     if route not in known:
-        known[route] = _measured(transport, ways)
+        with uncounted(transport):
+            known[route] = _measured(transport, ways)
         if transport.rank == 0:
             _LOG.info("dense calls of up to %d bytes travel with their headers (measured)", known[route])
     return nbytes <= known[route]

@@ -109,7 +109,7 @@ class Transport:
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
         self._free_workspaces: dict[Any, list[Workspace]] = {}
         self.device_aware, self._device_way_chosen = settings.device_aware, False
-        self._sent = {"intra": 0, "inter": 0}
+        self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
         self._window = self._open_window(settings.window_bytes)
         served = self._window is not None or self._local.size == 1
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
@@ -158,7 +158,7 @@ class Transport:
     def sent(self) -> dict[str, int]:
         """Bytes sent to other ranks so far, inside the node and between nodes."""
         shared = self._window.bytes_sent if self._window else 0
-        return {"intra": self._sent["intra"] + shared, "inter": self._sent["inter"]}
+        return {"intra": self.posted["intra"] + shared, "inter": self.posted["inter"]}
 
     def borrow(self, kind: Any = None) -> Workspace:
         """Scratch memory for one active segment.
@@ -302,7 +302,7 @@ class Transport:
     def trade_later(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """As ``trade``, but wait for nothing: (rank, request) of the messages."""
         for rank, array in sends:
-            self._sent["intra" if rank in self._near else "inter"] += array.nbytes
+            self.posted["intra" if rank in self._near else "inter"] += array.nbytes
         started = [(rank, self._comm.Irecv([array, self._mpi.BYTE], rank, _TAG)) for rank, array in receives]
         return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, _TAG)) for rank, array in sends]
 
@@ -318,7 +318,7 @@ class Transport:
             for piece in self._pieces(rank, array)
         ]
         for rank, array in sends:
-            self._sent["intra" if rank in self._near else "inter"] += array.nbytes
+            self.posted["intra" if rank in self._near else "inter"] += array.nbytes
             started += [
                 (rank, self._comm.Isend([piece, self._mpi.BYTE], rank, _TAG)) for piece in self._pieces(rank, array)
             ]
