@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from espresso_mpi.session import Session
 
 from ..optim import DiLoCo, OnebitAdam
+from ..optim.messages import wait_for
 
 if TYPE_CHECKING:  # needs torch, which only a run needs
     from .gpt import Replica
@@ -82,9 +83,7 @@ class _Local:
     def step(self, grads: dict[str, Any], rate: float) -> None:
         if self._dense:
             self._dense -= 1
-            handles = [self._session.allreduce(grad, name=name, blocking=False) for name, grad in grads.items()]
-            for handle in handles:
-                handle.wait()
+            wait_for([self._session.allreduce(grad, name=name, blocking=False) for name, grad in grads.items()])
         self._replica.update(rate)
         if not self._dense:
             if self._diloco is None:

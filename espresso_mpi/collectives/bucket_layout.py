@@ -7,11 +7,12 @@ places of its payloads differ: they are slots of a buffer that all tensors of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from ..types import Collective, Route
+from ..types import Collective, Level, Route
 from .data.layout import Layout, Packed, Part, Topology
-from .ops.base import CollectiveContext, Move, operations
+from .ops.base import Move, advance
 
 
 @dataclass(frozen=True)
@@ -80,22 +81,9 @@ class SharedStates:
         assert isinstance(found, Packed)
         return found
 
-    def advance(self, step: Collective, averaged: bool, rank: int, dtype: str) -> Move | None:
-        """Advance every group of a level; returns the part of ``rank`` in it, None if it has none.
-
-        Args:
-            averaged: whether a collective of this level came before.
-        """
-        op, after, mine = operations()[step.op], list(self.of_ranks), None
-        joins = step.op == "allgather" and averaged
-        for group in self._topology.groups(step.level):
-            context = CollectiveContext(self._topology, step.level, joins, self._topology.root(step.level, group))
-            before = tuple(self.of_ranks[member] for member in group)
-            for member, state in zip(group, op.advance(context, before)):
-                after[member] = state
-            if rank in group:
-                mine = Move(context, group, group.index(rank), before, dtype)
-        self.of_ranks = after
+    def advance(self, step: Collective, averaged: AbstractSet[Level], rank: int) -> Move | None:
+        """As ``ops.base.advance`` for the payloads."""
+        self.of_ranks, mine = advance(self._topology, step, averaged, self.of_ranks, rank, "float32")
         return mine
 
 

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from ..compressors import Compressor
 from ..tracing.recording import Recorder
 from ..types import Collective, Encode, Route
 from .bucket_layout import SharedStates, slots_of
-from .data.layout import Dense
+from .data.layout import Dense, Packed
 from .executor import compressor_at
 from .job import Job
 from .messages.joint import JointRegions
@@ -26,6 +26,8 @@ from .ops.base import Action, Data, idle, operations
 from .program import Compilation, DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep
 from .progress import DONE, Progress
 from .segment_run import SegmentLog, SegmentRun
+
+S = TypeVar("S", EncodeStep, DecodeStep)
 
 Stage = Callable[["BucketRun"], Progress]
 """One step of the route for all tensors of a bucket."""
@@ -89,7 +91,7 @@ class BucketProgram:
         if not isinstance(step, Collective):
             return self._decode([s for s in steps if isinstance(s, DecodeStep)])
         packed = self._shared
-        move = packed.advance(step, step.level in levels, self._rank, "float32") if packed is not None else None
+        move = packed.advance(step, levels, self._rank) if packed is not None else None
         if isinstance(steps[0], IdleStep):
             return lambda run: idle(run, operations()[step.op].phases)
         moves = [s for s in steps if isinstance(s, MoveStep)]
@@ -104,12 +106,16 @@ class BucketProgram:
         compilation.take(position)
         return compilation.steps.pop()
 
-    def _encode(self, steps: Sequence[EncodeStep]) -> Stage:
+    def _placed(self, steps: Sequence[S]) -> tuple[Packed, list[tuple[S, Compressor]]]:
+        """The layout of the bucket on this rank; the step of each tensor with its slots there, and its compressor."""
         assert self._shared is not None
         whole = self._shared.of(self._rank)
-        alone = [step.packed for step in steps]
-        placed = [replace(step, packed=packed) for step, packed in zip(steps, slots_of(whole, alone))]
-        pairs = [(step, compressor_at(step.point, c)) for step, c in zip(placed, self._compressors)]
+        packed = slots_of(whole, [step.packed for step in steps])
+        placed = [replace(step, packed=own) for step, own in zip(steps, packed)]
+        return whole, [(step, compressor_at(step.point, c)) for step, c in zip(placed, self._compressors)]
+
+    def _encode(self, steps: Sequence[EncodeStep]) -> Stage:
+        whole, pairs = self._placed(steps)
 
         def run(bucket: BucketRun) -> Progress:
             bucket.data.payload = bucket.data.workspace.payload(whole.nbytes, "cpu")
@@ -120,11 +126,8 @@ class BucketProgram:
         return run
 
     def _decode(self, steps: Sequence[DecodeStep]) -> Stage:
-        assert self._shared is not None
-        whole, self._shared = self._shared.of(self._rank), None
-        alone = [step.packed for step in steps]
-        placed = [replace(step, packed=packed) for step, packed in zip(steps, slots_of(whole, alone))]
-        pairs = [(step, compressor_at(step.point, c)) for step, c in zip(placed, self._compressors)]
+        _, pairs = self._placed(steps)
+        self._shared = None
 
         def run(bucket: BucketRun) -> Progress:
             for tensor, (step, compressor) in zip(bucket.tensors, pairs):

@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..types import ALIGN, CLOSING, SUMS, Collective, Decode, DeviceKind, Encode, Level, Route
 from .data.layout import Copy, Dense, Layout, Packed, Part, Topology
 from .data.reduction import ReduceOp
-from .ops.base import CollectiveContext, Move, operations
+from .ops.base import CollectiveContext, Move, advance, operations
 
 
 @dataclass(frozen=True)
@@ -252,18 +252,8 @@ class Compilation:
         Args:
             later: the collectives between this one and the next decode.
         """
-        op, after = operations()[step.op], list(self.states)
-        joins = step.op == "allgather" and step.level in self.averaged
-        mine: ProgramStep = IdleStep(step.op)
-        for group in self.topology.groups(step.level):
-            context = CollectiveContext(self.topology, step.level, joins, self.topology.root(step.level, group))
-            before = tuple(self.states[rank] for rank in group)
-            for rank, state in zip(group, op.advance(context, before)):
-                after[rank] = state
-            if self.rank in group:
-                mine = MoveStep(step.op, Move(context, group, group.index(self.rank), before, self.dtype))
-        self.steps.append(mine)
-        self.states = after
+        self.states, mine = advance(self.topology, step, self.averaged, self.states, self.rank, self.dtype)
+        self.steps.append(IdleStep(step.op) if mine is None else MoveStep(step.op, mine))
         self.averaged.add(step.level)
         self._update(later)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,7 +17,6 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
-from ..collectives.messages.uncounted import uncounted
 from ..collectives.progress import interleave
 from ..feedback import NO_FEEDBACK
 from ..state.store import StateStore
@@ -27,8 +24,7 @@ from ..tracing.recording import Recorder
 from ..types import Route
 from .batches import Bucket
 from .guard import Check
-
-_LOG = logging.getLogger("espresso_mpi")
+from .measured_limits import MeasuredLimits
 
 _LARGEST_HALF = np.float32(65504)
 _BEYOND_HALF = int(_LARGEST_HALF.view(np.uint32)) + 1
@@ -210,16 +206,10 @@ def measured_limit(transport: Transport, route: Route) -> int:
 
     Measured once for a transport and a route, however many engines use them: plan="auto" opens many.
     """
-    known = _LIMITS.setdefault(transport, {})
-    if route not in known:
-        with uncounted(transport):
-            known[route] = _measured(transport, route)
-        if transport.rank == 0:
-            _LOG.info("dense tensors below %d bytes share a buffer (measured)", known[route])
-    return known[route]
+    return _LIMITS.of(transport, route, lambda: _measured(transport, route))
 
 
-_LIMITS: WeakKeyDictionary[Transport, dict[Route, int]] = WeakKeyDictionary()
+_LIMITS = MeasuredLimits("dense tensors below %d bytes share a buffer (measured)")
 
 
 def _measured(transport: Transport, route: Route) -> int:

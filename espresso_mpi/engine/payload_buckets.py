@@ -7,12 +7,10 @@ from a measurement, and the first bucket of a call is smaller, so that communica
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,7 +20,6 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
-from ..collectives.messages.uncounted import uncounted
 from ..collectives.progress import Progress, Segment, interleave
 from ..feedback import NO_FEEDBACK
 from ..options import Options
@@ -32,8 +29,7 @@ from .batches import Bucket
 from .calls import PendingCall
 from .fusion import Buffer
 from .guard import Check
-
-_LOG = logging.getLogger("espresso_mpi")
+from .measured_limits import MeasuredLimits
 
 T = TypeVar("T")
 
@@ -209,16 +205,10 @@ def measured_limit(transport: Transport, route: Route) -> int:
 
     Measured once for a transport and a route.
     """
-    known = _LIMITS.setdefault(transport, {})
-    if route not in known:
-        with uncounted(transport):
-            known[route] = _measured(transport, route)
-        if transport.rank == 0:
-            _LOG.info("compressed tensors share messages of up to %d bytes (measured)", known[route])
-    return known[route]
+    return _LIMITS.of(transport, route, lambda: _measured(transport, route))
 
 
-_LIMITS: WeakKeyDictionary[Transport, dict[Route, int]] = WeakKeyDictionary()
+_LIMITS = MeasuredLimits("compressed tensors share messages of up to %d bytes (measured)")
 
 
 def _measured(transport: Transport, route: Route) -> int:

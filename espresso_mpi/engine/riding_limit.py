@@ -7,10 +7,8 @@ has the first tensor for which the answer is not clear.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,14 +16,12 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
-from ..collectives.messages.uncounted import uncounted
 from ..collectives.messages.window import SLOT
 from ..collectives.progress import interleave
 from ..feedback import NO_FEEDBACK
 from ..tracing.recording import Recorder
 from ..types import Route
-
-_LOG = logging.getLogger("espresso_mpi")
+from .measured_limits import MeasuredLimits
 
 SURE = 16 << 10
 """Bytes of all ranks together for which one exchange is always quicker."""
@@ -38,12 +34,12 @@ _REPEATS = 5
 Ways = Callable[[int], tuple[Callable[[], object], Callable[[], object]]]
 """From a number of bytes to two functions, which send them with a header, and by the route after a header."""
 
-_LIMITS: WeakKeyDictionary[Transport, dict[Route, int]] = WeakKeyDictionary()
+_LIMITS = MeasuredLimits("dense calls of up to %d bytes travel with their headers (measured)")
 
 
 def room(transport: Transport) -> int:
     """Maximum bytes of data of one rank in a message; the same on all ranks at the same round."""
-    return max([SURE // transport.topology.size, *_LIMITS.get(transport, {}).values()])
+    return max([SURE // transport.topology.size, *_LIMITS.known(transport)])
 
 
 def fits(nbytes: int, transport: Transport, route: Route, ways: Ways) -> bool:
@@ -53,13 +49,7 @@ def fits(nbytes: int, transport: Transport, route: Route, ways: Ways) -> bool:
         return True
     if nbytes > _most(transport):
         return False
-    known = _LIMITS.setdefault(transport, {})
-    if route not in known:
-        with uncounted(transport):
-            known[route] = _measured(transport, ways)
-        if transport.rank == 0:
-            _LOG.info("dense calls of up to %d bytes travel with their headers (measured)", known[route])
-    return nbytes <= known[route]
+    return nbytes <= _LIMITS.of(transport, route, lambda: _measured(transport, ways))
 
 
 def ways_of(

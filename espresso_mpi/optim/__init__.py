@@ -2,7 +2,8 @@
 
 ``Clan`` takes gradients that are synchronised. ``OnebitAdam`` synchronises momenta instead of gradients, and ``DiLoCo``
 the progress of many local steps. Each is one file. ``tensors`` sees parameters as flat arrays, and ``updates`` has the
-formulas, which run as fused kernels on the CPU and as array expressions elsewhere.
+formulas, which run as fused kernels on the CPU and as array expressions elsewhere. ``settings``, ``messages`` and
+``saved`` check numbers, sessions and saved states.
 
 May import: ``session`` for its type, ``compressors.kernels``, ``arrays`` and what is below them.
 """

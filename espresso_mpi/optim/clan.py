@@ -23,8 +23,9 @@ import numpy as np
 
 from ..arrays import buffers
 from ..errors import NonFiniteError, StateError
+from .saved import entries
 from .settings import MOST, AdamSettings, number
-from .tensors import Tensor, difference, matched, read, tensors_of
+from .tensors import Tensor, matched, read, tensors_of
 
 
 class Clan:
@@ -140,11 +141,8 @@ class Clan:
             StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.
         """
         tensors = tensors_of(self._params)
-        if not isinstance(state, Mapping):
-            raise StateError(f"Clan: the state is a {type(state).__name__}; pass what state_dict() returned")
-        if set(state) != {t.name for t in tensors}:
-            raise StateError(f"Clan: the state {difference(set(state), self._moments)}; load the state of this model")
-        loaded = {t.name: _checked(t, state[t.name]) for t in tensors}
+        saved = entries("Clan", state, self._moments)
+        loaded = {t.name: _checked(t, saved[t.name]) for t in tensors}
         for tensor in tensors:
             steps, m, v = loaded[tensor.name]
             own = self._moments[tensor.name]

@@ -11,6 +11,7 @@ import numpy as np
 from ..arrays import buffers
 from ..errors import ConfigError, GradientError, StateError
 from .messages import require_raising, wait_for
+from .saved import entries
 from .settings import count, number
 from .tensors import Tensor, difference, tensors_of
 from .updates import OUTER, PROGRESS
@@ -215,10 +216,7 @@ class DiLoCo:
             StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.
         """
         tensors = tensors_of(self._params)
-        saved = state.get("tensors") if isinstance(state, Mapping) else None
-        if not isinstance(saved, Mapping) or set(saved) != {t.name for t in tensors}:
-            other = difference(set(saved), self._anchors) if isinstance(saved, Mapping) else f"is {type(state)}"
-            raise StateError(f"DiLoCo: the state {other}; load the state of this model")
+        saved = entries("DiLoCo", state, self._anchors, "tensors")
         steps = state.get("steps")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise StateError(f"DiLoCo: steps={steps!r} in the state; expected a whole number")

@@ -13,8 +13,9 @@ from ..arrays import buffers
 from ..compressors import get
 from ..errors import NonFiniteError, StateError
 from .messages import require_raising, wait_for
+from .saved import entries
 from .settings import AdamSettings, count, lies
-from .tensors import Tensor, difference, matched, native, tensors_of
+from .tensors import Tensor, matched, native, tensors_of
 from .updates import ADAM, FROZEN_ADAM, MOMENTUM
 
 if TYPE_CHECKING:
@@ -137,8 +138,7 @@ class OnebitRule:
         if self.steps % _EVERY:
             return False
         second = max((slot.settings.betas[1] for slot in slots), default=0.0)
-        scale = self._scales(AdamSettings(0, (0, second), 1, 0))[1]
-        self._norms.append(scale * sum(float(slot.v.sum()) for slot in slots))
+        self._norms.append(sum(float(slot.v.sum()) for slot in slots) / (1 - second**self.steps))
         back = math.ceil(1 / (1 - second) / _EVERY)
         here = len(self._norms) > back and self._norms[-1 - back] >= SETTLED * self._norms[-1]
         del self._norms[: -1 - back]
@@ -267,7 +267,8 @@ class OnebitAdam:
     def state_dict(self) -> dict[str, Any]:
         """The counters, and the moments of each tensor as numpy arrays: a copy.
 
-        Residuals are the session's state."""
+        Residuals are the session's state.
+        """
         tensors = tensors_of(self._params)
         moments = {t.name: dict(zip("mv", map(t.library.to_host, self._moments[t.name]))) for t in tensors}
         return {"rule": self._rule.state(), "moments": moments}
@@ -281,12 +282,7 @@ class OnebitAdam:
             StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.
         """
         tensors = tensors_of(self._params)
-        moments = state.get("moments") if isinstance(state, Mapping) else None
-        if not isinstance(moments, Mapping):
-            raise StateError(f"OnebitAdam: the state is a {type(state).__name__}; pass what state_dict() returned")
-        if set(moments) != {t.name for t in tensors}:
-            other = difference(set(moments), self._moments)
-            raise StateError(f"OnebitAdam: the state {other}; load the state of this model")
+        moments = entries("OnebitAdam", state, self._moments, "moments")
         loaded = {t.name: checked_moments(t, moments[t.name]) for t in tensors}
         self._rule.load(state.get("rule"))
         for tensor in tensors:

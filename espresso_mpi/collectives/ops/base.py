@@ -9,6 +9,7 @@ from __future__ import annotations
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from espresso_mpi.arrays import device
-from espresso_mpi.types import Level
+from espresso_mpi.types import Collective, Level
 
 from ..data.layout import PAYLOAD_ITEMSIZE, Dense, Layout, Packed, Topology
 from ..data.reduction import ReduceOp, stored
@@ -214,6 +215,30 @@ def on_payload(action: Action, element: str) -> Action:
         data.saturated += body.saturated
 
     return run
+
+
+def advance(
+    topology: Topology, step: Collective, averaged: AbstractSet[Level], states: Sequence[Layout], rank: int, dtype: str
+) -> tuple[list[Layout], Move | None]:
+    """Advance every group of a level.
+
+    Args:
+        averaged: the levels over which the states are averaged already.
+        states: the layouts of all ranks before.
+
+    Returns:
+        the layouts afterwards, and the part of ``rank`` in it: None if no group has it.
+    """
+    op, after, mine = operations()[step.op], list(states), None
+    joins = step.op == "allgather" and step.level in averaged
+    for group in topology.groups(step.level):
+        context = CollectiveContext(topology, step.level, joins, topology.root(step.level, group))
+        before = tuple(states[member] for member in group)
+        for member, state in zip(group, op.advance(context, before)):
+            after[member] = state
+        if rank in group:
+            mine = Move(context, group, group.index(rank), before, dtype)
+    return after, mine
 
 
 class GatheringOp(CollectiveOp):
