@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from . import kept
 from .base import LIMIT
 from .checks import check_number
 from .context import Context
-from .families import kept
 from .kernels.cpu import clipping, samples, sparse
 from .optional import Keeps
 from .registry import register
@@ -39,7 +39,7 @@ class Dgc(kept.Kept):
     """Deep gradient compression. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero. With other ``values``:
-    the coded positions, then the payload of the values (``families.kept``).
+    the coded positions, then the payload of the values (``kept``).
 
     Args:
         ratio: share of the elements that are sent at most, in (0, 1].

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from . import kept
 from .base import LIMIT
 from .checks import check_number
 from .context import Context
-from .families import kept
 from .kernels.cpu import samples, sparse
 from .registry import register
 
@@ -34,7 +34,7 @@ class Threshold(kept.Kept):
     """What reaches a value. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero. With other ``values``:
-    the coded positions, then the payload of the values (``families.kept``).
+    the coded positions, then the payload of the values (``kept``).
 
     Args:
         value: the magnitude to reach, above 0; rounded to float32.

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from . import kept
 from .context import Context
-from .families import kept
 from .kernels.cpu import samples, sparse
 from .registry import register
 
@@ -27,7 +27,7 @@ from .registry import register
 class TopK(kept.Kept):
     """Exact top-k by magnitude. Payload: k uint32 indices in rising order, then their k float32 values: 8·k bytes.
 
-    With other ``values``: the coded positions, then the payload of the values (``families.kept``).
+    With other ``values``: the coded positions, then the payload of the values (``kept``).
 
     Args:
         ratio: share of the elements that are sent, in (0, 1]; at least one element is.

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from . import kept
 from .context import Context
-from .families import kept
 from .kernels.cpu import samples, sparse
 from .registry import register
 
@@ -29,7 +29,7 @@ class TopKSampled(kept.Kept):
     """Top-k by a sampled threshold. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero. With other ``values``:
-    the coded positions, then the payload of the values (``families.kept``).
+    the coded positions, then the payload of the values (``kept``).
 
     Args:
         ratio: share of the elements that are sent at most, in (0, 1].

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..base import Compressor
-from ..checks import check_choice, check_number
-from ..context import Context
-from ..kernels.cpu import positions, sparse
-from ..registry import get
+from .base import Compressor
+from .checks import check_choice, check_number
+from .context import Context
+from .kernels.cpu import positions, sparse
+from .registry import get
 
 VALUES = ("fp32", "fp16", "int8", "int4", "int2", "onebit")
 """How values may be stored."""
@@ -112,7 +112,7 @@ class Kept(Compressor):
         if self.values == "fp32":
             self._choose_cuda(x, payload, residual, context)
             return
-        from ..kernels.cuda import positions as cuda_positions
+        from .kernels.cuda import positions as cuda_positions
 
         plain = self._room(x, context)
         self._choose_cuda(x, plain, residual, context)
@@ -126,12 +126,12 @@ class Kept(Compressor):
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         if self.values == "fp32":
-            from ..kernels.cuda import topk as cuda_topk
+            from .kernels.cuda import topk as cuda_topk
 
             head, indices, sent = self._split(payload)
             cuda_topk.scatter(indices if head is None else head, indices, sent, out, head is not None, add)
             return
-        from ..kernels.cuda import positions as cuda_positions
+        from .kernels.cuda import positions as cuda_positions
 
         k = self.count(out.size)
         where = positions.layout(out.size, k)
