@@ -12,6 +12,9 @@ from espresso_mpi.compressors.context import Context
 from . import gpu
 from .linear_sparse import plus
 
+_MOST_WARPS = 32
+"""Warps of a block, at most."""
+
 
 def write(indices: Any, head: Any, highs: Any, lows: Any, low: int) -> None:
     """As ``cpu.positions.write``; the first word of ``head``, on the GPU, says how many there are. None: all."""
@@ -133,7 +136,7 @@ def _low_bits(lows, j, low):  # type: ignore[no-untyped-def]
 def _make_scatter(add):  # type: ignore[no-untyped-def]
     @gpu.kernel("uint32[::1], uint32[::1], uint32[::1], float32[::1], float32[::1], int64", add=add)
     def scatter(words, lows, before, values, out, low):  # type: ignore[no-untyped-def]
-        sums = cuda.shared.array(gpu.LANES, np.int32)
+        sums = cuda.shared.array(_MOST_WARPS, np.int32)
         warp, lane = cuda.threadIdx.x // 32, cuda.laneid
         for run in range(cuda.blockIdx.x, before.size, cuda.gridDim.x):
             w = run * cuda.blockDim.x + cuda.threadIdx.x
