@@ -22,6 +22,7 @@ from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
+from .dense_steps import count_dense, without_compression
 from .fusion import measured_limit
 from .guard import Check
 from .nonfinite import NonFinite, blank
@@ -130,7 +131,8 @@ class Dispatcher:
         if any(call.gpu is not None for call in calls):
             self._transport.choose_device_way()
         batches = [call.batch for call in calls if call.batch is not None]
-        runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in self._arranged(numbers, batches)]
+        arranged = self._arranged_in_dense_steps(batches, skips) or self._arranged(numbers, batches)
+        runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in arranged]
         self._queue([*runs, *self._complete_groups(calls, batches, skips)], calls)
 
     def begin_exchange(self, call: PendingCall, exchange: Exchange) -> None:
@@ -184,6 +186,20 @@ class Dispatcher:
                 ok = fast_path.allowed(batches[0], found, self._transport, scheduled)
                 self._fast[numbers[0]] = found if ok else ()
         return found
+
+    def _arranged_in_dense_steps(
+        self, batches: Sequence[Batch], skips: Sequence[frozenset[int]]
+    ) -> tuple[Bucket, ...]:  # fmt: skip
+        """The buckets of calls with tensors that still have dense steps; none if there is no such tensor."""
+        steps, counts = self._options.dense_steps, self.sync_state.counts
+        now = (
+            [without_compression(batch, steps, counts, self._transport.topology) for batch in batches] if steps else ()
+        )
+        if all(other is batch for other, batch in zip(now, batches)):
+            return ()
+        count_dense(batches, now, skips, counts)
+        limit = self._fusion_limit(now)
+        return buckets_of(now, limit, max(limit, self._options.segment_bytes))
 
     def _complete_groups(
         self, calls: Sequence[PendingCall], batches: Sequence[Batch], skips: Sequence[frozenset[int]]

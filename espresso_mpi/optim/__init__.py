@@ -13,14 +13,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"Clan": "clan", "DiLoCo": "diloco", "OnebitAdam": "onebit_adam"}
+_HOMES = {
+    "Clan": "clan",
+    "DiLoCo": "diloco",
+    "MomentumSGD": "momentum_sgd",
+    "OnebitAdam": "onebit_adam",
+    "ZeroOneAdam": "zero_one_adam",
+}
 
-__all__ = ["Clan", "DiLoCo", "OnebitAdam"]
+__all__ = ["Clan", "DiLoCo", "MomentumSGD", "OnebitAdam", "ZeroOneAdam"]
 
 if TYPE_CHECKING:
     from .clan import Clan as Clan
     from .diloco import DiLoCo as DiLoCo
+    from .momentum_sgd import MomentumSGD as MomentumSGD
     from .onebit_adam import OnebitAdam as OnebitAdam
+    from .zero_one_adam import ZeroOneAdam as ZeroOneAdam
 
 
 def __getattr__(name: str) -> Any:  # Clan needs no numba, whose import takes a second
