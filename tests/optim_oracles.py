@@ -20,7 +20,8 @@ class Exchanges:
         return result
 
     def allreduce(self, x, **options):
-        return _Watched(self._allreduce(x, **options), options["name"].split()[-1], _copy(x), x, self.seen)
+        sent = _copy(x)  # before it travels
+        return _Watched(self._allreduce(x, **options), options["name"].split()[-1], sent, x, self.seen)
 
     def taken(self):
         """By name: (sent, mean) of the last step."""

@@ -17,7 +17,8 @@ DENSE = 0.2
 ``zero-one-adam``, which synchronises gradients in some of them."""
 
 WARMUP = "int8"
-"""How ``onebit-adam`` and ``zero-one-adam`` synchronise gradients: it trains like uncompressed gradients, by a quarter of the bytes."""
+"""How ``onebit-adam`` and ``zero-one-adam`` synchronise gradients: it trains like uncompressed gradients, by a quarter
+of the bytes."""
 
 MOMENTUM = 0.9
 """Of SGD."""

@@ -338,7 +338,8 @@ def optimizers(
     optimizer: Annotated[
         str,
         typer.Option(
-            metavar="LIST", help="Of adamw, sgd (momentum 0.9), onebit-adam, zero-one-adam, momentum-sgd, diloco."
+            metavar="LIST",
+            help="Of adamw, sgd, and those that synchronise: onebit-adam, zero-one-adam, momentum-sgd, diloco.",
         ),
     ] = defaults.Optimizers.optimizer,
     lr: Annotated[

@@ -9,18 +9,35 @@ from dataclasses import replace
 from ..collectives.data.layout import Topology
 from ..feedback import NO_FEEDBACK
 from ..options import dense_strategy
+from ..types import Strategy
 from .batches import Batch
 
 
-def without_compression(batch: Batch, steps: int, counts: Mapping[str, int], topology: Topology) -> Batch:
-    """The batch with those tensors dense that were synchronised fewer than ``steps`` times; itself if there is none.
+def begun(
+    batches: Sequence[Batch], skips: Sequence[frozenset[int]], steps: int, counts: Counter[str], topology: Topology
+) -> Sequence[Batch]:
+    """The batches of calls that begin, with those tensors dense that have had fewer than ``steps`` synchronisations.
 
     Args:
+        skips: the positions of the tensors of each batch that are skipped: they do not count.
         counts: number of synchronisations of each tensor; the same on every rank, because calls start in one order.
+            Dense steps are added; those of compressed tensors are counted where they begin.
+
+    Returns:
+        ``batches`` itself if there is no such tensor.
     """
-    if not any(item.gradual and counts[item.spec.name] < steps for item in batch.items):
-        return batch
+    if not any(item.gradual and counts[item.spec.name] < steps for batch in batches for item in batch.items):
+        return batches
     dense = dense_strategy(topology)
+    found = [_without_compression(batch, steps, counts, dense) for batch in batches]
+    for batch, now, skip in zip(batches, found, skips):
+        for item, other in zip(batch.items, now.items):
+            if other is not item and item.index not in skip:
+                counts[item.spec.name] += 1
+    return found
+
+
+def _without_compression(batch: Batch, steps: int, counts: Mapping[str, int], dense: Strategy) -> Batch:
     items = [
         replace(item, strategy=dense, compressor=None, feedback=NO_FEEDBACK)
         if item.gradual and counts[item.spec.name] < steps
@@ -28,13 +45,3 @@ def without_compression(batch: Batch, steps: int, counts: Mapping[str, int], top
         for item in batch.items
     ]
     return replace(batch, items=tuple(items))
-
-
-def count_dense(
-    batches: Sequence[Batch], now: Sequence[Batch], skips: Sequence[frozenset[int]], counts: Counter[str]
-) -> None:
-    """Count the dense steps that begin. Those of compressed tensors are counted where they begin."""
-    for batch, other, skip in zip(batches, now, skips):
-        for item, changed in zip(batch.items, other.items):
-            if changed is not item and item.index not in skip:
-                counts[item.spec.name] += 1

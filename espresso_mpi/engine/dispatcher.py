@@ -22,7 +22,7 @@ from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
-from .dense_steps import count_dense, without_compression
+from .dense_steps import begun
 from .fusion import measured_limit
 from .guard import Check
 from .nonfinite import NonFinite, blank
@@ -131,7 +131,8 @@ class Dispatcher:
         if any(call.gpu is not None for call in calls):
             self._transport.choose_device_way()
         batches = [call.batch for call in calls if call.batch is not None]
-        arranged = self._arranged_in_dense_steps(batches, skips) or self._arranged(numbers, batches)
+        now = begun(batches, skips, self._options.dense_steps, self.sync_state.counts, self._transport.topology)
+        arranged = self._arranged(numbers, batches) if now is batches else self._buckets_of(now)
         runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in arranged]
         self._queue([*runs, *self._complete_groups(calls, batches, skips)], calls)
 
@@ -176,9 +177,7 @@ class Dispatcher:
         if found is None:
             if len(self._arrangements) >= _ARRANGEMENTS:
                 self._arrangements.clear()
-            limit = self._fusion_limit(batches)
-            room = max(limit, self._options.segment_bytes)
-            found = buckets_of(batches, limit, room)
+            found = self._buckets_of(batches)
             if len(numbers) <= _ARRANGED:
                 self._arrangements[numbers] = found
             if len(numbers) == len(batches) == 1:
@@ -187,19 +186,9 @@ class Dispatcher:
                 self._fast[numbers[0]] = found if ok else ()
         return found
 
-    def _arranged_in_dense_steps(
-        self, batches: Sequence[Batch], skips: Sequence[frozenset[int]]
-    ) -> tuple[Bucket, ...]:  # fmt: skip
-        """The buckets of calls with tensors that still have dense steps; none if there is no such tensor."""
-        steps, counts = self._options.dense_steps, self.sync_state.counts
-        now = (
-            [without_compression(batch, steps, counts, self._transport.topology) for batch in batches] if steps else ()
-        )
-        if all(other is batch for other, batch in zip(now, batches)):
-            return ()
-        count_dense(batches, now, skips, counts)
-        limit = self._fusion_limit(now)
-        return buckets_of(now, limit, max(limit, self._options.segment_bytes))
+    def _buckets_of(self, batches: Sequence[Batch]) -> tuple[Bucket, ...]:
+        limit = self._fusion_limit(batches)
+        return buckets_of(batches, limit, max(limit, self._options.segment_bytes))
 
     def _complete_groups(
         self, calls: Sequence[PendingCall], batches: Sequence[Batch], skips: Sequence[frozenset[int]]

@@ -62,14 +62,9 @@ class OnebitRule(Rule[Counters]):
         self._warmup = warmup if warmup == "auto" else count(self.owner, "warmup", warmup, 1)
         self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
 
-    @property
-    def frozen(self) -> bool:
-        """Whether the warm-up has ended."""
-        return self.counters.frozen_at > 0
-
     def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Update all parameters, in the stage that it is in."""
-        if self.frozen:
+        if self.counters.frozen_at:
             self._compressed(slots)
             return
         self._dense(slots)
@@ -180,4 +175,4 @@ class OnebitAdam(SynchronizedOptimizer):
     @property
     def frozen(self) -> bool:
         """Whether the warm-up has ended, so that messages are compressed."""
-        return bool(self._rule.frozen)
+        return bool(self._rule.counters.frozen_at)

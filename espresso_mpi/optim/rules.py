@@ -119,7 +119,7 @@ class Rule(ABC, Generic[C]):
         Raises:
             ConfigError: the rule cannot be saved now.
         """
-        return dataclasses.asdict(self.counters)  # type: ignore[call-overload,no-any-return]
+        return dataclasses.asdict(self.counters)  # type: ignore[call-overload]
 
     def read(self, state: Any) -> C:
         """Checked counters from ``state``, for ``adopt``.

@@ -44,7 +44,7 @@ def array(tensor: Tensor, entry: Any, key: str, kind: type = np.float32, positiv
         StateError: it is missing or damaged, or does not fit.
     """
     try:
-        value = np.asarray(entry[key], kind)
+        value: np.ndarray = np.asarray(entry[key], kind)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StateError(
             f"{tensor.name}: cannot read {key} of its state ({error!r}); load what state_dict returned"

@@ -54,7 +54,7 @@ class OnebitAdam(SynchronizedOptimizer):
     @property
     def frozen(self) -> bool:
         """Whether the warm-up has ended, so that messages are compressed."""
-        return bool(self._rule.frozen)  # type: ignore[attr-defined]
+        return bool(self._rule.counters.frozen_at)
 
     def _settings(self, group: Mapping[str, Any]) -> AdamSettings:
         return AdamSettings.checked(
