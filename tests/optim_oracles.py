@@ -100,7 +100,38 @@ class ZeroOneAdam(Oracle):
         return np.sqrt(self.v / (1 - second**self.updates)) + eps
 
 
+class OnebitLamb(Oracle):
+    """Algorithm 1 of Li et al. with bias correction of all averages."""
+
+    def __init__(self, x):
+        super().__init__(x)
+        self.v, self.fresh, self.mean, self.factor = np.zeros(x.shape), np.zeros(x.shape), 0.0, 1.0
+
+    def step(self, g, lr, exchange, warmup, betas, eps, weight_decay):
+        self.t += 1
+        (first, second), frozen = betas, min(self.t, warmup)
+        if self.t <= warmup:
+            mean = exchange(g)
+            self.m, self.v = first * self.m + (1 - first) * mean, second * self.v + (1 - second) * mean**2
+            self.fresh = self.v
+        else:
+            new = exchange(first * self.m + (1 - first) * g)
+            gradient = (new - first * self.m) / (1 - first)
+            self.m, self.fresh = new, second * self.fresh + (1 - second) * gradient**2
+        root, fresh = (np.sqrt(v / (1 - second**t)) + eps for v, t in ((self.v, frozen), (self.fresh, self.t)))
+        u = self.m / (1 - first**self.t) / root + weight_decay * self.x
+        if self.t <= warmup:
+            c = np.clip(np.linalg.norm(self.x) / np.linalg.norm(u), 0.01, 10)
+            self.mean = 0.9 * self.mean + 0.1 * c
+        else:
+            limits = self.factor * 0.9, self.factor * 1.1
+            self.factor = np.clip(np.clip((root / fresh).max(), 0.5, 4), *limits)
+            c = self.factor * self.mean / (1 - 0.9**warmup)
+        self.x = self.x - lr * c * u
+
+
 CASES = {
+    "OnebitLamb": (OnebitLamb, {"warmup": 5, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1}),
     "MomentumSGD": (MomentumSGD, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": False, "warmup": 2}),
     "MomentumSGD Nesterov": (MomentumSGD, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True, "warmup": 0}),
     "ZeroOneAdam": (

@@ -29,6 +29,7 @@ RATES = {
     "adamw": 1e-3,
     "sgd": 0.003,
     "onebit-adam": 1e-3,
+    "onebit-lamb": 1e-2,
     "zero-one-adam": 1e-3,
     "momentum-sgd": 0.003,
     "diloco": 1e-3,

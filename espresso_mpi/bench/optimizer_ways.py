@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from espresso_mpi.session import Session
 
-from ..optim import DiLoCo, MomentumSGD, OnebitAdam, ZeroOneAdam
+from ..optim import DiLoCo, MomentumSGD, OnebitAdam, OnebitLamb, ZeroOneAdam
 from ..optim.messages import wait_for
 
 if TYPE_CHECKING:  # needs torch, which only a run needs
     from .gpt import Replica
 
 DENSE = 0.2
-"""Share of the steps in which ``onebit-adam`` and ``diloco`` begin by synchronising gradients. The warm-up of
-``zero-one-adam``, which synchronises gradients in some of them."""
+"""Share of the steps in which ``onebit-adam``, ``onebit-lamb`` and ``diloco`` begin by synchronising gradients. The
+warm-up of ``zero-one-adam``, which synchronises gradients in some of them."""
 
 WARMUP = "int8"
-"""How ``onebit-adam`` and ``zero-one-adam`` synchronise gradients: it trains like uncompressed gradients, by a quarter
-of the bytes."""
+"""How ``onebit-adam``, ``onebit-lamb`` and ``zero-one-adam`` synchronise gradients: it trains like uncompressed ones,
+by a quarter of the bytes."""
 
 MOMENTUM = 0.9
 """Of SGD."""
@@ -33,6 +33,7 @@ BASES = {
     "adamw": "adamw",
     "sgd": "sgd",
     "onebit-adam": "adamw",
+    "onebit-lamb": "adamw",
     "zero-one-adam": "adamw",
     "momentum-sgd": "sgd",
     "diloco": "adamw",
@@ -87,7 +88,16 @@ def _momentum_sgd(params: dict[str, Any], session: Session, steps: int, dense: i
     return MomentumSGD(params, session, momentum=MOMENTUM)
 
 
-_OWN = {"onebit-adam": _onebit_adam, "zero-one-adam": _zero_one_adam, "momentum-sgd": _momentum_sgd}
+def _onebit_lamb(params: dict[str, Any], session: Session, steps: int, dense: int) -> OnebitLamb:
+    return OnebitLamb(params, session, warmup=dense, warmup_compressor=WARMUP)
+
+
+_OWN = {
+    "onebit-lamb": _onebit_lamb,
+    "onebit-adam": _onebit_adam,
+    "zero-one-adam": _zero_one_adam,
+    "momentum-sgd": _momentum_sgd,
+}
 """The optimizers that synchronise by themselves; ``dense``: the first steps of a run of so many steps."""
 
 

@@ -18,16 +18,18 @@ _HOMES = {
     "DiLoCo": "diloco",
     "MomentumSGD": "momentum_sgd",
     "OnebitAdam": "onebit_adam",
+    "OnebitLamb": "onebit_lamb",
     "ZeroOneAdam": "zero_one_adam",
 }
 
-__all__ = ["Clan", "DiLoCo", "MomentumSGD", "OnebitAdam", "ZeroOneAdam"]
+__all__ = ["Clan", "DiLoCo", "MomentumSGD", "OnebitAdam", "OnebitLamb", "ZeroOneAdam"]
 
 if TYPE_CHECKING:
     from .clan import Clan as Clan
     from .diloco import DiLoCo as DiLoCo
     from .momentum_sgd import MomentumSGD as MomentumSGD
     from .onebit_adam import OnebitAdam as OnebitAdam
+    from .onebit_lamb import OnebitLamb as OnebitLamb
     from .zero_one_adam import ZeroOneAdam as ZeroOneAdam
 
 

@@ -126,6 +126,40 @@ def from_anchor(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     return formula
 
 
+def lamb_direction(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Adam's direction with decay in the place of the gradient, and new m and v: what LAMB scales by its norm."""
+
+    def formula(g, m, v, x, first, first_rest, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+        m = first * m + first_rest * g
+        v = second * v + second_rest * (g * g)
+        return m * m_scale / (sqrt(v * v_scale) + eps) + decay * x, m, v
+
+    return formula
+
+
+def frozen_direction(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The same from a mean momentum with a variance that stays; and a fresh variance of the gradient in that mean.
+
+    ``inverse`` is 1/(1 - β₁).
+    """
+
+    def formula(mean, m, fresh, v, x, first, inverse, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+        g = (mean - first * m) * inverse
+        fresh = second * fresh + second_rest * (g * g)
+        return mean * m_scale / (sqrt(v * v_scale) + eps) + decay * x, mean, fresh
+
+    return formula
+
+
+def along(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A step along a direction: new x."""
+
+    def formula(x, direction, rate):  # type: ignore[no-untyped-def]
+        return x - rate * direction
+
+    return formula
+
+
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 _adam, _momentum, _frozen, _progress, _outer = (
@@ -134,6 +168,7 @@ _adam, _momentum, _frozen, _progress, _outer = (
 _decayed, _sgd, _local, _mean_momentum, _from_anchor = (
     host.inlined(make(np.sqrt)) for make in (decayed_momentum, sgd, local_adam, mean_momentum, from_anchor)
 )
+_lamb, _frozen_lamb, _along = (host.inlined(make(np.sqrt)) for make in (lamb_direction, frozen_direction, along))
 
 
 @host.Kernel
@@ -198,6 +233,28 @@ def _from_anchor_kernel(x, m, anchor, v, mean, length, v_scale, eps, kept):  # t
         x[i], m[i] = _from_anchor(x[i], m[i], anchor[i], v[i], mean[i], length, v_scale, eps, kept)
 
 
+@host.Kernel
+def _lamb_kernel(g, m, v, x, first, first_rest, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+    for i in prange(g.size):
+        g[i], m[i], v[i] = _lamb(
+            g[i], m[i], v[i], x[i], first, first_rest, second, second_rest, m_scale, v_scale, eps, decay
+        )
+
+
+@host.Kernel
+def _frozen_lamb_kernel(mean, m, fresh, v, x, first, inverse, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+    for i in prange(mean.size):
+        mean[i], m[i], fresh[i] = _frozen_lamb(
+            mean[i], m[i], fresh[i], v[i], x[i], first, inverse, second, second_rest, m_scale, v_scale, eps, decay
+        )
+
+
+@host.Kernel
+def _along_kernel(x, direction, rate):  # type: ignore[no-untyped-def]
+    for i in prange(x.size):
+        x[i] = _along(x[i], direction[i], rate)
+
+
 class Update:
     """A formula, applied in place.
 
@@ -232,3 +289,6 @@ SGD = Update(sgd, _sgd_kernel, 2)
 LOCAL_ADAM = Update(local_adam, _local_kernel, 3)
 MEAN_MOMENTUM = Update(mean_momentum, _mean_momentum_kernel, 1)
 FROM_ANCHOR = Update(from_anchor, _from_anchor_kernel, 2)
+LAMB_DIRECTION = Update(lamb_direction, _lamb_kernel, 3)
+FROZEN_DIRECTION = Update(frozen_direction, _frozen_lamb_kernel, 3)
+ALONG = Update(along, _along_kernel, 1)

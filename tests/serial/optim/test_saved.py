@@ -13,6 +13,7 @@ SHAPES = {"a": (70, 40), "b": (5,)}
 MAKERS = {
     "Clan": lambda params, session: optim.Clan(params, lr=0.05),
     "OnebitAdam": lambda params, session: optim.OnebitAdam(params, session, warmup=3),
+    "OnebitLamb": lambda params, session: optim.OnebitLamb(params, session, warmup=3),
     "MomentumSGD": lambda params, session: optim.MomentumSGD(params, session, warmup=3),
     "ZeroOneAdam": lambda params, session: optim.ZeroOneAdam(params, session, warmup=5, kappa=2, double_every=2),
     "DiLoCo": lambda params, session: optim.DiLoCo(params, session, every=5, fragments=2, delay=1),
