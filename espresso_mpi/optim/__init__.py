@@ -1,9 +1,12 @@
 """Optimizers that are made for compressed messages. Their arrays are of any framework: numpy, CuPy, torch, JAX.
 
-``Clan`` takes gradients that are synchronised. ``OnebitAdam`` synchronises momenta instead of gradients, and ``DiLoCo``
-the progress of many local steps. Each is one file. ``tensors`` sees parameters as flat arrays, and ``updates`` has the
-formulas, which run as fused kernels on the CPU and as array expressions elsewhere. ``settings``, ``messages`` and
-``saved`` check numbers, sessions and saved states.
+``Clan`` takes gradients that are synchronised. ``OnebitAdam``, ``OnebitLamb``, ``ZeroOneAdam`` and ``MomentumSGD``
+synchronise momenta instead of gradients, and ``DiLoCo`` the progress of many local steps. Each is one file. ``rules``
+has what those that send momenta share; ``espresso_mpi.torch`` and ``espresso_mpi.jax`` use the same rules and formulas.
+``tensors`` sees parameters as flat arrays, and ``updates`` has the formulas, which run as fused kernels on the CPU and
+as array expressions elsewhere. ``settings``, ``messages`` and ``saved`` check numbers, sessions and saved states.
+
+A new optimizer that sends momenta is a rule, a class over it, and a class in ``espresso_mpi.torch``.
 
 May import: ``session`` for its type, ``compressors.kernels``, ``arrays`` and what is below them.
 """

@@ -11,6 +11,7 @@ from msgspec import Meta
 from ..errors import ConfigError
 from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer
 from .settings import MOST, AdamSettings, count, lies
+from .tensors import computing
 from .updates import ALONG, FROZEN_DIRECTION, LAMB_DIRECTION, MOMENTUM
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ class LambRule(Rule[Counters]):
 
     def _coefficient(self, slot: Slot[AdamSettings]) -> float:
         """How long the parameter is for the direction in its message; 1 if one of them is zero."""
-        library = slot.tensor.library
-        length, other = (library.norm(library.double(array)) for array in (slot.tensor.array, slot.flat))
+        library, arrays = computing(slot.tensor.library, slot.tensor.array, slot.flat)
+        length, other = (library.norm(library.double(array)) for array in arrays)
         if not (length > 0 and other > 0):
             return 1.0
         return min(max(length / other, self._least), self._largest)
@@ -125,8 +126,9 @@ class LambRule(Rule[Counters]):
 
 def _factor(slot: Slot[AdamSettings], v_scale: float, fresh_scale: float, before: float) -> float:
     """The largest ratio of the frozen root to the fresh one, in its range and near the factor of the step before."""
-    sqrt, eps = slot.tensor.library.sqrt, slot.settings.eps
-    ratio = (sqrt(slot.kept["v"] * v_scale) + eps) / (sqrt(slot.kept["fresh"] * fresh_scale) + eps)
+    library, (v, fresh) = computing(slot.tensor.library, slot.kept["v"], slot.kept["fresh"])
+    eps = slot.settings.eps
+    ratio = (library.sqrt(v * v_scale) + eps) / (library.sqrt(fresh * fresh_scale) + eps)
     factor = min(max(float(ratio.max()), FACTORS[0]), FACTORS[1])
     return min(max(factor, before * (1 - CHANGE)), before * (1 + CHANGE))
 
@@ -145,7 +147,7 @@ class OnebitLamb(SynchronizedOptimizer):
                   r = max (√v̂ + ε)/(√v̂' + ε), within 0.5 … 4 and 10 % of the r before;  x ← x - η r c̄ u
 
     All averages have their bias towards zero undone. All ranks must start from the same parameters. They stay equal to
-    the bit if they run the same libraries with as many threads.
+    the bit; on GPUs, if these are alike.
 
     Args:
         params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place, as for ``Clan``.

@@ -87,6 +87,26 @@ def test_a_bad_gradient_of_one_rank_changes_nothing_on_any(world, open_session, 
     assert same_everywhere(world, params)
 
 
+def test_a_bad_gradient_of_a_local_step_is_the_error_of_all_ranks_later(world, open_session):
+    """Where it came, the parameters stay; the ranks average what the others have found, and are equal again."""
+    params = start()
+    adam = optim.ZeroOneAdam(params, open_session(compressor="onebit"), warmup=2, double_every=1, longest=4)
+    for step in range(3):
+        adam.step(gradients(world.rank, step))
+    before, bad = {n: p.copy() for n, p in params.items()}, gradients(world.rank, 3)
+    last = world.rank == world.size - 1
+    if last:
+        bad["w"][3, 3] = np.nan
+    adam.step(bad)  # local
+    stayed = np.array_equal(params["w"], before["w"])
+    adam.step(gradients(world.rank, 4))  # local
+    with pytest.raises(NonFiniteError, match="w"):
+        adam.average()
+    adam.average()
+    same = same_everywhere(world, params)
+    assert stayed == last and same and np.isfinite(params["w"]).all()
+
+
 @pytest.mark.parametrize("options", [{"every": 3}, {"every": 6, "fragments": 2, "delay": 2}], ids=str)
 def test_diloco_averages_the_progress_of_all_ranks(world, open_session, options):
     """Uncompressed, against the formula in float64 on the trajectories of all ranks; afterwards compressed."""
