@@ -26,7 +26,9 @@ def begun(
     Returns:
         ``batches`` itself if there is no such tensor.
     """
-    if not any(item.gradual and counts[item.spec.name] < steps for batch in batches for item in batch.items):
+    if not steps or not any(
+        item.gradual and counts[item.spec.name] < steps for batch in batches for item in batch.items
+    ):
         return batches
     dense = dense_strategy(topology)
     found = [_without_compression(batch, steps, counts, dense) for batch in batches]

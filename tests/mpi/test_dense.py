@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from espresso_mpi import Plan, Strategy
 from espresso_mpi.errors import ConfigError, NonFiniteError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
@@ -80,6 +81,11 @@ def test_named_tensors_stay_dense(world, open_session):
     assert not wrong
     kept = session.stats(residuals=True).tensors
     assert {name for name, tensor in kept.items() if tensor.residual_norm} == {"body.w", "body.b"}
+    plan = Plan(default=Strategy("topk:ratio=0.1", "flat-allgather"))
+    after = open_session(compressor="onebit", dense=["head.*"], dense_steps=9)
+    after.follow(plan)  # the plan says what is dense
+    after.sync({"head": gradients(world.rank, 0)})
+    assert after.stats(residuals=True).tensors["head.w"].residual_norm > 0
     other = open_session(compressor="onebit", dense=["*.w"])  # what has become dense gets its residual at once
     other.load_state_dict(session.state_dict())
     zeros = {"body": {name: np.zeros_like(g) for name, g in gradients(0, 0).items()}}
