@@ -111,7 +111,7 @@ def test_a_bad_gradient_of_a_local_step_is_the_error_of_all_ranks_later(world, o
 def test_diloco_averages_the_progress_of_all_ranks(world, open_session, options):
     """Uncompressed, against the formula in float64 on the trajectories of all ranks; afterwards compressed."""
     dense, small = start(), start()
-    diloco = DiLoCo(dense, open_session(), **options)
+    diloco = DiLoCo(dense, open_session(), momentum=0.9, **options)
     other = DiLoCo(small, open_session(compressor="int4", min_bytes=0), **options)
     order = ["w", "b"]
     parts, every, delay = options.get("fragments", 1), options["every"], options.get("delay", 0)

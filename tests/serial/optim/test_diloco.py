@@ -68,7 +68,7 @@ def test_agrees_with_the_formula(options, due, dtype, session):
         name: list(oracle(params[name], [d[name] for d in deltas], due[name], **settings, delay=delay, mix=mix))
         for name in params
     }
-    diloco = DiLoCo(given, session, **options)
+    diloco = DiLoCo(given, session, momentum=0.9, **options)
     for step, delta in enumerate(deltas):
         for name in given:
             given[name] += torch.from_numpy(delta[name]).float() if torch is not None else delta[name].astype(dtype)
