@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..errors import ConfigError
+from ..errors import ConfigError, NonFiniteError, StateError
 from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer
 from .settings import AdamSettings, count
 from .tensors import tensors_of
@@ -143,6 +143,16 @@ class ZeroOneRule(Rule[Counters]):
             raise ConfigError("ZeroOneAdam: the ranks differ between local steps; call average() before state_dict()")
         return super().state()
 
+    def read(self, state: Any) -> Counters:
+        """As of every rule; only a state between two local steps has more steps than the last synchronisation."""
+        counters = super().read(state)
+        if counters.synced_at != counters.steps:
+            raise StateError(
+                f"ZeroOneAdam: got a state after {counters.steps} steps, synchronised after {counters.synced_at}; "
+                f"expected the same number; load what state_dict returned"
+            )
+        return counters
+
     def adopt(self, counters: Counters) -> None:
         """As of every rule; the local steps since the last synchronisation are dropped."""
         self._local, self._spoilt = {}, False
@@ -185,10 +195,13 @@ class ZeroOneRule(Rule[Counters]):
         """
         for slot in slots:
             self._fill(slot, step, new)
-        spoilt, self._spoilt = self._spoilt, False
-        if spoilt and slots:
+        if self._spoilt and slots:
             slots[0].flat[:1] = float("nan")  # so that the session raises the error on every rank
-        self._sync(slots)
+        try:
+            self._sync(slots)
+        except NonFiniteError:
+            self._spoilt = False
+            raise
         for slot in slots:
             self._finish(slot, step, new)
         self._local = {}

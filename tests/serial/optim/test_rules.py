@@ -7,7 +7,7 @@ import pytest
 from optim_oracles import CASES, Exchanges, difference
 
 from espresso_mpi import Session, optim
-from espresso_mpi.errors import ConfigError, NonFiniteError
+from espresso_mpi.errors import ConfigError, NonFiniteError, StateError
 
 SHAPES = {"w": (96, 64), "b": (7,)}
 
@@ -93,7 +93,11 @@ def test_a_bad_gradient_of_a_local_step_is_the_error_of_the_next_synchronisation
     with pytest.raises(NonFiniteError):
         adam.average()
     adam.average()
-    assert adam.state_dict()["rule"]["synced_at"] == 4
+    state = adam.state_dict()
+    assert state["rule"]["synced_at"] == 4
+    state["rule"]["synced_at"] = 3
+    with pytest.raises(StateError, match="after 4 steps, synchronised after 3"):
+        adam.load_state_dict(state)
     assert all(np.isfinite(array).all() for array in params.values())
 
 
