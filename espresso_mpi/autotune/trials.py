@@ -81,7 +81,7 @@ class Trials:
         return self.current is None
 
     def step_ended(self, seconds: float) -> None:
-        """A step by the ``current`` plan took so long on the slowest rank; NaN: it had other tensors and does not count."""
+        """A step by the ``current`` plan took so long on the slowest rank; NaN: it had other tensors."""
         self._steps += 1
         if self._steps >= self._most:
             self.current = None
