@@ -52,8 +52,8 @@ class DiLoCo:
         session: synchronises the progress; ``compressor="int4"`` is usual. It needs ``nonfinite="raise"``.
         every: H, the number of local steps; 30 to 500 is usual.
         lr: η, the outer learning rate. An attribute.
-        momentum: μ. The default is the best of a sweep of short runs (docs/optimizers.md); the paper has 0.9 for runs
-            of thousands of averages.
+        momentum: μ. The default is the best of a sweep of short runs (docs/optimizers.md); the paper has 0.9, for
+            longer runs.
         nesterov: the step of Nesterov's momentum, as above; else u itself.
         fragments: number of parts of about equal size.
         delay: number of local steps while a part is on its way; less than H/fragments.
