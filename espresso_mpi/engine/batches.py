@@ -40,6 +40,7 @@ class Item:
         total: the result is the sum over the ranks instead of their mean.
         half: the half of the route that it takes, or how it is copied; the result is the call's array 0 then. None: it
             takes all of its route.
+        gradual: it is dense in the first steps of a session with ``dense_steps``, and compressed after these.
     """
 
     index: int
@@ -50,6 +51,7 @@ class Item:
     group: tuple[str, ...] = ()
     total: bool = False
     half: Half | Copies | None = None
+    gradual: bool = False
 
     @property
     def dtype(self) -> str:
@@ -306,7 +308,8 @@ def _item(index: int, spec: TensorSpec, group: tuple[str, ...], options: Options
         return Item(index, spec, strategy, None, NO_FEEDBACK, group)
     shape = (spec.size,) if group else spec.shape
     compressor = compressors.get(strategy.compressor).shaped(shape)
-    return Item(index, spec, strategy, compressor, options.feedback.resolved(compressor, spec.size), group)
+    feedback, gradual = options.feedback.resolved(compressor, spec.size), options.dense_steps > 0
+    return Item(index, spec, strategy, compressor, feedback, group, gradual=gradual)
 
 
 def _check_groups(items: Sequence[Item]) -> None:
