@@ -134,8 +134,8 @@ class Session(Planning, Checkpoints, Collectives):
             same containers with new arrays.
 
         Raises:
-            GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank; the text names rank and
-                tensor. Nothing was changed.
+            GradientError, MismatchError, NonFiniteError, BoundError, PlanError, ConfigError: on every rank; the text
+                names rank and tensor. Nothing was changed.
             GradientError: a tensor was changed in the meantime.
             RankTimeoutError, RemoteError, TransportError: a rank did not come, another rank failed, or MPI failed. The
                 gradients are undefined, and the session cannot be used any more.

@@ -7,6 +7,7 @@ says when that is, and who asks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -16,7 +17,7 @@ import numpy as np
 from ..arrays.device import device_of
 from ..errors import PayloadError
 from .checks import check_array
-from .context import Context, Summary
+from .context import Context, Journey, Summary
 from .schedule import Schedule, settled
 from .staging import through_the_host
 
@@ -201,6 +202,29 @@ class Result:
 
     def finalize(self, out: Any) -> None:
         """Change the mean of the decoded values in place, on its device, if the result is another (majority vote)."""
+
+
+class Bounded:
+    """A bound on the error of every element of the result, whatever the route. Override all three, or nothing.
+
+    The engine asks each rank before anything is sent. A refusal is a ``BoundError`` on every rank. Tensors of such
+    methods share no buffer with others: neighbours would come together that are none.
+    """
+
+    bounded: ClassVar[bool] = False
+    """Whether the method has a bound."""
+
+    def largest_error(self, spread: float, largest: float, journey: Journey) -> float:
+        """The most by which an element of the result can differ from the exact one; infinity without a bound.
+
+        Args:
+            spread: largest difference of neighbours on any rank; largest: largest magnitude.
+        """
+        return math.inf
+
+    def refusal(self, x: Any, journey: Journey, context: Context) -> str:
+        """Why the result could be beyond the bound with these float32 values on one rank; nothing if it cannot be."""
+        return ""
 
 
 class GpuKernels:

@@ -87,6 +87,11 @@ class Batch:
             return ()
         return ranges.portions((item.index, item.spec, item.compressor is not None) for item in self.items)
 
+    @cached_property
+    def bounded(self) -> tuple[Item, ...]:
+        """The tensors whose methods have a bound on the error of every element."""
+        return tuple(item for item in self.items if item.compressor is not None and item.compressor.bounded)
+
 
 class Batches:
     """A cache of prepared batches, for at most ``limit`` tensors in all.
@@ -318,6 +323,12 @@ def _check_groups(items: Sequence[Item]) -> None:
 
 def _misfit(other: Item, item: Item) -> PlanError | None:
     """Why two tensors cannot share a buffer."""
+    if len(item.group) > 1 and item.compressor is not None and item.compressor.bounded:
+        return PlanError(
+            f"plan: {item.spec.name!r} has compressor {item.strategy.compressor!r} and shares a buffer with "
+            f"{', '.join(repr(name) for name in item.group if name != item.spec.name)}; expected a buffer of its own, "
+            f"for an error bound depends on neighbours; take it out of the plan's groups"
+        )
     if (item.spec.dtype, item.spec.device) == (other.spec.dtype, other.spec.device):
         return None
     return PlanError(
