@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from ..arrays.workspace import Workspace
 from ..compressors import Compressor
 from ..tracing.recording import Recorder
 from ..types import ITEMSIZE, DeviceKind, Route
@@ -20,6 +21,9 @@ from .ops.base import Data, idle, operations
 from .program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, compile_route, segments
 from .progress import Progress, interleave
 from .segment_run import HANDLERS, SegmentLog, SegmentRun
+from .tables.operations import OperationTable
+from .tables.running import Run, TableRunner, covers
+from .tables.segments import segment_table
 
 if TYPE_CHECKING:
     from .route_operations import RouteOperation
@@ -74,6 +78,7 @@ class Program:
         self._transport, self._dtype, self._route = transport, dtype, route
         self.compressor, self.n = compressor, n
         self.owned: tuple[Dense, ...] = ()
+        self._runners: dict[int, TableRunner | None] = {}
         self._operations: dict[DeviceKind, tuple[RouteOperation, ...]] = {}
         nbytes = payload_bytes or (n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n))
         whole = compressor is not None and compressor.whole
@@ -156,6 +161,9 @@ class Program:
             route: the operations, see ``operations``; empty: every step is one.
             kind: kind of the scratch memory, see ``Transport.borrow``.
         """
+        if not route and covers(x, job) and (runner := self._runner(number)) is not None:
+            yield runner.progress(self._table_run(number, x, job, recorder))
+            return
         workspace, region = self._transport.borrow(kind), self._regions[number]
         segment = SegmentRun(Data(x, self._dtype, workspace), job, SegmentLog(recorder, job, number, self._transport))
         steps = self._segments[number]
@@ -168,6 +176,30 @@ class Program:
             yield act(segment)
         segment.finish(region)
         self._transport.give_back(workspace, kind)
+
+    def table(self, number: int) -> OperationTable | None:
+        """The operations by which a segment of host memory runs without Python; None: Python runs it."""
+        runner = self._runner(number)
+        return None if runner is None else runner.table
+
+    def _runner(self, number: int) -> TableRunner | None:
+        if number not in self._runners:
+            compressor, transport = self.compressor, self._transport
+            table = None
+            if compressor is not None and transport.by_tables:
+                table = segment_table(
+                    transport, self._segments[number], lambda point: compressor_at(point, compressor)
+                )
+            self._runners[number] = None if table is None else TableRunner(table, transport, [self.n])
+        return self._runners[number]
+
+    def _table_run(self, number: int, x: Any, job: Job, recorder: Recorder) -> Run:
+        log = SegmentLog(recorder, job, number, self._transport)
+
+        def subject(workspace: Workspace) -> SegmentRun:
+            return SegmentRun(Data(x, self._dtype, workspace), job, log)
+
+        return Run([x], [job], recorder, number, subject, lambda segment: segment.finish(self._regions[number]))
 
     def run(self, x: Any, job: Job, recorder: Recorder | None = None) -> None:
         """Replace flat ``x`` by its mean over the ranks; blocks until it is done."""

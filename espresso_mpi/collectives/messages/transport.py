@@ -21,6 +21,7 @@ from . import leftovers, opening, probe
 from .deadlock import DeadlockDetector
 from .failures import failure, named
 from .leftovers import Leftover
+from .mpi_calls import Messages
 from .opening import Identity
 from .roll_call import RollCall
 from .topology import discover
@@ -36,9 +37,12 @@ first beyond; when both ends then send long messages at the same time, the direc
 a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
 
 SWITCH = "ESPRESSO_CUDA_AWARE"
+EXECUTOR = "ESPRESSO_EXECUTOR"
+_EXECUTORS = {"compiled": True, "python": False}
 _WAYS = {"auto": None, "1": True, "0": False}
 
 _TAG = 0x5E55
+_ON_HOST = np.empty(0, np.uint8)
 _ABORT_TAG = 0x5E56
 _ABORT_BYTES = 2000
 _LOG = logging.getLogger("espresso_mpi")
@@ -71,6 +75,7 @@ class Settings:
         nodes: groups of ranks to treat as nodes; default as MPI finds them.
         device_aware: whether device pointers go to MPI; otherwise messages are staged by the host. None: staged until
             ``choose_device_way`` has found out.
+        by_tables: whether segments in host memory run as tables of operations; otherwise Python runs them.
     """
 
     timeout: float
@@ -78,6 +83,7 @@ class Settings:
     message_bytes: int = MESSAGE_BYTES
     nodes: Sequence[Sequence[int]] | None = None
     device_aware: bool | None = None
+    by_tables: bool = True
 
 
 class Transport:
@@ -109,6 +115,7 @@ class Transport:
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
         self._free_workspaces: dict[Any, list[Workspace]] = {}
         self.device_aware, self._device_way_chosen = settings.device_aware, False
+        self.by_tables = settings.by_tables
         self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
         self._window = self._open_window(settings.window_bytes)
         served = self._window is not None or self._local.size == 1
@@ -186,6 +193,17 @@ class Transport:
         """The shared window, if the group is this node's ranks and the data is on the host."""
         usable = self._window is not None and device.device_of(x) == "cpu" and tuple(group) == self.node
         return self._window if usable else None
+
+    def window_on_host(self, group: Sequence[int]) -> SharedWindow | None:
+        """As ``window_for``, for data on the host."""
+        return self.window_for(group, _ON_HOST)
+
+    def count_sent(self, posted: tuple[int, int], shown: int, window: SharedWindow | None) -> None:
+        """Count bytes that compiled code has sent: by messages, inside the node and between nodes, and by a window."""
+        self.posted["intra"] += posted[0]
+        self.posted["inter"] += posted[1]
+        if window is not None:
+            window.bytes_sent += shown
 
     def exchange(self, sends: Addressed, receives: Addressed) -> None:
         """Send and receive at once, and wait; see ``post``."""
@@ -310,6 +328,31 @@ class Transport:
         """Keep memory alive after a failure: abandoned messages may still write to it."""
         _ABANDONED.append((self, memory))
 
+    def pieces_of(self, rank: int, nbytes: int) -> list[tuple[int, int]]:
+        """(first byte, bytes) of the messages of legal size that take so many bytes to a rank or from it."""
+        longest = MESSAGE_MAX if rank in self._near else self._message_bytes
+        return [(first, min(longest, nbytes - first)) for first in range(0, nbytes, longest)]
+
+    def calls(self, count: int) -> Messages:
+        """Memory for so many messages, and how compiled code sends them."""
+        return Messages(self._comm, _TAG, count)
+
+    @named("starting or testing messages")
+    def raise_failed(self, code: int) -> None:
+        """Raise the error that MPI returned to compiled code."""
+        raise self._mpi.Exception(code)
+
+    @named("exchanging messages")
+    def finish_calls(self, messages: Messages, ranks: Sequence[int]) -> None:
+        """Wait until messages that compiled code has started are through; ``ranks``: the other end of each.
+
+        Raises:
+            RankTimeoutError: a rank did not send or receive within the timeout.
+        """
+        self.waiter.until(
+            messages.through, lambda: [rank for number, rank in enumerate(ranks) if not messages.is_through(number)]
+        )
+
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """(rank, request) of every message."""
         started = [
@@ -328,8 +371,8 @@ class Transport:
         """The bytes of an array in messages of legal size."""
         if array.nbytes == 0:
             return []
-        flat, longest = array.view(np.uint8), MESSAGE_MAX if rank in self._near else self._message_bytes
-        return [flat[i : i + longest] for i in range(0, flat.size, longest)]
+        flat = array.view(np.uint8)
+        return [flat[first : first + nbytes] for first, nbytes in self.pieces_of(rank, flat.size)]
 
     def _post_staged(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
         """Pass what is on the GPU through page-locked host memory, with one wait for the GPU, before MPI reads."""
@@ -398,6 +441,18 @@ def _check_window(half_bytes: int, ranks: int) -> None:
     least = 8 * ALIGN * ranks
     if 0 < half_bytes < least:
         raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a node, or 0")
+
+
+def by_tables() -> bool:
+    """Whether tables of operations are used, as ``ESPRESSO_EXECUTOR`` has it: ``compiled``, the default, or ``python``.
+
+    Raises:
+        ConfigError: the environment variable is neither.
+    """
+    setting = os.environ.get(EXECUTOR, "compiled")
+    if setting not in _EXECUTORS:
+        raise ConfigError(f"{EXECUTOR}={setting!r}; expected compiled (as if unset) or python")
+    return _EXECUTORS[setting]
 
 
 def device_aware() -> bool | None:

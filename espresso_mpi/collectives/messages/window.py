@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from espresso_mpi.arrays import device
 
 from ..data import reduction
 from . import shared_memory
@@ -242,6 +245,37 @@ class SharedWindow:
             known = self._known_places[dtype, half] = rows, (rows.start, other.start), slots, room
         return known
 
+    # --- for tables of operations ---
+
+    @property
+    def room(self) -> int:
+        """Bytes of a payload that pass at a time."""
+        return min(self._half, _CHUNK) // _ALIGN * _ALIGN
+
+    @cached_property
+    def flags(self) -> np.ndarray:
+        """The flags of the barrier, see ``shared_memory``."""
+        return self._flags
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """int64: where the memory begins, bytes from row to row, where both halves begin in it, this member, members."""
+        halves = [half * self._count * self._stride + SLOT for half in range(2)]
+        return np.array([device.begin_of(self._memory), self._stride, *halves, self._me, self._count], np.int64)
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """The number of barriers so far, and how often a half was used."""
+        return self._epoch, self._uses
+
+    @turn.setter
+    def turn(self, turn: tuple[int, int]) -> None:
+        self._epoch, self._uses = turn
+
+    def wait_at_barrier(self) -> None:
+        """Wait until all have arrived at the barrier at which this member has, with timeout and monitor."""
+        self._wait(self._epoch + 1)
+
     @property
     def handle(self) -> Any:
         """mpi4py's window, locked for all."""
@@ -250,6 +284,8 @@ class SharedWindow:
     def free(self) -> None:
         """Give the memory back. Collective over the node."""
         self._win.Unlock_all()
+        for known in ("flags", "places"):
+            self.__dict__.pop(known, None)
         del self._flags, self._memory, self._known, self._known_places
         self._win.Free()
 
