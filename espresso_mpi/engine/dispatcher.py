@@ -19,15 +19,17 @@ from ..collectives.progress import Progress, RoundRobinRunner, Segment
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
-from . import fast_path
+from . import fast_path, table_ride
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
 from .fusion import measured_limit
 from .guard import Check
+from .negotiation import Ride
 from .nonfinite import NonFinite, blank
 from .part_buffers import buffer_of
 from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
+from .table_ride import TableRide
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -53,6 +55,7 @@ class Dispatcher:
         running: the calls that have started.
         pending_groups: tensors that wait for the rest of their group.
         tally: counts values that were clipped to the range of their type.
+        executors: what runs each compressed bucket, in words.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class Dispatcher:
         self._outdated = self._dropped = False
         self._dense_steps: Counter[str] = Counter()
         self._latest: dict[str, list[int]] = {}
+        self.executors: dict[str, str] = {}
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
+        self._shown_first: dict[int, Bucket] = {}  # by number of the call: compressed, by the fast path
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._fuse_bytes = options.fusion
         self._payload_buckets = PayloadBuckets(transport, recorder)
@@ -89,6 +94,7 @@ class Dispatcher:
         """The numbers of calls have become invalid."""
         self._arrangements.clear()
         self._fast.clear()
+        self._shown_first.clear()
 
     def renew(self) -> None:
         """Switch to the schedule of a new plan as soon as no segment is active."""
@@ -98,20 +104,45 @@ class Dispatcher:
 
     # --- the fast path ------------------------------------------------------------------------------------------------
 
-    def ride(self, call: PendingCall) -> fast_path.Ride | None:
+    def ride(self, call: PendingCall) -> Ride | None:
         """The data of a call that may take the fast path; None if it may not."""
         assert call.number is not None and call.batch is not None
+        bucket = self._shown_first.get(call.number)
+        if bucket is not None:
+            return self._table_ride(call, bucket)
         buckets = self._fast.get(call.number)  # known once the call was run without the fast path
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None
         return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
 
+    def _table_ride(self, call: PendingCall, bucket: Bucket) -> TableRide | None:
+        """The payload of a compressed call; its step counts when all ranks have agreed."""
+        step = self.sync_state.counts[bucket.name]
+        array, job = arrays_of([call], bucket)[0], self._job(bucket, step)
+        if self.sync_state.store.any_pending or isinstance(self.runner, LaneRunner):
+            return None
+        active = self._program(bucket, step).begun(array, job, self._recorder)
+        return None if active is None else TableRide(self._transport, active)
+
+    def _learn(self, calls: Sequence[PendingCall], together: Sequence[Sequence[Ready]]) -> None:
+        """Let a call take the fast path from now on if it is one compressed tensor on ranks that share a window."""
+        if len(calls) != 1 or calls[0].number is None or len(together) != 1 or len(together[0]) != 1:
+            return
+        bucket = together[0][0].bucket
+        small = 4 * bucket.size <= table_ride.LARGEST
+        if bucket.shares is not None and bucket.dtype == "float32" and small and self._window is not None:
+            self._shown_first[calls[0].number] = bucket
+
     def finish_ride(
-        self, call: PendingCall, ride: fast_path.Ride, messages: Sequence[np.ndarray], header_size: int,
+        self, call: PendingCall, ride: Ride, messages: Sequence[np.ndarray], header_size: int,
         before: Mapping[str, int],
     ) -> None:  # fmt: skip
         """Finish a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
         assert call.number is not None
+        if isinstance(ride, TableRide):
+            self._count_step(self._shown_first[call.number])
+            ride.finish()
+            return
         for number, bucket in enumerate(self._fast[call.number]):
             start, stop = ride.finish(number, messages, header_size)
             step, sent = self._dense_steps[bucket.name], self._transport.sent
@@ -165,7 +196,9 @@ class Dispatcher:
             if call.left == 0:
                 self._done(call)
         ready = [found for bucket, members, skip in runs if (found := self._ready(bucket, members, skip)) is not None]
-        for together in self._payload_buckets.together(ready, self._options):
+        found = self._payload_buckets.together(ready, self._options)
+        self._learn(new, found)
+        for together in found:
             for segment in self._segments(together):
                 self.runner.add(segment, together[0].priority)
 
@@ -244,14 +277,19 @@ class Dispatcher:
         """The segments of a bucket, or the one of several buckets that share messages."""
         started = [self._started(one) for one in together]
         if len(started) > 1:
-            return [self._payload_buckets.segment(started, self._segment_ended)]
+            return [self._payload_buckets.segment(started, self._segment_ended, self.executors)]
         run, bucket = started[0], together[0].bucket
         by_schedule = isinstance(self.runner, LaneRunner) and bucket.half is None
         operations = run.program.operations(device.device_of(run.buffer.arrays[0])) if by_schedule else ()
         kind = bucket.name if isinstance(self.runner, LaneRunner) and self.runner.knows(bucket.name) else None
 
         def operation_progress(number: int) -> Iterator[Progress]:
-            yield from run.program.operation_progress(number, run.begin(), run.job, self._recorder, operations, kind)
+            x = run.begin()
+            if number == 0 and bucket.compressor is not None:
+                self.executors[bucket.name] = run.program.executor(x, run.job, bool(operations))
+            progress = run.program.operation_progress(number, x, run.job, self._recorder, operations, kind)
+            del x  # at its end only the caller refers to it: see ``guard``
+            yield from progress
             self._segment_ended(run)
 
         count = run.program.count
@@ -261,7 +299,7 @@ class Dispatcher:
         """A bucket that starts; the first segment fills its buffer, the last one empties it."""
         bucket, arrays = ready.bucket, ready.arrays
         shift = ranges.shift(bucket.dtype, self._transport.topology) if ready.large and not bucket.compressor else 0
-        job = self._job(bucket)
+        job = self._job(bucket, self._count_step(bucket))
         program = self._program(bucket, job.step)
         buffer = buffer_of(program, ready.owners, bucket, arrays, ready.skip, self._transport, self.sync_state.store,
                            self.tally, ready.checks, shift)  # fmt: skip
@@ -281,15 +319,20 @@ class Dispatcher:
             run.end()
             self._bucket_done(run.owners)
 
-    def _job(self, bucket: Bucket) -> Job:
-        """The job of the next step of a bucket; increments its step counter."""
+    def _job(self, bucket: Bucket, step: int) -> Job:
+        """The job of a step of a bucket."""
         state, name = self.sync_state, bucket.store_name
+        return Job(bucket.name, state.store, bucket.feedback, self.seed, step, state.weights, self.tally, name)
+
+    def _count_step(self, bucket: Bucket) -> int:
+        """Count the next step of a bucket; returns its number."""
+        state = self.sync_state
         counts = self._dense_steps if bucket.compressor is None else state.counts
         step = counts[bucket.name]
         counts[bucket.name] += 1
         if bucket.compressor is not None:
-            self._warn_of_dropped(state.use(name, bucket.sizes))
-        return Job(bucket.name, state.store, bucket.feedback, self.seed, step, state.weights, self.tally, name)
+            self._warn_of_dropped(state.use(bucket.store_name, bucket.sizes))
+        return step
 
     def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
         """Warn, once per session, that a residual was dropped."""

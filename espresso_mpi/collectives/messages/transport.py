@@ -24,6 +24,7 @@ from .leftovers import Leftover
 from .mpi_calls import Messages
 from .opening import Identity
 from .roll_call import RollCall
+from .switches import SWITCH
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -35,11 +36,6 @@ MESSAGE_BYTES = 60 << 10
 """Default of the longest message between nodes. Open MPI sends up to 64 KiB over TCP at once and asks the receiver
 first beyond; when both ends then send long messages at the same time, the directions of a link take turns. Measured on
 a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
-
-SWITCH = "ESPRESSO_CUDA_AWARE"
-EXECUTOR = "ESPRESSO_EXECUTOR"
-_EXECUTORS = {"compiled": True, "python": False}
-_WAYS = {"auto": None, "1": True, "0": False}
 
 _TAG = 0x5E55
 _ON_HOST = np.empty(0, np.uint8)
@@ -441,30 +437,3 @@ def _check_window(half_bytes: int, ranks: int) -> None:
     least = 8 * ALIGN * ranks
     if 0 < half_bytes < least:
         raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a node, or 0")
-
-
-def by_tables() -> bool:
-    """Whether tables of operations are used, as ``ESPRESSO_EXECUTOR`` has it: ``compiled``, the default, or ``python``.
-
-    Raises:
-        ConfigError: the environment variable is neither.
-    """
-    setting = os.environ.get(EXECUTOR, "compiled")
-    if setting not in _EXECUTORS:
-        raise ConfigError(f"{EXECUTOR}={setting!r}; expected compiled (as if unset) or python")
-    return _EXECUTORS[setting]
-
-
-def device_aware() -> bool | None:
-    """Whether device pointers go to MPI, as ``ESPRESSO_CUDA_AWARE`` has it; None: as the probe finds.
-
-    Raises:
-        ConfigError: the environment variable is none of auto, 1 and 0.
-    """
-    setting = os.environ.get(SWITCH, "auto")
-    if setting not in _WAYS:
-        raise ConfigError(
-            f"{SWITCH}={setting!r}; expected 1 (device pointers to MPI), 0 (staged by the host) or auto (what a probe "
-            f"finds, as if unset)"
-        )
-    return _WAYS[setting]

@@ -19,12 +19,12 @@ from ..messages import shared_memory
 from ..messages.mpi_calls import BYTE, COMM, IRECV, ISEND, REQUEST, REQUESTS, STATUSES, TAG, TESTALL, FLAG
 from .operations import Code
 
-GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, ENDED = range(7)
+GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, HALTED, ENDED = range(8)
 """Why the interpreter returned."""
 
-AT, EPOCH, USES, IN_FLIGHT, ERROR, STATE = range(shared_memory.LOG, shared_memory.LOG + 6)
+AT, EPOCH, USES, IN_FLIGHT, ERROR, HALTS, STATE = range(shared_memory.LOG, shared_memory.LOG + 7)
 """Places of the state, an int64 array: the next operation; barriers and uses of the window so far; messages that are
-under way; MPI's error. Before them is the log of ``shared_memory.barrier``, after them, for each tensor, how many
+under way; MPI's error; whether to stop before the next barrier. Before them is the log of ``shared_memory.barrier``, after them, for each tensor, how many
 values were cut."""
 
 MEMORY, STRIDE, STARTS, ME, COUNT, WINDOW = 0, 1, 2, 4, 5, 6
@@ -154,6 +154,8 @@ def _await_messages(mpi, flag, state, pace):  # type: ignore[no-untyped-def]
 @host.inline
 def _meet(flags, window, state, pace):  # type: ignore[no-untyped-def]
     """The barrier of the node."""
+    if state[HALTS] != 0:
+        return HALTED
     if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):
         return AT_BARRIER
     state[EPOCH] += 1

@@ -208,7 +208,13 @@ class OperationTable:
         """The operations as the interpreter reads them: int64, shape (operations, columns). Loads the kernels."""
         return np.array([operation.row for operation in self.operations], np.int64).reshape(len(self.operations), -1)
 
-    @property
-    def whole(self) -> bool:
-        """Whether it needs Python for nothing."""
-        return not self.stages
+    @cached_property
+    def words(self) -> str:
+        """How it runs, in words."""
+        by_python = ", ".join(stage.what for stage in self.stages)
+        return f"table of {len(self.operations)} operations" + (f"; Python does {by_python}" if by_python else "")
+
+
+def described(table: OperationTable | str) -> str:
+    """What runs a tensor, in words: its table, or Python, and why."""
+    return f"Python: {table}" if isinstance(table, str) else table.words

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,12 +36,15 @@ class _NoMessages:
 _NO_MESSAGES: Any = _NoMessages()
 
 
-def covers(x: Any, job: Job) -> bool:
-    """Whether a table can run for a tensor: it is in host memory, and its feedback is none, or plain without decay."""
+def obstacle(x: Any, job: Job) -> str:
+    """Why no table can run for a tensor; empty: one can, if its program has one."""
     feedback = job.feedback
     if feedback.kind not in ("none", "plain") or feedback.decay != 1:
-        return False
-    return isinstance(x, np.ndarray) and x.size > 0 and x.dtype == np.float32 and x.flags.carray
+        return f"feedback {feedback}"
+    if not isinstance(x, np.ndarray):
+        return "the tensor is on a GPU"
+    good = x.size > 0 and x.dtype == np.float32 and x.flags.carray
+    return "" if good else "the tensor is empty, or its memory is not aligned"
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,19 @@ class TableRunner:
         self.table, self.transport, self.sizes = table, transport, sizes
         self.by_window = any(operation.code == Code.MEET for operation in table.operations)
 
+    @cached_property
+    def halts(self) -> bool:
+        """Whether it comes to a barrier of the node before anything that other ranks notice or Python must do."""
+        before = [o.code for o in itertools.takewhile(lambda o: o.code != Code.MEET, self.table.operations)]
+        return self.by_window and not {Code.PYTHON, Code.YIELD, Code.SEND, Code.RECEIVE} & set(before)
+
     def progress(self, run: Run) -> Progress:
         """Run it in progress steps, as many as the Python executor takes."""
-        transport, stages = self.transport, self.table.stages
-        workspace, subject = transport.borrow(), None
-        active = _Active(self, run, workspace)
+        return self.rest(Active(self, run, self.transport.borrow()))
+
+    def rest(self, active: Active) -> Progress:
+        """What is left of a table that has begun, in progress steps."""
+        stages, run, workspace, subject = self.table.stages, active.run, active.workspace, None
         while (why := active.go()) != interpreter.ENDED:
             if why == interpreter.YIELDED:
                 yield
@@ -92,7 +105,7 @@ class TableRunner:
         active.record()
         if subject is not None:
             run.finish(subject)
-        transport.give_back(workspace)
+        self.transport.give_back(workspace)
 
     def ranks_before(self, at: int) -> list[int]:
         """The other ends of the messages that the operation at ``at`` waits for."""
@@ -105,18 +118,19 @@ class TableRunner:
         return found[::-1]
 
 
-class _Active:
+class Active:
     """A table under way.
 
     Args:
         runner: whose table it is.
         run: for what it runs.
-        workspace: where the payload buffers are.
+        workspace: where the payload buffers are; given back at the end.
     """
 
     def __init__(self, runner: TableRunner, run: Run, workspace: Workspace) -> None:
         table, transport = runner.table, runner.transport
-        self._runner, self._run, self._table, self._transport = runner, run, table, transport
+        self._runner, self._table, self._transport = runner, table, transport
+        self.run, self.workspace = run, workspace
         self._residuals = [self._residual(kept) for kept in table.kept]
         buffers = [workspace.payload_buffer(number, max(room, 1)) for number, room in enumerate(table.room)]
         keys = [
@@ -142,6 +156,30 @@ class _Active:
     def stage(self) -> int:
         """The number of the Python stage at which ``go`` has stopped."""
         return self._table.operations[int(self._state[interpreter.AT]) - 1].tensor
+
+    # --- up to the first barrier, and back ---
+
+    def show(self) -> None:
+        """Run up to the first barrier of the node, see ``TableRunner.halts``."""
+        self._before = [None if kept is None else kept.copy() for kept in self._residuals]
+        self._state[interpreter.HALTS] = 1
+        self._compiled()
+        self._state[interpreter.HALTS] = 0
+
+    def met(self) -> None:
+        """All ranks have shown the same, and met by another barrier."""
+        self._state[interpreter.AT] += 1
+
+    def rest(self) -> Progress:
+        """What is left of the table, in progress steps."""
+        return self._runner.rest(self)
+
+    def undo(self) -> None:
+        """Leave everything as it was before ``show``."""
+        for kept, before in zip(self._residuals, self._before):
+            if kept is not None and before is not None:
+                kept[:] = before
+        self._transport.give_back(self.workspace)
 
     def go(self) -> int:
         """Run on; returns ``interpreter.YIELDED``, ``PYTHON`` or ``ENDED``.
@@ -187,12 +225,12 @@ class _Active:
         try:
             self._transport.finish_calls(self._messages, self._runner.ranks_before(int(self._state[interpreter.AT])))
         except BaseException:
-            self._transport.outlive([self._messages, self._run])
+            self._transport.outlive([self._messages, self.run])
             raise
 
     def record(self) -> None:
         """Record times, bytes, and values that were cut."""
-        table, run, marks = self._table, self._run, (self._marks * 1e-9).tolist()
+        table, run, marks = self._table, self.run, (self._marks * 1e-9).tolist()
         self._transport.count_sent(table.posted, table.window, self._window)
         add, number = run.recorder.add, run.segment
         for span in table.spans:
@@ -208,7 +246,7 @@ class _Active:
 
     def _residual(self, kept: Kept) -> np.ndarray | None:
         """The residual of a region, and its weight in the mean; None without feedback."""
-        job, region = self._run.jobs[kept.tensor], kept.region
+        job, region = self.run.jobs[kept.tensor], kept.region
         residuals = Residuals(job, self._runner.sizes[kept.tensor])
         key = residuals.prefix(kept.point, region.start, region.stop) + "residual"
         job.weights[key] = kept.weight
@@ -216,7 +254,7 @@ class _Active:
             return None
         found: Any = job.store.get(key)
         if not isinstance(found, np.ndarray) or found.size != region.size:
-            x = self._run.arrays[kept.tensor]
+            x = self.run.arrays[kept.tensor]
             found = residuals.prepared(kept.point, x[region.start : region.stop], region)
         check_array("residual", found, np.float32, region.size, "cpu")
         return found

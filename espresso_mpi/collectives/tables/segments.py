@@ -10,7 +10,7 @@ from espresso_mpi.compressors import Compressor
 from ..data.layout import Packed
 from ..messages.transport import Transport
 from ..ops.base import operations
-from ..program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep
+from ..program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, SummaryStep, UpdateStep
 from .building import TableBuilder
 from .operations import OperationTable
 
@@ -20,14 +20,15 @@ Bound = tuple[ProgramStep, Callable[[Any], Iterator[None]]]
 
 def segment_table(
     transport: Transport, steps: Sequence[Bound], compressor: Callable[[int], Compressor]
-) -> OperationTable | None:
-    """The table of a segment; None where a step needs what tables do not have: a GPU, a summary, sums of payloads.
+) -> OperationTable | str:
+    """The table of a segment, or why there is none: a step needs what tables do not have.
 
     Args:
         compressor: returns that of an encode point.
     """
-    if not any(isinstance(step, EncodeStep) for step, _ in steps) or not all(covered(step) for step, _ in steps):
-        return None
+    found = next((why for step, _ in steps if (why := obstacle_of(step))), "")
+    if found or not any(isinstance(step, (EncodeStep, DecodeStep)) for step, _ in steps):
+        return found or "nothing is compressed"
     builder = TableBuilder(transport, 1)
     for step, act in steps:
         if isinstance(step, EncodeStep):
@@ -41,15 +42,15 @@ def segment_table(
     return builder.table()
 
 
-def covered(step: ProgramStep) -> bool:
-    """Whether a table may have a step, of its own or as one that Python runs."""
-    if isinstance(step, EncodeStep):
-        return step.device == "cpu" and not step.agreed
-    if isinstance(step, DecodeStep):
-        return step.device == "cpu"
-    if isinstance(step, MoveStep):
-        return not step.of_summary and (not _packed(step) or operations()[step.op].payload_sources(step.move) is not None)
-    return isinstance(step, IdleStep)
+def obstacle_of(step: ProgramStep) -> str:
+    """Why a table cannot have a step, of its own or as one that Python runs; empty: it can."""
+    if isinstance(step, (SummaryStep, UpdateStep)) or (isinstance(step, EncodeStep) and step.agreed):
+        return "the method agrees on a summary, or learns from sums"
+    if isinstance(step, (EncodeStep, DecodeStep)):
+        return "" if step.device == "cpu" else "the route compresses on the GPU"
+    if isinstance(step, MoveStep) and _packed(step) and operations()[step.op].payload_sources(step.move) is None:
+        return f"{step.op} of payloads"
+    return ""
 
 
 def _packed(step: MoveStep) -> bool:
