@@ -14,8 +14,9 @@ from typing import Any
 from . import compressors
 from .collectives.data.layout import Topology
 from .collectives.messages.agreement import fingerprint
+from .collectives.messages.compiled_calls import MESSAGE_MAX
 from .collectives.messages.switches import by_tables, device_aware
-from .collectives.messages.transport import MESSAGE_BYTES, MESSAGE_MAX, Settings
+from .collectives.messages.transport import MESSAGE_BYTES, Settings
 from .collectives.program import check_payloads
 from .errors import ConfigError, EspressoError
 from .feedback import AUTO, Feedback

@@ -36,7 +36,9 @@ payload and no residual ever holds a value that is not finite. (Sessions refuse 
 
 
 @dataclass(frozen=True)
-class Compressor(ErrorBounds, Traffic, Summed, AgreedSummary, KeptState, Scheduled, Shaped, Result, ByAddress, GpuKernels, ABC):
+class Compressor(
+    ErrorBounds, Traffic, Summed, AgreedSummary, KeptState, Scheduled, Shaped, Result, ByAddress, GpuKernels, ABC
+):
     """A compression method with its parameters; a value without state.
 
     A method fills in ``name``, ``nbytes``, ``_encode_cpu`` and ``_decode_cpu``. Everything else that callers ask has a

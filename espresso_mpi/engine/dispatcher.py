@@ -12,24 +12,24 @@ import numpy as np
 from ..arrays import device
 from ..collectives import ranges
 from ..collectives.executor import Program
-from ..collectives.job import Job
 from ..collectives.lanes import LaneRunner
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, RoundRobinRunner, Segment
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
-from . import fast_path, table_ride
+from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
 from .fusion import measured_limit
 from .guard import Check
+from .jobs import Jobs
 from .negotiation import Ride
 from .nonfinite import NonFinite, blank
 from .part_buffers import buffer_of
 from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
-from .table_ride import TableRide
+from .table_ride import TableRide, TableRides
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -69,13 +69,12 @@ class Dispatcher:
         self.running: dict[PendingCall, None] = {}
         self.pending_groups: PendingGroups[PendingCall] = PendingGroups()
         self.runner = _runner_of(options, transport.rank)
-        self._outdated = self._dropped = False
-        self._dense_steps: Counter[str] = Counter()
+        self._outdated = False
+        self._jobs, self._rides = Jobs(self.tally, transport.rank == 0), TableRides(transport, recorder)
         self._latest: dict[str, list[int]] = {}
         self.executors: dict[str, str] = {}
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
-        self._shown_first: dict[int, Bucket] = {}  # by number of the call: compressed, by the fast path
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._fuse_bytes = options.fusion
         self._payload_buckets = PayloadBuckets(transport, recorder)
@@ -94,7 +93,7 @@ class Dispatcher:
         """The numbers of calls have become invalid."""
         self._arrangements.clear()
         self._fast.clear()
-        self._shown_first.clear()
+        self._rides.forget()
 
     def renew(self) -> None:
         """Switch to the schedule of a new plan as soon as no segment is active."""
@@ -107,31 +106,15 @@ class Dispatcher:
     def ride(self, call: PendingCall) -> Ride | None:
         """The data of a call that may take the fast path; None if it may not."""
         assert call.number is not None and call.batch is not None
-        bucket = self._shown_first.get(call.number)
+        bucket = self._rides.bucket_of(call.number)
         if bucket is not None:
-            return self._table_ride(call, bucket)
+            state = self.sync_state
+            job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
+            return self._rides.ride(self._program(bucket, job.step), arrays_of([call], bucket)[0], job)
         buckets = self._fast.get(call.number)  # known once the call was run without the fast path
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None
         return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
-
-    def _table_ride(self, call: PendingCall, bucket: Bucket) -> TableRide | None:
-        """The payload of a compressed call; its step counts when all ranks have agreed."""
-        step = self.sync_state.counts[bucket.name]
-        array, job = arrays_of([call], bucket)[0], self._job(bucket, step)
-        if self.sync_state.store.any_pending or isinstance(self.runner, LaneRunner):
-            return None
-        active = self._program(bucket, step).begun(array, job, self._recorder)
-        return None if active is None else TableRide(self._transport, active)
-
-    def _learn(self, calls: Sequence[PendingCall], together: Sequence[Sequence[Ready]]) -> None:
-        """Let a call take the fast path from now on if it is one compressed tensor on ranks that share a window."""
-        if len(calls) != 1 or calls[0].number is None or len(together) != 1 or len(together[0]) != 1:
-            return
-        bucket = together[0][0].bucket
-        small = 4 * bucket.size <= table_ride.LARGEST
-        if bucket.shares is not None and bucket.dtype == "float32" and small and self._window is not None:
-            self._shown_first[calls[0].number] = bucket
 
     def finish_ride(
         self, call: PendingCall, ride: Ride, messages: Sequence[np.ndarray], header_size: int,
@@ -140,15 +123,16 @@ class Dispatcher:
         """Finish a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
         assert call.number is not None
         if isinstance(ride, TableRide):
-            self._count_step(self._shown_first[call.number])
+            shown = self._rides.bucket_of(call.number)
+            assert shown is not None
+            self._jobs.count(shown, self.sync_state)
             ride.finish()
             return
         for number, bucket in enumerate(self._fast[call.number]):
             start, stop = ride.finish(number, messages, header_size)
-            step, sent = self._dense_steps[bucket.name], self._transport.sent
+            step, sent = self._jobs.count(bucket, self.sync_state), self._transport.sent
             intra, inter = (sent[level] - before[level] for level in ("intra", "inter"))
             self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra, inter)
-            self._dense_steps[bucket.name] += 1
             before = sent
         self.tally["saturated"] += ride.saturated
 
@@ -196,9 +180,10 @@ class Dispatcher:
             if call.left == 0:
                 self._done(call)
         ready = [found for bucket, members, skip in runs if (found := self._ready(bucket, members, skip)) is not None]
-        found = self._payload_buckets.together(ready, self._options)
-        self._learn(new, found)
-        for together in found:
+        buckets = self._payload_buckets.together(ready, self._options)
+        if len(new) == len(buckets) == 1 == len(buckets[0]) and not isinstance(self.runner, LaneRunner):
+            self._rides.learn(new[0], buckets[0][0].bucket)
+        for together in buckets:
             for segment in self._segments(together):
                 self.runner.add(segment, together[0].priority)
 
@@ -299,7 +284,7 @@ class Dispatcher:
         """A bucket that starts; the first segment fills its buffer, the last one empties it."""
         bucket, arrays = ready.bucket, ready.arrays
         shift = ranges.shift(bucket.dtype, self._transport.topology) if ready.large and not bucket.compressor else 0
-        job = self._job(bucket, self._count_step(bucket))
+        job = self._jobs.job(bucket, self._jobs.count(bucket, self.sync_state), self.sync_state, self.seed)
         program = self._program(bucket, job.step)
         buffer = buffer_of(program, ready.owners, bucket, arrays, ready.skip, self._transport, self.sync_state.store,
                            self.tally, ready.checks, shift)  # fmt: skip
@@ -318,31 +303,6 @@ class Dispatcher:
                 del self._latest[run.bucket.name]
             run.end()
             self._bucket_done(run.owners)
-
-    def _job(self, bucket: Bucket, step: int) -> Job:
-        """The job of a step of a bucket."""
-        state, name = self.sync_state, bucket.store_name
-        return Job(bucket.name, state.store, bucket.feedback, self.seed, step, state.weights, self.tally, name)
-
-    def _count_step(self, bucket: Bucket) -> int:
-        """Count the next step of a bucket; returns its number."""
-        state = self.sync_state
-        counts = self._dense_steps if bucket.compressor is None else state.counts
-        step = counts[bucket.name]
-        counts[bucket.name] += 1
-        if bucket.compressor is not None:
-            self._warn_of_dropped(state.use(bucket.store_name, bucket.sizes))
-        return step
-
-    def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
-        """Warn, once per session, that a residual was dropped."""
-        if dropped is not None and not self._dropped and self._transport.rank == 0:
-            _LOG.warning(
-                "%s has had too many sizes: the state of its oldest size, %d elements, is dropped, and so will be that "
-                "of others; give tensors of different sizes different names, or do not compress them",
-                *dropped,
-            )
-        self._dropped = self._dropped or dropped is not None
 
     def _bucket_done(self, owners: Sequence[PendingCall]) -> None:
         for call in owners:

@@ -106,3 +106,30 @@ def test_the_environment_variable_is_checked(world, monkeypatch):
     monkeypatch.setenv(EXECUTOR, "fast")
     with pytest.raises(ConfigError, match="ESPRESSO_EXECUTOR='fast'; expected compiled"):
         Session(world)
+
+
+def test_a_call_whose_payload_has_been_shown_in_vain_leaves_the_residual(world, open_session):
+    """After a first step, every rank encodes before the headers meet; here they differ, and later agree."""
+    session, twin = (open_session(compressor="onebit", seed=7) for _ in range(2))
+    for step in range(3):
+        first, second = values(world.rank, step, 900), values(world.rank, step + 10, 900)
+        expected = [twin.sync({"w": first.copy()})["w"], twin.sync({"v": second.copy()})["v"]]
+        calls = [("w", first), ("v", second)]
+        if step == 2 and world.rank == 0:  # this rank alone pushes both at once: no rank can run either by itself
+            calls.reverse()
+        handles = {name: session.push(name, array) for name, array in calls}
+        found = [handles[name].wait() for name in ("w", "v")]
+        assert all((a == b).all() for a, b in zip(expected, found)), step
+    for step in range(3, 6):
+        array = values(world.rank, step, 900)
+        if step == 4 and world.rank == world.size - 1:
+            with pytest.raises(EspressoError):
+                session.sync({"other": array})  # the others show the payload of "w"
+        elif step == 4:
+            with pytest.raises(EspressoError):
+                session.sync({"w": array})
+        else:
+            expected = twin.sync({"w": array.copy()})["w"]
+            assert (session.sync({"w": array})["w"] == expected).all(), step
+    arrays = [one.state_dict()["arrays"] for one in (session, twin)]
+    assert all((arrays[0][key] == value).all() for key, value in arrays[1].items())

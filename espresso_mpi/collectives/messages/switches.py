@@ -1,4 +1,4 @@
-"""What the environment variables of one rank choose; ranks may differ, for all ways of it exchange the same messages."""
+"""What the environment variables of a rank choose. Ranks may differ: all choices exchange the same messages."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
 from espresso_mpi.types import ALIGN
 
 from . import leftovers, opening, probe
+from .compiled_calls import DATA_TAG, CompiledCalls
 from .deadlock import DeadlockDetector
 from .failures import failure, named
 from .leftovers import Leftover
-from .mpi_calls import Messages
 from .opening import Identity
 from .roll_call import RollCall
 from .switches import SWITCH
@@ -29,16 +29,11 @@ from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
 
-MESSAGE_MAX = 1 << 30
-"""Longest message in bytes: 2**31 fails on Open MPI 5.0, and a count of bytes must fit an int everywhere."""
-
 MESSAGE_BYTES = 60 << 10
 """Default of the longest message between nodes. Open MPI sends up to 64 KiB over TCP at once and asks the receiver
 first beyond; when both ends then send long messages at the same time, the directions of a link take turns. Measured on
 a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
 
-_TAG = 0x5E55
-_ON_HOST = np.empty(0, np.uint8)
 _ABORT_TAG = 0x5E56
 _ABORT_BYTES = 2000
 _LOG = logging.getLogger("espresso_mpi")
@@ -82,7 +77,7 @@ class Settings:
     by_tables: bool = True
 
 
-class Transport:
+class Transport(CompiledCalls):
     """Messages and shared memory between the ranks of one communicator, which it owns.
 
     Args:
@@ -189,17 +184,6 @@ class Transport:
         """The shared window, if the group is this node's ranks and the data is on the host."""
         usable = self._window is not None and device.device_of(x) == "cpu" and tuple(group) == self.node
         return self._window if usable else None
-
-    def window_on_host(self, group: Sequence[int]) -> SharedWindow | None:
-        """As ``window_for``, for data on the host."""
-        return self.window_for(group, _ON_HOST)
-
-    def count_sent(self, posted: tuple[int, int], shown: int, window: SharedWindow | None) -> None:
-        """Count bytes that compiled code has sent: by messages, inside the node and between nodes, and by a window."""
-        self.posted["intra"] += posted[0]
-        self.posted["inter"] += posted[1]
-        if window is not None:
-            window.bytes_sent += shown
 
     def exchange(self, sends: Addressed, receives: Addressed) -> None:
         """Send and receive at once, and wait; see ``post``."""
@@ -317,49 +301,21 @@ class Transport:
         """As ``trade``, but wait for nothing: (rank, request) of the messages."""
         for rank, array in sends:
             self.posted["intra" if rank in self._near else "inter"] += array.nbytes
-        started = [(rank, self._comm.Irecv([array, self._mpi.BYTE], rank, _TAG)) for rank, array in receives]
-        return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, _TAG)) for rank, array in sends]
+        started = [(rank, self._comm.Irecv([array, self._mpi.BYTE], rank, DATA_TAG)) for rank, array in receives]
+        return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, DATA_TAG)) for rank, array in sends]
 
     def outlive(self, memory: Any) -> None:
         """Keep memory alive after a failure: abandoned messages may still write to it."""
         _ABANDONED.append((self, memory))
 
-    def pieces_of(self, rank: int, nbytes: int) -> list[tuple[int, int]]:
-        """(first byte, bytes) of the messages of legal size that take so many bytes to a rank or from it."""
-        longest = MESSAGE_MAX if rank in self._near else self._message_bytes
-        return [(first, min(longest, nbytes - first)) for first in range(0, nbytes, longest)]
-
-    def calls(self, count: int) -> Messages:
-        """Memory for so many messages, and how compiled code sends them."""
-        return Messages(self._comm, _TAG, count)
-
-    @named("starting or testing messages")
-    def raise_failed(self, code: int) -> None:
-        """Raise the error that MPI returned to compiled code."""
-        raise self._mpi.Exception(code)
-
-    @named("exchanging messages")
-    def finish_calls(self, messages: Messages, ranks: Sequence[int]) -> None:
-        """Wait until messages that compiled code has started are through; ``ranks``: the other end of each.
-
-        Raises:
-            RankTimeoutError: a rank did not send or receive within the timeout.
-        """
-        self.waiter.until(
-            messages.through, lambda: [rank for number, rank in enumerate(ranks) if not messages.is_through(number)]
-        )
-
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """(rank, request) of every message."""
-        started = [
-            (rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, _TAG))
-            for rank, array in receives
-            for piece in self._pieces(rank, array)
-        ]
+        pieces = [(rank, piece) for rank, array in receives for piece in self._pieces(rank, array)]
+        started = [(rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, DATA_TAG)) for rank, piece in pieces]
         for rank, array in sends:
             self.posted["intra" if rank in self._near else "inter"] += array.nbytes
             started += [
-                (rank, self._comm.Isend([piece, self._mpi.BYTE], rank, _TAG)) for piece in self._pieces(rank, array)
+                (rank, self._comm.Isend([piece, self._mpi.BYTE], rank, DATA_TAG)) for piece in self._pieces(rank, array)
             ]
         return started
 

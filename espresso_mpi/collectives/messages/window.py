@@ -12,34 +12,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-
-from espresso_mpi.arrays import device
 
 from ..data import reduction
 from . import shared_memory
 from .joint import JointRegions, addresses
 from .waiting import Waiter
+from .window_places import ALIGN as _ALIGN
+from .window_places import CHUNK as _CHUNK
+from .window_places import SLOT, WindowPlaces
 
 if TYPE_CHECKING:
     from ..data.transfers import Transfer
-
-SLOT = 32 << 10
-"""Bytes of a rank's row that small data have to themselves, whatever the size of the window."""
-
-_CHUNK = 1 << 20
-"""Bytes of a tensor that are in the window at once. Measured with 4 ranks on 2 cores with 1 MiB L2 each and 32 MiB L3,
-16 MiB in all: 5.7 ms by 256 KiB (more barriers), 5.4 by 512 KiB and 1 MiB, 6.2 by 2 MiB, 14 by 4 MiB (out of cache)."""
 
 _SMALL = 16 << 10
 """Bytes up to which every rank sums all rows itself: one barrier, but ``ranks`` times the reading."""
 
 _BYTE = np.dtype(np.uint8)
 _PAGE = 4096
-_ALIGN = 64
 Bounds = Sequence[tuple[int, int]]
 
 
@@ -74,7 +66,7 @@ class Agreed(NamedTuple):
     saturated: int = 0
 
 
-class SharedWindow:
+class SharedWindow(WindowPlaces):
     """The window of one node's ranks. Collective to make; every method is called by all, in the same order.
 
     Args:
@@ -245,37 +237,6 @@ class SharedWindow:
             known = self._known_places[dtype, half] = rows, (rows.start, other.start), slots, room
         return known
 
-    # --- for tables of operations ---
-
-    @property
-    def room(self) -> int:
-        """Bytes of a payload that pass at a time."""
-        return min(self._half, _CHUNK) // _ALIGN * _ALIGN
-
-    @cached_property
-    def flags(self) -> np.ndarray:
-        """The flags of the barrier, see ``shared_memory``."""
-        return self._flags
-
-    @cached_property
-    def places(self) -> np.ndarray:
-        """int64: where the memory begins, bytes from row to row, where both halves begin in it, this member, members."""
-        halves = [half * self._count * self._stride + SLOT for half in range(2)]
-        return np.array([device.begin_of(self._memory), self._stride, *halves, self._me, self._count], np.int64)
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """The number of barriers so far, and how often a half was used."""
-        return self._epoch, self._uses
-
-    @turn.setter
-    def turn(self, turn: tuple[int, int]) -> None:
-        self._epoch, self._uses = turn
-
-    def wait_at_barrier(self) -> None:
-        """Wait until all have arrived at the barrier at which this member has, with timeout and monitor."""
-        self._wait(self._epoch + 1)
-
     @property
     def handle(self) -> Any:
         """mpi4py's window, locked for all."""
@@ -284,8 +245,7 @@ class SharedWindow:
     def free(self) -> None:
         """Give the memory back. Collective over the node."""
         self._win.Unlock_all()
-        for known in ("flags", "places"):
-            self.__dict__.pop(known, None)
+        self.forget_places()
         del self._flags, self._memory, self._known, self._known_places
         self._win.Free()
 

@@ -11,6 +11,7 @@ from espresso_mpi.compressors import Compressor
 from espresso_mpi.compressors.by_address import KernelCall
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.optional import Result
+from espresso_mpi.tracing.recording import Kind
 
 from ..data import reduction
 from ..data.layout import Packed, Part
@@ -91,9 +92,7 @@ class TableBuilder:
                 exact, factor = reduction.factor_of(step.packed.divisor)
                 at = self._place([float(exact), factor])
                 region = step.region
-                self._operations.append(
-                    Operation(Code.DIVIDE, BUFFERS + tensor, region.start, region.size, number=at)
-                )
+                self._operations.append(Operation(Code.DIVIDE, BUFFERS + tensor, region.start, region.size, number=at))
             self._span("decode", tensor, first, f"decode@{step.device}")
 
     def move(self, op: str, move: Move, sources: Sequence[Sources], weights: Sequence[int]) -> None:
@@ -245,7 +244,7 @@ class TableBuilder:
     def _yield(self) -> None:
         self._operations.append(Operation(Code.YIELD))
 
-    def _span(self, kind: str, tensor: int, first: int, what: str) -> None:
+    def _span(self, kind: Kind, tensor: int, first: int, what: str) -> None:
         self._spans.append(Span(kind, tensor, first, self._mark(), what))
 
     def _shared(

@@ -16,16 +16,19 @@ from numba.extending import intrinsic
 from espresso_mpi.compressors.kernels.cpu import entries, host
 
 from ..messages import shared_memory
-from ..messages.mpi_calls import BYTE, COMM, IRECV, ISEND, REQUEST, REQUESTS, STATUSES, TAG, TESTALL, FLAG
+from ..messages.mpi_calls import BYTE, COMM, FLAG, IRECV, ISEND, REQUEST, REQUESTS, STATUSES, TAG, TESTALL
 from .operations import Code
 
 GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, HALTED, ENDED = range(8)
 """Why the interpreter returned."""
 
-AT, EPOCH, USES, IN_FLIGHT, ERROR, HALTS, STATE = range(shared_memory.LOG, shared_memory.LOG + 7)
-"""Places of the state, an int64 array: the next operation; barriers and uses of the window so far; messages that are
-under way; MPI's error; whether to stop before the next barrier. Before them is the log of ``shared_memory.barrier``, after them, for each tensor, how many
-values were cut."""
+AT, EPOCH, USES, IN_FLIGHT, ERROR, MODE, STATE = range(shared_memory.LOG, shared_memory.LOG + 7)
+"""Places of the state, an int64 array: the next operation; barriers and uses of the window so far; messages under way;
+MPI's error; the mode, see ``PAUSES``. Before them is the log of ``shared_memory.barrier``; after them, for each tensor,
+how many values were cut."""
+
+PAUSES, HALTS, RUNS = range(3)
+"""Modes: return at every YIELD, because others run as well; return before the next barrier; return only if needed."""
 
 MEMORY, STRIDE, STARTS, ME, COUNT, WINDOW = 0, 1, 2, 4, 5, 6
 """Places of what is known of the window, an int64 array: see ``SharedWindow.places``."""
@@ -50,7 +53,7 @@ def _move(typingctx, to, source, nbytes):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _start_message(typingctx, function, address, nbytes, byte, rank, tag, comm, request):  # type: ignore[no-untyped-def]
-    """Call MPI_Isend or MPI_Irecv. Handles that are ints are passed as longer ones, of which it reads the lower half."""
+    """Call MPI_Isend or MPI_Irecv. A handle that is an int is passed as 64 bits, of which it reads the lower half."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         word, number = ir.IntType(64), ir.IntType(32)
@@ -154,7 +157,7 @@ def _await_messages(mpi, flag, state, pace):  # type: ignore[no-untyped-def]
 @host.inline
 def _meet(flags, window, state, pace):  # type: ignore[no-untyped-def]
     """The barrier of the node."""
-    if state[HALTS] != 0:
+    if state[MODE] == HALTS:
         return HALTED
     if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):
         return AT_BARRIER
@@ -183,11 +186,11 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
             _apply(row, parameters, places, state)
         elif code == _COPY:
             _move(places[row[4]] + row[5], places[row[10]] + row[11], row[6])
-        elif code == _SHOW or code == _TAKE:
+        elif code in (_SHOW, _TAKE):
             _by_window(row, places, window, state)
         elif code == _MEET:
             found = _meet(flags, window, state, pace)
-        elif code == _SEND or code == _RECEIVE:
+        elif code in (_SEND, _RECEIVE):
             state[ERROR] = _start(row, places, mpi, state)
             found = FAILED if state[ERROR] != 0 else GOING
         elif code == _WAIT:
@@ -196,7 +199,7 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
             marks[row[1], 0] = shared_memory.now(state[shared_memory.CLOCK :])
             marks[row[1], 1] = state[shared_memory.WAITED]
         elif code == _YIELD:
-            found = YIELDED
+            found = YIELDED if state[MODE] == PAUSES else GOING
         else:
             found = PYTHON
         if found >= AT_BARRIER:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from espresso_mpi.compressors.by_address import KernelCall
+from espresso_mpi.tracing.recording import Kind
 
 from ..data.layout import Dense
 
@@ -142,7 +143,7 @@ class Span:
         share: which part of the time that the rank only waited counts for this tensor: from, to.
     """
 
-    kind: str
+    kind: Kind
     tensor: int
     first: int
     last: int

@@ -162,13 +162,13 @@ class Active:
     def show(self) -> None:
         """Run up to the first barrier of the node, see ``TableRunner.halts``."""
         self._before = [None if kept is None else kept.copy() for kept in self._residuals]
-        self._state[interpreter.HALTS] = 1
+        self._state[interpreter.MODE] = interpreter.HALTS
         self._compiled()
-        self._state[interpreter.HALTS] = 0
 
     def met(self) -> None:
-        """All ranks have shown the same, and met by another barrier."""
+        """All ranks have shown the same, and met by another barrier. Nothing else runs beside the rest."""
         self._state[interpreter.AT] += 1
+        self._state[interpreter.MODE] = interpreter.RUNS
 
     def rest(self) -> Progress:
         """What is left of the table, in progress steps."""
