@@ -39,6 +39,11 @@ class CompiledCalls:
         """As ``window_for``, for data on the host."""
         return self.window_for(group, _ON_HOST)
 
+    def window_room(self, group: Sequence[int]) -> int:
+        """Bytes of a payload that pass the shared window of a group at a time; 0: the group has none."""
+        window = self.window_on_host(group)
+        return 0 if window is None else window.room
+
     def count_sent(self, posted: tuple[int, int], shown: int, window: SharedWindow | None) -> None:
         """Count bytes that compiled code has sent: by messages, inside the node and between nodes, and by a window."""
         self.posted["intra"] += posted[0]

@@ -18,6 +18,11 @@ CHUNK = 1 << 20
 ALIGN = 64
 
 
+def room_of(half_bytes: int) -> int:
+    """Bytes of a payload that pass a window at a time."""
+    return min(-(-half_bytes // ALIGN) * ALIGN, CHUNK)
+
+
 class WindowPlaces:
     """The part of a ``SharedWindow`` that code outside of it reads and advances."""
 
@@ -33,7 +38,7 @@ class WindowPlaces:
     @property
     def room(self) -> int:
         """Bytes of a payload that pass at a time."""
-        return min(self._half, CHUNK) // ALIGN * ALIGN
+        return room_of(self._half)
 
     @cached_property
     def flags(self) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from espresso_mpi.compressors import Compressor
 from espresso_mpi.compressors.by_address import KernelCall
@@ -16,8 +16,6 @@ from espresso_mpi.tracing.recording import Kind
 from ..data import reduction
 from ..data.layout import Packed, Part
 from ..data.transfers import Sources, Transfer, place, transfers
-from ..messages.transport import Transport
-from ..messages.window import SharedWindow
 from ..ops.base import Move
 from ..program import DecodeStep, EncodeStep
 from .operations import BUFFERS, Code, Drawn, Kept, Operation, OperationTable, PythonStage, Span
@@ -36,16 +34,30 @@ def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
     return plain and all(host.runs_serial(n) and compressor.decoder(n) is not None for n in sizes)
 
 
+class Ways(Protocol):
+    """What a table must know of the ways between the ranks: a transport does, or a description."""
+
+    @property
+    def node(self) -> tuple[int, ...]:
+        """The ranks of this rank's node."""
+
+    def window_room(self, group: Sequence[int]) -> int:
+        """Bytes of a payload that pass the shared window of a group at a time; 0: the group has none."""
+
+    def pieces_of(self, rank: int, nbytes: int) -> list[tuple[int, int]]:
+        """(first byte, bytes) of the messages that take so many bytes to a rank or from it."""
+
+
 @dataclass
 class TableBuilder:
     """Collects the operations of a table, step by step.
 
     Args:
-        transport: what they will use.
+        ways: between the ranks.
         tensors: number of tensors.
     """
 
-    transport: Transport
+    ways: Ways
     tensors: int
     _operations: list[Operation] = field(default_factory=list)
     _parameters: list[float] = field(default_factory=list)
@@ -111,9 +123,9 @@ class TableBuilder:
             self._hold(1 - source, place(sources[me], 1.0).nbytes)
             own = [t for t in incoming if t.source == me]
             self._operations += [self._copy(Code.COPY, t, t.source_offset, source) for t in own]
-            window = self.transport.window_on_host(move.group)
-            if window is not None:
-                sent = self._by_window(window, move, incoming, source)
+            room = self.ways.window_room(move.group)
+            if room:
+                sent = self._by_window(room, move, incoming, source)
             else:
                 sent = self._by_messages(move, incoming, outgoing, source)
         else:
@@ -168,17 +180,17 @@ class TableBuilder:
         )  # fmt: skip
 
     def _by_window(
-        self, window: SharedWindow, move: Move, incoming: Sequence[Transfer], source: int
+        self, room: int, move: Move, incoming: Sequence[Transfer], source: int
     ) -> tuple[int, int]:
         """As ``SharedWindow.exchange``. Returns the bytes sent, inside the node and between nodes."""
         longest = max(state.nbytes for state in move.before if isinstance(state, Packed))
         held, taken = self._held_before(move), 0
-        for first in range(0, longest, window.room):
-            shown = max(0, min(window.room, held - first))
+        for first in range(0, longest, room):
+            shown = max(0, min(room, held - first))
             self._operations.append(Operation(Code.SHOW, buffer=source, offset=first, nbytes=shown))
             self._operations.append(Operation(Code.MEET))
             for t in incoming:
-                a, b = max(first, t.source_offset), min(first + window.room, t.source_offset + t.nbytes)
+                a, b = max(first, t.source_offset), min(first + room, t.source_offset + t.nbytes)
                 if t.source != move.index and a < b:
                     piece = replace(t, target_offset=t.target_offset + a - t.source_offset, nbytes=b - a)
                     self._operations.append(self._copy(Code.TAKE, piece, a - first, t.source))
@@ -197,7 +209,7 @@ class TableBuilder:
         for t in outgoing:
             rank = move.group[t.target]
             count += self._message(Code.SEND, rank, source, t.source_offset, t.nbytes)
-            sent[rank not in self.transport.node] += t.nbytes
+            sent[rank not in self.ways.node] += t.nbytes
         self._yield()
         self._operations.append(Operation(Code.WAIT, number=count))
         self._messages = max(self._messages, count)
@@ -205,7 +217,7 @@ class TableBuilder:
         return sent[0], sent[1]
 
     def _message(self, code: Code, rank: int, buffer: int, offset: int, nbytes: int) -> int:
-        pieces = self.transport.pieces_of(rank, nbytes)
+        pieces = self.ways.pieces_of(rank, nbytes)
         for first, size in pieces:
             self._operations.append(Operation(code, buffer=buffer, offset=offset + first, nbytes=size, number=rank))
         return len(pieces)

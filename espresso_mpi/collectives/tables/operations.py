@@ -91,7 +91,7 @@ class Operation:
         elements = f"tensor {self.tensor - BUFFERS} [{self.at}:{self.at + self.size}]"
         payload = f"buffer {self.buffer} [{self.offset}:{self.offset + self.nbytes}]"
         source = f"[{self.other}:{self.other + self.nbytes}]"
-        kept = f", residual {self.kept}" if self.kept != NOWHERE else ""
+        kept = f" + residual at place {self.kept}" if self.kept != NOWHERE else ""
         return {
             Code.ENCODE: f"{elements}{kept} -> {payload}",
             Code.DECODE: f"{payload} -> {elements}",

@@ -8,10 +8,9 @@ from typing import Any
 from espresso_mpi.compressors import Compressor
 
 from ..data.layout import Packed
-from ..messages.transport import Transport
 from ..ops.base import operations
 from ..program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, SummaryStep, UpdateStep
-from .building import TableBuilder
+from .building import TableBuilder, Ways
 from .operations import OperationTable
 
 Bound = tuple[ProgramStep, Callable[[Any], Iterator[None]]]
@@ -19,7 +18,7 @@ Bound = tuple[ProgramStep, Callable[[Any], Iterator[None]]]
 
 
 def segment_table(
-    transport: Transport, steps: Sequence[Bound], compressor: Callable[[int], Compressor]
+    ways: Ways, steps: Sequence[Bound], compressor: Callable[[int], Compressor]
 ) -> OperationTable | str:
     """The table of a segment, or why there is none: a step needs what tables do not have.
 
@@ -29,7 +28,7 @@ def segment_table(
     found = next((why for step, _ in steps if (why := obstacle_of(step))), "")
     if found or not any(isinstance(step, (EncodeStep, DecodeStep)) for step, _ in steps):
         return found or "nothing is compressed"
-    builder = TableBuilder(transport, 1)
+    builder = TableBuilder(ways, 1)
     for step, act in steps:
         if isinstance(step, EncodeStep):
             builder.encode(step.packed.nbytes, [(step, compressor(step.point))], [act])
