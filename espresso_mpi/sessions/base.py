@@ -113,7 +113,7 @@ class SessionBase:
 
     @property
     def executors(self) -> dict[str, str]:
-        """What ran each compressed tensor or group the last time: a table of operations, or Python, and why.
+        """What ran each compressed tensor or group the last time, by name; see docs/operation-tables.md.
 
         Example:
             >>> with espresso_mpi.Session(compressor="topk", feedback="plain:decay=0.9") as session:
