@@ -51,7 +51,8 @@ class Tuning:
             like uncompressed gradients under AdamW, see ``LIKE_FP32``; name others explicitly.
         skip: number of first steps that are not timed, because they compile and allocate.
         steps: number of dense steps that are timed before the plan is made.
-        seconds: approximate time of the micro-benchmarks, and again of the trials of the best plans.
+        seconds: approximate time of the micro-benchmarks.
+        trial_steps: maximum number of steps by which plans are tried. They are steps of the training.
         check: number of steps between comparisons of measured and predicted step times.
         factor: the ratio of these, in either direction, from which the session measures and plans again.
         every: minimum number of steps from one plan to the next.
@@ -67,8 +68,9 @@ class Tuning:
 
     compressors: tuple[str, ...] = LIKE_FP32
     skip: int = 2
-    steps: int = 8
-    seconds: float = 8.0
+    steps: int = 5
+    seconds: float = 4.0
+    trial_steps: int = 60
     check: int = 50
     factor: float = 1.5
     every: int = 500
@@ -84,7 +86,7 @@ class Tuning:
                 f"tuning: {', '.join(votes)}: the result is no mean, so a plan may not choose between it and dense "
                 f"tensors; pass compressor={votes[0]!r} for all tensors instead"
             )
-        for name, least in (("skip", 0), ("steps", 3), ("check", 1), ("every", 1)):
+        for name, least in (("skip", 0), ("steps", 3), ("trial_steps", 1), ("check", 1), ("every", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"tuning: {name}={value!r}; expected a whole number from {least} on")

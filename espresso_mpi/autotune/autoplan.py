@@ -1,4 +1,4 @@
-"""How a session plans for itself: it measures the cluster, plans, and replays the best plans before it takes one.
+"""How a session plans for itself: it measures the cluster, and makes the plans that its next steps try.
 
 Everything here is collective and happens between two steps, when nothing else is under way. The times of the slowest
 rank count, rank 0 plans, and every rank gets the same plan.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
 from ..types import DeviceKind, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
+from .measuring_session import opener
 from .profiler import measure
-from .replay import opener
-from .trials import Replay, compresses, tried
+from .trials import Trial, compresses
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -41,25 +41,10 @@ _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """A plan with what it was made from.
+def proposed(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep]) -> list[Plan]:
+    """Plans for the tensors of the steps that were watched, on this cluster, that are worth a trial. Collective.
 
-    Attributes:
-        plan: its forecast is the model's.
-        seconds: how long a step should take, by its replay.
-        replays: of what the session did before, of the plan, and of every other candidate.
-    """
-
-    plan: Plan
-    seconds: float
-    workload: Workload
-    profile: Profile
-    replays: tuple[Replay, ...]
-
-
-def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep]) -> Made:
-    """A plan for the tensors of the steps that were watched, on this cluster. Collective.
+    Their forecasts are the model's. One of them at least compresses nothing.
 
     Raises:
         ConfigError, PlanError: on every rank, if the steps have different tensors or nothing can be planned.
@@ -75,14 +60,10 @@ def make(transport: Transport, options: Options, tuning: Tuning, steps: Sequence
     plans = _proposed(transport, options, workload, profile, tuning)
     if options.plan is not None and options.plan.forecast is not None:
         plans.append(options.plan)
-    made = time.perf_counter()
-    now, (best, *others) = tried(transport, options, plans, workload, tuning.seconds, pushed)
     if transport.rank == 0:
-        words = "planning took %.1f s: %.1f s to measure the cluster, %.1f s to make %d plans, %.1f s to replay them"
-        ended = time.perf_counter()
-        _LOG.info(words, ended - start, profiling - start, made - profiling, len(plans), ended - made)
-    assert best.plan is not None
-    return Made(best.plan, best.seconds, workload, profile, (now, best, *others))
+        words = "%.1f s to measure the cluster, %.1f s to make %d plans; the next steps try them"
+        _LOG.info(words, profiling - start, time.perf_counter() - profiling, len(plans))
+    return plans
 
 
 def profiled(
@@ -102,17 +83,15 @@ def profiled(
     )  # fmt: skip
 
 
-def report(transport: Transport, made: Made) -> None:
-    """Say in the log of rank 0 what was planned, and why."""
+def report(transport: Transport, trials: Sequence[Trial]) -> None:
+    """Say in the log of rank 0 which plan was chosen, and why."""
     if transport.rank != 0:
         return
-    _LOG.info("plan: %s; a step should take %.4g s", summary(made.plan), made.seconds)
-    for one in made.replays:
-        if one.plan is not None and one.plan.forecast is not None:
-            words = "replayed: %.4g s a step, %.4g s by the model: %s"
-            _LOG.info(words, one.seconds, one.plan.forecast.seconds, summary(one.plan))
-        else:
-            _LOG.info("replayed: %.4g s a step as it was before", one.seconds)
+    _LOG.info("plan: %s; a step should take %.4g s", summary(trials[0].plan), trials[0].seconds)
+    for one in trials:
+        forecast = one.plan.forecast
+        predicted = "" if forecast is None else f", {forecast.seconds:.4g} s by the model"
+        _LOG.info("tried: %.4g s a step%s: %s", one.seconds, predicted, summary(one.plan))
 
 
 def slowest(transport: Transport, seconds: float) -> float:
@@ -202,7 +181,7 @@ def _ready(step: RecordedStep) -> dict[str, float]:
 def _proposed(
     transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
 ) -> list[Plan]:
-    """Plans that are worth a replay, of rank 0 for all. Collective."""
+    """Plans that are worth a trial, of rank 0 for all. Collective."""
 
     def make() -> list[Any]:
         try:

@@ -1,151 +1,168 @@
-"""Trials of plans: replays of a training step, in turns, of fewer and fewer plans."""
+"""Trials of plans on the steps of the training itself: which plan the next step follows, and which was the quickest."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
 
-from ..collectives.messages.agreement import floats
-from ..collectives.messages.transport import Transport
-from ..options import Options
-from ..planner.model.workload import Workload
+import numpy as np
+
 from ..types import Plan
-from .replay import Replayed, arrays_of
+
+COUNTED = 2
+"""Steps of a turn whose times count. The step before them does not count: it prepares what the plan needs."""
 
 _FINALISTS = 3
-"""Plans that are replayed until they can be told apart."""
+"""Plans that go on in turns after the first round, besides the best plan without compression."""
 
-_LEAST, _MOST = 3, 100
-"""Steps of a finalist, at least and at most."""
-
-_HOPELESS = 2.0
-"""Times the shortest predicted step from which a plan is not replayed: the model errs, but not by so much."""
-
+_HOPELESS = 1.5
+"""A plan is not tried if its predicted step is this many times the shortest predicted one: the model errs, but less."""
 
 _BEHIND = 1.3
-"""Times the shortest median from which a plan with two steps or more is given up."""
+"""A plan is given up when its step is this many times the shortest median."""
 
 
 @dataclass(frozen=True)
-class Replay:
-    """Median seconds of a plan's step, and their uncertainty. ``plan`` None: what the session did before."""
+class Trial:
+    """A plan with the median seconds of its steps, and how far it may be from the median of many steps.
 
-    plan: Plan | None
-    seconds: float = 0.0
-    uncertain: float = 0.0
+    Without steps, both are infinite.
+    """
+
+    plan: Plan
+    seconds: float
+    uncertain: float
 
 
-def tried(
-    transport: Transport, options: Options, plans: Sequence[Plan], workload: Workload, seconds: float, pushed: bool
-) -> tuple[Replay, list[Replay]]:
-    """Replays of what the session does now, and of the plans, the best first. Collective.
+@dataclass
+class _Tried:
+    """A plan with the times of its steps."""
 
-    Every plan is replayed for a step, and the better half once more, until few are left. These, the best without
-    compression, and what the session does now go on in turns. Finalists with a schedule also run without it: turns hide
-    latencies of small operations, which the timeline counts in full.
+    plan: Plan
+    times: list[float] = field(default_factory=list)
+
+    def result(self) -> Trial:
+        if not self.times:
+            return Trial(self.plan, math.inf, math.inf)
+        low, middle, high = np.percentile(self.times, [25, 50, 75])
+        return Trial(self.plan, float(middle), float(high - low) / math.sqrt(len(self.times)))
+
+    @property
+    def seconds(self) -> float:
+        return self.result().seconds
+
+
+class Trials:
+    """Decides which plan each step of the training follows, until one plan is the quickest.
+
+    All ranks have the same plans, and are given the same times. So they decide the same, without messages.
+
+    Every plan has a turn, the one with the shortest prediction first. Then the quickest go on in turns, together with
+    the quickest one without compression, until they can be told apart. Between two plans that compress, a step follows
+    a plan that does not: it sends the residuals (``plan_change.resharded_for_plan``), which saves a reduction.
 
     Args:
-        seconds: after which no further round begins, but for the first few.
+        plans: candidates, with forecasts; one at least compresses nothing.
+        most: steps after which the trials end.
     """
-    with _Trials(transport, options, workload, pushed).opened() as trials:
-        first = [None, *_hopeful(plans)]
-        trials.add(first)
-        going: list[Plan | None] = [plan for plan in first if plan is not None]
-        while len(going) > _FINALISTS:
-            going = trials.better(going)[: max(_FINALISTS, (len(going) + 1) // 2)]
-            trials.run(going)
-        plain = [plan for plan in trials.better(first[1:]) if not compresses(plan)][:1]
-        final = going + [plan for plan in plain if plan not in going]
-        unscheduled = [replace(plan, schedule=None) for plan in final if plan is not None and plan.schedule]
-        trials.add(unscheduled)
-        trials.run([None])
-        trials.settle([None, *final, *unscheduled], seconds)
-        again = [trials.result(plan) for plan in (None, *final, *unscheduled)]
-        rest = [trials.result(plan) for plan in trials.better(first[1:]) if plan not in final]
-    best = _best(again[1:])
-    return again[0], [best, *(one for one in again[1:] if one != best), *rest]
+
+    def __init__(self, plans: Sequence[Plan], most: int) -> None:
+        self._tried = [_Tried(plan) for plan in _hopeful(plans)]
+        self._plain = next(plan for plan in plans if not compresses(plan))
+        self._most, self._steps = most, 0
+        self._rounds = self._all_rounds()
+        self.current: Plan | None = None
+        self._next_plan(None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no further step is needed; ``current`` is then None."""
+        return self.current is None
+
+    def step_ended(self, seconds: float) -> None:
+        """A step by the ``current`` plan took so long on the slowest rank; NaN: it had other tensors."""
+        self._steps += 1
+        if self._steps >= self._most:
+            self.current = None
+        elif not math.isnan(seconds):
+            self._next_plan(seconds)
+
+    def results(self) -> list[Trial]:
+        """Of all plans that had a step, the best first: with compression only if the gain exceeds the noise."""
+        found = sorted((one.result() for one in self._tried if one.times), key=lambda one: one.seconds)
+        if not found:
+            return []
+        best, plain = found[0], next((one for one in found if not compresses(one.plan)), found[0])
+        if plain.seconds - best.seconds <= plain.uncertain + best.uncertain:
+            best = plain
+        return [best, *(one for one in found if one is not best)]
+
+    def _next_plan(self, seconds: float | None) -> None:
+        try:
+            self.current = next(self._rounds) if seconds is None else self._rounds.send(seconds)
+        except StopIteration:
+            self.current = None
+
+    def _all_rounds(self) -> Generator[Plan, float, None]:
+        """The plan of each step; is sent its seconds."""
+        for one in self._tried:
+            yield from self._turn(one)
+        going = self._finalists()
+        while len(going) > 1 and not _told_apart(going):
+            for one in going:
+                yield from self._turn(one)
+            limit = _BEHIND * min(one.seconds for one in going)
+            going = [one for one in going if one.seconds <= limit]
+
+    def _turn(self, one: _Tried) -> Generator[Plan, float, None]:
+        """A step to prepare, and those that count; a plan that is far behind has one of these."""
+        if self.current is not one.plan:
+            if self.current is not None and compresses(self.current) and compresses(one.plan):
+                yield self._plain
+            yield one.plan
+        limit = _BEHIND * min((other.seconds for other in self._tried), default=math.inf)
+        for _ in range(COUNTED):
+            one.times.append((yield one.plan))
+            if one.times[-1] > limit:
+                return
+
+    def _finalists(self) -> list[_Tried]:
+        """The quickest plans, and the quickest without compression.
+
+        The best also runs without its schedule, if it has one: turns hide latencies of small operations, which the
+        timeline counts in full.
+        """
+        order = sorted(self._tried, key=lambda one: one.seconds)
+        plain = [one for one in order if not compresses(one.plan)][:1]
+        final = order[:_FINALISTS] + [one for one in plain if one not in order[:_FINALISTS]]
+        if order[0].plan.schedule:
+            final.append(_Tried(replace(order[0].plan, schedule=None)))
+            self._tried.append(final[-1])
+        limit = _BEHIND * order[0].seconds
+        return [one for one in final if not one.times or one.seconds <= limit]
+
+
+def _told_apart(going: Sequence[_Tried]) -> bool:
+    """Whether one plan is quicker than the others by twice their uncertainty; two turns each at least."""
+    if any(len(one.times) < 2 * COUNTED for one in going):
+        return False
+    best, *others = sorted((one.result() for one in going), key=lambda one: one.seconds)
+    return all(one.seconds - best.seconds > 2 * (one.uncertain + best.uncertain) for one in others)
 
 
 def _hopeful(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans whose predicted step is not much longer than the shortest."""
-    known = [plan.forecast.seconds for plan in plans if plan.forecast is not None]
-    limit = _HOPELESS * min(known, default=0.0)
-    return [plan for plan in plans if plan.forecast is None or plan.forecast.seconds <= limit]
+    """The plans whose predicted step is not much longer than the shortest, in order; the best without compression."""
+    order = sorted(plans, key=_predicted)
+    plain = next((plan for plan in order if not compresses(plan)), None)
+    limit = _HOPELESS * _predicted(order[0])
+    return [plan for plan in order if plan is plain or _predicted(plan) <= limit]
 
 
-class _Trials:
-    """Plans under trial. Their engines stay, so that each warms up once."""
-
-    def __init__(self, transport: Transport, options: Options, workload: Workload, pushed: bool) -> None:
-        self._transport, self._options, self._workload, self._pushed = transport, options, workload, pushed
-        self._arrays = arrays_of(workload, transport.rank)
-        self._known: list[tuple[Plan | None, Replayed]] = []
-        self._start = time.perf_counter()
-
-    @contextmanager
-    def opened(self) -> Iterator[_Trials]:
-        """For a with-block, after which all engines are shut down."""
-        try:
-            yield self
-        finally:
-            for _, replayed in self._known:
-                replayed.close()
-            self._transport.forget_kinds()
-
-    def add(self, plans: Sequence[Plan | None]) -> None:
-        """Replay more plans for a step."""
-        for plan in plans:
-            one = Replayed(
-                self._transport, self._options, plan or self._options.plan, self._workload, self._pushed, self._arrays
-            )
-            self._known.append((plan, one))
-            one.warm_up()
-            one.run()
-
-    def run(self, plans: Sequence[Plan | None]) -> None:
-        """Replay these plans for a step each."""
-        for plan in plans:
-            self._of(plan).run()
-
-    def settle(self, plans: Sequence[Plan | None], seconds: float) -> None:
-        """Replay plans in turns until the best of them is known, or the time is up."""
-        for _ in range(_MOST):
-            limit = _BEHIND * min(self._of(plan).seconds for plan in plans if len(self._of(plan).times) > 1)
-            going = [p for p in plans if len(self._of(p).times) < 2 or self._of(p).seconds <= limit]
-            enough = all(len(self._of(plan).times) >= _LEAST for plan in going)
-            elapsed = float(floats(self._transport, time.perf_counter() - self._start)[0, 0])  # rank 0's clock
-            if enough and (elapsed > seconds or self._told_apart(going)):
-                return
-            self.run(going)
-
-    def _told_apart(self, plans: Sequence[Plan | None]) -> bool:
-        best, *others = self.better(plans)
-        mine = self._of(best)
-        return all(one.seconds - mine.seconds > 2 * (one.uncertain + mine.uncertain) for one in map(self._of, others))
-
-    def better(self, plans: Sequence[Plan | None]) -> list[Plan | None]:
-        """The plans, the quickest first."""
-        return sorted(plans, key=lambda plan: self._of(plan).seconds)
-
-    def result(self, plan: Plan | None) -> Replay:
-        """What the replays of a plan have shown."""
-        replayed = self._of(plan)
-        return Replay(plan, replayed.seconds, replayed.uncertain)
-
-    def _of(self, plan: Plan | None) -> Replayed:
-        return next(replayed for known, replayed in self._known if known is plan)
+def _predicted(plan: Plan) -> float:
+    return 0.0 if plan.forecast is None else plan.forecast.seconds
 
 
-def _best(replays: Sequence[Replay]) -> Replay:
-    """The plan with the shortest step; with compression only if that is shorter by more than the replays' noise."""
-    best = min(replays, key=lambda one: one.seconds)
-    dense = [one for one in replays if not compresses(one.plan)]
-    plain = min(dense, key=lambda one: one.seconds, default=best)
-    return best if plain.seconds - best.seconds > plain.uncertain + best.uncertain else plain
-
-
-def compresses(plan: Plan | None) -> bool:
+def compresses(plan: Plan) -> bool:
     """Whether any tensor is compressed."""
-    return plan is not None and any(strategy.compressor != "none" for strategy in plan.strategies.values())
+    return any(strategy.compressor != "none" for strategy in plan.strategies.values())

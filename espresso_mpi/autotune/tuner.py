@@ -1,4 +1,7 @@
-"""When a session with ``plan="auto"`` plans: after the first steps, and anew when steps take much longer or shorter."""
+"""When a session with ``plan="auto"`` plans: after the first steps, and anew when steps take much longer or shorter.
+
+It watches steps, makes plans, tries them on the next steps, and goes on by the quickest.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ import numpy as np
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, PlanError
 from ..options import Options, Tuning
-from ..types import Plan
-from .clock import StepClock
+from ..types import Plan, TensorSpec
+from .clock import RecordedStep, StepClock
+from .trials import Trials
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -36,6 +40,7 @@ class Tuner:
 
     Attributes:
         tuned: the last plan; None before there is any.
+        trials: of the plans that are being tried; None: no trials are under way.
     """
 
     def __init__(
@@ -45,6 +50,9 @@ class Tuner:
         self._transport, self._tuning = transport, tuning
         self._together, self._options, self._adopt = together, options, adopt
         self.tuned: Tuned | None = None
+        self.trials: Trials | None = None
+        self._tensors: frozenset[TensorSpec] = frozenset()
+        self._noted: RecordedStep | None = None
         if transport.rank == 0 and tuning.doubtful:
             _LOG.warning(
                 "plan='auto' chooses by speed, and may use %s: not known to train like fp32 under AdamW (onebit, topk "
@@ -52,11 +60,19 @@ class Tuner:
                 ", ".join(tuning.doubtful),
             )
 
+    @property
+    def watching(self) -> bool:
+        """Whether steps are watched to make the first plans."""
+        return self.tuned is None and self.trials is None
+
     def step_ended(self, clock: StepClock) -> None:
-        """Plan when enough steps were watched; compare step times with the plan's from then on."""
+        """Plan when enough steps were watched, and try the plans; compare step times with the plan's from then on."""
         tuning, tuned = self._tuning, self.tuned
         try:
-            if tuned is None:
+            if self.trials is not None:
+                trials = self.trials
+                self._together("trial", lambda: self._try_next(clock, trials))
+            elif tuned is None:
                 if clock.count == max(1, tuning.skip) + tuning.steps:
                     self._together("plan", lambda: self._plan(clock))
             elif (clock.count - tuned.at) % tuning.check == 0:
@@ -66,18 +82,37 @@ class Tuner:
                 _LOG.warning("%s; training goes on as before", error)
 
     def _plan(self, clock: StepClock) -> None:
-        """Make a plan and go on by it. Collective."""
+        """Make plans, and follow the first that is tried. Collective."""
         from . import autoplan
 
         self.tuned = Tuned(clock.count, None)  # also if it fails: training goes on as it did
-        options, tuning = self._options(), self._tuning
-        made = autoplan.make(self._transport, options, tuning, list(clock.steps)[-tuning.steps :])
-        autoplan.report(self._transport, made)
-        again = options.plan is not None and options.plan.digest == made.plan.digest
-        expected = autoplan.slowest(self._transport, _median_seconds(clock)) if again else made.seconds
-        self.tuned = Tuned(clock.count, expected)
-        if not again:
-            self._adopt(made.plan)
+        watched = list(clock.steps)[-self._tuning.steps :]
+        plans = autoplan.proposed(self._transport, self._options(), self._tuning, watched)
+        self._tensors, self._noted = frozenset(watched[-1].specs), clock.steps[-1]
+        self.trials = Trials(plans, self._tuning.trial_steps)
+        assert self.trials.current is not None
+        self._adopt(self.trials.current)
+
+    def _try_next(self, clock: StepClock, trials: Trials) -> None:
+        """Note the time of the step that ended, and follow the plan of the next one. Collective."""
+        from . import autoplan
+
+        step, before = clock.steps[-1], trials.current
+        alike = step is not self._noted and frozenset(step.specs) == self._tensors  # one that failed is not recorded
+        self._noted = step
+        trials.step_ended(autoplan.slowest(self._transport, step.seconds if alike else math.nan))
+        if trials.current is not None:
+            if trials.current is not before:
+                self._adopt(trials.current)
+            return
+        self.trials, results = None, trials.results()
+        if not results:
+            self.tuned = Tuned(clock.count, None)
+            raise PlanError("no plan could be tried: the steps have other tensors than those that were watched")
+        autoplan.report(self._transport, results)
+        self.tuned = Tuned(clock.count, results[0].seconds)
+        if results[0].plan is not before:
+            self._adopt(results[0].plan)
         clock.steps.clear()
 
     def _compare(self, clock: StepClock, tuned: Tuned) -> None:

@@ -32,7 +32,7 @@ class Row:
         exposed: seconds beyond a step that computes alone.
         overhead: share of a step by ``session.sync`` of the same gradients that this one takes longer: the median over
             repetitions; None: that was not measured.
-        planning: seconds, steps included, after which ``plan="auto"`` had a plan.
+        planning: seconds that the steps until ``plan="auto"`` had chosen took longer than as many steps by its plan.
         parameters: of the model; repeats: repetitions that were made.
     """
 
@@ -110,9 +110,15 @@ def main(
 
 
 def rows(
-    specs: Sequence[str], times: np.ndarray, parameters: int, planning: Mapping[str, float | None] | None = None
-) -> list[Row]:
-    """The results, from seconds of shape (repetitions, specs); ``planning``: as of ``Row``, by spec."""
+    specs: Sequence[str],
+    times: np.ndarray,
+    parameters: int,
+    planning: Mapping[str, tuple[float, int] | None] | None = None,
+) -> list[Row]:  # fmt: skip
+    """The results, from seconds of shape (repetitions, specs).
+
+    ``planning``: seconds and number of the steps until a plan was chosen, by spec.
+    """
     place = {spec: number for number, spec in enumerate(specs)}
     found = []
     for number, spec in enumerate(specs):
@@ -128,6 +134,7 @@ def rows(
         if plain is not None and way in ("ddp", "push", "sync"):
             overhead = float(np.median(times[:, number] / times[:, plain]) - 1)
         median, p99 = float(np.median(times[:, number])), float(np.percentile(times[:, number], 99))
-        found.append(Row(way, method, median, p99, ratio, exposed, parameters, len(times), overhead,
-                         (planning or {}).get(spec)))  # fmt: skip
+        until = (planning or {}).get(spec)
+        lost = None if until is None else until[0] - until[1] * median
+        found.append(Row(way, method, median, p99, ratio, exposed, parameters, len(times), overhead, lost))
     return found

@@ -54,7 +54,7 @@ class Way:
         self._run: Callable[..., torch.Tensor] = self._model
         self._wait: Callable[[], object] = lambda: None
         self.session: Session | None = None
-        self.planning: float | None = None
+        self.planning: tuple[float, int] | None = None
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
         generator = torch.Generator().manual_seed(comm.rank)
         self._data = torch.randint(0, shape.alphabet, (2, batch, shape.context), generator=generator)
@@ -82,7 +82,7 @@ class Way:
     def _by_us(self, way: str, method: str) -> None:
         options: dict[str, Any] = {"compressor": method}
         if method == "auto":
-            options = {"plan": "auto", "tuning": Tuning(steps=5, seconds=6.0)}
+            options = {"plan": "auto", "tuning": Tuning()}
         self.session = Session(self._comm, **options)
         if way == "plain":
             named = dict(self._model.named_parameters())
@@ -104,11 +104,11 @@ class Way:
         for _ in range(4):
             self.step()
         if self.spec.endswith(":auto") and self.session is not None:
-            for _ in range(_PLANNING_STEPS):
-                if self.session.plan is not None:
-                    break
+            steps = 4
+            while self.session.planning and steps < _PLANNING_STEPS:
                 self.step()
-            self.planning = time.perf_counter() - start
+                steps += 1
+            self.planning = (time.perf_counter() - start, steps)
 
     def step(self) -> None:
         """Forward, backward, synchronise, update."""

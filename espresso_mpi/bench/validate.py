@@ -264,7 +264,7 @@ def _compared(
     guesses = {name: predicted(plan, workload, profile) for name, plan in made.items()}
     with ExitStack() as stack:
         auto = stack.enter_context(Session(comm, plan="auto", tuning=tuning))
-        while auto.plan is None:
+        while auto.planning:
             trainer.step(auto, case.calls)
         sessions = {AUTO: auto}
         for name, plan in made.items():

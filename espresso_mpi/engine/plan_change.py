@@ -64,30 +64,46 @@ def agree_on_plan(transport: Transport, options: Options, plan: Plan, problem: s
 def resharded_for_plan(transport: Transport, sync_state: SyncState, old: Plan | None, new: Plan) -> SyncState:
     """The state of a session that changes its plan. Collective; no segment may be active.
 
-    Tensors that travel as before keep their state bit for bit. For the others, the weighted mean of the residuals is
-    kept, the same on every rank; the rest of their state is dropped.
+    Tensors that travel as before keep their state bit for bit. Of the others, only the residuals are kept. For tensors
+    that travel compressed, it is the weighted mean, the same on every rank. Tensors that travel dense need no such
+    reduction: each rank adds what it has to its next gradient, so that the mean is complete.
     """
     moved = _moved(sync_state.names(), old, new)
     kept = sync_state.without(moved, sync_state.counts_of(new.groups))
-    arrays = _mean_residuals(transport, sync_state, moved)
+    dense = {one for one, members in moved.items() if all(_dense(new, name) for name, _ in members)}
+    arrays = _residuals(transport, sync_state, moved, dense)
     for text, array in kept.store.items():
         _add(arrays, text, array)
     return replace(kept, store=StateStore(arrays))
 
 
-def _mean_residuals(
-    transport: Transport, sync_state: SyncState, moved: Mapping[tuple[str, int], Members]
+def _dense(plan: Plan, name: str) -> bool:
+    strategy = plan.strategies.get(name, plan.default)
+    return strategy is not None and strategy.compressor == "none"
+
+
+def _residuals(
+    transport: Transport, sync_state: SyncState, moved: Mapping[tuple[str, int], Members], dense: Set[tuple[str, int]]
 ) -> dict[str, Any]:
-    """The mean residuals of some tensors, float32, one array per tensor, by key. Collective."""
-    weights, found = Weights(sync_state.weights), Sums()
+    """The residuals of tensors that travel differently, float32, one array per tensor, by key. Collective.
+
+    Those of ``dense`` tensors differ by rank: their mean over the ranks is what is missing in the mean of the tensor.
+    """
+    weights, size = Weights(sync_state.weights), transport.topology.size
+    found, own = Sums(), Sums()
     for text, value in sync_state.store.items():
         key = Key.parse(text)
         if key.what == "residual" and (key.name, key.n) in moved:
             here = np.empty(value.size, np.float32)
             device.copy(here, value)
-            found.add(key, 1 / transport.topology.size if key.point == WHOLE else weights.of(key), here)
+            weight = 1 / size if key.point == WHOLE else weights.of(key)
+            if (key.name, key.n) in dense:
+                own.add(key, size * weight, here)
+            else:
+                found.add(key, weight, here)
+    mine = [(Key.parse(text), total.astype(np.float32)) for text, total in own.sums.items()]
     residuals: dict[str, Any] = {}
-    for key, mean in _means(transport, found):
+    for key, mean in [*mine, *_means(transport, found)]:
         first = 0
         for name, n in sync_state.members(key.name, key.n):
             _add(residuals, str(Key(name, n, WHOLE, 0, n, "residual")), mean[first : first + n].copy())

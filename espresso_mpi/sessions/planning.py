@@ -40,11 +40,13 @@ class Planning(SessionBase):
             self._tuner = Tuner(self._transport, tuning, self._together, lambda: self._options, self._adopt)
 
     def _watching(self) -> bool:
-        return super()._watching() and (self._tuner is None or self._tuner.tuned is None)
+        return super()._watching() and (self._tuner is None or self._tuner.watching)
 
     @property
     def plan(self) -> Plan | None:
-        """The current plan; None without one, and with ``plan="auto"`` before it is made.
+        """The current plan; None without one, and with ``plan="auto"`` while the first steps are watched.
+
+        While plans are tried (``planning``), it is the one under trial.
 
         Example:
             >>> plan = espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather"))
@@ -66,8 +68,19 @@ class Planning(SessionBase):
         return self._options.plan is not None or self._tuner is not None
 
     @property
+    def planning(self) -> bool:
+        """With ``plan="auto"``: whether steps are still watched, or plans tried.
+
+        Example:
+            >>> with espresso_mpi.Session(plan="auto") as session:
+            ...     session.planning
+            True
+        """
+        return self._tuner is not None and (self._tuner.trials is not None or self._tuner.watching)
+
+    @property
     def expected_seconds(self) -> float | None:
-        """With ``plan="auto"``: the predicted seconds of a step; None before there is a plan.
+        """With ``plan="auto"``: the seconds of a step in the trials; None before a plan was chosen.
 
         Example:
             >>> with espresso_mpi.Session() as session:
@@ -75,7 +88,7 @@ class Planning(SessionBase):
             None
         """
         tuned = None if self._tuner is None else self._tuner.tuned
-        return tuned.expected if tuned is not None and self.plan is not None else None
+        return None if tuned is None or self.planning else tuned.expected
 
     def strategy(self, spec: TensorSpec) -> Strategy:
         """The strategy by which this session synchronises a tensor.

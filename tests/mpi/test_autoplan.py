@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -51,6 +52,16 @@ def expected(steps, first=0):
     }
 
 
+def train_until_planned(session, rank, first=0):
+    """The sum of all results until a plan is chosen, and the number of steps."""
+    total, steps = train(session, rank, 1, first), 1
+    while session.planning:
+        part = train(session, rank, 1, first + steps)
+        total = {name: total[name] + part[name] for name in SHAPES}
+        steps += 1
+    return total, steps
+
+
 def everyone(world, value):
     assert len(set(world.allgather(value))) == 1, world.allgather(value)
     return value
@@ -64,16 +75,19 @@ def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
         pytest.skip("alone there is nothing to choose")
     session = open_session(plan="auto", compressors=["fp16"], tuning=Tuning(**HURRY))
     before = train(session, world.rank, 4)
-    assert session.plan is None  # the first step has no begin, three are timed
-    after = train(session, world.rank, 3, first=4)
-    assert everyone(world, session.plan.digest)
+    assert session.plan is None and session.planning  # the first step has no begin, three are timed
+    tried, steps = train_until_planned(session, world.rank, first=4)
+    assert everyone(world, (steps, session.plan.digest)) and steps <= 61
+    assert session.expected_seconds > 0
+    after = train(session, world.rank, 3, first=4 + steps)
     assert set(session.plan.strategies) == set(SHAPES)
     assert {s.compressor for s in session.plan.strategies.values()} <= {"none", "fp16"}
     assert session.plan.forecast.seconds > 0
     assert session.plan.forecast.bound > 0
     for name in SHAPES:
         assert np.allclose(before[name], expected(4)[name], atol=1e-5)
-        assert np.allclose(after[name], expected(3, 4)[name], atol=1e-2)
+        assert np.allclose(tried[name], expected(steps, 4)[name], atol=1e-2), "residuals of a plan are lost"
+        assert np.allclose(after[name], expected(3, 4 + steps)[name], atol=1e-2)
 
 
 def test_it_plans_anew_when_steps_take_longer_than_the_plan_said(world, open_session, caplog):
@@ -82,7 +96,9 @@ def test_it_plans_anew_when_steps_take_longer_than_the_plan_said(world, open_ses
     tuning = Tuning(("onebit",), check=2, every=2, factor=1.0001, **HURRY)
     with caplog.at_level("INFO", "espresso_mpi"):
         session = open_session(plan="auto", tuning=tuning)
-        train(session, world.rank, 16)
+        train_until_planned(session, world.rank)
+        train(session, world.rank, 4)
+        train_until_planned(session, world.rank)
     assert everyone(world, session.plan.digest)
     if world.rank == 0:
         assert sum("planning anew" in record.message for record in caplog.records) >= 1
@@ -94,11 +110,13 @@ def test_pushed_gradients_are_planned_for_as_well(world, open_session):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
     session = open_session(plan="auto", tuning=Tuning(("int8",), **HURRY))
-    for step in range(7):
+    for step in itertools.count():
         grads = gradients(world.rank, step)
         for name in SHAPES:
             session.push(name, grads[name])
         session.wait_all()
+        if not session.planning:
+            break
     assert everyone(world, session.plan.digest)
     assert len(session.plan.strategies) == len(SHAPES)
 
@@ -121,15 +139,17 @@ def test_an_error_of_one_rank_does_not_bring_the_steps_apart(world, open_session
     if SIZE == 1:
         pytest.skip("alone there is nobody to be apart from")
     session = open_session(plan="auto", tuning=Tuning(("fp16",), **HURRY))
-    for step in range(8):
+    for step in itertools.count():
         grads = gradients(world.rank, step)
-        if step == 2:
+        if step in (2, 6):  # while steps are watched, and while plans are tried
             wrong = "no array" if world.rank == SIZE - 1 else grads["w1"]
             with pytest.raises(GradientError):
                 session.sync({**grads, "w1": wrong})
             continue
         session.sync(grads)
-    assert everyone(world, session.plan.digest)
+        if not session.planning:
+            break
+    assert everyone(world, (step, session.plan.digest))
 
 
 def test_pushes_go_on_when_a_tensor_of_a_group_is_frozen(world, open_session):
@@ -177,8 +197,7 @@ def test_tensors_that_come_after_the_plan_travel_dense(world, open_session):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
     session = open_session(plan="auto", tuning=Tuning(("onebit",), **HURRY))
-    train(session, world.rank, 6)
-    assert session.plan is not None
+    train_until_planned(session, world.rank)
     late = {"metric": np.full(3, world.rank, np.float32), "b1": np.full(48, world.rank, np.float32)}
     session.sync({"metric": late["metric"]})
     assert np.allclose(late["metric"], (SIZE - 1) / 2)

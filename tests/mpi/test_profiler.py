@@ -73,11 +73,12 @@ def test_samples_tell_how_they_were_made(world, opened):
     for curve in curves.values():
         assert curve.samples
         assert all(sample.repeats >= 2 and sample.seconds > 0 for sample in curve.samples)
+    left_out = found.environment["left_out"]  # where other work takes the processor, points take longer than allowed
     sizes = {sample.size for sample in found.codec("onebit", "cpu", "encode").samples}
-    assert sizes == {4096, -(-4096 // world.size)}, "the regions that routes cut such a tensor into"
-    dense = [sample.size for sample in found.move("allreduce", "flat").samples]
-    assert max(dense) == 4 * 4096
-    assert found.environment["left_out"] == [] or all(isinstance(text, str) for text in found.environment["left_out"])
+    regions = {4096, -(-4096 // world.size)}
+    assert sizes <= regions and {f"onebit on the cpu with {n} elements" for n in regions - sizes} <= set(left_out)
+    dense = max(sample.size for sample in found.move("allreduce", "flat").samples)
+    assert dense == 4 * 4096 or (dense < 4 * 4096 and any("allreduce@flat at 16384 bytes" in text for text in left_out))
     assert found.fingerprint["nodes"] == 1 and found.fingerprint["ranks_per_node"] == world.size
     assert "host" not in found.fingerprint and "date" not in found.fingerprint
 

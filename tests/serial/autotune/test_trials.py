@@ -1,78 +1,77 @@
-"""Which plans are replayed how often, with steps of known lengths."""
+"""Which plans are tried for how many steps, with steps of known lengths."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from espresso_mpi import Plan, Route, Strategy
-from espresso_mpi.autotune import trials
+from espresso_mpi import Plan, Strategy
+from espresso_mpi.autotune.trials import Trials, compresses
+from espresso_mpi.timetable import Lanes, Schedule
 
-DENSE, FP16 = Strategy("none", Route.parse("flat")), Strategy("fp16", Route.parse("flat-allgather"))
-
-
-@pytest.fixture
-def replayed(monkeypatch):
-    """What takes how long, by the plan's name; filled by the test. Counts the steps of each."""
-    clock, lengths, steps = [0.0], {}, {}
-
-    class Steps:
-        def __init__(self, transport, options, plan, *_):
-            self.name = "now" if plan is None else plan.name + ("" if plan.schedule else " in turns")
-            self.times, steps[self.name] = [], 0
-
-        def warm_up(self):
-            steps[self.name] += 1
-            clock[0] += lengths[self.name]
-
-        def run(self):
-            self.warm_up()
-            self.times.append(lengths[self.name] * (1 + 0.02 * (len(self.times) % 3)))
-
-        seconds = property(lambda self: float(np.median(self.times)))
-        uncertain = property(lambda self: float(np.ptp(self.times)) / len(self.times) ** 0.5)
-
-        def close(self):
-            steps[self.name] = -steps[self.name]
-
-    monkeypatch.setattr(trials, "Replayed", Steps)
-    monkeypatch.setattr(trials, "arrays_of", lambda *_: {})
-    monkeypatch.setattr(trials, "floats", lambda transport, value: np.array([[value]]))
-    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    return lengths, steps
+DENSE, FP16 = Strategy("none", "flat"), Strategy("fp16", "flat-allgather")
 
 
-def candidate(name, strategy=FP16, predicted=1.0, schedule=True):
+def candidate(name, strategy=FP16, predicted=1.0):
     plan = Plan({name: strategy})
-    object.__setattr__(plan, "name", name)
     object.__setattr__(plan, "forecast", SimpleNamespace(seconds=predicted))
-    object.__setattr__(plan, "schedule", schedule)
     return plan
 
 
-def test_the_quickest_is_found_with_few_steps(replayed, monkeypatch):
-    lengths, steps = replayed
-    monkeypatch.setattr(
-        trials, "replace", lambda plan, schedule: candidate(plan.name, plan.strategies[plan.name], 1.0, None)
-    )
-    plans = [candidate(f"p{k}", DENSE if k == 6 else FP16) for k in range(10)]
-    plans.append(candidate("hopeless", FP16, predicted=2.5))
-    lengths |= {"now": 3.0, **{f"p{k}": 1.0 + 0.2 * k for k in range(10)}}
-    lengths |= {f"p{k} in turns": 2.0 for k in range(10)} | {"p1 in turns": 0.5}
-    transport = SimpleNamespace(rank=0, forget_kinds=lambda: None)
-    now, (best, *others) = trials.tried(transport, SimpleNamespace(plan=None), plans, None, 8.0, True)
-    assert (best.plan.name, best.plan.schedule) == ("p1", None) and best.seconds == pytest.approx(0.51, rel=0.05)
-    assert now.plan is None and len(others) == 10 + 4 - 1, "the dense plan and three finalists, also in turns"
-    assert "hopeless" not in steps and all(count < 0 for count in steps.values()), "all are closed"
-    assert -steps["p9"] == 2 and -sum(steps.values()) <= 55, "the slower half is replayed for one step after warming up"
+def name_of(plan):
+    return next(iter(plan.strategies))
 
 
-def test_dense_wins_what_noise_could_explain(replayed):
-    lengths, _ = replayed
-    lengths |= {"now": 1.0, "a in turns": 0.999, "b in turns": 1.0}
-    plans = [candidate("a", schedule=None), candidate("b", DENSE, schedule=None)]
-    transport = SimpleNamespace(rank=0, forget_kinds=lambda: None)
-    _, (best, *_) = trials.tried(transport, SimpleNamespace(plan=None), plans, None, 0.0, True)
-    assert best.plan.name == "b"
+def tried(plans, lengths, most=100, noise=0.02):
+    """The names of the plans of all steps, and the results; ``lengths``: seconds of a step, by name."""
+    trials, names = Trials(plans, most), []
+    while not trials.ended:
+        names.append(name_of(trials.current))
+        trials.step_ended(lengths[names[-1]] * (1 + noise * (len(names) % 3)))
+    return names, trials.results()
+
+
+def test_the_quickest_is_found_in_few_steps():
+    plans = [candidate(f"p{k}", DENSE if k == 6 else FP16, 1 + 0.01 * k) for k in range(10)]
+    plans.append(candidate("hopeless", FP16, predicted=1.6))
+    names, (best, *others) = tried(plans, {f"p{k}": 1.0 + 0.2 * ((k + 8) % 10) for k in range(10)})
+    assert name_of(best.plan) == "p2" and best.seconds == pytest.approx(1.02, rel=0.03)
+    assert {name_of(one.plan) for one in others} == {f"p{k}" for k in range(10)} - {"p2"}
+    assert "hopeless" not in names and len(names) < 60
+    assert names.count("p7") < names.count("p1") < names.count("p2"), "what is far behind has one step that counts"
+
+
+def test_a_plan_without_compression_comes_between_two_that_compress():
+    """Then the residuals travel with its gradients."""
+    names, _ = tried([candidate("a"), candidate("b"), candidate("dense", DENSE, 1.4)], {"a": 1, "b": 1.01, "dense": 1})
+    pairs = set(itertools.pairwise(names))
+    assert not {("a", "b"), ("b", "a")} & pairs and {("a", "dense"), ("dense", "b")} <= pairs
+
+
+def test_compression_is_chosen_only_if_it_gains_more_than_the_noise():
+    lengths = {"a": 0.999, "dense": 1.0}
+    assert name_of(tried([candidate("a"), candidate("dense", DENSE)], lengths)[1][0].plan) == "dense"
+    assert name_of(tried([candidate("a"), candidate("dense", DENSE)], {"a": 0.9, "dense": 1.0})[1][0].plan) == "a"
+
+
+def test_the_best_plan_with_a_schedule_is_tried_without_it():
+    plans = [candidate("a", FP16, 1.0), candidate("dense", DENSE)]
+    scheduled = replace(plans[0], schedule=Schedule(Lanes(), {}))
+    trials = Trials([scheduled, plans[1]], 100)
+    while not trials.ended:
+        dense = not compresses(trials.current)
+        trials.step_ended(1.0 if dense else 0.8 if trials.current.schedule else 0.5)
+    best, *others = trials.results()
+    assert best.plan.schedule is None and best.seconds == 0.5 and len(others) == 2
+
+
+def test_trials_end_after_so_many_steps_and_other_steps_are_none():
+    plans = [candidate("a"), candidate("dense", DENSE)]
+    names, results = tried(plans, {"a": math.nan, "dense": math.nan}, most=7)
+    assert len(names) == 7 and len(set(names)) == 1 and not results, "no step had the tensors of the plans"
+    names, results = tried(plans, {"a": 0.9, "dense": 1.0}, most=5)
+    assert len(names) == 5 and name_of(results[0].plan) == "a", "the last turn is not over, but was begun"

@@ -125,6 +125,7 @@ def test_only_the_last_steps_are_kept():
         {"skip": -1},
         {"check": 0},
         {"every": True},
+        {"trial_steps": 0},
         {"seconds": 0},
         {"factor": 1.0},
         {"factor": float("nan")},
