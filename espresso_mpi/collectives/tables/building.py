@@ -179,9 +179,7 @@ class TableBuilder:
             number=self._parameters_of(call), call=call,
         )  # fmt: skip
 
-    def _by_window(
-        self, room: int, move: Move, incoming: Sequence[Transfer], source: int
-    ) -> tuple[int, int]:
+    def _by_window(self, room: int, move: Move, incoming: Sequence[Transfer], source: int) -> tuple[int, int]:
         """As ``SharedWindow.exchange``. Returns the bytes sent, inside the node and between nodes."""
         longest = max(state.nbytes for state in move.before if isinstance(state, Packed))
         held, taken = self._held_before(move), 0

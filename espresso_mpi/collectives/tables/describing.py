@@ -1,4 +1,4 @@
-"""The table of a route and a method on ranks that are only described, for ``espresso-mpi explain --program``. No MPI."""
+"""The table of a route and a method on ranks that are only described, for ``espresso-mpi explain --program``."""
 
 from __future__ import annotations
 

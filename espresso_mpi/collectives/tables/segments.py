@@ -17,9 +17,7 @@ Bound = tuple[ProgramStep, Callable[[Any], Iterator[None]]]
 """A step, and what runs it in Python, given a ``SegmentRun``."""
 
 
-def segment_table(
-    ways: Ways, steps: Sequence[Bound], compressor: Callable[[int], Compressor]
-) -> OperationTable | str:
+def segment_table(ways: Ways, steps: Sequence[Bound], compressor: Callable[[int], Compressor]) -> OperationTable | str:
     """The table of a segment, or why there is none: a step needs what tables do not have.
 
     Args:
