@@ -15,7 +15,9 @@ from typing import Any
 from . import compressors
 from .collectives.data.layout import Topology
 from .collectives.messages.agreement import fingerprint
-from .collectives.messages.transport import MESSAGE_BYTES, MESSAGE_MAX, Settings, device_aware
+from .collectives.messages.compiled_calls import MESSAGE_MAX
+from .collectives.messages.switches import by_tables, device_aware
+from .collectives.messages.transport import MESSAGE_BYTES, Settings
 from .collectives.program import check_payloads
 from .errors import ConfigError, EspressoError
 from .feedback import AUTO, Feedback
@@ -133,6 +135,7 @@ class Options:
     fuse_bytes: int | None = None
     nodes: tuple[tuple[int, ...], ...] | None = None
     device_aware: bool | None = None
+    by_tables: bool = True
     tuning: Tuning | None = None
     debug: bool = False
 
@@ -141,10 +144,11 @@ class Options:
         """The options and their problems: a rank with invalid options still has to report them to the others."""
         good: dict[str, Any] = {}
         problems: list[str] = []
-        try:
-            good["device_aware"] = device_aware()
-        except ConfigError as error:
-            problems.append(str(error))
+        for key, read in (("device_aware", device_aware), ("by_tables", by_tables)):  # from the environment
+            try:
+                good[key] = read()
+            except ConfigError as error:
+                problems.append(str(error))
         for key, value in given.items():
             try:
                 good[key] = _CHECKS[key](value)
@@ -202,7 +206,9 @@ class Options:
 
     def transport(self) -> Settings:
         """The settings of the transport."""
-        return Settings(self.timeout, self.window_bytes, self.message_bytes, self.nodes, self.device_aware)
+        return Settings(
+            self.timeout, self.window_bytes, self.message_bytes, self.nodes, self.device_aware, self.by_tables
+        )
 
     @property
     def fusion(self) -> int | None:

@@ -90,6 +90,10 @@ class Workspace:
         """A payload buffer to start with."""
         return self.take("payload-0", nbytes, where)
 
+    def payload_buffer(self, number: int, nbytes: int) -> Any:
+        """A payload buffer in host memory: 0 is that of ``payload``, 1 the other one."""
+        return self.take(f"payload-{number}", nbytes, "cpu")
+
     def other_payload(self, current: Any, nbytes: int) -> Any:
         """The payload buffer that ``current`` does not use, on the same device."""
         where = device.device_of(current)

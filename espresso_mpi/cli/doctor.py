@@ -133,14 +133,14 @@ def _gpu_messages(gpus: list[dict[str, Any]] | str) -> dict[str, Any]:
     """Whether device pointers go to MPI (None: there are none), why, and whether the user has settled it."""
     if isinstance(gpus, str) or not gpus:
         return {"device_pointers": None, "why": "no GPU", "forced": False}
-    from espresso_mpi.collectives.messages import probe, transport
+    from espresso_mpi.collectives.messages import probe, switches
 
     try:
-        forced = transport.device_aware()
+        forced = switches.device_aware()
     except ConfigError as error:
         return {"device_pointers": None, "why": str(error), "forced": True}
     if forced is not None:
-        return {"device_pointers": forced, "why": f"forced by {transport.SWITCH}={int(forced)}", "forced": True}
+        return {"device_pointers": forced, "why": f"forced by {switches.SWITCH}={int(forced)}", "forced": True}
     result = probe.probe_gpu(gpu=0)
     return {"device_pointers": result.works, "why": f"the probe says: {result.why}", "forced": False}
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..bench.defaults import Profile as Defaults
+from ..errors import ConfigError
 from .arguments import Compressors
 from .program import app, profile
 
@@ -108,12 +109,31 @@ def plan(
 
 @app.command()
 def explain(
-    path: Annotated[Path, typer.Argument(metavar="PLAN", help="File of espresso-mpi plan.")],
+    path: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="File of espresso-mpi plan.")] = None,
     tensor: Annotated[str | None, typer.Option(metavar="NAME", help="Only this tensor.")] = None,
+    program: Annotated[
+        str | None, typer.Option(metavar="ROUTE", help="Instead of a plan: the table of operations of a route.")
+    ] = None,
+    compressor: Annotated[str, typer.Option(metavar="SPEC", help="With --program: the compressor.")] = "onebit",
+    elements: Annotated[int, typer.Option(metavar="N", help="With --program: elements of the tensor.")] = 16384,
+    nodes: Annotated[int, typer.Option(min=1, metavar="H", help="With --program: nodes.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, metavar="R", help="With --program: ranks of each node.")] = 2,
+    rank: Annotated[int, typer.Option(metavar="R", help="With --program: the rank.")] = 0,
 ) -> None:
-    """Say what a plan chose and why: predicted times, what is hidden, runners-up and their margins."""
+    """Say what a plan chose and why; or, with --program, print what a rank does along a route.
+
+    [dim]espresso-mpi explain --program flat-alltoall --compressor int8 --ranks 4[/dim]
+    """
+    if (path is None) == (program is None):
+        raise ConfigError("explain: expected the file of a plan, or --program ROUTE, and not both")
+    if program is not None:
+        from espresso_mpi.cli import tables
+
+        tables.main(program, compressor, elements, nodes, ranks, rank)
+        return
     from espresso_mpi.cli import plan as command
 
+    assert path is not None
     command.explain_main(path, tensor)
 
 

@@ -8,11 +8,12 @@ shared, so every result has the bits of a tensor that travels alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from functools import partial
 from typing import Any, TypeVar
 
+from ..arrays.workspace import Workspace
 from ..compressors import Compressor
 from ..tracing.recording import Recorder
 from ..types import Collective, Encode, Route
@@ -21,11 +22,16 @@ from .data.layout import Dense, Packed
 from .executor import compressor_at
 from .job import Job
 from .messages.joint import JointRegions
+from .messages.switches import EXECUTOR
 from .messages.transport import Transport
-from .ops.base import Action, Data, idle, operations
+from .ops.base import Action, Data, Move, idle, operations
 from .program import Compilation, DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep
 from .progress import DONE, Progress
 from .segment_run import SegmentLog, SegmentRun
+from .tables.building import TableBuilder, shares
+from .tables.operations import OperationTable, described
+from .tables.running import Run as TableRun
+from .tables.running import TableRunner, obstacle
 
 S = TypeVar("S", EncodeStep, DecodeStep)
 
@@ -63,21 +69,42 @@ class BucketProgram:
             for compressor, n in tensors
         ]
         self._shared: SharedStates | None = None
+        self._builder: TableBuilder | str = f"{EXECUTOR}=python"
+        if transport.by_tables:
+            self._builder = TableBuilder(transport, len(tensors))
         self._stages = [self._stage(position, step) for position, step in enumerate(route.steps)]
-        del self._compilations, self._shared  # layouts of all ranks
+        self.table = self._builder if isinstance(self._builder, str) else self._builder.table()
+        self._runner = None
+        if isinstance(self.table, OperationTable):
+            self._runner = TableRunner(self.table, transport, self._sizes)
+        del self._compilations, self._shared, self._builder  # layouts of all ranks
 
     def progress(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Progress:
         """Replace flat float32 arrays by their means over the ranks, in progress steps."""
         transport = self._transport
+
+        def started(workspace: Workspace) -> BucketRun:
+            logs = [SegmentLog(recorder, job, 0, transport) for job in jobs]
+            tensors = [SegmentRun(Data(x, "float32", workspace), job, log) for x, job, log in zip(arrays, jobs, logs)]
+            return BucketRun(tensors, logs, Data(arrays[0], "float32", workspace))
+
+        if self._runner is not None and not any(map(obstacle, arrays, jobs)):
+            yield from self._runner.progress(TableRun(arrays, jobs, recorder, 0, started, self._finish))
+            return
         workspace = transport.borrow()
-        logs = [SegmentLog(recorder, job, 0, transport) for job in jobs]
-        tensors = [SegmentRun(Data(x, "float32", workspace), job, log) for x, job, log in zip(arrays, jobs, logs)]
-        run = BucketRun(tensors, logs, Data(arrays[0], "float32", workspace))
+        run = started(workspace)
         for stage in self._stages:
             yield from stage(run)
-        for tensor, n in zip(tensors, self._sizes):
-            tensor.finish(Dense(0, n))
+        self._finish(run)
         transport.give_back(workspace)
+
+    def executor(self, arrays: Sequence[Any], jobs: Sequence[Job]) -> str:
+        """What runs the bucket, in words: a table of operations, or Python."""
+        return described(next(filter(None, map(obstacle, arrays, jobs)), self.table))
+
+    def _finish(self, run: BucketRun) -> None:
+        for tensor, n in zip(run.tensors, self._sizes):
+            tensor.finish(Dense(0, n))
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
@@ -93,13 +120,28 @@ class BucketProgram:
         packed = self._shared
         move = packed.advance(step, levels, self._rank) if packed is not None else None
         if isinstance(steps[0], IdleStep):
-            return lambda run: idle(run, operations()[step.op].phases)
+            phases = operations()[step.op].phases
+            if isinstance(self._builder, TableBuilder):
+                self._builder.idle(phases)
+            return lambda run: idle(run, phases)
         moves = [s for s in steps if isinstance(s, MoveStep)]
         what = _Recorded(self._transport, moves)
-        if move is None:
-            return what.of(self._dense(step.op, moves))
-        action = operations()[step.op].bind(self._transport, move)
-        return what.of(lambda run: action(run.data))
+        if move is not None:
+            self._add_move(step.op, move, what.nbytes)
+            action = operations()[step.op].bind(self._transport, move)
+            return what.of(lambda run: action(run.data))
+        dense = what.of(self._dense(step.op, moves))
+        if isinstance(self._builder, TableBuilder):
+            self._builder.python(dense, str(step))
+        return dense
+
+    def _add_move(self, op: str, move: Move, nbytes: Sequence[int]) -> None:
+        """Add a collective of payloads to the table; there is no table if it does not know the collective."""
+        sources = operations()[op].payload_sources(move)
+        if sources is None:
+            self._builder = f"{op} of payloads"
+        elif isinstance(self._builder, TableBuilder):
+            self._builder.move(op, move, sources, nbytes)
 
     def _take(self, compilation: Compilation, position: int) -> ProgramStep:
         """The only step of one tensor for a step of the route."""
@@ -123,6 +165,11 @@ class BucketProgram:
                 tensor.encode(step, compressor)
             return iter(())
 
+        def one(number: int, bucket: BucketRun) -> Progress:
+            return bucket.tensors[number].encode(*pairs[number])
+
+        if isinstance(self._builder, TableBuilder):
+            self._builder.encode(whole.nbytes, pairs, [partial(one, number) for number in range(len(pairs))])
         return run
 
     def _decode(self, steps: Sequence[DecodeStep]) -> Stage:
@@ -135,6 +182,13 @@ class BucketProgram:
                 tensor.decode(step, compressor)
             return iter(())
 
+        def one(number: int, bucket: BucketRun) -> Progress:
+            tensor = bucket.tensors[number]
+            tensor.data.payload = bucket.data.payload
+            return tensor.decode(*pairs[number])
+
+        if isinstance(self._builder, TableBuilder):
+            self._builder.decode(pairs, [partial(one, number) for number in range(len(pairs))])
         return run
 
     def _dense(self, op: str, moves: Sequence[MoveStep]) -> Stage:
@@ -194,10 +248,14 @@ class _Recorded:
     transport: Transport
     moves: Sequence[MoveStep]
 
+    @property
+    def nbytes(self) -> list[int]:
+        """The bytes that each tensor sends."""
+        return [operations()[step.op].sent(step.move) for step in self.moves]
+
     def of(self, stage: Stage) -> Stage:
         """The same stage, recorded."""
-        op, level = self.moves[0].op, self.moves[0].move.context.level
-        nbytes = [operations()[op].sent(step.move) for step in self.moves]
+        op, level, nbytes = self.moves[0].op, self.moves[0].move.context.level, self.nbytes
         what = f"{op}@{level}"
 
         def run(bucket: BucketRun) -> Progress:
@@ -210,7 +268,7 @@ class _Recorded:
                 after, waited = transport.sent, transport.waiter.waited - waited
                 intra, inter = intra + after["intra"] - before["intra"], inter + after["inter"] - before["inter"]
                 if waited > 0:
-                    for log, (a, b) in zip(bucket.logs, _shares(waited, nbytes)):
+                    for log, (a, b) in zip(bucket.logs, shares(waited, nbytes)):
                         log.add("wait", start + a, start + b, what, level)
                 if going:
                     yield
@@ -222,15 +280,6 @@ class _Recorded:
         return run
 
 
-def _shares(total: float, weights: Sequence[int]) -> Iterator[tuple[float, float]]:
-    """A length cut in proportion to weights."""
-    whole = sum(weights)
-    if not whole:
-        weights, whole = [1] * len(weights), len(weights)
-    edges = [total * part / whole for part in accumulate(weights, initial=0)]
-    return pairwise(edges)
-
-
 def _whole_shares(total: int, weights: Sequence[int]) -> list[int]:
     """A number cut in proportion to weights, in whole numbers."""
-    return [round(b) - round(a) for a, b in _shares(total, weights)]
+    return [round(b) - round(a) for a, b in shares(total, weights)]

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from ..arrays.workspace import Workspace
 from ..compressors import Compressor
 from ..tracing.recording import Recorder
 from ..types import ITEMSIZE, DeviceKind, Route
@@ -15,11 +16,15 @@ from .copies import Copies, CopyStep, compile_copies
 from .data.layout import Dense
 from .halves import Half, compile_half
 from .job import Job
+from .messages.switches import EXECUTOR
 from .messages.transport import Transport
 from .ops.base import Data, idle, operations
 from .program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, compile_route, segments
 from .progress import Progress, interleave
 from .segment_run import HANDLERS, SegmentLog, SegmentRun
+from .tables.operations import OperationTable, described
+from .tables.running import Active, Run, TableRunner, obstacle
+from .tables.segments import segment_table
 
 if TYPE_CHECKING:
     from .route_operations import RouteOperation
@@ -74,6 +79,7 @@ class Program:
         self._transport, self._dtype, self._route = transport, dtype, route
         self.compressor, self.n = compressor, n
         self.owned: tuple[Dense, ...] = ()
+        self._runners: dict[int, TableRunner | str] = {}
         self._operations: dict[DeviceKind, tuple[RouteOperation, ...]] = {}
         nbytes = payload_bytes or (n * ITEMSIZE[dtype] if compressor is None else compressor.nbytes(n))
         whole = compressor is not None and compressor.whole
@@ -156,6 +162,10 @@ class Program:
             route: the operations, see ``operations``; empty: every step is one.
             kind: kind of the scratch memory, see ``Transport.borrow``.
         """
+        runner = "" if route or obstacle(x, job) else self._runner(number)
+        if isinstance(runner, TableRunner):
+            yield runner.progress(self._table_run(number, x, job, recorder))
+            return
         workspace, region = self._transport.borrow(kind), self._regions[number]
         segment = SegmentRun(Data(x, self._dtype, workspace), job, SegmentLog(recorder, job, number, self._transport))
         steps = self._segments[number]
@@ -168,6 +178,44 @@ class Program:
             yield act(segment)
         segment.finish(region)
         self._transport.give_back(workspace, kind)
+
+    def table(self, number: int = 0) -> OperationTable | str:
+        """The operations by which a segment of host memory runs without Python, or why there are none."""
+        runner = self._runner(number)
+        return runner if isinstance(runner, str) else runner.table
+
+    def executor(self, x: Any, job: Job, scheduled: bool) -> str:
+        """What runs a tensor, in words: a table of operations, or Python."""
+        return described("the plan has a schedule" if scheduled else obstacle(x, job) or self.table())
+
+    def begun(self, x: Any, job: Job, recorder: Recorder) -> Active | None:
+        """The table of a program of one segment, at its begin, if it can stop before its first barrier; else None."""
+        runner = "" if self.count > 1 or obstacle(x, job) else self._runner(0)
+        if isinstance(runner, str) or not runner.halts:
+            return None
+        return Active(runner, self._table_run(0, x, job, recorder), self._transport.borrow())
+
+    def _runner(self, number: int) -> TableRunner | str:
+        if number not in self._runners:
+            self._runners[number] = self._made_runner(number)
+        return self._runners[number]
+
+    def _made_runner(self, number: int) -> TableRunner | str:
+        compressor, transport = self.compressor, self._transport
+        if compressor is None:
+            return "nothing is compressed"
+        if not transport.by_tables:
+            return f"{EXECUTOR}=python"
+        table = segment_table(transport, self._segments[number], lambda point: compressor_at(point, compressor))
+        return table if isinstance(table, str) else TableRunner(table, transport, [self.n])
+
+    def _table_run(self, number: int, x: Any, job: Job, recorder: Recorder) -> Run:
+        log = SegmentLog(recorder, job, number, self._transport)
+
+        def subject(workspace: Workspace) -> SegmentRun:
+            return SegmentRun(Data(x, self._dtype, workspace), job, log)
+
+        return Run([x], [job], recorder, number, subject, lambda segment: segment.finish(self._regions[number]))
 
     def run(self, x: Any, job: Job, recorder: Recorder | None = None) -> None:
         """Replace flat ``x`` by its mean over the ranks; blocks until it is done."""

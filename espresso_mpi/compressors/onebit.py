@@ -17,9 +17,10 @@ import numpy as np
 from numba import prange
 
 from .base import LIMIT
+from .by_address import KernelCall
 from .context import Context
 from .families import signed
-from .kernels.cpu import host
+from .kernels.cpu import entries, host
 from .kernels.cpu import signs as cpu_signs
 from .registry import register
 
@@ -50,6 +51,12 @@ class OneBit(signed.Blocked):
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         words, scales = self._split(payload, out.size)
         cpu_signs.decode(out, words, scales, cpu_signs.NONE, self.block, add)
+
+    def encoder(self, n: int) -> KernelCall:
+        return KernelCall(_encode_at, (self.block,))
+
+    def decoder(self, n: int) -> KernelCall:
+        return KernelCall(_decode_at, (self.block,))
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import signs as cuda_signs
@@ -92,3 +99,21 @@ def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
         if kept.size:
             cpu_signs.add(kept, signs, -scale, scale)
     return cut
+
+
+_encode_serial, _decode_serial = _encode.serial, cpu_signs.decode.serial
+
+
+@entries.Entry
+def _encode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+    block, head = np.int64(entries.doubles(parameters, 1)[0]), (n + 63) // 64
+    words, scales = entries.words(payload, head), entries.floats(payload + 8 * head, (n + block - 1) // block)
+    return _encode_serial(entries.floats(x, n), entries.floats(residual, n if residual else 0), words, scales, block)
+
+
+@entries.Entry
+def _decode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+    block, head = np.int64(entries.doubles(parameters, 1)[0]), (n + 63) // 64
+    words, scales = entries.words(payload, head), entries.floats(payload + 8 * head, (n + block - 1) // block)
+    _decode_serial(entries.floats(x, n), words, scales, entries.floats(0, 0), block, add != 0)
+    return 0

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..arrays.device import device_of
 from ..errors import PayloadError
+from .by_address import KernelCall
 from .checks import check_array
 from .context import Context, Journey, Summary
 from .schedule import Schedule, settled
@@ -225,6 +226,22 @@ class Bounded:
     def refusal(self, x: Any, journey: Journey, context: Context) -> str:
         """Why the result could be beyond the bound with these float32 values on one rank; nothing if it cannot be."""
         return ""
+
+
+class ByAddress:
+    """Kernels that the compiled executor calls by their address, without Python.
+
+    Override both where ``_encode_cpu`` and ``_decode_cpu`` are one kernel each, which needs no state. They must write
+    the same bits. The executor asks; what is None runs in Python.
+    """
+
+    def encoder(self, n: int) -> KernelCall | None:
+        """What encodes n elements as ``_encode_cpu`` does, on one thread; None: there is no such kernel."""
+        return None
+
+    def decoder(self, n: int) -> KernelCall | None:
+        """What decodes n elements as ``_decode_cpu`` does, on one thread; None: there is no such kernel."""
+        return None
 
 
 class GpuKernels:

@@ -12,7 +12,6 @@ import numpy as np
 from ..arrays import device
 from ..collectives import ranges
 from ..collectives.executor import Program
-from ..collectives.job import Job
 from ..collectives.lanes import LaneRunner
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, RoundRobinRunner, Segment
@@ -25,10 +24,13 @@ from .calls import Exchange, PendingCall
 from .dense_steps import begun
 from .fusion import measured_limit
 from .guard import Check
+from .jobs import Jobs
+from .negotiation import Ride
 from .nonfinite import NonFinite, blank
 from .part_buffers import buffer_of
 from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
+from .table_ride import TableRide, TableRides
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -54,6 +56,7 @@ class Dispatcher:
         running: the calls that have started.
         pending_groups: tensors that wait for the rest of their group.
         tally: counts values that were clipped to the range of their type.
+        executors: what runs each compressed bucket, in words.
     """
 
     def __init__(
@@ -67,9 +70,10 @@ class Dispatcher:
         self.running: dict[PendingCall, None] = {}
         self.pending_groups: PendingGroups[PendingCall] = PendingGroups()
         self.runner = _runner_of(options, transport.rank)
-        self._outdated = self._dropped = False
-        self._dense_steps: Counter[str] = Counter()
+        self._outdated = False
+        self._jobs, self._rides = Jobs(self.tally, transport.rank == 0), TableRides(transport, recorder)
         self._latest: dict[str, list[int]] = {}
+        self.executors: dict[str, str] = {}
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
         self._programs: dict[tuple[Any, ...], Program] = {}
@@ -90,6 +94,7 @@ class Dispatcher:
         """The numbers of calls have become invalid."""
         self._arrangements.clear()
         self._fast.clear()
+        self._rides.forget()
 
     def renew(self) -> None:
         """Switch to the schedule of a new plan as soon as no segment is active."""
@@ -99,26 +104,36 @@ class Dispatcher:
 
     # --- the fast path ------------------------------------------------------------------------------------------------
 
-    def ride(self, call: PendingCall) -> fast_path.Ride | None:
+    def ride(self, call: PendingCall) -> Ride | None:
         """The data of a call that may take the fast path; None if it may not."""
         assert call.number is not None and call.batch is not None
+        bucket = self._rides.bucket_of(call.number)
+        if bucket is not None:
+            state = self.sync_state
+            job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
+            return self._rides.ride(self._program(bucket, job.step), arrays_of([call], bucket)[0], job)
         buckets = self._fast.get(call.number)  # known once the call was run without the fast path
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None
         return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
 
     def finish_ride(
-        self, call: PendingCall, ride: fast_path.Ride, messages: Sequence[np.ndarray], header_size: int,
+        self, call: PendingCall, ride: Ride, messages: Sequence[np.ndarray], header_size: int,
         before: Mapping[str, int],
     ) -> None:  # fmt: skip
         """Finish a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
         assert call.number is not None
+        if isinstance(ride, TableRide):
+            shown = self._rides.bucket_of(call.number)
+            assert shown is not None
+            self._jobs.count(shown, self.sync_state)
+            ride.finish()
+            return
         for number, bucket in enumerate(self._fast[call.number]):
             start, stop = ride.finish(number, messages, header_size)
-            step, sent = self._dense_steps[bucket.name], self._transport.sent
+            step, sent = self._jobs.count(bucket, self.sync_state), self._transport.sent
             intra, inter = (sent[level] - before[level] for level in ("intra", "inter"))
             self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra, inter)
-            self._dense_steps[bucket.name] += 1
             before = sent
         self.tally["saturated"] += ride.saturated
 
@@ -168,7 +183,10 @@ class Dispatcher:
             if call.left == 0:
                 self._done(call)
         ready = [found for bucket, members, skip in runs if (found := self._ready(bucket, members, skip)) is not None]
-        for together in self._payload_buckets.together(ready, self._options):
+        buckets = self._payload_buckets.together(ready, self._options)
+        if len(new) == len(buckets) == 1 == len(buckets[0]) and not isinstance(self.runner, LaneRunner):
+            self._rides.learn(new[0], buckets[0][0].bucket)
+        for together in buckets:
             for segment in self._segments(together):
                 self.runner.add(segment, together[0].priority)
 
@@ -249,14 +267,19 @@ class Dispatcher:
         """The segments of a bucket, or the one of several buckets that share messages."""
         started = [self._started(one) for one in together]
         if len(started) > 1:
-            return [self._payload_buckets.segment(started, self._segment_ended)]
+            return [self._payload_buckets.segment(started, self._segment_ended, self.executors)]
         run, bucket = started[0], together[0].bucket
         by_schedule = isinstance(self.runner, LaneRunner) and bucket.half is None
         operations = run.program.operations(device.device_of(run.buffer.arrays[0])) if by_schedule else ()
         kind = bucket.name if isinstance(self.runner, LaneRunner) and self.runner.knows(bucket.name) else None
 
         def operation_progress(number: int) -> Iterator[Progress]:
-            yield from run.program.operation_progress(number, run.begin(), run.job, self._recorder, operations, kind)
+            x = run.begin()
+            if number == 0 and bucket.compressor is not None:
+                self.executors[bucket.name] = run.program.executor(x, run.job, bool(operations))
+            progress = run.program.operation_progress(number, x, run.job, self._recorder, operations, kind)
+            del x  # at its end only the caller refers to it: see ``guard``
+            yield from progress
             self._segment_ended(run)
 
         count = run.program.count
@@ -266,7 +289,7 @@ class Dispatcher:
         """A bucket that starts; the first segment fills its buffer, the last one empties it."""
         bucket, arrays = ready.bucket, ready.arrays
         shift = ranges.shift(bucket.dtype, self._transport.topology) if ready.large and not bucket.compressor else 0
-        job = self._job(bucket)
+        job = self._jobs.job(bucket, self._jobs.count(bucket, self.sync_state), self.sync_state, self.seed)
         program = self._program(bucket, job.step)
         buffer = buffer_of(program, ready.owners, bucket, arrays, ready.skip, self._transport, self.sync_state.store,
                            self.tally, ready.checks, shift)  # fmt: skip
@@ -285,26 +308,6 @@ class Dispatcher:
                 del self._latest[run.bucket.name]
             run.end()
             self._bucket_done(run.owners)
-
-    def _job(self, bucket: Bucket) -> Job:
-        """The job of the next step of a bucket; increments its step counter."""
-        state, name = self.sync_state, bucket.store_name
-        counts = self._dense_steps if bucket.compressor is None else state.counts
-        step = counts[bucket.name]
-        counts[bucket.name] += 1
-        if bucket.compressor is not None:
-            self._warn_of_dropped(state.use(name, bucket.sizes))
-        return Job(bucket.name, state.store, bucket.feedback, self.seed, step, state.weights, self.tally, name)
-
-    def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
-        """Warn, once per session, that a residual was dropped."""
-        if dropped is not None and not self._dropped and self._transport.rank == 0:
-            _LOG.warning(
-                "%s has had too many sizes: the state of its oldest size, %d elements, is dropped, and so will be that "
-                "of others; give tensors of different sizes different names, or do not compress them",
-                *dropped,
-            )
-        self._dropped = self._dropped or dropped is not None
 
     def _bucket_done(self, owners: Sequence[PendingCall]) -> None:
         for call in owners:

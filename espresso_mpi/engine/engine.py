@@ -25,9 +25,8 @@ from .calls import PendingCall
 from .diagnostics import stuck_error
 from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver, SessionClosed, unusable
-from .fast_path import Ride
 from .inbox import Inbox
-from .negotiation import Negotiation, RoundResult, numbers_in
+from .negotiation import Negotiation, Ride, RoundResult, numbers_in
 from .nonfinite import NonFinite
 
 _ROUND_EVERY = 8
@@ -86,6 +85,11 @@ class Engine:
     def tally(self) -> Counter[str]:
         """Counts the values that were clipped to the range of their type."""
         return self._dispatcher.tally
+
+    @property
+    def executors(self) -> dict[str, str]:
+        """What ran each compressed tensor or group the last time, in words."""
+        return dict(self._dispatcher.executors)
 
     def load(self, sync_state: SyncState, seed: int) -> None:
         """Continue from a saved state; no segment may be active."""
@@ -245,6 +249,8 @@ class Engine:
         if result.fast_path:
             self._run_fast_path(front[0], result, sent)
             return
+        if result.ride is not None:
+            result.ride.undo()
         failed = self._negotiation.settle(front, result)
         common, union = reduce(and_, result.masks), reduce(or_, result.masks)
         self._quiet, self._since_round = result.blocked and common == union, 0
@@ -267,8 +273,8 @@ class Engine:
         idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
         result = self._negotiation.compare(front, idle, blocked, stuck, lambda: self._riding(front))
         stop, waited = time.perf_counter(), waiter.waited - waited
-        if result.ride is not None and result.ride.met:
-            stop = result.ride.met
+        if result.ride is not None:
+            start, stop = max(start, result.ride.began), result.ride.met or stop
         self._recorder.add("agree", "", 0, 0, start, stop)
         if waited > 0:
             self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))

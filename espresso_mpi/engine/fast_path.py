@@ -42,6 +42,7 @@ class Ride:
 
     Attributes:
         met: when this rank saw that all bring the same call; the first bucket has its mean then. 0: it has not.
+        began: when the exchange of headers began, if something was done before it; else 0.
         saturated: sums of this rank that were cut to the range of their type.
     """
 
@@ -50,7 +51,10 @@ class Ride:
     ) -> None:
         self._transport, self._window, self._buckets = transport, window, buckets
         self._arrays = [[arrays[item.index] for _, item in bucket.members] for bucket in buckets]
-        self.met, self.saturated = 0.0, 0
+        self.met, self.saturated, self.began = 0.0, 0, 0.0
+
+    def undo(self) -> None:
+        """The headers differ: nothing has changed."""
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """Send header and data; returns the messages of all ranks, or nothing once the ranks have ``met``.

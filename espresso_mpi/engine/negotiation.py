@@ -24,10 +24,14 @@ from ..errors import EspressoError
 from . import fast_path
 from .calls import PendingCall
 from .diagnostics import CallKey, Content, absent_error, conflict_error, problem_error
+from .table_ride import TableRide
 
 _NEWS, _BLOCKED, _STUCK, _FAST_PATH = 1, 2, 4, 8
 _OWN_STATE = _BLOCKED | _STUCK
 """What ranks may differ in that run the same call."""
+
+Ride = fast_path.Ride | TableRide
+"""Data that travel with a header."""
 
 _KNOWN = 1 << 14
 """The number of calls that are remembered; each costs a bit of every header."""
@@ -48,7 +52,7 @@ class RoundResult:
     masks: list[int]
     notes: Sequence[tuple[int, Any]]
     messages: Sequence[np.ndarray]
-    ride: fast_path.Ride | None = None
+    ride: Ride | None = None
 
     @property
     def fast_path(self) -> bool:
@@ -139,7 +143,7 @@ class Negotiation:
         idle: bool,
         blocked: bool,
         stuck: bool,
-        riding: Callable[[], fast_path.Ride | None],
+        riding: Callable[[], Ride | None],
     ) -> RoundResult:
         """Exchange headers with all ranks.
 

@@ -8,7 +8,7 @@ from a measurement, and the first bucket of a call is smaller, so that communica
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -123,13 +123,24 @@ class PayloadBuckets:
         limit = given if given is not None else measured_limit(self._transport, route)
         return min(limit, segment) if segment and len(self._transport.topology.nodes) > 1 else limit
 
-    def segment(self, tensors: Sequence[Running], ended: Callable[[Running], None]) -> Segment:
-        """The segment of a bucket; ``ended`` is called for each tensor when its result is there."""
+    def segment(
+        self, tensors: Sequence[Running], ended: Callable[[Running], None], executors: MutableMapping[str, str]
+    ) -> Segment:
+        """The segment of a bucket.
+
+        Args:
+            ended: called for each tensor when its result is there.
+            executors: receives what runs each tensor, by name.
+        """
         program = self._program(tensors)
 
         def progress() -> Iterator[Progress]:
             left = list(tensors)
-            yield program.progress([one.begin() for one in left], [one.job for one in left], self._recorder)
+            arrays, jobs = [one.begin() for one in left], [one.job for one in left]
+            executors.update(dict.fromkeys([one.bucket.name for one in left], program.executor(arrays, jobs)))
+            running = program.progress(arrays, jobs, self._recorder)
+            del arrays  # at its end only the caller refers to them: see ``guard``
+            yield running
             for one in left:
                 ended(one)
 

@@ -16,7 +16,7 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
-from ..collectives.messages.window import SLOT
+from ..collectives.messages.window_places import SLOT
 from ..collectives.progress import interleave
 from ..feedback import NO_FEEDBACK
 from ..tracing.recording import Recorder

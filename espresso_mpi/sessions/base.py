@@ -112,6 +112,18 @@ class SessionBase:
         return self._options.nonfinite
 
     @property
+    def executors(self) -> dict[str, str]:
+        """What ran each compressed tensor or group the last time, by name; see docs/operation-tables.md.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="topk", feedback="plain:decay=0.9") as session:
+            ...     mean = session.sync({"w": np.ones(10_000, np.float32)})
+            ...     session.executors
+            {'w': 'Python: feedback plain:decay=0.9'}
+        """
+        return self._engine.executors
+
+    @property
     def min_bytes(self) -> int:
         """The size of a tensor from which it is compressed; see ``Session``.
 

@@ -51,14 +51,19 @@ WAYS = {
 
 @pytest.fixture
 def posted(monkeypatch):
-    """Counts exchanges of messages."""
-    count, post = [0], Transport.post
+    """Counts exchanges of messages by Python, and runs of tables with messages."""
+    count, post, calls = [0], Transport.post, Transport.calls
 
     def counted(self, sends, receives, workspace):
         count[0] += 1
         return post(self, sends, receives, workspace)
 
+    def counted_calls(self, messages):
+        count[0] += 1
+        return calls(self, messages)
+
     monkeypatch.setattr(Transport, "post", counted)
+    monkeypatch.setattr(Transport, "calls", counted_calls)
     return count
 
 

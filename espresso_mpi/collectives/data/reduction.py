@@ -92,7 +92,7 @@ def reduce_span(
     if out.dtype.kind == "i":
         limits = np.iinfo(out.dtype)
         return int(_sum_integers(out, span, stride, count, own, limits.min, limits.max))
-    exact, factor = _factor(reduce_op.divisor)
+    exact, factor = factor_of(reduce_op.divisor)
     if out.dtype == np.uint16:
         return int(_sum_rows_16(out, span, stride, count, own, exact, np.float32(factor), dtype == "bfloat16"))
     _sum_rows(out, span, stride, count, own, exact, out.dtype.type(factor))
@@ -163,19 +163,19 @@ def divide(x: Any, divisor: float) -> None:
 
         cuda_sums.divide(x, divisor)
         return
-    exact, factor = _factor(divisor)
+    exact, factor = factor_of(divisor)
     _divide(x, exact, np.float32(factor))
 
 
 @lru_cache(maxsize=256)
 def arithmetic(divisor: float, dtype: str) -> tuple[bool, float, bool, int, int]:
     """What ``sum_block`` needs to know: exact division, its factor, bfloat16, and the range of integers."""
-    exact, factor = _factor(divisor)
+    exact, factor = factor_of(divisor)
     limits = np.iinfo(dtype) if dtype.startswith("int") else np.iinfo(np.int64)
     return exact, float(factor), dtype == "bfloat16", int(limits.min), int(limits.max)
 
 
-def _factor(divisor: float) -> tuple[bool, float]:
+def factor_of(divisor: float) -> tuple[bool, float]:
     """(True, reciprocal) for powers of two, where multiplying rounds as dividing does; else (False, divisor)."""
     exact = float(np.frexp(divisor)[0]) == 0.5
     return exact, 1 / divisor if exact else divisor

@@ -21,7 +21,7 @@ from espresso_mpi.errors import EspressoError, RankTimeoutError
 
 from .dissemination import gather_blocks
 from .transport import Transport
-from .window import SLOT
+from .window_places import SLOT
 
 _OK, _TIMED_OUT = 0, 1
 _TEXT_BYTES = 2000

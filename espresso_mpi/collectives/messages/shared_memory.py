@@ -20,7 +20,7 @@ from ..data.reduction import sum_block
 LINE = 128
 """Bytes between flags: two cache lines, for processors fetch them in pairs."""
 
-WAITED, STAGE, SATURATED, SHOWN, _CLOCK, MET, LOG = 0, 1, 2, 3, 4, 6, 7
+WAITED, STAGE, SATURATED, SHOWN, CLOCK, MET, LOG = 0, 1, 2, 3, 4, 6, 7
 """Places in a kernel's log of int64, and its length: what it reports, and where it was when it returned early."""
 
 _STEP = LINE // 8
@@ -76,10 +76,23 @@ def _copy(target, source):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _now(clock):  # type: ignore[no-untyped-def]
+def now(clock):  # type: ignore[no-untyped-def]
     """Nanoseconds of the monotonic clock; ``clock`` is scratch memory for two int64."""
     _clock_gettime(np.int32(_CLOCK_MONOTONIC), _address(clock))
     return clock[0] * 1_000_000_000 + clock[1]
+
+
+@host.inline
+def keep_polling(polled, pace):  # type: ignore[no-untyped-def]
+    """Whether to poll once more after so many polls; gives the core away before, if ``pace`` says so."""
+    if polled > pace[1]:
+        return False
+    if polled > pace[0]:
+        if pace[2] > 0:
+            _usleep(np.uint32(pace[2]))
+        else:
+            _sched_yield()
+    return True
 
 
 @host.inline
@@ -88,13 +101,8 @@ def _poll(flags, count, epoch, pace):  # type: ignore[no-untyped-def]
     for rank in range(count):
         while _load(flags, rank * _STEP) < epoch:
             polled += 1
-            if polled > pace[1]:
+            if not keep_polling(polled, pace):
                 return False
-            if polled > pace[0]:
-                if pace[2] > 0:
-                    _usleep(np.uint32(pace[2]))
-                else:
-                    _sched_yield()
     return True
 
 
@@ -109,9 +117,9 @@ def _await(flags, count, epoch, pace, log):  # type: ignore[no-untyped-def]
     """Poll until all have arrived; False if that takes too many polls. Adds to the time in ``log``."""
     if arrived(flags, count, epoch):
         return True
-    began = _now(log[_CLOCK:])
+    began = now(log[CLOCK:])
     here = _poll(flags, count, epoch, pace)
-    log[WAITED] += _now(log[_CLOCK:]) - began
+    log[WAITED] += now(log[CLOCK:]) - began
     return here
 
 
@@ -275,7 +283,7 @@ def agreed_reduce(  # type: ignore[no-untyped-def]
                 place = slot + rank * gap
                 _copy(heads[rank * room_of_head : rank * room_of_head + size], memory[place : place + size])
             return True
-        log[MET] = _now(log[_CLOCK:])
+        log[MET] = now(log[CLOCK:])
     if whole:
         log[SATURATED] += _sum(x, rows[starts[0] :], stride, count, me, how)
         return True

@@ -18,27 +18,22 @@ from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
 from espresso_mpi.types import ALIGN
 
 from . import leftovers, opening, probe
+from .compiled_calls import DATA_TAG, CompiledCalls
 from .deadlock import DeadlockDetector
 from .failures import failure, named
 from .leftovers import Leftover
 from .opening import Identity
 from .roll_call import RollCall
+from .switches import SWITCH
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
-
-MESSAGE_MAX = 1 << 30
-"""Longest message in bytes: 2**31 fails on Open MPI 5.0, and a count of bytes must fit an int everywhere."""
 
 MESSAGE_BYTES = 60 << 10
 """Default of the longest message between nodes. Open MPI sends up to 64 KiB over TCP at once and asks the receiver
 first beyond; when both ends then send long messages at the same time, the directions of a link take turns. Measured on
 a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
 
-SWITCH = "ESPRESSO_CUDA_AWARE"
-_WAYS = {"auto": None, "1": True, "0": False}
-
-_TAG = 0x5E55
 _ABORT_TAG = 0x5E56
 _ABORT_BYTES = 2000
 _LOG = logging.getLogger("espresso_mpi")
@@ -71,6 +66,7 @@ class Settings:
         nodes: groups of ranks to treat as nodes; default as MPI finds them.
         device_aware: whether device pointers go to MPI; otherwise messages are staged by the host. None: staged until
             ``choose_device_way`` has found out.
+        by_tables: whether segments in host memory run as tables of operations; otherwise Python runs them.
     """
 
     timeout: float
@@ -78,9 +74,10 @@ class Settings:
     message_bytes: int = MESSAGE_BYTES
     nodes: Sequence[Sequence[int]] | None = None
     device_aware: bool | None = None
+    by_tables: bool = True
 
 
-class Transport:
+class Transport(CompiledCalls):
     """Messages and shared memory between the ranks of one communicator, which it owns.
 
     Args:
@@ -109,6 +106,7 @@ class Transport:
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
         self._free_workspaces: dict[Any, list[Workspace]] = {}
         self.device_aware, self._device_way_chosen = settings.device_aware, False
+        self.by_tables = settings.by_tables
         self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
         self._window = self._open_window(settings.window_bytes)
         served = self._window is not None or self._local.size == 1
@@ -303,8 +301,8 @@ class Transport:
         """As ``trade``, but wait for nothing: (rank, request) of the messages."""
         for rank, array in sends:
             self.posted["intra" if rank in self._near else "inter"] += array.nbytes
-        started = [(rank, self._comm.Irecv([array, self._mpi.BYTE], rank, _TAG)) for rank, array in receives]
-        return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, _TAG)) for rank, array in sends]
+        started = [(rank, self._comm.Irecv([array, self._mpi.BYTE], rank, DATA_TAG)) for rank, array in receives]
+        return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, DATA_TAG)) for rank, array in sends]
 
     def outlive(self, memory: Any) -> None:
         """Keep memory alive after a failure: abandoned messages may still write to it."""
@@ -312,15 +310,12 @@ class Transport:
 
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """(rank, request) of every message."""
-        started = [
-            (rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, _TAG))
-            for rank, array in receives
-            for piece in self._pieces(rank, array)
-        ]
+        pieces = [(rank, piece) for rank, array in receives for piece in self._pieces(rank, array)]
+        started = [(rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, DATA_TAG)) for rank, piece in pieces]
         for rank, array in sends:
             self.posted["intra" if rank in self._near else "inter"] += array.nbytes
             started += [
-                (rank, self._comm.Isend([piece, self._mpi.BYTE], rank, _TAG)) for piece in self._pieces(rank, array)
+                (rank, self._comm.Isend([piece, self._mpi.BYTE], rank, DATA_TAG)) for piece in self._pieces(rank, array)
             ]
         return started
 
@@ -328,8 +323,8 @@ class Transport:
         """The bytes of an array in messages of legal size."""
         if array.nbytes == 0:
             return []
-        flat, longest = array.view(np.uint8), MESSAGE_MAX if rank in self._near else self._message_bytes
-        return [flat[i : i + longest] for i in range(0, flat.size, longest)]
+        flat = array.view(np.uint8)
+        return [flat[first : first + nbytes] for first, nbytes in self.pieces_of(rank, flat.size)]
 
     def _post_staged(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
         """Pass what is on the GPU through page-locked host memory, with one wait for the GPU, before MPI reads."""
@@ -398,18 +393,3 @@ def _check_window(half_bytes: int, ranks: int) -> None:
     least = 8 * ALIGN * ranks
     if 0 < half_bytes < least:
         raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a node, or 0")
-
-
-def device_aware() -> bool | None:
-    """Whether device pointers go to MPI, as ``ESPRESSO_CUDA_AWARE`` has it; None: as the probe finds.
-
-    Raises:
-        ConfigError: the environment variable is none of auto, 1 and 0.
-    """
-    setting = os.environ.get(SWITCH, "auto")
-    if setting not in _WAYS:
-        raise ConfigError(
-            f"{SWITCH}={setting!r}; expected 1 (device pointers to MPI), 0 (staged by the host) or auto (what a probe "
-            f"finds, as if unset)"
-        )
-    return _WAYS[setting]

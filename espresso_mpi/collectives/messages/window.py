@@ -20,23 +20,18 @@ from ..data import reduction
 from . import shared_memory
 from .joint import JointRegions, addresses
 from .waiting import Waiter
+from .window_places import ALIGN as _ALIGN
+from .window_places import CHUNK as _CHUNK
+from .window_places import SLOT, WindowPlaces
 
 if TYPE_CHECKING:
     from ..data.transfers import Transfer
-
-SLOT = 32 << 10
-"""Bytes of a rank's row that small data have to themselves, whatever the size of the window."""
-
-_CHUNK = 1 << 20
-"""Bytes of a tensor that are in the window at once. Measured with 4 ranks on 2 cores with 1 MiB L2 each and 32 MiB L3,
-16 MiB in all: 5.7 ms by 256 KiB (more barriers), 5.4 by 512 KiB and 1 MiB, 6.2 by 2 MiB, 14 by 4 MiB (out of cache)."""
 
 _SMALL = 16 << 10
 """Bytes up to which every rank sums all rows itself: one barrier, but ``ranks`` times the reading."""
 
 _BYTE = np.dtype(np.uint8)
 _PAGE = 4096
-_ALIGN = 64
 Bounds = Sequence[tuple[int, int]]
 
 
@@ -71,7 +66,7 @@ class Agreed(NamedTuple):
     saturated: int = 0
 
 
-class SharedWindow:
+class SharedWindow(WindowPlaces):
     """The window of one node's ranks. Collective to make; every method is called by all, in the same order.
 
     Args:
@@ -250,6 +245,7 @@ class SharedWindow:
     def free(self) -> None:
         """Give the memory back. Collective over the node."""
         self._win.Unlock_all()
+        self.forget_places()
         del self._flags, self._memory, self._known, self._known_places
         self._win.Free()
 

@@ -32,13 +32,17 @@ class Allgather(CollectiveOp):
     def bind(self, transport: Transport, move: Move) -> Action:
         if isinstance(move.before[0], Dense):
             return bind_joins(transport, move, [[r] for r in move.before if isinstance(r, Dense)])
-        return bind_payload(transport, move, [_sources(move.context, move.before)] * len(move.group))
+        return bind_payload(transport, move, self.payload_sources(move))
+
+    def payload_sources(self, move: Move) -> Sequence[Sources]:
+        """Of payloads only."""
+        return [_sources(move.context, move.before)] * len(move.group)
 
     def sent(self, move: Move) -> int:
         mine = move.before[move.index]
         if isinstance(mine, Dense):
             return (len(move.group) - 1) * move.bytes_of(mine)
-        return payload_sent(move, [_sources(move.context, move.before)] * len(move.group))
+        return payload_sent(move, self.payload_sources(move))
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

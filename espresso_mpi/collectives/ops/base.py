@@ -106,6 +106,10 @@ class CollectiveOp(ABC):
     def bind(self, transport: Transport, move: Move) -> Action:
         """The function that runs ``move`` on this rank's data; it yields ``phases`` times."""
 
+    def payload_sources(self, move: Move) -> Sequence[Sources] | None:
+        """What each member of a move of payloads gets, where it moves them as they are in one exchange; else None."""
+        return None
+
     @abstractmethod
     def sent(self, move: Move) -> int:
         """Bytes that this member sends to the others."""
@@ -252,11 +256,14 @@ class GatheringOp(CollectiveOp):
         divisor = states[0].divisor * context.topology.divisor(context.level)  # type: ignore[union-attr]
         return [place(of_member, divisor) for of_member in self.sources(context, states)]
 
+    def payload_sources(self, move: Move) -> Sequence[Sources]:
+        return self.sources(move.context, move.before)
+
     def bind(self, transport: Transport, move: Move) -> Action:
-        return bind_payload(transport, move, self.sources(move.context, move.before))
+        return bind_payload(transport, move, self.payload_sources(move))
 
     def sent(self, move: Move) -> int:
-        return payload_sent(move, self.sources(move.context, move.before))
+        return payload_sent(move, self.payload_sources(move))
 
 
 def payload_sent(move: Move, sources: Sequence[Sources]) -> int:

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..base import Compressor
+from ..by_address import KernelCall
 from ..context import Context
 from ..kernels.cpu import host
-from ..kernels.cpu.casts import HALF, LARGEST, decode, encode
+from ..kernels.cpu.casts import HALF, LARGEST, STOCHASTIC, decode, decode_at, encode, encode_at
 
 
 class Cast(Compressor):
@@ -36,6 +37,12 @@ class Cast(Compressor):
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         decode(out, payload.view(np.uint16), self.rule == HALF, np.float32(LARGEST[self.to]), add)
+
+    def encoder(self, n: int) -> KernelCall:
+        return KernelCall(encode_at, (self.rule,), draws=self.rule == STOCHASTIC)
+
+    def decoder(self, n: int) -> KernelCall:
+        return KernelCall(decode_at, (self.rule == HALF, float(np.float32(LARGEST[self.to]))))
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from ..kernels.cuda import casts as cuda_casts

@@ -11,6 +11,7 @@ import numpy as np
 from espresso_mpi.errors import ConfigError
 
 from ..base import LIMIT, Compressor
+from ..by_address import KernelCall
 from ..checks import check_choice, check_positive_int
 from ..context import Context
 from ..kernels.cpu import host
@@ -20,8 +21,10 @@ from ..kernels.cpu.blocks import (
     NEAREST,
     STOCHASTIC,
     decode,
+    decode_at,
     decode_packed,
     encode,
+    encode_at,
     encode_packed,
     uint32,
 )
@@ -65,6 +68,13 @@ class BlockQuantiser(Compressor):
         scales, codes = self._split(payload, out.size)
         args = (out, scales, codes, self.block, self._decoding(), add)
         decode(*args) if self.per == 1 else decode_packed(*args, self.per)
+
+    def encoder(self, n: int) -> KernelCall:
+        parameters = (self.block, self.per, *map(float, self._encoding(n)))
+        return KernelCall(encode_at, parameters, draws=self.rule == STOCHASTIC)
+
+    def decoder(self, n: int) -> KernelCall:
+        return KernelCall(decode_at, (self.block, self.per, *map(float, self._decoding())))
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from ..kernels.cuda import blocks as cuda_blocks

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from espresso_mpi.cluster import launch
-from espresso_mpi.collectives.messages import probe, transport
+from espresso_mpi.collectives.messages import probe, switches
 from espresso_mpi.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(90)
@@ -199,14 +199,14 @@ def test_a_launcher_that_does_not_know_the_library_is_noticed():
 
 @pytest.mark.parametrize(("setting", "way"), [(None, None), ("auto", None), ("1", True), ("0", False)])
 def test_the_switch(monkeypatch, setting, way):
-    monkeypatch.delenv(transport.SWITCH, raising=False)
+    monkeypatch.delenv(switches.SWITCH, raising=False)
     if setting is not None:
-        monkeypatch.setenv(transport.SWITCH, setting)
-    assert transport.device_aware() is way
+        monkeypatch.setenv(switches.SWITCH, setting)
+    assert switches.device_aware() is way
 
 
 @pytest.mark.parametrize("setting", ["", "yes", "2", "AUTO"])
 def test_other_values_of_the_switch_are_refused(monkeypatch, setting):
-    monkeypatch.setenv(transport.SWITCH, setting)
+    monkeypatch.setenv(switches.SWITCH, setting)
     with pytest.raises(ConfigError, match=r"ESPRESSO_CUDA_AWARE=.*expected 1 .* 0 .* or auto"):
-        transport.device_aware()
+        switches.device_aware()

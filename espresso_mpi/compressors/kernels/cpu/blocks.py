@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from . import host
+from . import entries, host
 from .packing import pack, unpack
 
 TINY = 1e-30
@@ -310,3 +310,47 @@ def decode_packed(out, scales, codes, block, how, add, per):  # type: ignore[no-
         unpacked = np.empty(stop - start, np.int8)
         unpack(codes[first * width : min(codes.size, last * width)], unpacked, block, per)
         _decode_blocks(out[start:stop], scales[first:last], unpacked, block, how, add)
+
+
+# --- by address -------------------------------------------------------------------------------------------------------
+
+_encode, _encode_packed = encode.serial, encode_packed.serial
+_decode, _decode_packed = decode.serial, decode_packed.serial
+
+
+@host.inline
+def _codes_at(payload, n, block, per):  # type: ignore[no-untyped-def]
+    """The scales and the codes of a payload."""
+    blocks, rest = (n + block - 1) // block, n % block
+    size = n // block * ((block + per - 1) // per) + (rest + per - 1) // per
+    return entries.floats(payload, blocks), entries.codes8(payload + 4 * blocks, size)
+
+
+@entries.Entry
+def encode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+    """Parameters: block, codes in a byte, then ``how`` of ``encode``."""
+    p = entries.doubles(parameters, 7)
+    block, per = np.int64(p[0]), np.int64(p[1])
+    scales, codes = _codes_at(payload, n, block, per)
+    how = (np.int64(p[2]), np.float32(p[3]), np.float32(p[4]), np.uint32(p[5]), np.uint32(p[6]))
+    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
+    values, kept = entries.floats(x, n), entries.floats(residual, n if residual else 0)
+    if per == 1:
+        _encode(values, kept, scales, codes, block, how, low, high)
+    else:
+        _encode_packed(values, kept, scales, codes, block, how, low, high, per)
+    return 0
+
+
+@entries.Entry
+def decode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+    """Parameters: block, codes in a byte, then ``how`` of ``decode``."""
+    p = entries.doubles(parameters, 6)
+    block, per = np.int64(p[0]), np.int64(p[1])
+    scales, codes = _codes_at(payload, n, block, per)
+    how = (p[2] != 0, np.float32(p[3]), np.uint32(p[4]), np.uint32(p[5]))
+    if per == 1:
+        _decode(entries.floats(x, n), scales, codes, block, how, add != 0)
+    else:
+        _decode_packed(entries.floats(x, n), scales, codes, block, how, add != 0, per)
+    return 0

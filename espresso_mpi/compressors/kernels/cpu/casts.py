@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import prange
 
-from . import host
+from . import entries, host
 
 HALF, BRAIN, STOCHASTIC = 0, 1, 2
 LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127}
@@ -171,3 +171,23 @@ def decode(out, codes, half, largest, add):  # type: ignore[no-untyped-def]
             _widen_add(out[a:b], codes[a:b], half, largest)
         else:
             _widen(out[a:b], codes[a:b], half, largest)
+
+
+_encode, _decode = encode.serial, decode.serial
+
+
+@entries.Entry
+def encode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+    """Parameter: the rule."""
+    rule = np.int64(entries.doubles(parameters, 1)[0])
+    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
+    kept = entries.floats(residual, n if residual else 0)
+    return _encode(entries.floats(x, n), kept, entries.codes16(payload, n), rule, low, high)
+
+
+@entries.Entry
+def decode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+    """Parameters: whether codes are halves, and the largest finite value."""
+    p = entries.doubles(parameters, 2)
+    _decode(entries.floats(x, n), entries.codes16(payload, n), p[0] != 0, np.float32(p[1]), add != 0)
+    return 0

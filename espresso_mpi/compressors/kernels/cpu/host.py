@@ -76,26 +76,37 @@ class Kernel:
 
     The serial build compiles several times faster and has no start-up cost, and it is the one that ranks sharing a
     core want. The first argument must be an array; its size decides which build runs.
+
+    Attributes:
+        serial: the serial build.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__doc__ = function.__doc__
-        self._serial = _compile(function)
+        self.serial = _compile(function)
         self._parallel = _compile(_twin(function), parallel=True)
 
     def __call__(self, first: np.ndarray, *rest: Any) -> Any:
         if _threads == 1 or first.size < PARALLEL_MIN:  # before asking numba, which takes longer than a small kernel
-            return self._serial(first, *rest)
+            return self.serial(first, *rest)
         threads = get_num_threads()
         wanted = min(threads, _threads or threads)
         if wanted == 1:
-            return self._serial(first, *rest)
+            return self.serial(first, *rest)
         with _PARALLEL:
             set_num_threads(wanted)
             try:
                 return self._parallel(first, *rest)
             finally:
                 set_num_threads(threads)
+
+
+def runs_serial(size: int) -> bool:
+    """Whether kernels of arrays of this size run on one thread."""
+    if _threads == 1 or size < PARALLEL_MIN:
+        return True
+    threads = get_num_threads()
+    return min(threads, _threads or threads) == 1
 
 
 def _twin(function: Any) -> FunctionType:

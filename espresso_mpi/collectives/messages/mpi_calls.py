@@ -1,0 +1,79 @@
+"""The MPI functions that compiled code calls: their addresses in the library that mpi4py has loaded, and handles.
+
+Handles are pointers for Open MPI and ints for MPICH; they are read from where mpi4py keeps them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(11)
+"""Places of ``Messages.calls``: addresses of functions, handles, the tag, bytes of a request, and the addresses of
+requests, of statuses and of a flag; and its length."""
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    """mpi4py's module: a search in it goes on in the libraries that it was linked with."""
+    from mpi4py import MPI
+
+    return ctypes.CDLL(MPI.__file__)
+
+
+def _function(name: str) -> int:
+    address = ctypes.cast(getattr(_library(), name), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _handle(thing: Any) -> int:
+    """The handle of an mpi4py object, as a number."""
+    from mpi4py import MPI
+
+    kind = ctypes.c_uint32 if MPI._sizeof(thing) == 4 else ctypes.c_uint64
+    return int(kind.from_address(MPI._addressof(thing)).value)
+
+
+class Messages:
+    """Memory for the messages of one table that is under way, and how to call MPI for them.
+
+    Args:
+        comm: the mpi4py communicator.
+        tag: the tag of all messages.
+        count: most messages in flight.
+
+    Attributes:
+        calls: int64, see ``ISEND``.
+        flag: int32: whether all messages are through.
+        in_flight: how many are under way.
+    """
+
+    def __init__(self, comm: Any, tag: int, count: int) -> None:
+        from mpi4py import MPI
+
+        self._bytes, status = MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)
+        self._requests, self._statuses = np.zeros(count * self._bytes, np.uint8), np.zeros(count * status, np.uint8)
+        self.flag, self.in_flight = np.zeros(1, np.int32), 0
+        self.calls = np.array([
+            _function("MPI_Isend"), _function("MPI_Irecv"), _function("MPI_Testall"), _handle(comm), _handle(MPI.BYTE),
+            tag, self._bytes, self._requests.ctypes.data, self._statuses.ctypes.data, self.flag.ctypes.data,
+        ], np.int64)  # fmt: skip
+
+    def through(self) -> bool:
+        """Whether all messages are through."""
+        return all(self.is_through(number) for number in range(self.in_flight))
+
+    def is_through(self, number: int) -> bool:
+        """Whether the message with this number is through, of those in flight."""
+        flag, address = ctypes.c_int(0), int(self.calls[REQUESTS]) + number * self._bytes
+        status = ctypes.c_void_p(int(self.calls[STATUSES]))
+        error = _library().MPI_Test(ctypes.c_void_p(address), ctypes.byref(flag), status)
+        if error:
+            from mpi4py import MPI
+
+            raise MPI.Exception(error)
+        return bool(flag.value)

@@ -1,0 +1,221 @@
+"""A table of operations: what one rank does with one segment, or with the tensors of a payload bucket.
+
+Everything is known before the call: sizes, places in the payload buffers and in the shared window, ranks. What differs
+from call to call is a list of addresses, the *places*: two payload buffers, the tensors, their residuals, and the keys
+of random bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from espresso_mpi.compressors.by_address import KernelCall
+from espresso_mpi.tracing.recording import Kind
+
+from ..data.layout import Dense
+
+NOWHERE = -1
+"""The place of a residual or of a key that there is not."""
+
+BUFFERS = 2
+"""The first places: the payload buffers."""
+
+
+class Code(IntEnum):
+    """What an operation does. ``interpreter`` knows the same numbers."""
+
+    ENCODE = 0
+    DECODE = 1
+    ADD = 2
+    DIVIDE = 3
+    COPY = 4
+    SHOW = 5
+    MEET = 6
+    TAKE = 7
+    SEND = 8
+    RECEIVE = 9
+    WAIT = 10
+    MARK = 11
+    YIELD = 12
+    PYTHON = 13
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        code: what it does.
+        tensor: place of the tensor; of MARK its number; of PYTHON the number of the stage.
+        at, size: which elements of the tensor.
+        buffer, offset, nbytes: the payload: place of the buffer, and which bytes of it.
+        kept, kept_at: place of the residual, and the element of it that belongs to the first one.
+        key: place of the key.
+        number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE: where the divisor is; of COPY: the
+            other buffer; of TAKE, SEND and RECEIVE: the rank; of WAIT: the number of messages.
+        other: of COPY and TAKE: the byte in the source.
+        call: the kernel.
+    """
+
+    code: Code
+    tensor: int = 0
+    at: int = 0
+    size: int = 0
+    buffer: int = 0
+    offset: int = 0
+    nbytes: int = 0
+    kept: int = NOWHERE
+    kept_at: int = 0
+    key: int = NOWHERE
+    number: int = 0
+    other: int = 0
+    call: KernelCall | None = None
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The operation as the interpreter reads it; the last column is the address of the kernel."""
+        address = 0 if self.call is None else self.call.entry.address
+        return (
+            self.code, self.tensor, self.at, self.size, self.buffer, self.offset, self.nbytes,
+            self.kept, self.kept_at, self.key, self.number, self.other, address,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        """The operation in words, for ``explain --program``."""
+        elements = f"tensor {self.tensor - BUFFERS} [{self.at}:{self.at + self.size}]"
+        payload = f"buffer {self.buffer} [{self.offset}:{self.offset + self.nbytes}]"
+        source = f"[{self.other}:{self.other + self.nbytes}]"
+        kept = f" + residual at place {self.kept}" if self.kept != NOWHERE else ""
+        return {
+            Code.ENCODE: f"{elements}{kept} -> {payload}",
+            Code.DECODE: f"{payload} -> {elements}",
+            Code.ADD: f"{payload} + {elements}",
+            Code.DIVIDE: elements,
+            Code.COPY: f"buffer {self.number} {source} -> {payload}",
+            Code.SHOW: f"{payload} -> own row",
+            Code.MEET: "barrier of the node",
+            Code.TAKE: f"row {self.number} {source} -> {payload}",
+            Code.SEND: f"{payload} -> rank {self.number}",
+            Code.RECEIVE: f"rank {self.number} -> {payload}",
+            Code.WAIT: f"{self.number} messages",
+            Code.MARK: f"time {self.tensor}",
+            Code.YIELD: "other work may run",
+            Code.PYTHON: f"stage {self.tensor}",
+        }[self.code]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A residual that a table needs: of which tensor, encode point and region, and its weight in the mean."""
+
+    tensor: int
+    point: int
+    region: Dense
+    weight: float
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A key of random bits that a table needs: of which tensor, encode point and first element, drawn for a rank."""
+
+    tensor: int
+    point: int
+    start: int
+    who: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time to record: from one mark to another.
+
+    Attributes:
+        kind: encode, wire or decode.
+        tensor: number of the tensor.
+        first, last: the marks.
+        what, level: as in ``tracing``.
+        intra, inter: bytes sent.
+        share: which part of the time that the rank only waited counts for this tensor: from, to.
+    """
+
+    kind: Kind
+    tensor: int
+    first: int
+    last: int
+    what: str
+    level: str = ""
+    intra: int = 0
+    inter: int = 0
+    share: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class PythonStage:
+    """What Python does in the middle of a table.
+
+    Attributes:
+        act: gets what runs, a segment or a bucket; returns its progress.
+        what: in words.
+        buffer, nbytes: where the payload is before; (0, 0) where it needs none.
+    """
+
+    act: Callable[[Any], Iterator[None]]
+    what: str
+    buffer: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class OperationTable:
+    """The operations of a segment or of a bucket, on one rank.
+
+    Attributes:
+        operations: in the order in which they run.
+        tensors: number of tensors.
+        kept, drawn: what the places after the tensors are: residuals, then keys.
+        parameters: of kernels and divisions.
+        spans: what is recorded.
+        marks: number of MARK operations.
+        stages: what PYTHON operations run.
+        room: bytes of each payload buffer.
+        messages: most messages in flight.
+        window, posted: bytes that the rank sends through the window, and (inside the node, between nodes) by messages.
+    """
+
+    operations: Sequence[Operation]
+    tensors: int
+    kept: Sequence[Kept] = ()
+    drawn: Sequence[Drawn] = ()
+    parameters: Sequence[float] = ()
+    spans: Sequence[Span] = ()
+    marks: int = 0
+    stages: Sequence[PythonStage] = ()
+    room: tuple[int, int] = (0, 0)
+    messages: int = 0
+    window: int = 0
+    posted: tuple[int, int] = (0, 0)
+    values: np.ndarray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", np.array([*self.parameters, 0.0], np.float64))
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The operations as the interpreter reads them: int64, shape (operations, columns). Loads the kernels."""
+        return np.array([operation.row for operation in self.operations], np.int64).reshape(len(self.operations), -1)
+
+    @cached_property
+    def words(self) -> str:
+        """How it runs, in words."""
+        by_python = ", ".join(stage.what for stage in self.stages)
+        return f"table of {len(self.operations)} operations" + (f"; Python does {by_python}" if by_python else "")
+
+
+def described(table: OperationTable | str) -> str:
+    """What runs a tensor, in words: its table, or Python, and why."""
+    return f"Python: {table}" if isinstance(table, str) else table.words

@@ -1,0 +1,62 @@
+"""The table of one segment, from the steps of its program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from espresso_mpi.compressors import Compressor
+
+from ..data.layout import Packed
+from ..ops.base import operations
+from ..program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, SummaryStep, UpdateStep
+from .building import TableBuilder, Ways
+from .operations import OperationTable
+
+Bound = tuple[ProgramStep, Callable[[Any], Iterator[None]]]
+"""A step, and what runs it in Python, given a ``SegmentRun``."""
+
+
+def segment_table(ways: Ways, steps: Sequence[Bound], compressor: Callable[[int], Compressor]) -> OperationTable | str:
+    """The table of a segment, or why there is none: a step needs what tables do not have.
+
+    Args:
+        compressor: returns that of an encode point.
+    """
+    found = next((why for step, _ in steps if (why := obstacle_of(step))), "")
+    if found or not any(isinstance(step, (EncodeStep, DecodeStep)) for step, _ in steps):
+        return found or "nothing is compressed"
+    builder = TableBuilder(ways, 1)
+    for step, act in steps:
+        if isinstance(step, EncodeStep):
+            builder.encode(step.packed.nbytes, [(step, compressor(step.point))], [act])
+        elif isinstance(step, DecodeStep):
+            builder.decode([(step, compressor(step.point))], [act])
+        elif isinstance(step, IdleStep):
+            builder.idle(operations()[step.op].phases)
+        elif isinstance(step, MoveStep):
+            _move(builder, step, act)
+    return builder.table()
+
+
+def obstacle_of(step: ProgramStep) -> str:
+    """Why a table cannot have a step, of its own or as one that Python runs; empty: it can."""
+    if isinstance(step, (SummaryStep, UpdateStep)) or (isinstance(step, EncodeStep) and step.agreed):
+        return "the method agrees on a summary, or learns from sums"
+    if isinstance(step, (EncodeStep, DecodeStep)):
+        return "" if step.device == "cpu" else "the route compresses on the GPU"
+    if isinstance(step, MoveStep) and _packed(step) and operations()[step.op].payload_sources(step.move) is None:
+        return f"{step.op} of payloads"
+    return ""
+
+
+def _packed(step: MoveStep) -> bool:
+    return isinstance(step.move.before[step.move.index], Packed)
+
+
+def _move(builder: TableBuilder, step: MoveStep, act: Callable[[Any], Iterator[None]]) -> None:
+    sources = operations()[step.op].payload_sources(step.move) if _packed(step) else None
+    if sources is None:
+        builder.python(act, f"{step.op}@{step.move.context.level}")
+    else:
+        builder.move(step.op, step.move, sources, [1])

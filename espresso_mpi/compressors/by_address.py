@@ -1,0 +1,31 @@
+"""Kernels that compiled code calls by their address: what a method tells of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Entry(Protocol):
+    """A kernel with the one signature that compiled code calls; see ``kernels.cpu.entries``."""
+
+    name: str
+
+    @property
+    def address(self) -> int:
+        """Where its machine code begins; compiled, or loaded from disk, at first use."""
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A kernel and the parameters that a method passes to it.
+
+    Attributes:
+        entry: the kernel.
+        parameters: numbers that float64 holds exactly.
+        draws: whether it needs the key of the random bits.
+    """
+
+    entry: Entry
+    parameters: tuple[float, ...] = ()
+    draws: bool = False

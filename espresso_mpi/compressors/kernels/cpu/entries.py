@@ -1,0 +1,104 @@
+"""Kernels that compiled code calls by their address, all with one signature.
+
+An entry is a C function that takes addresses and numbers, and calls the serial build of a kernel. Its address is data,
+so code that calls it can be kept on disk: in another process the address is another, and the code is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, cfunc, types
+from numba.extending import intrinsic
+
+from espresso_mpi.files.compiled import cached
+
+from . import host
+
+_SIGNATURE = types.int64(*[types.int64] * 7)
+
+
+class Entry:
+    """A decorator: a function (x, n, payload, residual, key, add, parameters) of int64 that returns int64.
+
+    Args:
+        function: gets the addresses of n float32 values, of a payload, of a residual of n values (0: none) and of
+            parameters, all float64; the key of the random bits; and whether a decode adds. An encode returns how many
+            values it cut, a decode 0.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name, self._function, self.__doc__ = function.__name__, function, function.__doc__
+
+    @cached_property
+    def address(self) -> int:
+        """Where the machine code begins."""
+        self._code = cached(lambda cache: cfunc(_SIGNATURE, cache=cache, error_model="numpy")(self._function))
+        return int(self._code.address)
+
+
+def _pointer(element: Any) -> Any:
+    """An intrinsic that makes an address a pointer."""
+
+    @intrinsic
+    def pointer(typingctx, address):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+
+        return types.CPointer(element)(types.int64), codegen
+
+    return pointer
+
+
+_float32, _float64, _uint64 = _pointer(types.float32), _pointer(types.float64), _pointer(types.uint64)
+_int8, _uint16, _int64 = _pointer(types.int8), _pointer(types.uint16), _pointer(types.int64)
+
+
+@host.inline
+def floats(address, size):  # type: ignore[no-untyped-def]
+    """The float32 array at an address."""
+    return carray(_float32(address), (size,))
+
+
+@host.inline
+def doubles(address, size):  # type: ignore[no-untyped-def]
+    return carray(_float64(address), (size,))
+
+
+@host.inline
+def words(address, size):  # type: ignore[no-untyped-def]
+    """The uint64 array at an address."""
+    return carray(_uint64(address), (size,))
+
+
+@host.inline
+def codes8(address, size):  # type: ignore[no-untyped-def]
+    """The int8 array at an address."""
+    return carray(_int8(address), (size,))
+
+
+@host.inline
+def codes16(address, size):  # type: ignore[no-untyped-def]
+    """The uint16 array at an address."""
+    return carray(_uint16(address), (size,))
+
+
+@host.inline
+def integers(address, size):  # type: ignore[no-untyped-def]
+    """The int64 array at an address."""
+    return carray(_int64(address), (size,))
+
+
+@intrinsic
+def call(typingctx, address, x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+    """Call the entry at an address."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        word = ir.IntType(64)
+        function = builder.inttoptr(args[0], ir.FunctionType(word, [word] * 7).as_pointer())
+        return builder.call(function, args[1:])
+
+    return types.int64(*[types.int64] * 8), codegen

@@ -1,0 +1,49 @@
+"""The steps of buckets: which is the next one, and the job that runs it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from ..collectives.job import Job
+from ..state.store import SyncState
+from .batches import Bucket
+
+_LOG = logging.getLogger("espresso_mpi")
+
+
+class Jobs:
+    """Counts the steps of buckets.
+
+    Args:
+        tally: receives counts of values that were clipped.
+        warns: whether this rank logs that a residual was dropped.
+    """
+
+    def __init__(self, tally: Counter[str], warns: bool) -> None:
+        self._tally, self._warns = tally, warns
+        self._dense_steps: Counter[str] = Counter()
+
+    def job(self, bucket: Bucket, step: int, state: SyncState, seed: int) -> Job:
+        """The job of a step of a bucket."""
+        name = bucket.store_name
+        return Job(bucket.name, state.store, bucket.feedback, seed, step, state.weights, self._tally, name)
+
+    def count(self, bucket: Bucket, state: SyncState) -> int:
+        """Count the next step of a bucket; returns its number."""
+        counts = self._dense_steps if bucket.compressor is None else state.counts
+        step = counts[bucket.name]
+        counts[bucket.name] += 1
+        if bucket.compressor is not None:
+            self._warn_of_dropped(state.use(bucket.store_name, bucket.sizes))
+        return step
+
+    def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
+        """Warn, once per session, that a residual was dropped."""
+        if dropped is not None and self._warns:
+            self._warns = False
+            _LOG.warning(
+                "%s has had too many sizes: the state of its oldest size, %d elements, is dropped, and so will be that "
+                "of others; give tensors of different sizes different names, or do not compress them",
+                *dropped,
+            )

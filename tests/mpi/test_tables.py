@@ -1,0 +1,135 @@
+"""The compiled executor against the Python executor: the same bits, the same state, the same bytes, on every route."""
+
+import time
+
+import pytest
+from session_cases import COMPRESSED, node_layouts, values
+
+from espresso_mpi import Session
+from espresso_mpi.collectives.messages.switches import EXECUTOR
+from espresso_mpi.compressors.topk import TopK
+from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
+from espresso_mpi.types import Route
+
+pytestmark = [pytest.mark.mpi(min_size=3), pytest.mark.timeout(300)]
+
+SIZES = {"one": 1, "odd": 5003, "alone": 3001}
+
+
+def run_of(world, monkeypatch, way, **options):
+    """Everything that three steps leave on this rank, two tensors that share messages and one that does not."""
+    monkeypatch.setenv(EXECUTOR, way)
+    with Session(world, min_bytes=0, seed=3, timeout=120, **options) as session:
+        found = []
+        for step in range(3):
+            grads = {name: values(world.rank, step, n) for name, n in SIZES.items()}
+            alone = {"alone": grads.pop("alone")}
+            session.sync(grads)
+            session.sync(alone)
+            found += [array.tobytes() for array in (*grads.values(), *alone.values())]
+        state, stats = session.state_dict(), session.stats()
+        arrays = sorted((key, value.tobytes()) for key, value in state["arrays"].items())
+        sent = {name: (one.bytes_by_level, one.steps) for name, one in stats.tensors.items()}
+        timed = {name: {kind for kind, s in one.seconds_by.items() if s > 0} for name, one in stats.tensors.items()}
+        return [found, arrays, stats.bytes_by_level, sent, stats.saturated], timed, session.executors
+
+
+def differences(world, monkeypatch, nodes, **options):
+    """What differs between the two executors, in words, and what ran the tensors."""
+    expected, _, by_python = run_of(world, monkeypatch, "python", nodes=nodes, **options)
+    found, timed, executors = run_of(world, monkeypatch, "compiled", nodes=nodes, **options)
+    parts = ("results", "state", "bytes by level", "bytes by tensor", "values that were cut")
+    faults = [f"{what} on {nodes}" for what, a, b in zip(parts, expected, found) if a != b]
+    faults += [f"{how} on {nodes}" for how in by_python.values() if how != f"Python: {EXECUTOR}=python"]
+    faults += [f"{kinds} on {nodes}" for kinds in timed.values() if not {"encode", "decode", "wire"} <= kinds]
+    return faults, executors
+
+
+@pytest.mark.parametrize("route", COMPRESSED)
+def test_a_table_leaves_what_the_python_executor_leaves(world, monkeypatch, route):
+    one, pairs, alone, *lopsided = node_layouts(world.size)
+    by_nodes = "intra" in str(Route.parse(route))
+    for nodes in [pairs, *lopsided] if by_nodes else [one, alone]:  # by the window, and by messages
+        faults, executors = differences(world, monkeypatch, nodes, compressor="onebit", route=route)
+        assert not faults
+        assert all(how.startswith("table of") for how in executors.values()) or "broadcast" in str(Route.parse(route))
+
+
+METHODS = (
+    "int8:rounding=stochastic", "int4", "fp8_e4m3", "fp16", "bf16:rounding=stochastic", "topk:ratio=0.1", "signsgd",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_kernel_by_address(world, monkeypatch, method):
+    for nodes in node_layouts(world.size)[:2]:
+        faults, executors = differences(world, monkeypatch, nodes, compressor=method)
+        assert not faults
+        assert all(how.startswith("table of") for how in executors.values()), executors
+
+
+def test_payloads_that_pass_the_window_in_chunks_and_take_several_messages(world, monkeypatch):
+    options = {"compressor": "fp16", "window_bytes": 2048, "message_bytes": 1024}
+    for nodes in node_layouts(world.size)[::2]:
+        assert not differences(world, monkeypatch, nodes, **options)[0]
+
+
+@pytest.mark.parametrize("feedback", ["ef21", "plain:decay=0.9"])
+def test_what_tables_lack_runs_in_python_and_is_said(open_session, world, feedback):
+    session = open_session(compressor="onebit", feedback=feedback)
+    session.sync({"w": values(world.rank, 0, 1000)})
+    assert session.executors == {"w": f"Python: feedback {feedback}"}
+
+
+@pytest.mark.parametrize("layout", [0, 2], ids=["window", "messages"])
+def test_a_rank_that_is_late_inside_a_table_is_named(world, monkeypatch, layout):
+    """The encode of topk runs in Python, so one rank can be late there: after the agreement, inside the table."""
+    last, encode = world.size - 1, TopK._encode_cpu
+
+    def late(*arguments):
+        if world.rank == last:
+            time.sleep(3)
+        encode(*arguments)
+
+    session = Session(world, compressor="topk", min_bytes=0, timeout=1, nodes=node_layouts(world.size)[layout])
+    session.sync({"w": values(world.rank, 0, 1000)})
+    assert session.executors["w"].startswith("table of")
+    monkeypatch.setattr(TopK, "_encode_cpu", late)
+    with pytest.raises(RemoteError if world.rank == last else EspressoError) as caught:
+        session.sync({"w": values(world.rank, 1, 1000)})
+    texts = world.allgather(f"{type(caught.value).__name__}: {caught.value}")
+    assert any(text.startswith("RankTimeoutError") and f"rank {last}" in text for text in texts[:last]), texts
+    assert all("RankTimeoutError" in text for text in texts), texts  # who did not wait so long hears of it
+
+
+def test_the_environment_variable_is_checked(world, monkeypatch):
+    monkeypatch.setenv(EXECUTOR, "fast")
+    with pytest.raises(ConfigError, match="ESPRESSO_EXECUTOR='fast'; expected compiled"):
+        Session(world)
+
+
+def test_a_call_whose_payload_has_been_shown_in_vain_leaves_the_residual(world, open_session):
+    """After a first step, every rank encodes before the headers meet; here they differ, and later agree."""
+    session, twin = (open_session(compressor="onebit", seed=7) for _ in range(2))
+    for step in range(3):
+        first, second = values(world.rank, step, 900), values(world.rank, step + 10, 900)
+        expected = [twin.sync({"w": first.copy()})["w"], twin.sync({"v": second.copy()})["v"]]
+        calls = [("w", first), ("v", second)]
+        if step == 2 and world.rank == 0:  # this rank alone pushes both at once: no rank can run either by itself
+            calls.reverse()
+        handles = {name: session.push(name, array) for name, array in calls}
+        found = [handles[name].wait() for name in ("w", "v")]
+        assert all((a == b).all() for a, b in zip(expected, found)), step
+    for step in range(3, 6):
+        array = values(world.rank, step, 900)
+        if step == 4 and world.rank == world.size - 1:
+            with pytest.raises(EspressoError):
+                session.sync({"other": array})  # the others show the payload of "w"
+        elif step == 4:
+            with pytest.raises(EspressoError):
+                session.sync({"w": array})
+        else:
+            expected = twin.sync({"w": array.copy()})["w"]
+            assert (session.sync({"w": array})["w"] == expected).all(), step
+    arrays = [one.state_dict()["arrays"] for one in (session, twin)]
+    assert all((arrays[0][key] == value).all() for key, value in arrays[1].items())
