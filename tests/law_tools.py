@@ -120,7 +120,7 @@ SPECIAL_WORDS = np.array(
 """Bits that a damaged payload may hold: NaN, infinities, the extremes, indices around a size."""
 
 
-def tamed(x: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:
+def sanitised(x: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:
     """What is compressed, in plain numpy: the float32 sum, NaN as 0, at most LIMIT in magnitude."""
     with np.errstate(all="ignore"):
         v = x if residual is None else x + residual

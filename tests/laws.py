@@ -38,9 +38,9 @@ from law_tools import (
     one_hot,
     randomness,
     same_bits,
+    sanitised,
     seeds,
     square,
-    tamed,
 )
 
 from espresso_mpi.compressors import Compressor, Context, Schedule, get
@@ -184,7 +184,7 @@ def writes_its_arrays_and_nothing_else(c: Compressor) -> None:
             first, residual = _watched_encode(c, watch, x, before, 0x00)
             second, _ = _watched_encode(c, watch, x, before, 0xFF)
             assert same_bits(first, second), "the payload depends on what its memory held: a byte is not written"
-            _conserves(c, tamed(x, before), _watched_decodes(c, watch, first, before), residual)
+            _conserves(c, sanitised(x, before), _watched_decodes(c, watch, first, before), residual)
             watch.check()
 
 
@@ -288,23 +288,23 @@ def payload_and_residual_make_up_the_input(c: Compressor) -> None:
             with case(f"n = {n}", kind):
                 x = make(n)
                 residual = np.nan_to_num(x[::-1] * np.float32(0.25), posinf=1, neginf=-1)
-                v = tamed(x, residual)
+                v = sanitised(x, residual)
                 payload = encode(c, x, residual)
                 _conserves(c, v, decode(c, payload, n), residual)
 
 
 def takes_what_is_not_finite_as_tamed(c: Compressor) -> None:
-    """NaN counts as 0 and what is too large as ±LIMIT: the payload is that of the tamed values."""
+    """NaN counts as 0 and what is too large as ±LIMIT: the payload is that of the sanitised values."""
     for n in (1, 65, 1000, 5000):
         for kind, make in WILD.items():
             with case(f"n = {n}", kind):
                 x, residual = make(n), gaussian(n, 1)
-                same = same_bits(encode(c, x), encode(c, tamed(x)))
-                assert same, "without a residual the payload is not that of the tamed input"
-                v, rest = tamed(x, residual), np.full(n, -0.0, np.float32)  # -0.0 adds nothing to any value
+                same = same_bits(encode(c, x), encode(c, sanitised(x)))
+                assert same, "without a residual the payload is not that of the sanitised input"
+                v, rest = sanitised(x, residual), np.full(n, -0.0, np.float32)  # -0.0 adds nothing to any value
                 same = same_bits(encode(c, x, residual), encode(c, v, rest))
-                assert same, "with a residual the payload is not that of the tamed sum"
-                assert same_bits(residual, rest), "the residual is not that of the tamed sum"
+                assert same, "with a residual the payload is not that of the sanitised sum"
+                assert same_bits(residual, rest), "the residual is not that of the sanitised sum"
                 _goes_on(c, x)
 
 
@@ -385,8 +385,8 @@ def _any_input(c: Compressor, x: np.ndarray, scale: float, key: int) -> None:
     with case(f"x = {x.tolist()}, scale = {scale}, key = {key:#x}"):
         context = Context(key, key ^ SHARED)
         with np.errstate(all="ignore"):
-            residual = tamed(np.roll(x, 1) * np.float32(scale))
-        v = tamed(x, residual)
+            residual = sanitised(np.roll(x, 1) * np.float32(scale))
+        v = sanitised(x, residual)
         seen = decode(c, encode(c, x, residual, context), x.size, context)
         _conserves(c, v, seen, residual)
         if not randomness(c) and x.size:
@@ -453,7 +453,7 @@ def keeps_its_bound_for_every_element(c: Compressor) -> None:
                 x = make(n)
                 finite = bool(np.isfinite(x).all())
                 assert finite or c.refusal(x, Journey(), Context()), "values that are not finite are taken"
-                wide = tamed(x).astype(np.float64)
+                wide = sanitised(x).astype(np.float64)
                 spread, largest = float(np.abs(np.diff(wide)).max(initial=0)), float(np.abs(wide).max())
                 allowed = c.largest_error(spread, largest, Journey())
                 off = float(np.abs(wide - compress(c, x)).max())
@@ -589,7 +589,9 @@ def halves_make_the_whole(c: Compressor) -> None:
                     context = Context(KEY, SHARED)
                     c.summarise(make(n), summary, residual, context)
                     assert not np.isnan(summary).any(), "the summary holds NaN"
-                    assert same_bits(residual, tamed(make(n), gaussian(n, 1))), "residual is not tame(x + residual)"
+                    assert same_bits(residual, sanitised(make(n), gaussian(n, 1))), (
+                        "residual is not sanitise(x + residual)"
+                    )
                     again = encode(c, make(n), residual, replace(context, summary=summary))
                     assert same_bits(again, payload), "another payload than encode alone"
                     assert same_bits(residual, whole), "another residual than encode alone"
@@ -651,7 +653,7 @@ def decodes_the_sum(c: Compressor) -> None:
 
 
 def _decodes_the_sum(c: Compressor, xs: Any, residuals: Any, ranks: list[Context]) -> None:
-    n, vs = xs[0].size, [tamed(x, r) for x, r in zip(xs, residuals)]
+    n, vs = xs[0].size, [sanitised(x, r) for x, r in zip(xs, residuals)]
     payloads = _agreed(c, xs, residuals, ranks)
     assert len({p[: c.header(n)].tobytes() for p in payloads}) == 1, "the ranks' headers differ"
     parts = [decode(c, p, n, context) for p, context in zip(payloads, ranks)]
@@ -689,7 +691,7 @@ def several_steps_go_on(c: Compressor) -> None:
 
 def _step(c: Compressor, xs: Any, residuals: Any, ranks: list[Context]) -> None:
     for x, residual, context in zip(xs, residuals, ranks):
-        v = tamed(x, residual)
+        v = sanitised(x, residual)
         seen = decode(c, encode(c, x, residual, context), x.size, context)
         if not context.state:
             _conserves(c, v, seen, residual)
@@ -719,7 +721,7 @@ def ranks_may_hold_anything(c: Compressor) -> None:
             with case(f"n = {n}", *kinds):
                 residuals, ranks = [gaussian(n, r) for r in range(RANKS)], _ranks()
                 xs = [INPUTS[kind](n) for kind in kinds]
-                vs = [tamed(x, r) for x, r in zip(xs, residuals)]
+                vs = [sanitised(x, r) for x, r in zip(xs, residuals)]
                 for payload, context, v, residual in zip(_agreed(c, xs, residuals, ranks), ranks, vs, residuals):
                     _conserves(c, v, decode(c, payload, n, context), residual)
 

@@ -104,7 +104,7 @@ class CountSketch(Compressor):
 
     def _summarise_cpu(self, x: np.ndarray, summary: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         if residual is not None:
-            sparse.tame_sum(residual, x)
+            sparse.sanitised_sum(residual, x)
         tiles = 1 if x.size < host.PARALLEL_MIN else get_num_threads()
         sketch(x if residual is None else residual, summary, self.depth(), sparse.seed_of(context), tiles)
 

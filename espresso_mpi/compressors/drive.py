@@ -1,6 +1,6 @@
 """``drive``: a random rotation, then the sign (DRIVE, Vargaftik et al., 2021); 1 + 32/block bits an element.
 
-Each block is turned by random signs and a Walsh-Hadamard transform R, renewed each step, and becomes ``S·Rᵀsgn(Rx)``
+Each block is rotated by random signs and a Walsh-Hadamard transform R, renewed each step, and becomes ``S·Rᵀsgn(Rx)``
 with sgn(0) = +. Unlike ``onebit``, whose error depends on how x is distributed, the error is the same for nearly all x:
 
 - ``scale=mse``: ``S = ‖Rx‖₁/d``, an orthogonal projection: 1 - 2/π = .3634 of ``‖x‖²``, and in the mean over rotations

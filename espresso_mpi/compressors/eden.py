@@ -1,6 +1,6 @@
 """``eden``: a random rotation, then 1 to 4 bits an element (EDEN, Vargaftik et al., 2022); bits + 32/block bits.
 
-Each block is turned by random signs and a Walsh-Hadamard transform (``cpu.rotations``): y = R·x, scaled to mean square
+Each block is rotated by random signs and a Walsh-Hadamard transform (``cpu.rotations``): y = R·x, scaled to mean square
 1. Whatever x was, y looks normal, so each element is replaced by the nearest of the 2ᵇ centroids of the best quantiser
 of a normal variable (Lloyd-Max; computed here). The receiver gets c and a scale S, and forms S·Rᵀc.
 
@@ -43,7 +43,7 @@ class Rotated(Compressor):
     a float32 scale for each block.
 
     Args:
-        block: elements that are turned together: a power of two from 64 to 4096.
+        block: elements that are rotated together: a power of two from 64 to 4096.
         scale: "mse", for use with error feedback, or "unbiased", for use without.
     """
 

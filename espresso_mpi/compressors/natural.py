@@ -136,16 +136,16 @@ def _encode(x, residual, codes, exponents, block, low, high):  # type: ignore[no
         values, out, at = x[start:stop], codes[start:stop], host.counter(start, low)
         if keep:
             kept = residual[start:stop]
-            host.tame_sum(kept, values)
+            host.sanitised_sum(kept, values)
             exponent = _exponent(host.max_bits(kept))
             _round(kept, out, _power(-exponent), at, high)
             _subtract(kept, out, _power(exponent))
         else:
             bits = host.max_bits(values)
             if bits > np.uint32(host.LIMIT_BITS):
-                tamed = host.tame_copy(values)
-                exponent = _exponent(host.max_bits(tamed))
-                _round(tamed, out, _power(-exponent), at, high)
+                sanitised = host.sanitised_copy(values)
+                exponent = _exponent(host.max_bits(sanitised))
+                _round(sanitised, out, _power(-exponent), at, high)
             else:
                 exponent = _exponent(bits)
                 _round(values, out, _power(-exponent), at, high)

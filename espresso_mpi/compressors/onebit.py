@@ -89,7 +89,7 @@ def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
             values = kept
         total = host.abs_sum(values)
         if not total <= np.float32(LIMIT):  # only then can there be a value beyond LIMIT, or a NaN
-            values = cpu_signs.tamed(values, kept.size > 0)
+            values = cpu_signs.sanitised(values, kept.size > 0)
             total = host.abs_sum(values)
         cut += stop - start if total > cpu_signs.LARGEST else 0
         total = min(total, cpu_signs.LARGEST)

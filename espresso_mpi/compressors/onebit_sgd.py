@@ -90,7 +90,7 @@ def _encode(x, residual, words, means, lows, block):  # type: ignore[no-untyped-
             values = kept
         plus, minus = host.split_sums(values)
         if not (plus <= np.float32(LIMIT) and minus <= np.float32(LIMIT)):  # else no value is beyond LIMIT, or NaN
-            values = cpu_signs.tamed(values, kept.size > 0)
+            values = cpu_signs.sanitised(values, kept.size > 0)
             plus, minus = host.split_sums(values)
         cpu_signs.pack(values, signs)
         negative = 0

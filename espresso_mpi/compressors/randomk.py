@@ -121,15 +121,15 @@ def _encode(x, residual, values, seed, factor):  # type: ignore[no-untyped-def]
         first, count = sparse.drawn(where, a, b, n, k, start, low, high)
         if residual.size:
             c, d, e, f = _spans(a, b, start, n)
-            host.tame_sum(residual[c:d], x[c:d])
-            host.tame_sum(residual[e:f], x[e:f])
+            host.sanitised_sum(residual[c:d], x[c:d])
+            host.sanitised_sum(residual[e:f], x[e:f])
             for j in range(count):
                 value = residual[where[j]]
                 values[first + j] = value
-                residual[where[j]] = value - host.tame(value * factor)
+                residual[where[j]] = value - host.sanitise(value * factor)
         else:
             for j in range(count):
-                values[first + j] = host.tame(x[where[j]])
+                values[first + j] = host.sanitise(x[where[j]])
 
 
 @host.Kernel
@@ -146,5 +146,5 @@ def _decode(out, values, seed, factor, add):  # type: ignore[no-untyped-def]
             out[c:d] = np.float32(0)
             out[e:f] = np.float32(0)
         for j in range(count):
-            value = host.tame(values[first + j] * factor)
+            value = host.sanitise(values[first + j] * factor)
             out[where[j]] = out[where[j]] + value if add else value

@@ -65,7 +65,7 @@ def _encode(x, residual, words):  # type: ignore[no-untyped-def]
         signs = words[start // 64 : (stop + 63) // 64]
         values, kept = x[start:stop], residual[start:stop]
         if kept.size:
-            host.tame_sum(kept, values)
+            host.sanitised_sum(kept, values)
             cpu_signs.pack(kept, signs)
             cpu_signs.add(kept, signs, np.float32(-1.0), np.float32(1.0))
         else:

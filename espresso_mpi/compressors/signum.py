@@ -66,16 +66,16 @@ class Signum(SignSGD):
 @host.inline
 def _advance(momentum, x, beta):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        momentum[i] = host.tame(host.fma(momentum[i], beta, x[i]))
+        momentum[i] = host.sanitise(host.fma(momentum[i], beta, x[i]))
 
 
 @host.inline
 def _advance_both(momentum, kept, x, beta):  # type: ignore[no-untyped-def]
-    """As ``_advance``, and ``kept += momentum``, which is added before it is tamed: as ``x`` would be without it."""
+    """As ``_advance``, and ``kept += momentum``, which is added before it is sanitised, as ``x`` would be alone."""
     for i in range(x.size):
         moved = host.fma(momentum[i], beta, x[i])
-        momentum[i] = host.tame(moved)
-        kept[i] = host.tame(kept[i] + moved)
+        momentum[i] = host.sanitise(moved)
+        kept[i] = host.sanitise(kept[i] + moved)
 
 
 @host.Kernel

@@ -1,14 +1,14 @@
 """``thc``: rotated, then whole numbers that add up (THC, Li et al., NSDI 2024); 8 or 16 bits an element.
 
-All ranks turn their blocks by the same random rotation (``cpu.rotations``) and agree on the largest root mean square
-``a`` of each block. Each turned element is clipped to ±M = ±t·a and rounded stochastically to one of -G..G times M/G.
-The payloads of all ranks then are summed as integers, without decoding on the way; ``sum · M/G``, turned back, is the
+All ranks rotate their blocks by the same random rotation (``cpu.rotations``) and agree on the largest root mean square
+``a`` of each block. Each rotated element is clipped to ±M = ±t·a and rounded stochastically to one of -G..G times M/G.
+The payloads of all ranks then are summed as integers, without decoding on the way; ``sum · M/G``, rotated back, is the
 sum. The rotation makes the elements nearly normal whatever they were, so few of them are clipped; with error feedback
 what was clipped is in the residual. Sums stay in range for certain where ``ranks · G ≤ 127`` (int16: 32767). Beyond
 that they saturate where the ranks are alike, which costs accuracy; the collectives count it.
 
-The paper agrees on one norm for a tensor, which it turns whole. Blocks differ in size, so here each has its own
-(0.4 % more bytes), and the error is bounded for every x: with y a turned element divided by ``a``, rounding costs at
+The paper agrees on one norm for a tensor, which it rotates whole. Blocks differ in size, so here each has its own
+(0.4 % more bytes), and the error is bounded for every x: with y a rotated element divided by ``a``, rounding costs at
 most (M/2G)², and clipping ``E(|y| - t)₊² ≤ 3/(16t²)`` (see ``eden``), so together ``t²/4G² + 3/16t²`` of the largest
 rank's ``‖x‖²``, which is this rank's if it is alone. For Gaussian values it is .0222 at G = 7.
 """
@@ -46,7 +46,7 @@ class Thc(Compressor):
     last block to a power of two.
 
     Args:
-        block: elements that are turned together: a power of two from 64 to 4096.
+        block: elements that are rotated together: a power of two from 64 to 4096.
         levels: G, the largest code.
         clip: t, where to clip, in root mean squares; 0 is what gives the least error for normal values.
         element: "int8" or "int16", which takes sums of more ranks.
@@ -83,7 +83,7 @@ class Thc(Compressor):
 
     def contraction(self, n: int) -> float:
         t = self.clipped_at
-        if t < 0.1:  # so little of a turned element is left that the bound on clipping, 3/16t², says nothing
+        if t < 0.1:  # so little of a rotated element is left that the bound on clipping, 3/16t², says nothing
             return 0.0
         return max(0.0, 1 - t * t / (4 * self.levels**2) - 3 / (16 * t * t))
 
@@ -172,8 +172,8 @@ def _summarise(x, residual, norms, block):  # type: ignore[no-untyped-def]
                 values = rotations.pad(room[block : block + size], values)
                 if keep:
                     kept = rotations.pad(room[2 * block : 2 * block + size], kept)
-            tame, top = rotations.take(values, kept, room[:size], keep)
-            norms[b] = _norm(tame, top)
+            sanitised, top = rotations.take(values, kept, room[:size], keep)
+            norms[b] = _norm(sanitised, top)
             if keep and size > stop - start:
                 rotations.copy(residual[start:stop], kept)
 
@@ -181,19 +181,19 @@ def _summarise(x, residual, norms, block):  # type: ignore[no-untyped-def]
 @host.inline
 def _agreed(norm):  # type: ignore[no-untyped-def]
     """The norm that ranks have agreed on, made harmless."""
-    norm = host.tame(norm)
+    norm = host.sanitise(norm)
     return norm if norm >= np.float32(SMALLEST_NORM) else np.float32(0)
 
 
 @host.inline
 def _factor(up, root, step):  # type: ignore[no-untyped-def]
-    """What to multiply turned values by, so that a step of the codes is 1. The product root · step could overflow."""
+    """What to multiply rotated values by, so that a step of the codes is 1. The product root · step could overflow."""
     return min(up / step / root, np.float32(MOST))
 
 
 @host.inline
 def _round(w, codes, factor, levels, at, high):  # type: ignore[no-untyped-def]
-    """Codes of turned values, stochastically rounded; the values become the codes."""
+    """Codes of rotated values, stochastically rounded; the values become the codes."""
     for i in range(w.size):
         noisy = host.fma(w[i], factor, host.uniform(at, high) - np.float32(0.5))
         shifted = min(max(noisy, -levels), levels) + np.float32(MAGIC)
@@ -217,7 +217,7 @@ def _encode(x, residual, summary, norms, codes, block, levels, unit, most, low, 
                 values = residual[start:stop]  # ``summarise`` has left the sum there
             if size > stop - start:
                 values = rotations.pad(room[2 * block : 2 * block + size], values)
-            tame, top = rotations.take(values, values, spare, False)
+            sanitised, top = rotations.take(values, values, spare, False)
             norms[b] = _agreed(summary[b])
             step, root = norms[b] * unit, np.sqrt(np.float32(size))
             packed = codes[start : start + size]
@@ -225,7 +225,7 @@ def _encode(x, residual, summary, norms, codes, block, levels, unit, most, low, 
                 rotations.clear(packed)
                 continue
             down, up = rotations.powers(top)
-            rotations.rotate(buffer, tame, signs, down)
+            rotations.rotate(buffer, sanitised, signs, down)
             _round(buffer, packed, _factor(up, root, step), levels, host.counter(start, key_low), key_high)
             if keep:
                 transform(buffer)
@@ -271,7 +271,7 @@ def _integral(f: Any, a: np.ndarray, b: np.ndarray, nodes: int) -> float:
 
 @lru_cache
 def quantisation_error(t: float, levels: int, d: int) -> float:
-    """``E(y - code·t/G)²`` of an element of a turned block of d: rounding between a < y < b has variance (y-a)(b-y)."""
+    """``E(y - code·t/G)²`` of elements of a rotated block of d: rounding between a < y < b has variance (y-a)(b-y)."""
     step = t / levels
     a = step * np.arange(levels)
     rounding = _integral(

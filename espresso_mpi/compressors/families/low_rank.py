@@ -162,4 +162,4 @@ def keep(factor: Any, kept: Any) -> None:
 
         cuda_lowrank.keep(factor, kept)
     else:
-        host.tame_into(kept, factor)
+        host.sanitise_into(kept, factor)

@@ -39,20 +39,20 @@ class Every(Compressor):
     def _decode_cpu(self, payload, out, add, context):
         if not add:
             out.fill(0)
-        out[:: self.stride] += self._tamed(payload.view(np.float32), context)
+        out[:: self.stride] += self._sanitised(payload.view(np.float32), context)
 
     def _sum(self, x, residual, context):
-        """``tame(x + residual)``, in the residual if there is one."""
+        """``sanitise(x + residual)``, in the residual if there is one."""
         if residual is None:
-            return self._tamed(x, context)
-        host.tame_sum(residual, x)
+            return self._sanitised(x, context)
+        host.sanitised_sum(residual, x)
         return residual
 
-    def _tamed(self, values, context):
-        tame = context.scratch("tame", values.size, np.float32, values)
-        tame.fill(-0.0)  # which adds nothing to any value
-        host.tame_sum(tame, values)
-        return tame
+    def _sanitised(self, values, context):
+        sanitised = context.scratch("sanitised", values.size, np.float32, values)
+        sanitised.fill(-0.0)  # which adds nothing to any value
+        host.sanitised_sum(sanitised, values)
+        return sanitised
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Coin(Compressor):
 
     def _encode_cpu(self, x, payload, residual, context):
         kept = np.zeros_like(x) if residual is None else residual
-        host.tame_sum(kept, x)
+        host.sanitised_sum(kept, x)
         sent = np.where(self._drawn(x.size, context), kept / np.float32(self.promised), 0).astype(np.float32)
         payload.view(np.float32)[...] = sent
         kept -= sent
@@ -80,7 +80,7 @@ class Coin(Compressor):
         return np.random.default_rng((context.key, context.shared)).random(n) < self.p
 
     def _decode_cpu(self, payload, out, add, context):
-        values = law_tools.tamed(payload.view(np.float32))
+        values = law_tools.sanitised(payload.view(np.float32))
         out[...] = out + values if add else values
 
 
@@ -111,7 +111,7 @@ class Agreed(Every):
         summary[0] = max(v.max(), -v.min())
 
     def _encode_cpu(self, x, payload, residual, context):
-        v = self._tamed(x, context) if residual is None else residual
+        v = self._sanitised(x, context) if residual is None else residual
         payload[:16].view(np.float32)[...] = context.summary[0]
         payload[16:].view(np.float32)[...] = v
         v.fill(0)
@@ -119,7 +119,7 @@ class Agreed(Every):
     def _decode_cpu(self, payload, out, add, context):
         if not add:
             out.fill(0)
-        out += self._tamed(payload[16:].view(np.float32), context)
+        out += self._sanitised(payload[16:].view(np.float32), context)
 
 
 @pytest.fixture
@@ -484,7 +484,7 @@ class TrustsAnIndex(Every):
 
 @breaks("survives_damage", "survives_any_payload")
 class DecodesToNaN(Every):
-    def _tamed(self, values, context):
+    def _sanitised(self, values, context):
         return values.copy()
 
 

@@ -70,7 +70,7 @@ def sizes(n, block):
     return [block] * (n // block) + ([max(64, 2 ** math.ceil(math.log2(rest)))] if rest else [])
 
 
-def turned(x, block, key):
+def rotated(x, block, key):
     """The blocks of x, rotated."""
     parts, total = [], sum(sizes(x.size, block))
     values = np.zeros(total)
@@ -124,7 +124,7 @@ def nearest_level(y, bits):
 def oracle(x, c, bits, key):
     """What the receiver of ``drive`` or ``eden`` sees."""
     parts = []
-    for y in turned(x, c.block, key):
+    for y in rotated(x, c.block, key):
         level = nearest_level(y / np.sqrt(np.mean(y * y)), bits)
         scale = y @ y / (level @ y) if c.scale == "unbiased" else level @ y / (level @ level)
         parts.append(scale * level)
@@ -237,7 +237,7 @@ def test_the_bound_of_one_bit_is_attained_by_two_equal_elements():
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_the_contraction_holds_for_sums_of_few_signs(bits):
-    """Where turned elements are farthest from normal: one to twelve equal elements, over many rotations."""
+    """Where rotated elements are farthest from normal: one to twelve equal elements, over many rotations."""
     c = get(f"eden:bits={bits},block=256")
     for ones in range(1, 13):
         x = np.zeros(256, np.float32)
@@ -298,7 +298,7 @@ def test_thc_agrees_with_the_oracle(spec, n):
     norms = payload[16 : 16 + 4 * len(sizes(n, c.block))].view(np.float32)
     codes = np.split(body(spec, payload, n), np.cumsum(sizes(n, c.block))[:-1])
     parts = []
-    for y, norm, code in zip(turned(x, c.block, SHARED), norms, codes):
+    for y, norm, code in zip(rotated(x, c.block, SHARED), norms, codes):
         assert norm == pytest.approx(np.sqrt(np.mean(y * y)), rel=1e-5)
         top = c.clipped_at * norm
         exact = np.clip(y, -top, top) / top * c.levels
@@ -384,10 +384,10 @@ def test_values_at_the_limit_and_beyond_do_not_overflow(spec):
     for x in (constant, alternating, np.clip(gaussian(n), -3, 3) * np.float32(1e38)):
         residual = np.zeros(n, np.float32)
         seen = decode(spec, encode(spec, x, residual), n)
-        tame = np.clip(x, -np.float32(LIMIT), np.float32(LIMIT))
+        sanitised = np.clip(x, -np.float32(LIMIT), np.float32(LIMIT))
         assert np.isfinite(seen).all() and np.isfinite(residual).all()
         assert np.abs(seen).max() <= LIMIT
-        assert error(tame / LIMIT, seen / LIMIT) < 0.6
+        assert error(sanitised / LIMIT, seen / LIMIT) < 0.6
 
 
 @pytest.mark.parametrize("spec", ALL)

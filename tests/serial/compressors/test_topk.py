@@ -82,7 +82,7 @@ def sent(spec, payload, n):
     return indices[:count], values[:count]
 
 
-def tamed(x):
+def sanitised(x):
     return np.clip(np.where(np.isnan(x), np.float32(0), x), np.float32(-LIMIT), np.float32(LIMIT))
 
 
@@ -120,7 +120,7 @@ SPECS = (
 @pytest.mark.parametrize("spec", SPECS)
 def test_sends_the_largest(spec, n, kind):
     x = INPUTS[kind](n)
-    v = tamed(x)
+    v = sanitised(x)
     indices, values = sent(spec, encode(spec, x), n)
     least, most = expected_count(spec, v)
     assert least <= indices.size <= most

@@ -114,9 +114,9 @@ def _add_max(kept, x):  # type: ignore[no-untyped-def]
 
 
 @host.inlined
-def _tame_max(out, x):  # type: ignore[no-untyped-def]
-    """``out = tame(x)``, and the largest magnitude as float32 bits."""
-    host.tame_into(out, x)
+def _sanitise_max(out, x):  # type: ignore[no-untyped-def]
+    """``out = sanitise(x)``, and the largest magnitude as float32 bits."""
+    host.sanitise_into(out, x)
     return host.max_bits(out)
 
 
@@ -194,10 +194,10 @@ def _block(values, codes, largest, how, at, high):  # type: ignore[no-untyped-de
 
 
 @host.inlined
-def _wild_block(values, codes, how, at, high):  # type: ignore[no-untyped-def]
+def _sanitised_block(values, codes, how, at, high):  # type: ignore[no-untyped-def]
     """As ``_block`` where something is too large or not finite: rare enough for a copy."""
-    tamed = np.empty(values.size, np.float32)
-    return _keep_block(tamed, codes, _tame_max(tamed, values), how, at, high)
+    sanitised = np.empty(values.size, np.float32)
+    return _keep_block(sanitised, codes, _sanitise_max(sanitised, values), how, at, high)
 
 
 # --- the kernels ------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _keep_blocks(x, residual, scales, codes, block, how, at, high):  # type: ign
         kept = residual[start:stop]
         largest = _add_max(kept, x[start:stop])
         if largest > _LIMIT_BITS:
-            largest = _tame_max(kept, kept)
+            largest = _sanitise_max(kept, kept)
         first = np.uint32(at + np.uint32(start) * host.STEP)
         scales[b] = _keep_block(kept, codes[start:stop], largest, how, first, high)
 
@@ -223,7 +223,7 @@ def _blocks(x, scales, codes, block, how, at, high):  # type: ignore[no-untyped-
         first = np.uint32(at + np.uint32(start) * host.STEP)
         largest = host.max_bits(values)
         if largest > _LIMIT_BITS:
-            scales[b] = _wild_block(values, out, how, first, high)
+            scales[b] = _sanitised_block(values, out, how, first, high)
         else:
             scales[b] = _block(values, out, largest, how, first, high)
 

@@ -82,13 +82,13 @@ def _finite(value, largest):  # type: ignore[no-untyped-def]
 def _cast(x, codes, rule, at, high):  # type: ignore[no-untyped-def]
     if rule == HALF:
         for i in range(x.size):
-            codes[i] = _half(host.tame(x[i]))
+            codes[i] = _half(host.sanitise(x[i]))
     elif rule == BRAIN:
         for i in range(x.size):
-            codes[i] = _brain(host.tame(x[i]))
+            codes[i] = _brain(host.sanitise(x[i]))
     else:
         for i in range(x.size):
-            codes[i] = _brain_stochastic(host.tame(x[i]), at, high)
+            codes[i] = _brain_stochastic(host.sanitise(x[i]), at, high)
             at = np.uint32(at + host.STEP)
 
 
@@ -96,19 +96,19 @@ def _cast(x, codes, rule, at, high):  # type: ignore[no-untyped-def]
 def _cast_keep(x, kept, codes, rule, at, high):  # type: ignore[no-untyped-def]
     if rule == HALF:
         for i in range(x.size):
-            value = host.tame(x[i] + kept[i])
+            value = host.sanitise(x[i] + kept[i])
             code = _half(value)
             codes[i] = code
             kept[i] = value - host.from_half(code)
     elif rule == BRAIN:
         for i in range(x.size):
-            value = host.tame(x[i] + kept[i])
+            value = host.sanitise(x[i] + kept[i])
             code = _brain(value)
             codes[i] = code
             kept[i] = value - _from_brain(code)
     else:
         for i in range(x.size):
-            value = host.tame(x[i] + kept[i])
+            value = host.sanitise(x[i] + kept[i])
             code = _brain_stochastic(value, at, high)
             codes[i] = code
             kept[i] = value - _from_brain(code)

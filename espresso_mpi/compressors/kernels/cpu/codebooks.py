@@ -1,4 +1,4 @@
-"""The CPU kernels of ``drive`` and ``eden``: turned blocks quantised to the levels of a table."""
+"""The CPU kernels of ``drive`` and ``eden``: rotated blocks quantised to the levels of a table."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _expand(out, bits, table, planes):  # type: ignore[no-untyped-def]
 
 @host.inline
 def _code(w, power, bits, unbiased, table, planes, sums):  # type: ignore[no-untyped-def]
-    """Quantise a turned block; its scale: what its levels, turned back by H, are to be multiplied by."""
+    """Quantise a rotated block; its scale: what its levels, rotated back by H, are to be multiplied by."""
     size = np.float32(w.size)
     squares, inverse = np.float32(1), np.float32(1)
     if unbiased or bits > 1:

@@ -34,7 +34,7 @@ def turn(seed, row, segment, buckets):  # type: ignore[no-untyped-def]
 @host.inline
 def _add_scaled(table, values, factor):  # type: ignore[no-untyped-def]
     for i in range(values.size):
-        table[i] = host.fma(host.tame(values[i]), factor, table[i])
+        table[i] = host.fma(host.sanitise(values[i]), factor, table[i])
 
 
 @host.inline
@@ -126,7 +126,7 @@ def _medians(scores, rounds):  # type: ignore[no-untyped-def]
             median = median5(p[i], q[i], r[i], s[i], t[i])
         else:
             median = median7(p[i], q[i], r[i], s[i], t[i], u[i], v[i])
-        size = abs(host.tame(median))
+        size = abs(host.sanitise(median))
         scores[i] = np.float32(MOST) if size > np.float32(MOST) else size
 
 
@@ -182,4 +182,4 @@ def take(values, indices, x, residual):  # type: ignore[no-untyped-def]
             values[j] = residual[i]
             residual[i] = np.float32(0)
         else:
-            values[j] = host.tame(x[i])
+            values[j] = host.sanitise(x[i])

@@ -39,7 +39,7 @@ def step_of(spread: float, bits: int) -> np.float32:
 
 
 def spread(x: np.ndarray, context: Context) -> float:
-    """The largest difference of neighbours, tame."""
+    """The largest difference of neighbours, sanitised."""
     return _largest(x, context)[0]
 
 
@@ -64,17 +64,17 @@ def _extents(x, tops):  # type: ignore[no-untyped-def]
         tops[half + c] = host.max_bits(x[a:b])
         spread = np.float32(0)
         for i in range(max(1, a), b):
-            apart = abs(host.tame(x[i]) - host.tame(x[i - 1]))
+            apart = abs(host.sanitise(x[i]) - host.sanitise(x[i - 1]))
             spread = max(spread, apart)
         tops[c] = host.float_bits(spread)
 
 
 @host.Kernel
 def sum_into(values, x):  # type: ignore[no-untyped-def]
-    """``values = tame(values + x)``."""
+    """``values = sanitise(values + x)``."""
     for c in prange((x.size + _CHUNK - 1) // _CHUNK):
         a, b = c * _CHUNK, min(x.size, (c + 1) * _CHUNK)
-        host.tame_sum(values[a:b], x[a:b])
+        host.sanitised_sum(values[a:b], x[a:b])
 
 
 @host.inline
@@ -91,12 +91,12 @@ def encode(values, rest, payload, bits, step, inverse):  # type: ignore[no-untyp
     for block in prange((values.size + BLOCK - 1) // BLOCK):
         out = payload[HEADER + block * size : HEADER + (block + 1) * size]
         x = values[block * BLOCK : min(values.size, (block + 1) * BLOCK)]
-        first = host.tame(x[0])
+        first = host.sanitise(x[0])
         out[0] = host.float_bits(first)
         out[1:] = np.uint32(0)
         before, waiting, filled, word = np.int64(0), np.uint64(0), 0, 1
         for i in range(x.size):
-            value = host.tame(x[i])
+            value = host.sanitise(x[i])
             q = number(value, first, inverse)
             waiting |= np.uint64(q - before + top) << np.uint64(filled)
             before, filled = q, filled + bits
@@ -104,7 +104,7 @@ def encode(values, rest, payload, bits, step, inverse):  # type: ignore[no-untyp
                 out[word] = np.uint32(waiting & np.uint64(0xFFFFFFFF))
                 waiting, filled, word = waiting >> np.uint64(32), filled - 32, word + 1
             if rest.size:
-                rest[block * BLOCK + i] = value - host.tame(host.fma(np.float32(q), step, first))
+                rest[block * BLOCK + i] = value - host.sanitise(host.fma(np.float32(q), step, first))
         if filled > 0:
             out[word] = np.uint32(waiting)
 
@@ -115,7 +115,7 @@ def decode(out, payload, bits, step, add):  # type: ignore[no-untyped-def]
     for block in prange((out.size + BLOCK - 1) // BLOCK):
         read = payload[HEADER + block * size : HEADER + (block + 1) * size]
         x = out[block * BLOCK : min(out.size, (block + 1) * BLOCK)]
-        first = host.tame(host.bits_float(read[0]))
+        first = host.sanitise(host.bits_float(read[0]))
         q, waiting, filled, word = np.int64(0), np.uint64(0), 0, 1
         for i in range(x.size):
             if filled < bits:
@@ -123,5 +123,5 @@ def decode(out, payload, bits, step, add):  # type: ignore[no-untyped-def]
                 filled, word = filled + 32, word + 1
             q += np.int64(waiting & mask) - top
             waiting, filled = waiting >> np.uint64(bits), filled - bits
-            value = host.tame(host.fma(np.float32(q), step, first))
+            value = host.sanitise(host.fma(np.float32(q), step, first))
             x[i] = plus(x[i], value) if add else value

@@ -159,14 +159,14 @@ def _encode_blocks(values, more, words, at, steps, kind, block, width, powers, n
     """Encode some blocks of values, after adding ``more`` if it is not empty, into words from ``at`` on.
 
     A call for each would cost a fifth of the time. The sum is made here, block by block, so that memory is read while
-    the block before is rounded. Without ``more`` the values must be tame.
+    the block before is rounded. Without ``more`` the values must be sanitised.
     """
     codes = np.empty(_PIECE, kind.dtype)
     for b in range(steps.size):
         stop = min(values.size, (b + 1) * block)
         whole = values[b * block : stop]
         if more.size:
-            host.tame_sum(whole, more[b * block : stop])
+            host.sanitised_sum(whole, more[b * block : stop])
         length = _norm(whole, host.max_bits(whole), norm, clip)
         step, inverse = np.float32(0), np.float32(0)
         if length >= np.float32(TINY):
@@ -196,7 +196,7 @@ def encode(x, residual, words, steps, kind, block, width, powers, levels, norm, 
         elif host.max_bits(values) <= np.uint32(host.LIMIT_BITS):
             _encode_blocks(values, values[:0], words, at, some, *rule, count, high)
         else:
-            _encode_blocks(host.tame_copy(values), values[:0], words, at, some, *rule, count, high)
+            _encode_blocks(host.sanitised_copy(values), values[:0], words, at, some, *rule, count, high)
 
 
 @host.Kernel

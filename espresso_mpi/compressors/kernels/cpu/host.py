@@ -31,7 +31,7 @@ EMPTY = np.empty(0, np.float32)
 PARALLEL_MIN = 1 << 16
 
 LIMIT_BITS = int(np.float32(LIMIT).view(np.uint32))
-"""LIMIT as float32 bits: magnitudes with larger ones are not tame."""
+"""LIMIT as float32 bits: magnitudes with larger ones are not sanitised."""
 
 _threads = 0  # 0: as many as numba would use
 
@@ -261,7 +261,7 @@ def uniform(at, high):  # type: ignore[no-untyped-def]
 
 
 @inline
-def tame(value):  # type: ignore[no-untyped-def]
+def sanitise(value):  # type: ignore[no-untyped-def]
     """The value that compressors carry for any float32: at most LIMIT in magnitude, 0 for NaN. Vectorises."""
     small = np.float32(LIMIT) if value > np.float32(LIMIT) else value
     small = np.float32(-LIMIT) if small < np.float32(-LIMIT) else small
@@ -269,25 +269,25 @@ def tame(value):  # type: ignore[no-untyped-def]
 
 
 @inline
-def tame_into(out, x):  # type: ignore[no-untyped-def]
-    """``out = tame(x)`` for as many values as x has; ``out`` may be x."""
+def sanitise_into(out, x):  # type: ignore[no-untyped-def]
+    """``out = sanitise(x)`` for as many values as x has; ``out`` may be x."""
     for i in range(x.size):
-        out[i] = tame(x[i])
+        out[i] = sanitise(x[i])
 
 
 @inline
-def tame_copy(values):  # type: ignore[no-untyped-def]
-    """The tame values of an array, for encoders without a residual to hold them: rare, for it is slow."""
-    tamed = np.empty_like(values)
-    tame_into(tamed, values)
-    return tamed
+def sanitised_copy(values):  # type: ignore[no-untyped-def]
+    """The sanitised values of an array, for encoders without a residual to hold them: rare, for it is slow."""
+    sanitised = np.empty_like(values)
+    sanitise_into(sanitised, values)
+    return sanitised
 
 
 @inline
-def tame_sum(kept, x):  # type: ignore[no-untyped-def]
-    """``kept = tame(kept + x)`` for one block."""
+def sanitised_sum(kept, x):  # type: ignore[no-untyped-def]
+    """``kept = sanitise(kept + x)`` for one block."""
     for i in range(x.size):
-        kept[i] = tame(kept[i] + x[i])
+        kept[i] = sanitise(kept[i] + x[i])
 
 
 @inline

@@ -129,11 +129,11 @@ def plus(a, b):  # type: ignore[no-untyped-def]
 
 
 @host.Kernel
-def tame_sum(residual, x):  # type: ignore[no-untyped-def]
-    """``residual = tame(residual + x)``."""
+def sanitised_sum(residual, x):  # type: ignore[no-untyped-def]
+    """``residual = sanitise(residual + x)``."""
     for chunk in prange((x.size + CHUNK - 1) // CHUNK):
         a, b = chunk * CHUNK, min(x.size, (chunk + 1) * CHUNK)
-        host.tame_sum(residual[a:b], x[a:b])
+        host.sanitised_sum(residual[a:b], x[a:b])
 
 
 def seed_of(context: Context) -> Any:

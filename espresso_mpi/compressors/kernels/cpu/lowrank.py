@@ -38,9 +38,9 @@ READY, ADD, COPY = 0, 1, 2
 @host.inline
 def _settle(kept, x, how):  # type: ignore[no-untyped-def]
     if how == ADD:
-        host.tame_sum(kept, x)
+        host.sanitised_sum(kept, x)
     else:
-        host.tame_into(kept, x)
+        host.sanitise_into(kept, x)
 
 
 @host.inline
@@ -54,7 +54,7 @@ def top_of(vectors, start, stride, count, ranks):  # type: ignore[no-untyped-def
 
 @host.inline
 def _safe(p_top, q_top, ranks):  # type: ignore[no-untyped-def]
-    """Whether no element of P Qᵀ needs to be tamed, given the largest magnitudes; not if one is not finite."""
+    """Whether no element of P Qᵀ needs to be sanitised, given the largest magnitudes; not if one is not finite."""
     return p_top <= LIMIT and q_top <= LIMIT and p_top * q_top * ranks <= LIMIT / 2
 
 
@@ -65,7 +65,7 @@ def _outer_one_by_one(out, at, count, p, pi, ps, q, qi, qs, ranks, sign, add):  
         value = np.float32(0.0)
         for k in range(ranks):
             value = host.fma(sign * p[pi + k * ps], q[qi + k * qs + c], value)
-        value = host.tame(value)
+        value = host.sanitise(value)
         out[at + c] = out[at + c] + value if add else value
 
 
@@ -108,19 +108,19 @@ def _project_pair(kept, x, how, i, j, count, cols, q, stride, ranks, out, rows, 
     a, b = i * cols, j * cols
     if how == ADD:
         whole = count // LANES * LANES
-        host.tame_sum(kept[a + whole : a + count], x[a + whole : a + count])
+        host.sanitised_sum(kept[a + whole : a + count], x[a + whole : a + count])
         if j > i:
-            host.tame_sum(kept[b + whole : b + count], x[b + whole : b + count])
+            host.sanitised_sum(kept[b + whole : b + count], x[b + whole : b + count])
     elif how == COPY:
-        host.tame_into(kept[a : b + count], x[a : b + count])
+        host.sanitise_into(kept[a : b + count], x[a : b + count])
     for g in range(0, ranks, GROUP):
         if how == ADD and g == 0:
             add_and_dot_rows(kept, x, a, b, count, q, 0, stride, dots)
         else:
             dot_rows(kept, x, a, b, count, q, g * stride, stride, dots)
         for k in range(min(GROUP, ranks - g)):
-            out[(g + k) * rows + i] = host.tame(dots[k])
-            out[(g + k) * rows + j] = host.tame(dots[GROUP + k])
+            out[(g + k) * rows + i] = host.sanitise(dots[k])
+            out[(g + k) * rows + j] = host.sanitise(dots[GROUP + k])
 
 
 @host.inline
@@ -211,7 +211,7 @@ def _add_up(parts, size, start, out):  # type: ignore[no-untyped-def]
         for c in range(out.size):
             out[c] += part[c]
     for c in range(out.size):
-        out[c] = host.tame(out[c])
+        out[c] = host.sanitise(out[c])
 
 
 @host.Kernel

@@ -40,8 +40,8 @@ def _zeros(builder: Any, width: int) -> Any:
     return _variable(builder, vectors.constant(vectors.floats(width), 0.0))
 
 
-def _tamed(builder: Any, value: Any) -> Any:
-    """As ``host.tame``, for a vector."""
+def _sanitised(builder: Any, value: Any) -> Any:
+    """As ``host.sanitise``, for a vector."""
     top, bottom, zero = (vectors.constant(value.type, x) for x in (LIMIT, -LIMIT, 0.0))
     small = builder.select(builder.fcmp_ordered(">", value, top), top, value)
     small = builder.select(builder.fcmp_ordered("<", small, bottom), bottom, small)
@@ -52,7 +52,7 @@ def _settled(builder: Any, kept: Any, x: Any, indices: list[Any], width: int) ->
     """Vectors of ``kept`` after adding those of x to them, unless x is None. All are read before one is written."""
     values = [_load(builder, kept, at, width) for at in indices]
     if x is not None:
-        values = [_tamed(builder, builder.fadd(v, _load(builder, x, at, width))) for v, at in zip(values, indices)]
+        values = [_sanitised(builder, builder.fadd(v, _load(builder, x, at, width))) for v, at in zip(values, indices)]
         for value, at in zip(values, indices):
             _store(builder, value, kept, at)
     return values

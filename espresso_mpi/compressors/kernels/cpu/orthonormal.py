@@ -75,7 +75,7 @@ def orthonormalise(source, target, ranks, length, fill, low, high, lanes):  # ty
     products = np.empty(ranks, np.float32)
     for j in range(ranks):
         for i in range(j * length, (j + 1) * length):
-            target[i] = host.tame(source[i])
+            target[i] = host.sanitise(source[i])
         good = _independent(target, j, length, products, lanes)
         if fill and not good:
             for i in range(j * length, (j + 1) * length):

@@ -134,7 +134,7 @@ def _scatter(highs, lows, before, values, out, low, add):  # type: ignore[no-unt
                 i = ((64 * w + host.trailing_zeros(mask) - j) << low) | _low_bits(lows, j, low)
                 mask &= mask - np.uint64(1)
                 if i < out.size:  # nor may it write outside the array
-                    value = host.tame(values[j])
+                    value = host.sanitise(values[j])
                     out[i] = plus(out[i], value) if add else value
                 j += 1
 

@@ -1,4 +1,4 @@
-"""Blocks turned by a random rotation: random signs, then a fast Walsh-Hadamard transform.
+"""Blocks rotated by a random rotation: random signs, then a fast Walsh-Hadamard transform.
 
 Every vector of d elements (d a power of two from 64) becomes ``w = H·D·v`` with a diagonal D of random signs and H the
 Walsh-Hadamard matrix in Sylvester's order *without* its factor 1/√d, so ``H·H = d·1``: the factors go into the scales,
@@ -6,7 +6,7 @@ where a power of two costs no rounding. Whatever v was, the elements of w look l
 so a quantiser made for that serves every v.
 
 A tensor is cut into blocks of ``block`` elements; the last one is padded with zeros to a power of two. Before it is
-turned a block is multiplied by a power of two so that its largest magnitude is in [1, 2): sums cannot overflow. The
+rotated a block is multiplied by a power of two so that its largest magnitude is in [1, 2): sums cannot overflow. The
 butterflies run from stride 1 upwards, and sums over a block run in 64 lanes (element i in lane i mod 64) that then are
 folded upper half onto lower half: these orders are part of the format, and the CUDA kernels keep them.
 """
@@ -136,17 +136,17 @@ def powers(top):  # type: ignore[no-untyped-def]
 
 @host.inline
 def take(values, kept, spare, keep):  # type: ignore[no-untyped-def]
-    """The tame values to compress, in ``kept`` (added to it) if there is one; their largest magnitude's bits."""
+    """The sanitised values to compress, in ``kept`` (added to it) if there is one; their largest magnitude's bits."""
     groups = values.size // 64
     if keep:
         top = add_largest(kept, values, groups)
         if top > np.uint32(host.LIMIT_BITS):
-            host.tame_into(kept, kept)
+            host.sanitise_into(kept, kept)
             top = largest(kept, groups)
         return kept, top
     top = largest(values, groups)
     if top > np.uint32(host.LIMIT_BITS):
-        host.tame_into(spare, values)
+        host.sanitise_into(spare, values)
         return spare, largest(spare, groups)
     return values, top
 
@@ -160,15 +160,15 @@ def rotate(buffer, values, signs, power):  # type: ignore[no-untyped-def]
 
 @host.inline
 def scaled_back(buffer, scale, bound):  # type: ignore[no-untyped-def]
-    """The factor by which to multiply the turned back codes: scale, unless a product could leave the range.
+    """The factor by which to multiply the rotated back codes: scale, unless a product could leave the range.
 
-    Then, which damaged payloads can bring about as well, the products are made, and tamed, here. No element of the
+    Then, which damaged payloads can bring about as well, the products are made, and sanitised, here. No element of the
     buffer is above ``bound`` in magnitude.
     """
     if abs(scale) <= np.float32(LIMIT) / bound:
         return scale
     for i in range(buffer.size):
-        buffer[i] = host.tame(buffer[i] * scale)
+        buffer[i] = host.sanitise(buffer[i] * scale)
     return np.float32(1)
 
 

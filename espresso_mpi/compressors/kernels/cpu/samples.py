@@ -48,7 +48,7 @@ def _make(values, x, kept, momentum, decay, factor):  # type: ignore[no-untyped-
         value = x[i]
         if momentum.size:
             value = host.fma(decay, momentum[i], value * factor)
-        values[i] = host.tame(kept[i] + value if kept.size else value)
+        values[i] = host.sanitise(kept[i] + value if kept.size else value)
 
 
 @host.Kernel

@@ -69,10 +69,10 @@ def put(out, words, plus, minus):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def tamed(values, inplace):  # type: ignore[no-untyped-def]
-    """One block with every value tamed; a copy unless ``inplace``. Only for blocks that need it."""
+def sanitised(values, inplace):  # type: ignore[no-untyped-def]
+    """One block with every value sanitised; a copy unless ``inplace``. Only for blocks that need it."""
     target = values if inplace else np.empty(values.size, np.float32)
-    host.tame_into(target, values)
+    host.sanitise_into(target, values)
     return target
 
 

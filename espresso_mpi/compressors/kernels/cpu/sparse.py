@@ -228,7 +228,7 @@ def _scatter(indices, sent, out, add):  # type: ignore[no-untyped-def]
         for j in range(c * CHUNK, min(indices.size, (c + 1) * CHUNK)):
             i = indices[j]
             if i < out.size:  # a damaged payload must not write outside the array
-                value = host.tame(sent[j])
+                value = host.sanitise(sent[j])
                 # Nor may one that repeats an index add up to infinity.
                 out[i] = min(max(out[i] + value, -_LARGEST), _LARGEST) if add else value
 

@@ -28,13 +28,13 @@ def _advance(x, kept, momentum, decay, factor):  # type: ignore[no-untyped-def]
     if momentum.size and kept.size:
         for i in range(x.size):
             value = host.fma(decay, momentum[i], x[i] * factor)
-            kept[i] = host.tame(kept[i] + value)
-            momentum[i] = host.tame(value)
+            kept[i] = host.sanitise(kept[i] + value)
+            momentum[i] = host.sanitise(value)
     elif momentum.size:
         for i in range(x.size):
-            momentum[i] = host.tame(host.fma(decay, momentum[i], x[i] * factor))
+            momentum[i] = host.sanitise(host.fma(decay, momentum[i], x[i] * factor))
     elif kept.size:
-        host.tame_sum(kept, x)
+        host.sanitised_sum(kept, x)
 
 
 @host.inline
@@ -91,7 +91,7 @@ def _gather_chunk(values, masks, found):  # type: ignore[no-untyped-def]
     for w in range(masks.size):
         mask = masks[w]
         while mask:
-            found[at] = host.tame(values[64 * w + host.trailing_zeros(mask)])
+            found[at] = host.sanitise(values[64 * w + host.trailing_zeros(mask)])
             at += 1
             mask &= mask - np.uint64(1)
 
@@ -142,7 +142,7 @@ def _copy_chunk(start, values, kept, momentum, masks, threshold, ties, indices, 
         while mask:
             i = 64 * w + host.trailing_zeros(mask)
             mask &= mask - np.uint64(1)
-            value = host.tame(values[i])
+            value = host.sanitise(values[i])
             key = key_of(value)
             if key < threshold or (key == threshold and ties <= 0):
                 continue

@@ -91,7 +91,7 @@ def _squares(typingctx, x):  # type: ignore[no-untyped-def]
 def _scaled_squares(values, buffer, factor):  # type: ignore[no-untyped-def]
     """The sum of the squares of ``values·factor``, of any number of any values; ``buffer`` is as large as a chunk."""
     for i in range(values.size):
-        buffer[i] = host.tame(values[i]) * factor
+        buffer[i] = host.sanitise(values[i]) * factor
     buffer[values.size :] = np.float32(0)
     return _squares(buffer)
 
@@ -109,7 +109,7 @@ def compress(bits, shift):  # type: ignore[no-untyped-def]
 
 @host.inline
 def _energy(values, buffer):  # type: ignore[no-untyped-def]
-    """What the summary holds of a chunk. Values within the range need not be tamed, and their sum is finite."""
+    """What the summary holds of a chunk. Values within the range need not be sanitised, and their sum is finite."""
     total = _squares(values) if values.size == buffer.size else np.float32(0)
     if np.float32(LEAST) <= total <= np.float32(MOST):
         return total
@@ -133,7 +133,7 @@ def summarise(x, residual, summary, length):  # type: ignore[no-untyped-def]
         a, b = first * length, min(x.size, last * length)
         values = x[a:b]
         if residual.size:
-            host.tame_sum(residual[a:b], values)
+            host.sanitised_sum(residual[a:b], values)
             values = residual[a:b]
         for c in range(first, last):
             summary[c] = _energy(values[(c - first) * length : min(values.size, (c + 1 - first) * length)], buffer)
@@ -159,7 +159,7 @@ def scale_of(energies, doublings):  # type: ignore[no-untyped-def]
 def _take_singles(values, x, kept):  # type: ignore[no-untyped-def]
     """Write a chunk and leave in ``kept``, unless it is empty, what is not written."""
     for i in range(x.size):
-        values[i] = host.tame(kept[i] if kept.size else x[i])
+        values[i] = host.sanitise(kept[i] if kept.size else x[i])
     values[x.size :] = np.float32(0)
     kept[:] = np.float32(0)
 
@@ -181,7 +181,7 @@ def _take_halves(values, x, kept, scale, inverse):  # type: ignore[no-untyped-de
             kept[i] = host.fma(-host.from_half(values[i]), scale, value)
     else:
         for i in range(x.size):
-            values[i] = _half(host.tame(x[i]), inverse)
+            values[i] = _half(host.sanitise(x[i]), inverse)
     values[x.size :] = 0
 
 
@@ -211,20 +211,20 @@ def _put_singles(out, values, add):  # type: ignore[no-untyped-def]
     """Write a chunk, or add it."""
     if add:
         for i in range(out.size):
-            out[i] = sparse.plus(out[i], host.tame(values[i]))
+            out[i] = sparse.plus(out[i], host.sanitise(values[i]))
     else:
         for i in range(out.size):
-            out[i] = host.tame(values[i])
+            out[i] = host.sanitise(values[i])
 
 
 @host.inline
 def _put_halves(out, values, scale, add):  # type: ignore[no-untyped-def]
     if add:
         for i in range(out.size):
-            out[i] = sparse.plus(out[i], host.tame(host.from_half(values[i]) * scale))
+            out[i] = sparse.plus(out[i], host.sanitise(host.from_half(values[i]) * scale))
     else:
         for i in range(out.size):
-            out[i] = host.tame(host.from_half(values[i]) * scale)
+            out[i] = host.sanitise(host.from_half(values[i]) * scale)
 
 
 @host.Kernel

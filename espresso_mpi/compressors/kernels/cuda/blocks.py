@@ -156,7 +156,7 @@ def _make_store(per):  # type: ignore[no-untyped-def]
 def _make_encode(keep, rule, per):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def value(x, residual, i):  # type: ignore[no-untyped-def]
-        return gpu.tame(x[i] + residual[i] if keep else x[i])
+        return gpu.sanitise(x[i] + residual[i] if keep else x[i])
 
     order, largest, put, store = _make_order(per), _make_largest(value, per), _make_put(keep, rule), _make_store(per)
     bits, mask, bytes_a_turn, unit = 8 // per, (1 << 8 // per) - 1, 128 // per, _unit(per)

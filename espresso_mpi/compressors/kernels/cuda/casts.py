@@ -42,7 +42,7 @@ def _from_brain(code):  # type: ignore[no-untyped-def]
 def _make_encode(keep, rule):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def value(x, residual, i):  # type: ignore[no-untyped-def]
-        return gpu.tame(x[i] + residual[i] if keep else x[i])
+        return gpu.sanitise(x[i] + residual[i] if keep else x[i])
 
     @cuda.jit(device=True)
     def half(p, i, low, high):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""CUDA kernels of ``drive`` and ``eden``: turned blocks quantised to the levels of a table.
+"""CUDA kernels of ``drive`` and ``eden``: rotated blocks quantised to the levels of a table.
 
 With a residual its values are read twice, the second time from the cache. The decoded value goes through shared memory
 before it is subtracted: otherwise the compiler would fuse its product with the difference, and round once.

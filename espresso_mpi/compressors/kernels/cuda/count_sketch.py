@@ -21,7 +21,7 @@ from . import linear_sparse as sparse
 def summarise(x: Any, summary: Any, residual: Any, rows: int, seed: int) -> None:
     """The sketch of ``x``, or of ``residual + x``, which ``residual`` then holds."""
     if residual is not None:
-        sparse.tame_sum(residual, x)
+        sparse.sanitised_sum(residual, x)
     source, grid = x if residual is None else residual, gpu.blocks(summary.size, gpu.THREADS)
     _sketch(grid, gpu.THREADS, source, summary, rows, _seed(seed))
 
@@ -56,7 +56,7 @@ def _rotated(values, mixed, row, segment, bucket, buckets):  # type: ignore[no-u
     by, factor = _turn(mixed, row, segment, buckets)
     offset = bucket - by if bucket >= by else bucket - by + buckets
     i = segment * buckets + offset
-    return gpu.tame(values[i]) if i < values.size else np.float32(0), factor
+    return gpu.sanitise(values[i]) if i < values.size else np.float32(0), factor
 
 
 @gpu.kernel("float32[::1], float32[::1], int64, uint64")
@@ -135,7 +135,7 @@ def _make_estimate(rows):  # type: ignore[no-untyped-def]
         buckets, mixed = np.int64(summary.size // rows), sparse.mix(seed)
         for i in range(cuda.grid(1), scores.size, cuda.gridsize(1)):
             segment = i // buckets
-            size = abs(gpu.tame(median(summary, mixed, segment, i - segment * buckets, buckets)))
+            size = abs(gpu.sanitise(median(summary, mixed, segment, i - segment * buckets, buckets)))
             scores[i] = np.float32(MOST) if size > np.float32(MOST) else size
 
     return estimate
@@ -158,7 +158,7 @@ def _make_take(keep):  # type: ignore[no-untyped-def]
                 header[j] = np.uint32(0)
         for j in range(cuda.grid(1), indices.size, cuda.gridsize(1)):
             i = indices[j]
-            values[j] = gpu.tame(source[i])
+            values[j] = gpu.sanitise(source[i])
             if keep:
                 source[i] = np.float32(0)
 

@@ -55,7 +55,7 @@ def _tops() -> Any:
 @gpu.kernel("float32[::1], float32[::1]")
 def _add(values, x):  # type: ignore[no-untyped-def]
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        values[i] = gpu.tame(values[i] + x[i])
+        values[i] = gpu.sanitise(values[i] + x[i])
 
 
 @gpu.kernel("float32[::1], uint32[::1]")
@@ -64,7 +64,7 @@ def _extent(x, tops):  # type: ignore[no-untyped-def]
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
         largest = max(largest, np.uint32(gpu.float_bits(x[i]) & np.uint32(0x7FFFFFFF)))
         before = x[i - 1] if i else x[i]
-        apart = gpu.float_bits(gpu.tame(x[i]) - gpu.tame(before))
+        apart = gpu.float_bits(gpu.sanitise(x[i]) - gpu.sanitise(before))
         spread = max(spread, np.uint32(apart & np.uint32(0x7FFFFFFF)))
     spread, largest = gpu.warp_max(np.int32(spread)), gpu.warp_max(np.int32(largest))
     if cuda.laneid == 0:
@@ -99,16 +99,16 @@ def _encode(values, payload, steps, bits):  # type: ignore[no-untyped-def]
     for at in range(cuda.grid(1), payload.size - HEADER, cuda.gridsize(1)):
         block, word = at // size, at % size - 1
         start = block * BLOCK
-        first = gpu.tame(values[start])
+        first = gpu.sanitise(values[start])
         if word < 0:
             payload[HEADER + at] = gpu.float_bits(first)
         else:
             i, stop = 32 * word // bits, min(values.size - start, np.int64(BLOCK))
             before, made = np.int64(0), np.uint64(0)
             if 0 < i < stop:
-                before = _number(gpu.tame(values[start + i - 1]), first, inverse)
+                before = _number(gpu.sanitise(values[start + i - 1]), first, inverse)
             while i < stop and i * bits < 32 * word + 32:
-                q = _number(gpu.tame(values[start + i]), first, inverse)
+                q = _number(gpu.sanitise(values[start + i]), first, inverse)
                 code, shift = np.uint64(q - before + top), i * bits - 32 * word
                 if shift >= 0:
                     made |= code << np.uint64(shift)
@@ -127,7 +127,7 @@ def _settle(values, steps):  # type: ignore[no-untyped-def]
         first = values[block * BLOCK]
         for i in range(block * BLOCK, min(values.size, (block + 1) * BLOCK)):
             q = _number(values[i], first, inverse)
-            values[i] = values[i] - gpu.tame(cuda.fma(np.float32(q), step, first))
+            values[i] = values[i] - gpu.sanitise(cuda.fma(np.float32(q), step, first))
 
 
 @cuda.jit(device=True)
@@ -144,15 +144,15 @@ def _make_decode(add):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def put(out, i, q, step, first):  # type: ignore[no-untyped-def]
         if i < out.size:
-            value = gpu.tame(cuda.fma(np.float32(q), step, first))
+            value = gpu.sanitise(cuda.fma(np.float32(q), step, first))
             out[i] = plus(out[i], value) if add else value
 
     @gpu.kernel("float32[::1], uint32[::1], int64", add=add)
     def decode(out, payload, bits):  # type: ignore[no-untyped-def]
-        lane, step = cuda.laneid, gpu.tame(gpu.bits_float(payload[0]))
+        lane, step = cuda.laneid, gpu.sanitise(gpu.bits_float(payload[0]))
         for block in range(cuda.grid(1) // 32, (out.size + BLOCK - 1) // BLOCK, cuda.gridsize(1) // 32):
             start = HEADER + block * (1 + 2 * bits)
-            first = gpu.tame(gpu.bits_float(payload[start]))
+            first = gpu.sanitise(gpu.bits_float(payload[start]))
             lower, upper = _code(payload, start + 1, lane, bits), _code(payload, start + 1, lane + 32, bits)
             half = np.int32(gpu.warp_sum(lower))
             lower = np.int32(gpu.warp_prefix_sum(lower, lane))

@@ -53,10 +53,10 @@ def _power(number, levels):  # type: ignore[no-untyped-def]
 def _make_encode(keep, powers):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def value(x, residual, i, stop):  # type: ignore[no-untyped-def]
-        """A tame element, 0 beyond the end of the block."""
+        """A sanitised element, 0 beyond the end of the block."""
         if i >= stop:
             return np.float32(0)
-        return gpu.tame(residual[i] + x[i] if keep else x[i])
+        return gpu.sanitise(residual[i] + x[i] if keep else x[i])
 
     @cuda.jit(device=True)
     def largest(x, residual, start, stop):  # type: ignore[no-untyped-def]

@@ -157,8 +157,8 @@ def uniform(at, high):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True)
-def tame(value):  # type: ignore[no-untyped-def]
-    """As ``host.tame``."""
+def sanitise(value):  # type: ignore[no-untyped-def]
+    """As ``host.sanitise``."""
     small = np.float32(LIMIT) if value > np.float32(LIMIT) else value
     small = np.float32(-LIMIT) if small < np.float32(-LIMIT) else small
     return small if value == value else np.float32(0.0)

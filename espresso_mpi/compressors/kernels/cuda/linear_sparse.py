@@ -11,9 +11,9 @@ from ..cpu.linear_sparse import LARGEST
 from . import gpu
 
 
-def tame_sum(residual: Any, x: Any) -> None:
-    """``residual = tame(residual + x)``."""
-    _tame_sum(gpu.blocks(x.size, gpu.TILE), gpu.THREADS, residual, x)
+def sanitised_sum(residual: Any, x: Any) -> None:
+    """``residual = sanitise(residual + x)``."""
+    _sanitised_sum(gpu.blocks(x.size, gpu.TILE), gpu.THREADS, residual, x)
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------
@@ -64,15 +64,15 @@ def plus(a, b):  # type: ignore[no-untyped-def]
 
 
 @gpu.kernel("float32[::1], float32[::1]")
-def _tame_sum(residual, x):  # type: ignore[no-untyped-def]
+def _sanitised_sum(residual, x):  # type: ignore[no-untyped-def]
     step = gpu.THREADS
     for tile in range(gpu.TILE * cuda.blockIdx.x, x.size, gpu.TILE * cuda.gridDim.x):
         i = tile + cuda.threadIdx.x
         if tile + gpu.TILE <= x.size:
             p, q = residual[i] + x[i], residual[i + step] + x[i + step]
             r, s = residual[i + 2 * step] + x[i + 2 * step], residual[i + 3 * step] + x[i + 3 * step]
-            residual[i], residual[i + step] = gpu.tame(p), gpu.tame(q)
-            residual[i + 2 * step], residual[i + 3 * step] = gpu.tame(r), gpu.tame(s)
+            residual[i], residual[i + step] = gpu.sanitise(p), gpu.sanitise(q)
+            residual[i + 2 * step], residual[i + 3 * step] = gpu.sanitise(r), gpu.sanitise(s)
         else:
             for j in range(i, x.size, step):
-                residual[j] = gpu.tame(residual[j] + x[j])
+                residual[j] = gpu.sanitise(residual[j] + x[j])

@@ -93,7 +93,7 @@ def _tiles(m: Matrix) -> int:
 
 @cuda.jit(device=True)
 def _product(a, b):  # type: ignore[no-untyped-def]
-    """The product of two tame float32, exact; ``min`` changes nothing but keeps it from being fused with a sum."""
+    """The product of two sanitised float32, exact; ``min`` changes nothing but keeps it from being fused with a sum."""
     return min(np.float64(a) * np.float64(b), np.float64(_BEYOND))
 
 
@@ -166,7 +166,7 @@ def _orthonormalise(source, target, ranks, length, fill, low, high, least):  # t
     for j in range(ranks):
         start, stop = j * length, (j + 1) * length
         for at in range(start + cuda.threadIdx.x, stop, cuda.blockDim.x):
-            target[at] = gpu.tame(source[at])
+            target[at] = gpu.sanitise(source[at])
         cuda.syncthreads()
         good = _independent(target, j, length, products, least)
         if fill and not good:
@@ -190,22 +190,22 @@ def _settle(kept, x):  # type: ignore[no-untyped-def]
     while i + 3 * step < kept.size:
         p, q, r, s = kept[i] + x[i], kept[i + step] + x[i + step], kept[i + 2 * step] + x[i + 2 * step], np.float32(0)
         s = kept[i + 3 * step] + x[i + 3 * step]
-        kept[i], kept[i + step] = gpu.tame(p), gpu.tame(q)
-        kept[i + 2 * step], kept[i + 3 * step] = gpu.tame(r), gpu.tame(s)
+        kept[i], kept[i + step] = gpu.sanitise(p), gpu.sanitise(q)
+        kept[i + 2 * step], kept[i + 3 * step] = gpu.sanitise(r), gpu.sanitise(s)
         i += 4 * step
     while i < kept.size:
-        kept[i] = gpu.tame(kept[i] + x[i])
+        kept[i] = gpu.sanitise(kept[i] + x[i])
         i += step
 
 
 def _make_project_rows(adding):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def value(x, source, i):  # type: ignore[no-untyped-def]
-        return gpu.tame(source[i] + x[i] if adding else source[i])
+        return gpu.sanitise(source[i] + x[i] if adding else source[i])
 
     @cuda.jit(device=True)
     def write(out, at, total):  # type: ignore[no-untyped-def]
-        total = gpu.tame(gpu.warp_sum(total))
+        total = gpu.sanitise(gpu.warp_sum(total))
         if cuda.laneid == 0 and at < out.size:
             out[at] = total
 
@@ -282,13 +282,13 @@ def _project_columns(source, p, parts, cols, rows, first):  # type: ignore[no-un
             a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
             i, j = 0, start * cols + column
             while i + 3 < stop:
-                v, w = gpu.tame(source[j]), gpu.tame(source[j + cols])
-                y, z = gpu.tame(source[j + 2 * cols]), gpu.tame(source[j + 3 * cols])
+                v, w = gpu.sanitise(source[j]), gpu.sanitise(source[j + cols])
+                y, z = gpu.sanitise(source[j + 2 * cols]), gpu.sanitise(source[j + 3 * cols])
                 a, b = _four(shared, i, v, w, y, z, a), _four(shared, CHUNK + i, v, w, y, z, b)
                 c, d = _four(shared, 2 * CHUNK + i, v, w, y, z, c), _four(shared, 3 * CHUNK + i, v, w, y, z, d)
                 i, j = i + 4, j + 4 * cols
             while i < stop:
-                v = gpu.tame(source[j])
+                v = gpu.sanitise(source[j])
                 a, b = cuda.fma(v, shared[i], a), cuda.fma(v, shared[CHUNK + i], b)
                 c, d = cuda.fma(v, shared[2 * CHUNK + i], c), cuda.fma(v, shared[3 * CHUNK + i], d)
                 i, j = i + 1, j + cols
@@ -308,13 +308,13 @@ def _add_chunks(parts, out, size):  # type: ignore[no-untyped-def]
         while at < parts.size:
             total = total + parts[at]
             at += size
-        out[i] = gpu.tame(total)
+        out[i] = gpu.sanitise(total)
 
 
 def _make_outer(add, by_turns):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def put(out, i, value):  # type: ignore[no-untyped-def]
-        value = gpu.tame(value)
+        value = gpu.sanitise(value)
         out[i] = out[i] + value if add else value
 
     signature = "float32[::1], float32[::1], float32[::1], float32[::1], int64, int64, int64, float32"
@@ -372,7 +372,7 @@ def _write_header(header, factor, start, first):  # type: ignore[no-untyped-def]
 @gpu.kernel("float32[::1], float32[::1]")
 def _keep(kept, factor):  # type: ignore[no-untyped-def]
     for i in range(cuda.grid(1), kept.size, cuda.gridsize(1)):
-        kept[i] = gpu.tame(factor[i])
+        kept[i] = gpu.sanitise(factor[i])
 
 
 _PROJECT_ROWS = {adding: _make_project_rows(adding) for adding in (False, True)}

@@ -46,7 +46,7 @@ def _decoded(code):  # type: ignore[no-untyped-def]
 def _make_encode(keep):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def value(x, residual, i):  # type: ignore[no-untyped-def]
-        return gpu.tame(residual[i] + x[i] if keep else x[i])
+        return gpu.sanitise(residual[i] + x[i] if keep else x[i])
 
     @cuda.jit(device=True)
     def largest(x, residual, start, whole, stop):  # type: ignore[no-untyped-def]

@@ -154,7 +154,7 @@ def _make_scatter(add):  # type: ignore[no-untyped-def]
                 if mask & np.uint32(1):
                     i = ((bit - j) << low) + (_low_bits(lows, j, low) if low else np.int64(0))
                     if i < out.size:  # nor may it write outside the array
-                        value = gpu.tame(values[j])
+                        value = gpu.sanitise(values[j])
                         out[i] = plus(out[i], value) if add else value
                     j += 1
                 mask = np.uint32(mask >> np.uint32(1))

@@ -14,7 +14,7 @@ from . import linear_sparse as sparse
 def encode(x: Any, residual: Any, head: Any, values: Any, seed: int, factor: np.float32) -> None:
     """Send the values of ``x``, or of ``residual + x``, which ``residual`` then holds without what is sent."""
     if residual is not None:
-        sparse.tame_sum(residual, x)
+        sparse.sanitised_sum(residual, x)
     source, seed = x if residual is None else residual, seed & 0xFFFFFFFFFFFFFFFF
     grid = gpu.blocks(values.size, gpu.THREADS)
     _TAKE[residual is not None](grid, gpu.THREADS, source, head, values, np.uint64(seed), factor)
@@ -37,10 +37,10 @@ def _make_take(keep):  # type: ignore[no-untyped-def]
         start, low, high = sparse.plan(seed, n)
         for i in range(cuda.grid(1), k, cuda.gridsize(1)):
             at = sparse.position(i, n, k, start, low, high)
-            value = gpu.tame(source[at])
+            value = gpu.sanitise(source[at])
             values[i] = value
             if keep:
-                source[at] = value - gpu.tame(value * factor)
+                source[at] = value - gpu.sanitise(value * factor)
 
     return take
 
@@ -53,7 +53,7 @@ def _make_put(add):  # type: ignore[no-untyped-def]
         start, low, high = sparse.plan(seed, n)
         for i in range(cuda.grid(1), k, cuda.gridsize(1)):
             at = sparse.position(i, n, k, start, low, high)
-            value = gpu.tame(values[i] * factor)
+            value = gpu.sanitise(values[i] * factor)
             out[at] = out[at] + value if add else value
 
     return put

@@ -1,4 +1,4 @@
-"""What the CUDA kernels of ``drive``, ``eden`` and ``thc`` share: blocks turned in shared memory.
+"""What the CUDA kernels of ``drive``, ``eden`` and ``thc`` share: blocks rotated in shared memory.
 
 A block of threads takes a block of the format. The butterflies and the sums come in the order of the CPU kernels,
 which is part of the format: see ``cpu.rotations``.
@@ -148,25 +148,25 @@ def rotate(work, start, size, power, low, high):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True)
 def scale_back(work, start, size, scale, bound, low, high):  # type: ignore[no-untyped-def]
-    """Turned back codes become decoded values, tame where a product could leave the range."""
+    """Rotated back codes become decoded values, sanitised where a product could leave the range."""
     if abs(scale) <= _LIMIT / bound:
         for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
             work[place(i)] *= signed(scale, start + i, low, high)
     else:
         for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
-            work[place(i)] = signed(gpu.tame(work[place(i)] * scale), start + i, low, high)
+            work[place(i)] = signed(gpu.sanitise(work[place(i)] * scale), start + i, low, high)
     cuda.syncthreads()
 
 
 def _make_put(add):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def put(out, work, start, stop, size, scale, bound, low, high):  # type: ignore[no-untyped-def]
-        """Turned back codes, multiplied by scale and signs, into ``out``."""
+        """Rotated back codes, multiplied by scale and signs, into ``out``."""
         plain = abs(scale) <= _LIMIT / bound
         for i in range(cuda.threadIdx.x, stop - start, cuda.blockDim.x):
             h, factor, j = work[place(i)], scale, start + i
             if not plain:
-                h, factor = gpu.tame(h * scale), np.float32(1)
+                h, factor = gpu.sanitise(h * scale), np.float32(1)
             factor = signed(factor, j, low, high)
             out[j] = cuda.fma(h, factor, out[j]) if add else h * factor
 
@@ -179,7 +179,7 @@ def _make_load(keep):  # type: ignore[no-untyped-def]
         """What is to be compressed; zeros pad the last block."""
         if i >= stop:
             return np.float32(0)
-        return gpu.tame(x[i] + residual[i] if keep else x[i])
+        return gpu.sanitise(x[i] + residual[i] if keep else x[i])
 
     @cuda.jit(device=True)
     def load(x, residual, start, stop, size, work, tops):  # type: ignore[no-untyped-def]

@@ -88,7 +88,7 @@ def _mean(total, count):  # type: ignore[no-untyped-def]
 def _make_encode(keep, two):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def value(x, residual, i):  # type: ignore[no-untyped-def]
-        return gpu.tame(residual[i] + x[i]) if keep else gpu.tame(x[i])
+        return gpu.sanitise(residual[i] + x[i]) if keep else gpu.sanitise(x[i])
 
     @cuda.jit(device=True)
     def above(p):  # type: ignore[no-untyped-def]
@@ -186,12 +186,12 @@ def _make_signs(keep, moving):  # type: ignore[no-untyped-def]
 
     @cuda.jit(device=True)
     def value(residual, i, p):  # type: ignore[no-untyped-def]
-        return gpu.tame(residual[i] + p) if keep else p
+        return gpu.sanitise(residual[i] + p) if keep else p
 
     @cuda.jit(device=True)
     def put(residual, momentum, i, p, v):  # type: ignore[no-untyped-def]
         if moving:
-            momentum[i] = gpu.tame(p)
+            momentum[i] = gpu.sanitise(p)
         if keep:
             residual[i] = v + (_ONE if v < 0 else -_ONE)
 

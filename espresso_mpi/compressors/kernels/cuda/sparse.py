@@ -98,14 +98,14 @@ def _make_passes(keep, moving):  # type: ignore[no-untyped-def]
 
     @cuda.jit(device=True)
     def total(kept, i, step):  # type: ignore[no-untyped-def]
-        return gpu.tame(kept[i] + step) if keep else gpu.tame(step)
+        return gpu.sanitise(kept[i] + step) if keep else gpu.sanitise(step)
 
     @cuda.jit(device=True)
     def put(kept, momentum, i, step, total):  # type: ignore[no-untyped-def]
         if keep:
             kept[i] = total
         if moving:
-            momentum[i] = gpu.tame(step)
+            momentum[i] = gpu.sanitise(step)
 
     arrays = "float32[::1], float32[::1], float32[::1], float32[::1], float32, "
 

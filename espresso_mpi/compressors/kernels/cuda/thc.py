@@ -1,4 +1,4 @@
-"""CUDA kernels of ``thc``: turned blocks rounded to integers that add up."""
+"""CUDA kernels of ``thc``: rotated blocks rounded to integers that add up."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _make_summarise(keep):  # type: ignore[no-untyped-def]
 @cuda.jit(device=True)
 def _agreed(norm):  # type: ignore[no-untyped-def]
     """As ``thc._agreed``."""
-    norm = gpu.tame(norm)
+    norm = gpu.sanitise(norm)
     return norm if norm >= _SMALLEST_NORM else np.float32(0)
 
 

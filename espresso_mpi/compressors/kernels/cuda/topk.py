@@ -99,7 +99,7 @@ def scatter(head: Any, indices: Any, values: Any, out: Any, counted: bool, add: 
 @cuda.jit(device=True)
 def magnitude(value):  # type: ignore[no-untyped-def]
     """The bits of the magnitude that compressors carry for a value."""
-    return np.uint32(gpu.float_bits(gpu.tame(value)) & _MAGNITUDE)
+    return np.uint32(gpu.float_bits(gpu.sanitise(value)) & _MAGNITUDE)
 
 
 @cuda.jit(device=True)
@@ -119,7 +119,7 @@ def _count_digit(shared, value, prefix, above, below):  # type: ignore[no-untype
 def _make_count_digits(add):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def fetch(source, x, i):  # type: ignore[no-untyped-def]
-        return gpu.tame(source[i] + x[i]) if add else source[i]
+        return gpu.sanitise(source[i] + x[i]) if add else source[i]
 
     @gpu.kernel("float32[::1], float32[::1], uint32[::1], uint32[::1], uint32, uint32, boolean", add=add)
     def count_digits(source, x, histogram, state, above, below, first):  # type: ignore[no-untyped-def]
@@ -239,7 +239,7 @@ def _make_copy_runs(clears):  # type: ignore[no-untyped-def]
         if is_larger or (is_tie and ties_before < wanted):
             at = before + cuda.popc(np.uint32(larger & mask)) + min(ties_before, wanted)
             indices[at] = np.uint32(i)
-            values[at] = gpu.tame(source[i])
+            values[at] = gpu.sanitise(source[i])
             if clears >= 1:
                 source[i] = np.float32(0)
             if clears == 2:
@@ -278,7 +278,7 @@ def _make_scatter(counted, add):  # type: ignore[no-untyped-def]
         for j in range(cuda.grid(1), count, cuda.gridsize(1)):
             i = indices[j]
             if i < out.size:  # a damaged payload must not write outside the array
-                value = gpu.tame(values[j])
+                value = gpu.sanitise(values[j])
                 if add:  # nor may one that repeats an index add up to infinity
                     value = min(max(out[i] + value, -_LARGEST), _LARGEST)
                 out[i] = value

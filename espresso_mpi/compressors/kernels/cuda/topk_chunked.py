@@ -61,7 +61,7 @@ def _fold(total):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True)
 def _scaled(source, i, stop, factor):  # type: ignore[no-untyped-def]
-    return gpu.tame(source[i]) * factor if i < stop else np.float32(0)
+    return gpu.sanitise(source[i]) * factor if i < stop else np.float32(0)
 
 
 @cuda.jit(device=True)
@@ -85,7 +85,7 @@ def _make_summarise(keep):  # type: ignore[no-untyped-def]
     def fetch(x, residual, i, stop):  # type: ignore[no-untyped-def]
         if i >= stop:
             return np.float32(0)
-        return gpu.tame(residual[i] + x[i] if keep else x[i])
+        return gpu.sanitise(residual[i] + x[i] if keep else x[i])
 
     @cuda.jit(device=True)
     def store(residual, i, stop, value):  # type: ignore[no-untyped-def]
@@ -166,7 +166,7 @@ def _make_write_head(halves):  # type: ignore[no-untyped-def]
 def _make_take(keep, halves):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def fetch(source, i, stop):  # type: ignore[no-untyped-def]
-        return gpu.tame(source[i]) if i < stop else np.float32(0)
+        return gpu.sanitise(source[i]) if i < stop else np.float32(0)
 
     @cuda.jit(device=True)
     def put(source, i, stop, values, at, value, scale):  # type: ignore[no-untyped-def]
@@ -205,7 +205,7 @@ def _make_take(keep, halves):  # type: ignore[no-untyped-def]
 def _make_put(add, halves):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def put(out, i, value, scale):  # type: ignore[no-untyped-def]
-        value = gpu.tame(np.float32(value) * scale if halves else value)
+        value = gpu.sanitise(np.float32(value) * scale if halves else value)
         out[i] = sparse.plus(out[i], value) if add else value
 
     kind = "float16" if halves else "float32"
