@@ -20,6 +20,7 @@ _HOMES = {
     "Stats": "tracing.stats",
     "sync": "default",
     "default_session": "default",
+    "BoundError": "errors",
     "ConfigError": "errors",
     "EspressoError": "errors",
     "Feedback": "feedback",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from . import planner as planner
     from .default import default_session as default_session
     from .default import sync as sync
+    from .errors import BoundError as BoundError
     from .errors import ConfigError as ConfigError
     from .errors import EspressoError as EspressoError
     from .errors import GradientError as GradientError

@@ -25,6 +25,10 @@ class NonFiniteError(EspressoError):
     """A gradient holds a NaN, an infinity, or values too large to be compressed and summed."""
 
 
+class BoundError(EspressoError):
+    """The result could be beyond the error bound that was asked for; the text says what would keep it."""
+
+
 class RankTimeoutError(EspressoError, TimeoutError):
     """A rank did not take part in a collective within the time allowed."""
 

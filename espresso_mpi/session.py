@@ -45,6 +45,9 @@ class Session(Planning, Checkpoints, Collectives):
         tuning: with ``plan="auto"``: a ``Tuning``, which says how long to time and measure, and when to plan again.
         seed: seed of stochastic compressors; the same on every rank.
         min_bytes: tensors below this many bytes stay dense, unless a plan has a strategy for them.
+        dense: names of tensors that stay dense, or patterns of ``fnmatch``, such as ``["*embedding*", "head.*"]``.
+        dense_steps: the first synchronisations of each tensor that are dense: a warm-up. They count as steps of
+            parameter schedules, and leave no residual.
         timeout: seconds after which a missing rank is an error.
         feedback: the error feedback, a ``Feedback`` or its spec: ``"auto"`` (plain if the compressor allows it),
             ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``, ``"ef21:momentum=0.1"`` or ``"none"``.
@@ -90,6 +93,8 @@ class Session(Planning, Checkpoints, Collectives):
         tuning: Tuning | None = None,
         seed: int = 0,
         min_bytes: int = 16384,
+        dense: Sequence[str] = (),
+        dense_steps: int = 0,
         timeout: float = DEFAULT_TIMEOUT,
         feedback: Feedback | str | bool = "auto",
         nonfinite: str = "raise",
@@ -103,9 +108,9 @@ class Session(Planning, Checkpoints, Collectives):
         auto = isinstance(plan, str) and plan == "auto"
         options, problem = Options.checked(
             compressor=compressor, route=route, plan=None if auto else plan, tuning=(auto, tuning, compressors),
-            seed=seed, min_bytes=min_bytes, timeout=timeout, feedback=feedback, nonfinite=nonfinite,
-            window_bytes=window_bytes, message_bytes=message_bytes, segment_bytes=segment_bytes, fuse_bytes=fuse_bytes,
-            nodes=nodes, debug=debug,
+            seed=seed, min_bytes=min_bytes, dense=dense, dense_steps=dense_steps, timeout=timeout, feedback=feedback,
+            nonfinite=nonfinite, window_bytes=window_bytes, message_bytes=message_bytes, segment_bytes=segment_bytes,
+            fuse_bytes=fuse_bytes, nodes=nodes, debug=debug,
         )  # fmt: skip
         super().__init__(
             comm, options, lambda: {"problem": problem or other_versions(options.plan), "options": options.described()}
@@ -129,8 +134,8 @@ class Session(Planning, Checkpoints, Collectives):
             same containers with new arrays.
 
         Raises:
-            GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank; the text names rank and
-                tensor. Nothing was changed.
+            GradientError, MismatchError, NonFiniteError, BoundError, PlanError, ConfigError: on every rank; the text
+                names rank and tensor. Nothing was changed.
             GradientError: a tensor was changed in the meantime.
             RankTimeoutError, RemoteError, TransportError: a rank did not come, another rank failed, or MPI failed. The
                 gradients are undefined, and the session cannot be used any more.

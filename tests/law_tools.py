@@ -107,6 +107,11 @@ WILD = {
     "one too large": but_one(3e38),
 }
 INPUTS = TAME | WILD
+SMOOTH = {
+    "wave": lambda n: np.sin(np.arange(n) / 50).astype(np.float32),
+    "wave far from zero": lambda n: (1e4 + np.sin(np.arange(n) / 50)).astype(np.float32),
+    "steps of 1": lambda n: np.arange(n, dtype=np.float32),
+}
 
 SPECIAL_WORDS = np.array(
     [0, 0x80000000, 1, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF, 0x7FFFFFFF, 999, 1000, 0x3F800000],

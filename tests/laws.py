@@ -22,6 +22,7 @@ from law_tools import (
     INPUTS,
     KEY,
     SHARED,
+    SMOOTH,
     SPECIAL_WORDS,
     TAME,
     WILD,
@@ -43,6 +44,7 @@ from law_tools import (
 )
 
 from espresso_mpi.compressors import Compressor, Context, Schedule, get
+from espresso_mpi.compressors.context import Journey
 from espresso_mpi.compressors.kernels.cpu.host import PARALLEL_MIN
 from espresso_mpi.errors import ConfigError, PayloadError
 
@@ -443,6 +445,21 @@ def keeps_its_bounds_on_bad_inputs(c: Compressor) -> None:
                     _within(c, x, _errors(c, x, 20))
 
 
+def keeps_its_bound_for_every_element(c: Compressor) -> None:
+    """``|x - C(x)| ≤ largest_error`` for every element, and values that are refused are not finite or beyond it."""
+    for n in (1, 2, 64, 65, 1000, 5000) if c.bounded else ():
+        for kind, make in (INPUTS | SMOOTH).items():
+            with case(f"n = {n}", kind):
+                x = make(n)
+                finite = bool(np.isfinite(x).all())
+                assert finite or c.refusal(x, Journey(), Context()), "values that are not finite are taken"
+                wide = tamed(x).astype(np.float64)
+                spread, largest = float(np.abs(np.diff(wide)).max(initial=0)), float(np.abs(wide).max())
+                allowed = c.largest_error(spread, largest, Journey())
+                off = float(np.abs(wide - compress(c, x)).max())
+                assert off <= allowed, f"off by {off:.6g}, but at most {allowed:.6g} was promised"
+
+
 def error_on_gaussian_values(c: Compressor) -> None:
     """On independent normal values the error is the one that analysis gives, else at least within the bounds."""
     n = 1 << 20
@@ -817,6 +834,7 @@ LAWS: list[Law] = [
     takes_any_input,
     keeps_its_bounds,
     keeps_its_bounds_on_bad_inputs,
+    keeps_its_bound_for_every_element,
     error_on_gaussian_values,
     keys_matter_as_they_should,
     is_unbiased,

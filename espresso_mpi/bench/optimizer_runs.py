@@ -19,16 +19,23 @@ from .defaults import Optimizers as Defaults
 from .gpt_shape import Shape as Shape
 from .harness.replicas import mean_loss, place_on_node, require_same_start
 from .model import learning_rate, to_bits
-from .optimizer_ways import BASES, way_of
+from .optimizer_ways import BASES, MOMENTUM, way_of
 from .training import Method
 
 if TYPE_CHECKING:  # needs torch, which only a run needs
     from .gpt import Replica
 
-RATES = {"adamw": 1e-3, "sgd": 0.003, "onebit-adam": 1e-3, "diloco": 1e-3}
+RATES = {
+    "adamw": 1e-3,
+    "sgd": 0.003,
+    "onebit-adam": 1e-3,
+    "onebit-lamb": 1e-2,
+    "zero-one-adam": 1e-3,
+    "momentum-sgd": 0.003,
+    "diloco": 1e-3,
+}
 """The optimizers, and their peak learning rates: AdamW's usual one, and SGD's best of a sweep with fp32."""
 
-MOMENTUM = 0.9
 WARMUP = 0.15
 """Share of the steps in which the learning rate rises; a cosine brings it down to 2 % of its peak after that."""
 
@@ -75,7 +82,7 @@ class RunConfig:
     @property
     def momentum(self) -> float:
         """The optimizer's: 0 for AdamW, and where the method has a momentum of its own (dgc, signum)."""
-        return MOMENTUM if self.optimizer == "sgd" and not _has_momentum(self.method.compressor) else 0.0
+        return MOMENTUM if BASES[self.optimizer] == "sgd" and not _has_momentum(self.method.compressor) else 0.0
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,38 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from espresso_mpi.session import Session
 
-from ..optim import DiLoCo, OnebitAdam
+from ..optim import DiLoCo, MomentumSGD, OnebitAdam, OnebitLamb, ZeroOneAdam
 from ..optim.messages import wait_for
 
 if TYPE_CHECKING:  # needs torch, which only a run needs
     from .gpt import Replica
 
 DENSE = 0.2
-"""Share of the steps in which ``onebit-adam`` and ``diloco`` begin by synchronising gradients."""
+"""Share of the steps in which ``onebit-adam``, ``onebit-lamb`` and ``diloco`` begin by synchronising gradients. The
+warm-up of ``zero-one-adam``, which synchronises gradients in some of them."""
 
 WARMUP = "int8"
-"""What ``onebit-adam`` begins with: it trains like uncompressed gradients, by a quarter of the bytes."""
+"""How ``onebit-adam``, ``onebit-lamb`` and ``zero-one-adam`` synchronise gradients: it trains like uncompressed ones,
+by a quarter of the bytes."""
+
+MOMENTUM = 0.9
+"""Of SGD."""
 
 EVERY = 15
 """Local steps of ``diloco`` between two averages: few, because runs are short."""
 
-BASES = {"adamw": "adamw", "sgd": "sgd", "onebit-adam": "adamw", "diloco": "adamw"}
+INTERVALS = 3
+"""How many intervals ``zero-one-adam`` has after its warm-up, of equal numbers of steps: 1, 2 and 4."""
+
+BASES = {
+    "adamw": "adamw",
+    "sgd": "sgd",
+    "onebit-adam": "adamw",
+    "onebit-lamb": "adamw",
+    "zero-one-adam": "adamw",
+    "momentum-sgd": "sgd",
+    "diloco": "adamw",
+}
 """The optimizers, and with which one, on uncompressed gradients, each is compared."""
 
 
@@ -38,8 +54,8 @@ class Way(Protocol):
 def way_of(optimizer: str, session: Session, replica: Replica, steps: int) -> Way:
     """The steps of one of ``BASES``, for a run of so many steps."""
     dense = max(1, round(DENSE * steps))
-    if optimizer == "onebit-adam":
-        return _Onebit(session, replica, dense)
+    if optimizer in _OWN:
+        return _Own(_OWN[optimizer](dict(replica.model.named_parameters()), session, steps, dense))
     if optimizer == "diloco":
         return _Local(session, replica, dense)
     return _Gradients(session, replica)
@@ -59,18 +75,45 @@ class _Gradients:
         """The replicas are equal already."""
 
 
-class _Onebit:
-    """Gradients first, then momenta."""
+def _onebit_adam(params: dict[str, Any], session: Session, steps: int, dense: int) -> OnebitAdam:
+    return OnebitAdam(params, session, warmup=dense, warmup_compressor=WARMUP)
 
-    def __init__(self, session: Session, replica: Replica, dense: int) -> None:
-        self._adam = OnebitAdam(dict(replica.model.named_parameters()), session, warmup=dense, warmup_compressor=WARMUP)
+
+def _zero_one_adam(params: dict[str, Any], session: Session, steps: int, dense: int) -> ZeroOneAdam:
+    every = max(1, -(-(steps - dense) // INTERVALS))
+    return ZeroOneAdam(params, session, warmup=dense, double_every=every, warmup_compressor=WARMUP)
+
+
+def _momentum_sgd(params: dict[str, Any], session: Session, steps: int, dense: int) -> MomentumSGD:
+    return MomentumSGD(params, session, momentum=MOMENTUM)
+
+
+def _onebit_lamb(params: dict[str, Any], session: Session, steps: int, dense: int) -> OnebitLamb:
+    return OnebitLamb(params, session, warmup=dense, warmup_compressor=WARMUP)
+
+
+_OWN = {
+    "onebit-lamb": _onebit_lamb,
+    "onebit-adam": _onebit_adam,
+    "zero-one-adam": _zero_one_adam,
+    "momentum-sgd": _momentum_sgd,
+}
+"""The optimizers that synchronise by themselves; ``dense``: the first steps of a run of so many steps."""
+
+
+class _Own:
+    """The optimizer synchronises by itself."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
 
     def step(self, grads: dict[str, Any], rate: float) -> None:
-        self._adam.lr = rate
-        self._adam.step(grads)
+        self._optimizer.lr = rate
+        self._optimizer.step(grads)
 
     def finish(self) -> None:
-        """The replicas are equal already."""
+        if hasattr(self._optimizer, "average"):
+            self._optimizer.average()
 
 
 class _Local:

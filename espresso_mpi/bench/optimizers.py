@@ -52,8 +52,9 @@ def main(
     Args:
         methods: comma list of specs of compressors; "none" is fp32.
         without_feedback: comma list of those to train once more, with what they lose dropped; "" for none of them.
-        optimizer: comma list of "adamw"; "sgd", which has a momentum of 0.9; "onebit-adam" and "diloco", which begin
-            with a fifth of the steps on gradients.
+        optimizer: comma list of "adamw"; "sgd" and "momentum-sgd", which have a momentum of 0.9; "onebit-adam",
+            "onebit-lamb", "zero-one-adam" and "diloco", which begin with a fifth of the steps on gradients, or some of
+            them.
         lr: comma list of peak learning rates, of every optimizer named; default: ``optimizer_runs.RATES``.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
         steps: training steps of each run.

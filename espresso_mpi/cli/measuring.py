@@ -336,7 +336,11 @@ def optimizers(
         str, typer.Option(metavar="LIST", help="Compressors to train with again, without error feedback.")
     ] = defaults.Optimizers.without_feedback,
     optimizer: Annotated[
-        str, typer.Option(metavar="LIST", help="Of adamw, sgd (momentum 0.9), onebit-adam, diloco.")
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Of adamw, sgd, onebit-adam, onebit-lamb, zero-one-adam, momentum-sgd, diloco.",
+        ),
     ] = defaults.Optimizers.optimizer,
     lr: Annotated[
         str | None, typer.Option(metavar="LIST", help="Peak learning rates; default: one for each optimizer.")

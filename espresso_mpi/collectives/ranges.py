@@ -60,14 +60,14 @@ def limits(dtype: str, compressed: bool, topology: Topology) -> Limits:
     most = math.inf
     if compressed:
         most = LIMIT / 2.0**spare
-    elif dtype == "float16" and _excess(topology) > 1:
-        most = _LARGEST[dtype] / _excess(topology)
+    elif dtype == "float16" and excess(topology) > 1:
+        most = _LARGEST[dtype] / excess(topology)
     elif dtype != "float16" and spare:
         most = 2.0 ** (_BIAS[dtype] - spare)
     return Limits(min(infinite, _bits(most, dtype)), infinite, f"{most:.3g}")
 
 
-def _excess(topology: Topology) -> float:
+def excess(topology: Topology) -> float:
     """By how much the sum of a node's ranks, divided by ``Topology.divisor``, may exceed each of them."""
     return max(map(len, topology.nodes)) / topology.divisor("intra")
 
@@ -84,7 +84,7 @@ def _bits(value: float, dtype: str) -> int:
 def shift(dtype: str, topology: Topology) -> int:
     """By which power of two large dense values are divided while they travel, so that all their sums are in range."""
     if dtype == "float16":
-        return math.ceil(math.log2(_excess(topology)))
+        return math.ceil(math.log2(excess(topology)))
     return (topology.size - 1).bit_length() + 1
 
 

@@ -19,6 +19,7 @@ from .checks import check_array
 from .context import Context
 from .optional import (
     AgreedSummary,
+    Bounded,
     ByAddress,
     ErrorBounds,
     GpuKernels,
@@ -37,7 +38,18 @@ payload and no residual ever holds a value that is not finite. (Sessions refuse 
 
 @dataclass(frozen=True)
 class Compressor(
-    ErrorBounds, Traffic, Summed, AgreedSummary, KeptState, Scheduled, Shaped, Result, ByAddress, GpuKernels, ABC
+    ErrorBounds,
+    Traffic,
+    Summed,
+    AgreedSummary,
+    KeptState,
+    Scheduled,
+    Shaped,
+    Result,
+    Bounded,
+    ByAddress,
+    GpuKernels,
+    ABC,
 ):
     """A compression method with its parameters; a value without state.
 

@@ -25,6 +25,31 @@ class Summary:
     operator: Literal["sum", "max"]
 
 
+@dataclass(frozen=True)
+class Journey:
+    """What becomes of a tensor between a gradient on every rank and the result, for methods with an error bound.
+
+    Attributes:
+        encodes: how often its route encodes.
+        ranks: how many there are.
+        excess: by how much the mean over a node may exceed each of its ranks' values; above 1 on uneven nodes.
+        total: the result is the sum over the ranks instead of their mean.
+        dtype: element type of the tensor.
+
+    Example:
+        >>> from espresso_mpi.compressors.context import Journey
+        >>> bound = espresso_mpi.compressors.get("bound:abs=0.01")
+        >>> bound.largest_error(1.0, 10.0, Journey(encodes=2, ranks=4)) < 0.01
+        True
+    """
+
+    encodes: int = 1
+    ranks: int = 1
+    excess: float = 1.0
+    total: bool = False
+    dtype: str = "float32"
+
+
 @dataclass
 class Context:
     """The circumstances of one encode or decode. Everything has a default, for a call by hand.

@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from . import kept
 from .base import LIMIT
 from .checks import check_number
 from .context import Context
-from .families import counted
 from .kernels.cpu import clipping, samples, sparse
 from .optional import Keeps
 from .registry import register
@@ -35,36 +35,42 @@ from .registry import register
 
 @register
 @dataclass(frozen=True)
-class Dgc(counted.Counted):
+class Dgc(kept.Kept):
     """Deep gradient compression. Payload: 8 + 8·k bytes.
 
-    A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
+    A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero. With other ``values``:
+    the coded positions, then the payload of the values (``kept``).
 
     Args:
         ratio: share of the elements that are sent at most, in (0, 1].
         mu: the momentum, from 0 to 0.999.
         clip: the largest norm of the gradient on all ranks together, for one tensor; 0 does not clip.
+        values: "fp32", or "fp16", "int8", "int4", "int2" or "onebit" with coded positions.
     """
 
     ratio: float = 0.001
     mu: float = 0.9
     clip: float = 0.0
+    values: str = "fp32"
+    counted = True
     name = "dgc"
     averages = False
     keeps: ClassVar[Keeps] = {"momentum": "average"}
-    examples = ("dgc:ratio=0.25~0.001@400", "dgc:ratio=0.1,mu=0.5")
+    examples = ("dgc:ratio=0.25~0.001@400", "dgc:ratio=0.1,mu=0.5", "dgc:ratio=0.1,values=int4")
 
     def __post_init__(self) -> None:
-        check_number("dgc", "ratio", self.ratio, 0, 1, above=True)
+        self._check_kept()
         check_number("dgc", "mu", self.mu, 0, 0.999)
         check_number("dgc", "clip", self.clip, 0, LIMIT)
         object.__setattr__(self, "homogeneous", self.clip == 0)
 
     def contraction(self, n: int) -> float:
-        return self._rule(n).least / n if n else 1.0
+        return self._contraction(n, self._rule(n).least) if n else 1.0
 
     def gaussian_error(self, n: int) -> float | None:
-        return sparse.sampled_error(n, self.count(n)) if n and not self.clip else None
+        if not n or self.clip:
+            return None
+        return self._gaussian_error(n, sparse.sampled_error(n, self.count(n)), self.count(n) / n)
 
     def encode_traffic(self, n: int) -> int:
         """With a residual and the momentum, each twice."""
@@ -73,19 +79,19 @@ class Dgc(counted.Counted):
     def second_pass(self) -> Dgc:
         return replace(self, mu=0.0, clip=0.0)
 
-    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
         factor = clipping.clip_factor(x, self._limit(context), context) if self.clip else 1.0
         momentum = sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
-        sparse.encode_counted(x, residual, momentum, rule, None, rank, payload, context)
+        sparse.encode_counted(x, residual, momentum, rule, None, rank, plain, context)
 
-    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+    def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse
 
         rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
         factor = cuda_sparse.clip_factor(x, self._limit(context), context) if self.clip else None
         momentum = cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
-        cuda_sparse.encode(x, residual, momentum, rule, None, rank, payload, context)
+        cuda_sparse.encode(x, residual, momentum, rule, None, rank, plain, context)
 
     def _rule(self, n: int) -> sparse.Rule:
         k = self.count(n)

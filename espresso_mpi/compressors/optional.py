@@ -7,6 +7,7 @@ says when that is, and who asks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -17,7 +18,7 @@ from ..arrays.device import device_of
 from ..errors import PayloadError
 from .by_address import KernelCall
 from .checks import check_array
-from .context import Context, Summary
+from .context import Context, Journey, Summary
 from .schedule import Schedule, settled
 from .staging import through_the_host
 
@@ -218,6 +219,29 @@ class ByAddress:
     def decoder(self, n: int) -> KernelCall | None:
         """What decodes n elements as ``_decode_cpu`` does, on one thread; None: there is no such kernel."""
         return None
+
+
+class Bounded:
+    """A bound on the error of every element of the result, whatever the route. Override all three, or nothing.
+
+    The engine asks each rank before anything is sent. A refusal is a ``BoundError`` on every rank. Tensors of such
+    methods share no buffer with others: neighbours would come together that are none.
+    """
+
+    bounded: ClassVar[bool] = False
+    """Whether the method has a bound."""
+
+    def largest_error(self, spread: float, largest: float, journey: Journey) -> float:
+        """The most by which an element of the result can differ from the exact one; infinity without a bound.
+
+        Args:
+            spread: largest difference of neighbours on any rank; largest: largest magnitude.
+        """
+        return math.inf
+
+    def refusal(self, x: Any, journey: Journey, context: Context) -> str:
+        """Why the result could be beyond the bound with these float32 values on one rank; nothing if it cannot be."""
+        return ""
 
 
 class GpuKernels:

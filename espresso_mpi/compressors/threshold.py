@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from . import kept
 from .base import LIMIT
 from .checks import check_number
 from .context import Context
-from .families import counted
 from .kernels.cpu import samples, sparse
 from .registry import register
 
@@ -30,43 +30,48 @@ _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 
 @register
 @dataclass(frozen=True)
-class Threshold(counted.Counted):
+class Threshold(kept.Kept):
     """What reaches a value. Payload: 8 + 8·k bytes.
 
-    A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
+    A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero. With other ``values``:
+    the coded positions, then the payload of the values (``kept``).
 
     Args:
         value: the magnitude to reach, above 0; rounded to float32.
         ratio: share of the elements that are sent at most, in (0, 1].
+        values: "fp32", or "fp16", "int8", "int4", "int2" or "onebit" with coded positions.
     """
 
     value: float = 0.01
     ratio: float = 0.01
+    values: str = "fp32"
+    counted = True
     name = "threshold"
-    examples = ("threshold:value=2.0,ratio=0.1", "threshold:value=0.5,ratio=1.0")
+    examples = ("threshold:value=2.0,ratio=0.1", "threshold:value=0.5,ratio=1.0", "threshold:values=fp16")
     homogeneous = False
 
     def __post_init__(self) -> None:
         check_number("threshold", "value", self.value, _TINIEST, LIMIT)
-        check_number("threshold", "ratio", self.ratio, 0, 1, above=True)
+        self._check_kept()
 
     def contraction(self, n: int) -> float:
-        return 1 / n if n else 1.0
+        return self._contraction(n, 1)
 
     def gaussian_error(self, n: int) -> float | None:
         if not n:
             return None
         reach = 2 * NormalDist().cdf(-self.value)
-        return sparse.gaussian_error(min(max(reach, 1 / n), self.count(n) / n))
+        share = min(max(reach, 1 / n), self.count(n) / n)
+        return self._gaussian_error(n, sparse.gaussian_error(share), share)
 
-    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         rule, rank = self._rule(x.size), samples.aim_above(x.size, self.count(x.size))
-        sparse.encode_counted(x, residual, None, rule, self._key(), rank, payload, context)
+        sparse.encode_counted(x, residual, None, rule, self._key(), rank, plain, context)
 
-    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+    def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse
 
-        cuda_sparse.encode(x, residual, None, self._rule(x.size), self._key(), 0, payload, context)
+        cuda_sparse.encode(x, residual, None, self._rule(x.size), self._key(), 0, plain, context)
 
     def _rule(self, n: int) -> sparse.Rule:
         return sparse.Rule(most=self.count(n), least=1, few=1)

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Compressor
-from .checks import check_number
+from . import kept
 from .context import Context
 from .kernels.cpu import samples, sparse
 from .registry import register
@@ -25,58 +24,39 @@ from .registry import register
 
 @register
 @dataclass(frozen=True)
-class TopK(Compressor):
+class TopK(kept.Kept):
     """Exact top-k by magnitude. Payload: k uint32 indices in rising order, then their k float32 values: 8·k bytes.
+
+    With other ``values``: the coded positions, then the payload of the values (``kept``).
 
     Args:
         ratio: share of the elements that are sent, in (0, 1]; at least one element is.
+        values: "fp32", or "fp16", "int8", "int4", "int2" or "onebit" with coded positions.
     """
 
     ratio: float = 0.01
+    values: str = "fp32"
     name = "topk"
-    examples = ("topk:ratio=0.3", "topk:ratio=1.0")
-    sparse = True
+    examples = ("topk:ratio=0.3", "topk:ratio=1.0", "topk:values=int4", "topk:ratio=0.3,values=onebit")
 
     def __post_init__(self) -> None:
-        check_number("topk", "ratio", self.ratio, 0, 1, above=True)
-
-    def count(self, n: int) -> int:
-        """How many of n elements are sent."""
-        return sparse.count(n, self.ratio)
-
-    def nbytes(self, n: int) -> int:
-        return 8 * self.count(n)
+        self._check_kept()
 
     def contraction(self, n: int) -> float:
-        return self.count(n) / n if n else 1.0
+        return self._contraction(n, self.count(n))
 
     def gaussian_error(self, n: int) -> float | None:
-        return sparse.gaussian_error(self.count(n) / n) if n else None
+        share = self.count(n) / n if n else 1.0
+        return self._gaussian_error(n, sparse.gaussian_error(share), share) if n else None
 
-    def decode_traffic(self, n: int) -> int:
-        return sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
-
-    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        indices, values = self._split(payload, x.size)
+    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        _, indices, values = self._split(plain)
         k = indices.size
         rule = sparse.Rule(most=k, least=k, few=k, smallest=0)
         sparse.encode(x, residual, None, rule, None, samples.aim_above(x.size, k), indices, values, context)
 
-    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
-        indices, values = self._split(payload, out.size)
-        sparse.decode(indices, values, out, add)
-
-    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+    def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import topk as cuda_topk
 
-        cuda_topk.encode(x, residual, *self._split(payload, x.size))
-
-    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from .kernels.cuda import topk as cuda_topk
-
-        cuda_topk.decode(*self._split(payload, out.size), out, add)
-
-    def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
-        """The payload's two parts as (uint32 indices, float32 values) views."""
-        head = 4 * self.count(n)
-        return payload[:head].view(np.uint32), payload[head:].view(np.float32)
+        _, indices, values = self._split(plain)
+        cuda_topk.encode(x, residual, indices, values)

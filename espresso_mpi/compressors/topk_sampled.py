@@ -17,46 +17,51 @@ from typing import Any
 
 import numpy as np
 
-from .checks import check_number
+from . import kept
 from .context import Context
-from .families import counted
 from .kernels.cpu import samples, sparse
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class TopKSampled(counted.Counted):
+class TopKSampled(kept.Kept):
     """Top-k by a sampled threshold. Payload: 8 + 8·k bytes.
 
-    A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero.
+    A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero. With other ``values``:
+    the coded positions, then the payload of the values (``kept``).
 
     Args:
         ratio: share of the elements that are sent at most, in (0, 1].
+        values: "fp32", or "fp16", "int8", "int4", "int2" or "onebit" with coded positions.
     """
 
     ratio: float = 0.01
+    values: str = "fp32"
+    counted = True
     name = "topk_sampled"
-    examples = ("topk_sampled:ratio=0.3", "topk_sampled:ratio=0.001")
+    examples = ("topk_sampled:ratio=0.3", "topk_sampled:ratio=0.001", "topk_sampled:values=int8")
 
     def __post_init__(self) -> None:
-        check_number("topk_sampled", "ratio", self.ratio, 0, 1, above=True)
+        self._check_kept()
 
     def contraction(self, n: int) -> float:
-        return self._rule(n).least / n if n else 1.0
+        return self._contraction(n, self._rule(n).least) if n else 1.0
 
     def gaussian_error(self, n: int) -> float | None:
-        return sparse.sampled_error(n, self.count(n)) if n else None
+        if not n:
+            return None
+        return self._gaussian_error(n, sparse.sampled_error(n, self.count(n)), self.count(n) / n)
 
-    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
-        sparse.encode_counted(x, residual, None, rule, None, rank, payload, context)
+        sparse.encode_counted(x, residual, None, rule, None, rank, plain, context)
 
-    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+    def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse
 
         rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
-        cuda_sparse.encode(x, residual, None, rule, None, rank, payload, context)
+        cuda_sparse.encode(x, residual, None, rule, None, rank, plain, context)
 
     def _rule(self, n: int) -> sparse.Rule:
         k = self.count(n)

@@ -40,6 +40,7 @@ class Item:
         total: the result is the sum over the ranks instead of their mean.
         half: the half of the route that it takes, or how it is copied; the result is the call's array 0 then. None: it
             takes all of its route.
+        gradual: it is dense in the first steps of a session with ``dense_steps``, and compressed after these.
     """
 
     index: int
@@ -50,6 +51,7 @@ class Item:
     group: tuple[str, ...] = ()
     total: bool = False
     half: Half | Copies | None = None
+    gradual: bool = False
 
     @property
     def dtype(self) -> str:
@@ -84,6 +86,11 @@ class Batch:
         if self.exact:
             return ()
         return ranges.portions((item.index, item.spec, item.compressor is not None) for item in self.items)
+
+    @cached_property
+    def bounded(self) -> tuple[Item, ...]:
+        """The tensors whose methods have a bound on the error of every element."""
+        return tuple(item for item in self.items if item.compressor is not None and item.compressor.bounded)
 
 
 class Batches:
@@ -301,7 +308,8 @@ def _item(index: int, spec: TensorSpec, group: tuple[str, ...], options: Options
         return Item(index, spec, strategy, None, NO_FEEDBACK, group)
     shape = (spec.size,) if group else spec.shape
     compressor = compressors.get(strategy.compressor).shaped(shape)
-    return Item(index, spec, strategy, compressor, options.feedback.resolved(compressor, spec.size), group)
+    feedback, gradual = options.feedback.resolved(compressor, spec.size), options.dense_steps > 0
+    return Item(index, spec, strategy, compressor, feedback, group, gradual=gradual)
 
 
 def _check_groups(items: Sequence[Item]) -> None:
@@ -315,6 +323,12 @@ def _check_groups(items: Sequence[Item]) -> None:
 
 def _misfit(other: Item, item: Item) -> PlanError | None:
     """Why two tensors cannot share a buffer."""
+    if len(item.group) > 1 and item.compressor is not None and item.compressor.bounded:
+        return PlanError(
+            f"plan: {item.spec.name!r} has compressor {item.strategy.compressor!r} and shares a buffer with "
+            f"{', '.join(repr(name) for name in item.group if name != item.spec.name)}; expected a buffer of its own, "
+            f"for an error bound depends on neighbours; take it out of the plan's groups"
+        )
     if (item.spec.dtype, item.spec.device) == (other.spec.dtype, other.spec.device):
         return None
     return PlanError(

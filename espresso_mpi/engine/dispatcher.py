@@ -21,6 +21,7 @@ from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
+from .dense_steps import begun
 from .fusion import measured_limit
 from .guard import Check
 from .jobs import Jobs
@@ -107,7 +108,7 @@ class Dispatcher:
         """The data of a call that may take the fast path; None if it may not."""
         assert call.number is not None and call.batch is not None
         bucket = self._rides.bucket_of(call.number)
-        if bucket is not None:
+        if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
             state = self.sync_state
             job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
             return self._rides.ride(self._program(bucket, job.step), arrays_of([call], bucket)[0], job)
@@ -145,7 +146,9 @@ class Dispatcher:
         if any(call.gpu is not None for call in calls):
             self._transport.choose_device_way()
         batches = [call.batch for call in calls if call.batch is not None]
-        runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in self._arranged(numbers, batches)]
+        now = begun(batches, skips, self._options.dense_steps, self.sync_state.counts, self._transport.topology)
+        arranged = self._arranged(numbers, batches) if now is batches else self._buckets_of(now)
+        runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in arranged]
         self._queue([*runs, *self._complete_groups(calls, batches, skips)], calls)
 
     def begin_exchange(self, call: PendingCall, exchange: Exchange) -> None:
@@ -192,9 +195,7 @@ class Dispatcher:
         if found is None:
             if len(self._arrangements) >= _ARRANGEMENTS:
                 self._arrangements.clear()
-            limit = self._fusion_limit(batches)
-            room = max(limit, self._options.segment_bytes)
-            found = buckets_of(batches, limit, room)
+            found = self._buckets_of(batches)
             if len(numbers) <= _ARRANGED:
                 self._arrangements[numbers] = found
             if len(numbers) == len(batches) == 1:
@@ -202,6 +203,10 @@ class Dispatcher:
                 ok = fast_path.allowed(batches[0], found, self._transport, scheduled)
                 self._fast[numbers[0]] = found if ok else ()
         return found
+
+    def _buckets_of(self, batches: Sequence[Batch]) -> tuple[Bucket, ...]:
+        limit = self._fusion_limit(batches)
+        return buckets_of(batches, limit, max(limit, self._options.segment_bytes))
 
     def _complete_groups(
         self, calls: Sequence[PendingCall], batches: Sequence[Batch], skips: Sequence[frozenset[int]]

@@ -1,4 +1,7 @@
-"""NaN, infinity, and values too large to be summed: found when a call arrives, handled on all ranks alike."""
+"""NaN, infinity, values too large to be summed, and values that could break an error bound.
+
+They are found when a call arrives, and handled on all ranks alike.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,19 @@ from ..arrays.buffers import Gradient
 from ..collectives import ranges
 from ..collectives.data import reduction
 from ..collectives.messages.transport import Transport
-from ..errors import NonFiniteError
+from ..compressors.context import Context, Journey
+from ..errors import BoundError, NonFiniteError
 from ..tracing.recording import Recorder
-from .batches import Batch
+from ..types import Encode
+from .batches import Batch, Item
 from .calls import PendingCall
 from .diagnostics import Content, non_finite_text
 from .guard import Check
 
 _LOG = logging.getLogger("espresso_mpi")
+
+_BEYOND = "cannot keep its error bound: "
+"""How the findings begin that are no matter of the option ``nonfinite``: a tensor left out would break the bound."""
 
 
 class NonFinite:
@@ -35,6 +43,7 @@ class NonFinite:
     def __init__(self, transport: Transport, recorder: Recorder) -> None:
         self._transport, self._recorder = transport, recorder
         self._search = ranges.Search(transport.topology)
+        self._context = Context()
         self.skipped: Counter[str] = Counter()
         self.skipped_calls = 0
 
@@ -42,7 +51,23 @@ class NonFinite:
         """Search a call for NaN, infinity (also after a conversion to float32), and values too large to be summed."""
         start = time.perf_counter()
         call.bad = self._search.odd_values(batch.portions, [gradient.array for gradient in call.gradients])
+        for item in batch.bounded:
+            text = "" if str(item.index) in call.bad else self._refusal(item, call.gradients[item.index].array)
+            if text:
+                call.bad[str(item.index)] = _BEYOND + text
         self._recorder.add("check", "", 0, 0, start, time.perf_counter())
+
+    def _refusal(self, item: Item, array: Any) -> str:
+        """Why the values of a tensor could break the bound of its method; nothing if they cannot."""
+        assert item.compressor is not None
+        topology = self._transport.topology
+        encodes = sum(isinstance(step, Encode) for step in item.strategy.route.steps)
+        journey = Journey(encodes, topology.size, ranges.excess(topology), item.total, item.dtype)
+        if item.dtype != "float32":
+            wide = self._context.scratch("wide", array.size, np.float32, array)
+            reduction.convert(wide, array, item.dtype)
+            array = wide
+        return item.compressor.refusal(array, journey, self._context)
 
     def settle(
         self, call: PendingCall, said: dict[int, dict[str, str]], content: Content, policy: str
@@ -59,6 +84,9 @@ class NonFinite:
         if not bad:
             return frozenset()
         text = non_finite_text(content, bad, self._transport.describe)
+        if any(found.startswith(_BEYOND) for texts in bad.values() for found in texts.values()):
+            call.error = BoundError(text)
+            return None
         if policy == "raise":
             call.error = NonFiniteError(
                 text + "; lower the loss scale or the learning rate, or pass nonfinite='skip', or 'skip_all' if a loss "

@@ -6,21 +6,16 @@ JAX, and optax where it is asked for.
 
 from __future__ import annotations
 
-import logging
-import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
 from ..default import default_session
-from ..errors import ConfigError
 from ..session import Session
-from .primitive import Site, averaged
+from .optimizers import compressed_trace, scale_by_onebit_adam
+from .trees import averaged_tree, one_chain, optax_for
 
-__all__ = ["SynchronizeState", "sync", "synchronize"]
-
-_LOG = logging.getLogger("espresso_mpi")
+__all__ = ["SynchronizeState", "compressed_trace", "scale_by_onebit_adam", "sync", "synchronize"]
 
 
 def sync(grads: Any, session: Session | None = None, *, ordered: bool = True, after: Any = None) -> Any:
@@ -58,16 +53,7 @@ def sync(grads: Any, session: Session | None = None, *, ordered: bool = True, af
         2
     """
     chosen = session if session is not None else default_session()
-    paths, tree = jax.tree_util.tree_flatten_with_path(grads)
-    names = [jax.tree_util.keystr(path) or "grads" for path, _ in paths]
-
-    leaves = [jax.numpy.asarray(leaf) for _, leaf in paths]
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    if after is None:
-        return jax.tree_util.tree_unflatten(tree, averaged(Site(chosen, tuple(names), shapes, ordered), leaves))
-    turn = jax.numpy.asarray(after, jax.numpy.int32)
-    *means, turn = averaged(Site(chosen, tuple(names), shapes, False, counted=True), [*leaves, turn])
-    return jax.tree_util.tree_unflatten(tree, means), turn
+    return averaged_tree(grads, chosen, ordered, after)
 
 
 class SynchronizeState(NamedTuple):
@@ -99,10 +85,7 @@ def synchronize(session: Session | None = None, *, ordered: bool = False) -> Any
         >>> import jax.numpy as jnp, optax  # doctest: +SKIP
         >>> optimizer = optax.chain(espresso_mpi.jax.synchronize(session), optax.adamw(1e-3))  # doctest: +SKIP
     """
-    try:
-        import optax
-    except ImportError as error:
-        raise ConfigError("synchronize: optax is missing; pip install optax, or call espresso_mpi.jax.sync") from error
+    optax = optax_for("synchronize", "call espresso_mpi.jax.sync")
 
     def start(params: Any) -> SynchronizeState:
         return SynchronizeState(jax.numpy.zeros((), jax.numpy.int32))
@@ -110,25 +93,8 @@ def synchronize(session: Session | None = None, *, ordered: bool = False) -> Any
     def update(updates: Any, state: SynchronizeState, params: Any = None) -> tuple[Any, SynchronizeState]:
         if ordered:
             return sync(updates, session), SynchronizeState(state.turn + 1)
-        _one_chain(update, session if session is not None else default_session())
+        one_chain(update, session if session is not None else default_session())
         means, turn = sync(updates, session, after=state.turn)
         return means, SynchronizeState(turn)
 
     return optax.GradientTransformation(start, update)
-
-
-_chains: weakref.WeakKeyDictionary[Session, weakref.ref[Callable[..., Any]]] = weakref.WeakKeyDictionary()
-"""The transformation that orders the calls of a session by its state."""
-
-
-def _one_chain(update: Callable[..., Any], session: Session) -> None:
-    """Warn, when a program is traced, of a second transformation that orders the calls of a session by itself."""
-    known = _chains.setdefault(session, weakref.ref(update))
-    if known() is not update:
-        if known() is not None and session.topology.size > 1:
-            _LOG.warning(
-                "espresso_mpi.jax: a second optimizer synchronizes by this session; unless their updates depend on "
-                "each other, their calls can change places on a rank: use synchronize(ordered=True) in both, or a "
-                "session for each"
-            )
-        _chains[session] = weakref.ref(update)

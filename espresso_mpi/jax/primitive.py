@@ -22,7 +22,8 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from ..errors import ConfigError
+from ..errors import ConfigError, NonFiniteError
+from ..optim.messages import wait_for
 from ..session import Session
 from . import abi
 
@@ -38,6 +39,7 @@ class Site:
     Attributes:
         ordered: whether JAX's tokens order the calls.
         counted: whether a turn, an int32, follows the arrays: the number of calls before this one.
+        dense: if not empty, the arrays are not compressed, and their calls have names that begin with this.
     """
 
     session: Session
@@ -45,19 +47,34 @@ class Site:
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     ordered: bool
     counted: bool = False
+    dense: str = ""
     number: int = dataclasses.field(default_factory=itertools.count(1).__next__)
 
     def by_callback(self, *arrays: Any) -> list[np.ndarray]:
         """The means of the arrays; numpy only: jax.numpy in a callback can deadlock."""
         for target, array in zip(self._memory.values(), arrays):
             np.copyto(target, np.asarray(array))
-        return [*self.session.sync(self._memory).values(), *(_next(turn) for turn in self.turns(arrays))]
+        return [*self.means(self._memory).values(), *(_next(turn) for turn in self.turns(arrays))]
+
+    def means(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """The means of arrays by name, in place where they can be changed."""
+        if not self.dense:
+            result: dict[str, Any] = self.session.sync(arrays)
+            return result
+        calls = [
+            self.session.allreduce(array, name=f"{self.dense} {name}", blocking=False) for name, array in arrays.items()
+        ]
+        found = dict(zip(arrays, wait_for(calls)))
+        bad = next((name for name, mean in found.items() if not np.isfinite(np.asarray(mean)).all()), None)
+        if bad is not None:  # all ranks have the same means, so all raise the same error
+            raise NonFiniteError(f"{bad}: the gradient of a rank holds a NaN or an infinity; expected finite ones")
+        return found
 
     def in_place(self, addresses: tuple[int, ...]) -> None:
         """Replace the arrays at these addresses by their means."""
         arrays = [_view(address, shape) for address, shape in zip(addresses, self.shapes)]
         if self._kept_to_node:
-            self.session.sync(dict(zip(self.names, arrays)))
+            self.means(dict(zip(self.names, arrays)))
             return
         for array, mean in zip(arrays, self.by_callback(*arrays)):
             np.copyto(array, mean)
@@ -185,7 +202,7 @@ def _made() -> Any:
 def _now(*arrays: Any, site: Site) -> list[Any]:
     """Outside ``jit``: after the programs that still run, as they may call the session."""
     jax.effects_barrier()
-    means = site.session.sync(dict(zip(site.names, arrays))).values()
+    means = site.means(dict(zip(site.names, arrays))).values()
     return [*means, *(turn + 1 for turn in site.turns(arrays))]
 
 

@@ -1,9 +1,12 @@
 """Optimizers that are made for compressed messages. Their arrays are of any framework: numpy, CuPy, torch, JAX.
 
-``Clan`` takes gradients that are synchronised. ``OnebitAdam`` synchronises momenta instead of gradients, and ``DiLoCo``
-the progress of many local steps. Each is one file. ``tensors`` sees parameters as flat arrays, and ``updates`` has the
-formulas, which run as fused kernels on the CPU and as array expressions elsewhere. ``settings``, ``messages`` and
-``saved`` check numbers, sessions and saved states.
+``Clan`` takes gradients that are synchronised. ``OnebitAdam``, ``OnebitLamb``, ``ZeroOneAdam`` and ``MomentumSGD``
+synchronise momenta instead of gradients, and ``DiLoCo`` the progress of many local steps. Each is one file. ``rules``
+has what those that send momenta share; ``espresso_mpi.torch`` and ``espresso_mpi.jax`` use the same rules and formulas.
+``tensors`` sees parameters as flat arrays, and ``updates`` has the formulas, which run as fused kernels on the CPU and
+as array expressions elsewhere. ``settings``, ``messages`` and ``saved`` check numbers, sessions and saved states.
+
+A new optimizer that sends momenta is a rule, a class over it, and a class in ``espresso_mpi.torch``.
 
 May import: ``session`` for its type, ``compressors.kernels``, ``arrays`` and what is below them.
 """
@@ -13,14 +16,24 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"Clan": "clan", "DiLoCo": "diloco", "OnebitAdam": "onebit_adam"}
+_HOMES = {
+    "Clan": "clan",
+    "DiLoCo": "diloco",
+    "MomentumSGD": "momentum_sgd",
+    "OnebitAdam": "onebit_adam",
+    "OnebitLamb": "onebit_lamb",
+    "ZeroOneAdam": "zero_one_adam",
+}
 
-__all__ = ["Clan", "DiLoCo", "OnebitAdam"]
+__all__ = ["Clan", "DiLoCo", "MomentumSGD", "OnebitAdam", "OnebitLamb", "ZeroOneAdam"]
 
 if TYPE_CHECKING:
     from .clan import Clan as Clan
     from .diloco import DiLoCo as DiLoCo
+    from .momentum_sgd import MomentumSGD as MomentumSGD
     from .onebit_adam import OnebitAdam as OnebitAdam
+    from .onebit_lamb import OnebitLamb as OnebitLamb
+    from .zero_one_adam import ZeroOneAdam as ZeroOneAdam
 
 
 def __getattr__(name: str) -> Any:  # Clan needs no numba, whose import takes a second

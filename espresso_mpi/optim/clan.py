@@ -15,6 +15,7 @@ A plain reference: whole-array arithmetic in the arrays' own library, no kernels
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 
 from ..arrays import buffers
 from ..errors import NonFiniteError, StateError
-from .saved import entries
+from .saved import array, entries
 from .settings import MOST, AdamSettings, number
 from .tensors import Tensor, matched, read, tensors_of
 
@@ -178,16 +179,12 @@ def _ratio(length: float, other: float) -> float:
     return length / other if length > 0 and other > 0 else 1.0
 
 
-def _checked(tensor: Tensor, entry: Mapping[str, Any]) -> tuple[int, np.ndarray, np.ndarray]:
+def _checked(tensor: Tensor, entry: Any) -> tuple[int, np.ndarray, np.ndarray]:
     """Steps and moments of one tensor from a saved state."""
-    size = tensor.adopted.array.size
-    try:
-        steps, m, v = int(entry["steps"]), *(np.asarray(entry[key], np.float32) for key in ("m", "v"))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise StateError(f"{tensor.name}: cannot read its state ({error!r}); load what state_dict returned") from None
-    if steps < 0 or m.shape != (size,) or v.shape != (size,) or not (np.isfinite([m, v]).all() and (v >= 0).all()):
+    m, v = array(tensor, entry, "m"), array(tensor, entry, "v", positive=True)
+    steps = entry.get("steps")
+    if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
         raise StateError(
-            f"{tensor.name}: got moments of shape {m.shape} and {v.shape} after {steps} steps; expected finite ones of "
-            f"shape ({size},); load the state of this model"
+            f"{tensor.name}: steps={steps!r} in its state; expected a whole number; load what state_dict returned"
         )
-    return steps, m, v
+    return int(steps), m, v

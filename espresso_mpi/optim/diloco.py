@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays import buffers
 from ..errors import ConfigError, GradientError, StateError
 from .messages import require_raising, wait_for
-from .saved import entries
+from .saved import array, entries
 from .settings import count, number
 from .tensors import Tensor, difference, tensors_of
 from .updates import OUTER, PROGRESS
@@ -52,7 +52,8 @@ class DiLoCo:
         session: synchronises the progress; ``compressor="int4"`` is usual. It needs ``nonfinite="raise"``.
         every: H, the number of local steps; 30 to 500 is usual.
         lr: η, the outer learning rate. An attribute.
-        momentum: μ.
+        momentum: μ. The default is the best of a sweep of short runs (docs/optimizers.md); the paper has 0.9, for
+            longer runs.
         nesterov: the step of Nesterov's momentum, as above; else u itself.
         fragments: number of parts of about equal size.
         delay: number of local steps while a part is on its way; less than H/fragments.
@@ -79,7 +80,7 @@ class DiLoCo:
         session: Session,
         every: int = 100,
         lr: float = 0.7,
-        momentum: float = 0.9,
+        momentum: float = 0.6,
         nesterov: bool = True,
         fragments: int = 1,
         delay: int = 0,
@@ -186,6 +187,10 @@ class DiLoCo:
         arrays = (tensor.array, self._anchors[name], self._velocities[name], self._messages[name].reshape(-1))
         OUTER(tensor.library, arrays, (self._lr, self._momentum, self._direct, ahead, mix, 1 - mix))
 
+    def _require_none_under_way(self, call: str) -> None:
+        if self._under:
+            raise ConfigError(f"DiLoCo: a fragment is on its way; call average() before {call}()")
+
     def state_dict(self) -> dict[str, Any]:
         """The counter, and anchor and velocity of each tensor as numpy arrays: a copy.
 
@@ -194,8 +199,7 @@ class DiLoCo:
         Raises:
             ConfigError: a fragment is on its way; call ``average`` before it.
         """
-        if self._under:
-            raise ConfigError("DiLoCo: a fragment is on its way; call average() before state_dict()")
+        self._require_none_under_way("state_dict")
         return {
             "steps": self._steps,
             "tensors": {
@@ -213,31 +217,23 @@ class DiLoCo:
         The parameters, ``lr`` and the state of the session are the caller's to restore.
 
         Raises:
-            StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.
+            ConfigError: a fragment is on its way; call ``average`` before it.
+            StateError: the state belongs to other parameters, or is damaged. Nothing has been changed in either case.
         """
+        self._require_none_under_way("load_state_dict")
         tensors = tensors_of(self._params)
         saved = entries("DiLoCo", state, self._anchors, "tensors")
         steps = state.get("steps")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise StateError(f"DiLoCo: steps={steps!r} in the state; expected a whole number")
-        loaded = {t.name: [_checked(t, saved[t.name], key) for key in ("anchor", "velocity")] for t in tensors}
+        loaded = {
+            t.name: [array(t, saved[t.name], "anchor", np.float64), array(t, saved[t.name], "velocity")]
+            for t in tensors
+        }
         self._steps = steps
         for tensor in tensors:
             for own, value in zip((self._anchors, self._velocities), loaded[tensor.name]):
                 own[tensor.name][...] = tensor.library.from_host(tensor, value)
-
-
-def _checked(tensor: Tensor, entry: Any, key: str) -> np.ndarray:
-    """One array of one tensor from a saved state."""
-    try:
-        value = np.asarray(entry[key], np.float64 if key == "anchor" else np.float32)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{tensor.name}: cannot read its {key} ({error!r}); load what state_dict returned") from None
-    if value.shape != (tensor.size,) or not np.isfinite(value).all():
-        raise StateError(
-            f"{tensor.name}: got {key} of shape {value.shape}; expected finite values of shape ({tensor.size},)"
-        )
-    return value
 
 
 def _parts(sizes: Sequence[tuple[str, int]], number_: int) -> list[tuple[str, ...]]:

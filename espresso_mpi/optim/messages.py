@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, EspressoError
 
@@ -25,17 +25,18 @@ def require_raising(owner: str, session: Session) -> None:
         )
 
 
-def wait_for(handles: Iterable[Handle]) -> None:
-    """Wait for all calls.
+def wait_for(handles: Iterable[Handle]) -> list[Any]:
+    """Wait for all calls; returns their results.
 
     Raises:
         EspressoError: the first error, after all have ended.
     """
-    errors = []
+    errors, results = [], []
     for handle in handles:
         try:
-            handle.wait()
+            results.append(handle.wait())
         except EspressoError as error:
             errors.append(error)
     if errors:
         raise errors[0]
+    return results

@@ -73,3 +73,36 @@ class AdamSettings:
             float(eps),
             number(owner, "weight_decay", weight_decay, 0, MOST),
         )
+
+
+@dataclass(frozen=True)
+class SGDSettings:
+    """The hyperparameters of one parameter in one step of SGD with momentum.
+
+    Attributes:
+        lr: η, the learning rate.
+        momentum: μ.
+        weight_decay: λ, of an L2 penalty as in torch's SGD.
+        nesterov: whether the step is Nesterov's.
+    """
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    nesterov: bool
+
+    @classmethod
+    def checked(cls, owner: str, lr: Any, momentum: Any, weight_decay: Any, nesterov: Any) -> SGDSettings:
+        """Checked settings; ``owner`` names the optimizer in errors.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        if not lies(momentum, 0, 1) or momentum == 1:
+            raise ConfigError(f"{owner}: momentum={momentum!r}; expected a number from 0 to below 1")
+        if not isinstance(nesterov, bool):
+            raise ConfigError(f"{owner}: nesterov={nesterov!r}; expected True or False")
+        return cls(
+            number(owner, "lr", lr, 0, MOST), float(momentum), number(owner, "weight_decay", weight_decay, 0, MOST),
+            nesterov,
+        )  # fmt: skip

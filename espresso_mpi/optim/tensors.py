@@ -234,6 +234,12 @@ class Torch:
         return self._torch.from_numpy(np.array(array)).to(tensor.array.device)
 
 
+def computing(library: NumPy | Torch, *arrays: Any) -> tuple[NumPy | Torch, list[Any]]:
+    """Arrays as numpy's if they are in host memory, and their library: its sums do not depend on the threads."""
+    views = [view for view in map(library.host_view, arrays) if view is not None]
+    return (NumPy(np), views) if len(views) == len(arrays) else (library, list(arrays))
+
+
 def values_of(library: Any, adopted: buffers.Gradient) -> Any:
     """The values of an adopted array as float64, by numpy or CuPy."""
     array = library.asarray(adopted.array)

@@ -76,11 +76,99 @@ def outer(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     return formula
 
 
+def decayed_momentum(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What a rank sends in SGD: its gradient, replaced by μ m + g + λ x."""
+
+    def formula(g, m, x, inertia, decay):  # type: ignore[no-untyped-def]
+        return inertia * m + (g + decay * x)
+
+    return formula
+
+
+def sgd(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """SGD with a momentum from outside: new x and m.
+
+    The step is ``ahead`` · new m - ``behind`` · old m: 1 and 0, or 1 + μ and μ for Nesterov's, whose gradient is the
+    new m less μ times the old one.
+    """
+
+    def formula(x, m, mean, rate, ahead, behind):  # type: ignore[no-untyped-def]
+        return x - rate * (ahead * mean - behind * m), mean
+
+    return formula
+
+
+def local_adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A local step of 0/1 Adam: new x, m, and sum u of the momenta by which x has moved. ``shrink`` is 1 - η λ."""
+
+    def formula(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink):  # type: ignore[no-untyped-def]
+        m = first * m + first_rest * g
+        return shrink * x - rate * m / (sqrt(v * v_scale) + eps), m, shrink * u + rate * m
+
+    return formula
+
+
+def mean_momentum(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What a rank sends after local steps of 0/1 Adam: its gradient, replaced by the mean momentum of the steps."""
+
+    def formula(g, m, u, first, first_rest, rate, shrink, inverse):  # type: ignore[no-untyped-def]
+        return (shrink * u + rate * (first * m + first_rest * g)) * inverse
+
+    return formula
+
+
+def from_anchor(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The end of local steps of 0/1 Adam: new x and m from where the steps began and from the mean momentum."""
+
+    def formula(x, m, anchor, v, mean, length, v_scale, eps, kept):  # type: ignore[no-untyped-def]
+        return kept * anchor - length * mean / (sqrt(v * v_scale) + eps), mean
+
+    return formula
+
+
+def lamb_direction(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Adam's direction with decay in the place of the gradient, and new m and v: what LAMB scales by its norm."""
+
+    def formula(g, m, v, x, first, first_rest, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+        m = first * m + first_rest * g
+        v = second * v + second_rest * (g * g)
+        return m * m_scale / (sqrt(v * v_scale) + eps) + decay * x, m, v
+
+    return formula
+
+
+def frozen_direction(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The same from a mean momentum with a variance that stays; and a fresh variance of the gradient in that mean.
+
+    ``inverse`` is 1/(1 - β₁).
+    """
+
+    def formula(mean, m, fresh, v, x, first, inverse, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+        g = (mean - first * m) * inverse
+        fresh = second * fresh + second_rest * (g * g)
+        return mean * m_scale / (sqrt(v * v_scale) + eps) + decay * x, mean, fresh
+
+    return formula
+
+
+def along(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A step along a direction: new x."""
+
+    def formula(x, direction, rate):  # type: ignore[no-untyped-def]
+        return x - rate * direction
+
+    return formula
+
+
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 _adam, _momentum, _frozen, _progress, _outer = (
     host.inlined(make(np.sqrt)) for make in (adam, momentum, frozen_adam, progress, outer)
 )
+_decayed, _sgd, _local, _mean_momentum, _from_anchor = (
+    host.inlined(make(np.sqrt)) for make in (decayed_momentum, sgd, local_adam, mean_momentum, from_anchor)
+)
+_lamb, _frozen_lamb, _along = (host.inlined(make(np.sqrt)) for make in (lamb_direction, frozen_direction, along))
 
 
 @host.Kernel
@@ -115,6 +203,58 @@ def _outer_kernel(x, anchor, u, d, rate, inertia, direct, ahead, keep, keep_rest
         x[i], anchor[i], u[i] = _outer(x[i], anchor[i], u[i], d[i], rate, inertia, direct, ahead, keep, keep_rest)
 
 
+@host.Kernel
+def _decayed_kernel(g, m, x, inertia, decay):  # type: ignore[no-untyped-def]
+    for i in prange(g.size):
+        g[i] = _decayed(g[i], m[i], x[i], inertia, decay)
+
+
+@host.Kernel
+def _sgd_kernel(x, m, mean, rate, ahead, behind):  # type: ignore[no-untyped-def]
+    for i in prange(x.size):
+        x[i], m[i] = _sgd(x[i], m[i], mean[i], rate, ahead, behind)
+
+
+@host.Kernel
+def _local_kernel(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink):  # type: ignore[no-untyped-def]
+    for i in prange(x.size):
+        x[i], m[i], u[i] = _local(x[i], m[i], u[i], v[i], g[i], first, first_rest, rate, v_scale, eps, shrink)
+
+
+@host.Kernel
+def _mean_momentum_kernel(g, m, u, first, first_rest, rate, shrink, inverse):  # type: ignore[no-untyped-def]
+    for i in prange(g.size):
+        g[i] = _mean_momentum(g[i], m[i], u[i], first, first_rest, rate, shrink, inverse)
+
+
+@host.Kernel
+def _from_anchor_kernel(x, m, anchor, v, mean, length, v_scale, eps, kept):  # type: ignore[no-untyped-def]
+    for i in prange(x.size):
+        x[i], m[i] = _from_anchor(x[i], m[i], anchor[i], v[i], mean[i], length, v_scale, eps, kept)
+
+
+@host.Kernel
+def _lamb_kernel(g, m, v, x, first, first_rest, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+    for i in prange(g.size):
+        g[i], m[i], v[i] = _lamb(
+            g[i], m[i], v[i], x[i], first, first_rest, second, second_rest, m_scale, v_scale, eps, decay
+        )
+
+
+@host.Kernel
+def _frozen_lamb_kernel(mean, m, fresh, v, x, first, inverse, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+    for i in prange(mean.size):
+        mean[i], m[i], fresh[i] = _frozen_lamb(
+            mean[i], m[i], fresh[i], v[i], x[i], first, inverse, second, second_rest, m_scale, v_scale, eps, decay
+        )
+
+
+@host.Kernel
+def _along_kernel(x, direction, rate):  # type: ignore[no-untyped-def]
+    for i in prange(x.size):
+        x[i] = _along(x[i], direction[i], rate)
+
+
 class Update:
     """A formula, applied in place.
 
@@ -144,3 +284,11 @@ MOMENTUM = Update(momentum, _momentum_kernel, 1)
 FROZEN_ADAM = Update(frozen_adam, _frozen_kernel, 2)
 PROGRESS = Update(progress, _progress_kernel, 1)
 OUTER = Update(outer, _outer_kernel, 3)
+DECAYED_MOMENTUM = Update(decayed_momentum, _decayed_kernel, 1)
+SGD = Update(sgd, _sgd_kernel, 2)
+LOCAL_ADAM = Update(local_adam, _local_kernel, 3)
+MEAN_MOMENTUM = Update(mean_momentum, _mean_momentum_kernel, 1)
+FROM_ANCHOR = Update(from_anchor, _from_anchor_kernel, 2)
+LAMB_DIRECTION = Update(lamb_direction, _lamb_kernel, 3)
+FROZEN_DIRECTION = Update(frozen_direction, _frozen_lamb_kernel, 3)
+ALONG = Update(along, _along_kernel, 1)

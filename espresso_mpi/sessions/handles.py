@@ -34,8 +34,8 @@ class Handle:
             What the blocking call returns; of ``push``, the array, updated in place, or a new one if it is immutable.
 
         Raises:
-            GradientError, MismatchError, NonFiniteError, PlanError, ConfigError: on every rank; the text names rank and
-                tensor. The tensor was not changed.
+            GradientError, MismatchError, NonFiniteError, BoundError, PlanError, ConfigError: on every rank; the text
+                names rank and tensor. The tensor was not changed.
             RankTimeoutError, RemoteError, TransportError: a rank did not come, another rank failed, or MPI failed. The
                 session cannot be used any more.
         """

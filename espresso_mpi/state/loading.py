@@ -81,9 +81,10 @@ def _difference(head: _Head, ours: Mapping[str, Any]) -> str:
     """The reason for resharding."""
     if head.nodes != ours["nodes"]:
         return f"from ranks {head.nodes} by node to {ours['nodes']}"
-    for key, value in ours["options"].items():
-        if head.options.get(key) != value:
-            return f"from {key} {short(head.options.get(key))} to {short(value)}"
+    for key in {**ours["options"], **head.options}:
+        before, now = head.options.get(key), ours["options"].get(key)
+        if before != now:
+            return f"from {key} {short(before)} to {short(now)}"
     return "since its ranks are assigned differently"
 
 

@@ -23,6 +23,7 @@ VERSION = 4
 """Version 4 added which tensors were compressed as one, without which plans cannot change; older ones are refused."""
 
 _SAME = ("compressor", "route", "plan", "min_bytes", "segment_bytes", "feedback")
+_SAME_IF_GIVEN = ("dense",)
 _KINDS = ("residual", "sent", "average", "mean")
 
 StateDict = Mapping[str, Any]
@@ -66,7 +67,8 @@ def identity(transport: Transport, options: Options) -> dict[str, Any]:
     described = options.described()
     return {
         "nodes": [list(ranks) for ranks in transport.topology.nodes],
-        "options": {key: described[key] for key in _SAME},
+        "options": {key: described[key] for key in _SAME}
+        | {key: list(described[key]) for key in _SAME_IF_GIVEN if described[key]},
         "methods": _methods(options),
     }
 

@@ -17,17 +17,23 @@ from .ddp import ddp_hook
 from .gradient_sync import GradientSync
 from .groups import group_session
 from .hooks import push_hook
+from .momentum_sgd import MomentumSGD
 from .onebit_adam import OnebitAdam
+from .onebit_lamb import OnebitLamb
 from .replicas import average_buffers, broadcast_module, check_replicas
 from .shard_sync import ShardSync
 from .states import from_tensors, to_tensors
+from .zero_one_adam import ZeroOneAdam
 
 process_group.register()
 
 __all__ = [
     "GradientSync",
+    "MomentumSGD",
     "OnebitAdam",
+    "OnebitLamb",
     "ShardSync",
+    "ZeroOneAdam",
     "average_buffers",
     "broadcast_module",
     "check_replicas",

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..errors import ConfigError
 from ..session import Session
 from ..sessions.handles import Handle
-from . import names
+from . import advice, names
 
 
 def ddp_hook(session: Session, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -65,6 +65,7 @@ class _Backward:
             for name, p in found:
                 names.take(session, name, p)
             self._names.update({p: name for name, p in found})
+            advice.watch(session, [p for _, p in found])
             known = [self._names[p] for p in parameters]
         named = dict(zip(known, bucket.gradients()))
         if session.planned:  # a plan has a time for each tensor

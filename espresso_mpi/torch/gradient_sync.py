@@ -12,7 +12,7 @@ import torch
 from ..errors import ConfigError, GradientError
 from ..session import Session
 from ..sessions.handles import Handle
-from . import names
+from . import advice, names
 from .overlap import TOGETHER, Groups, Overlap
 from .replicas import broadcast_module
 from .states import KeepsState
@@ -88,6 +88,7 @@ class GradientSync(KeepsState):
         if broadcast:
             broadcast_module(module, self.session)
         self._hook_new()
+        advice.watch(self.session, module.parameters())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

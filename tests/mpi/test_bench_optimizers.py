@@ -76,6 +76,16 @@ def test_fp32_trains_as_one_process_does_on_all_sequences_together(world, optimi
     assert expected[1] < expected[0] - 0.01
 
 
+def test_optimizers_that_synchronise_learn_and_end_with_equal_replicas(world):
+    settings = optimizer_runs.Settings(steps=10, batch=2, eval_every=10, shape=SHAPE)
+    wrong = []
+    for optimizer in sorted(set(optimizer_runs.RATES) - {"adamw", "sgd"}):
+        config = optimizer_runs.RunConfig(optimizer, 0.01, Method("onebit"), 3)
+        row = optimizer_runs.train(world, text.load(), config, settings, lambda: None)
+        wrong += [] if row.replicas_identical and row.curve[-1][1] < row.curve[0][1] - 0.01 else [(optimizer, row)]
+    assert not wrong
+
+
 @pytest.mark.mpi(min_size=2)
 def test_replicas_agree_and_a_stopped_call_goes_on(world, path):
     """The second call trains what the first has not, and keeps what the file says."""

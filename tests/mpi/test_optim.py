@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from optim_oracles import CASES, Exchanges, difference
 
+from espresso_mpi import optim
 from espresso_mpi.errors import NonFiniteError
 from espresso_mpi.optim import DiLoCo, OnebitAdam
 
@@ -85,11 +87,31 @@ def test_a_bad_gradient_of_one_rank_changes_nothing_on_any(world, open_session, 
     assert same_everywhere(world, params)
 
 
+def test_a_bad_gradient_of_a_local_step_is_the_error_of_all_ranks_later(world, open_session):
+    """Where it came, the parameters stay; the ranks average what the others have found, and are equal again."""
+    params = start()
+    adam = optim.ZeroOneAdam(params, open_session(compressor="onebit"), warmup=2, double_every=1, longest=4)
+    for step in range(3):
+        adam.step(gradients(world.rank, step))
+    before, bad = {n: p.copy() for n, p in params.items()}, gradients(world.rank, 3)
+    last = world.rank == world.size - 1
+    if last:
+        bad["w"][3, 3] = np.nan
+    adam.step(bad)  # local
+    stayed = np.array_equal(params["w"], before["w"])
+    adam.step(gradients(world.rank, 4))  # local
+    with pytest.raises(NonFiniteError, match="w"):
+        adam.average()
+    adam.average()
+    same = same_everywhere(world, params)
+    assert stayed == last and same and np.isfinite(params["w"]).all()
+
+
 @pytest.mark.parametrize("options", [{"every": 3}, {"every": 6, "fragments": 2, "delay": 2}], ids=str)
 def test_diloco_averages_the_progress_of_all_ranks(world, open_session, options):
     """Uncompressed, against the formula in float64 on the trajectories of all ranks; afterwards compressed."""
     dense, small = start(), start()
-    diloco = DiLoCo(dense, open_session(), **options)
+    diloco = DiLoCo(dense, open_session(), momentum=0.9, **options)
     other = DiLoCo(small, open_session(compressor="int4", min_bytes=0), **options)
     order = ["w", "b"]
     parts, every, delay = options.get("fragments", 1), options["every"], options.get("delay", 0)
@@ -120,3 +142,93 @@ def test_diloco_averages_the_progress_of_all_ranks(world, open_session, options)
     other.average()
     found = [same_everywhere(world, dense), same_everywhere(world, small)]
     assert all(found)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compressed_steps_are_those_of_the_paper_and_torchs_have_the_same_bits(world, open_session, case, monkeypatch):
+    """Against the paper in float64, given the means that the session made; replicas are equal where they should be."""
+    torch = pytest.importorskip("torch")
+    import espresso_mpi.torch as adapters
+
+    name, options = case.split()[0], CASES[case][1]
+    params, other = start(), {n: torch.nn.Parameter(torch.from_numpy(p)) for n, p in start().items()}
+    first, second = (open_session(compressor="onebit") for _ in range(2))
+    exchanges = Exchanges(first, monkeypatch)
+    ours = getattr(optim, name)(params, first, **options)
+    theirs = getattr(adapters, name)(other.items(), second, **options)
+    wrong = []
+
+    def both(step):
+        for name, g in gradients(world.rank, step).items():
+            other[name].grad = torch.from_numpy(g)
+        theirs.param_groups[0]["lr"] = ours.lr
+        theirs.step()
+        return gradients(world.rank, step)
+
+    error = difference(ours, params, both, case, exchanges)
+    for optimizer in (ours, theirs):
+        if hasattr(optimizer, "average"):
+            optimizer.average()
+    wrong += [n for n in SHAPES if not np.array_equal(params[n], other[n].detach().numpy())]
+    theirs.load_state_dict(theirs.state_dict())
+    same = same_everywhere(world, params)
+    assert error < 2e-5 and not wrong and same
+
+
+def test_torch_tells_of_an_optimizer_that_does_not_go_with_its_compressor(world, open_session, caplog):
+    torch = pytest.importorskip("torch")
+    from espresso_mpi.torch import GradientSync
+
+    lines = []
+    for optimizer, compressor in [("AdamW", "onebit"), ("SGD", "onebit"), ("AdamW", "int8")]:
+        model = torch.nn.Linear(80, 70)
+        sync = GradientSync(model, open_session(compressor=compressor))
+        stepped = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
+        caplog.clear()
+        for _ in range(2):
+            model(torch.ones(4, 80)).sum().backward()
+            sync.wait()
+            stepped.step()
+        lines.append(caplog.text.count("with compressor 'onebit'"))
+        sync.close()
+    assert lines == [int(world.rank == 0), 0, 0]
+
+
+@pytest.mark.parametrize("name", ["MomentumSGD", "OnebitAdam"])
+def test_optax_has_the_steps_of_plain_arrays(world, open_session, name):
+    """Inside jit, through both stages, with the same messages: equal but for the order of float32 operations."""
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    import espresso_mpi.jax as adapter
+
+    inside, outside = (open_session(compressor="int8") for _ in range(2))
+    if name == "OnebitAdam":
+        made = adapter.scale_by_onebit_adam(inside, b2=0.99, warmup=3)
+        chain = optax.chain(made, optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(0.01))
+        optimizer = optim.OnebitAdam(params := start(), outside, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1, warmup=3)
+    else:
+        made = adapter.compressed_trace(inside, decay=0.8, nesterov=True, warmup=2)
+        chain = optax.chain(made, optax.scale_by_learning_rate(0.01))
+        optimizer = optim.MomentumSGD(params := start(), outside, lr=0.01, momentum=0.8, nesterov=True, warmup=2)
+    theirs = {n: jax.numpy.asarray(p) for n, p in start().items()}
+    state, worst = chain.init(theirs), 0.0
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = chain.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for number in range(8):
+        if number == 4:
+            state = jax.tree_util.tree_map(jax.numpy.asarray, jax.tree_util.tree_map(np.asarray, state))  # a checkpoint
+        theirs, state = step(theirs, state, gradients(world.rank, number))
+        optimizer.step(gradients(world.rank, number))
+        worst = max(worst, *(float(np.abs(np.asarray(theirs[n]) - params[n]).max()) for n in SHAPES))
+    bad = gradients(world.rank, 0)
+    if world.rank == world.size - 1:
+        bad["w"][0, 0] = np.nan
+    with pytest.raises(Exception, match="NonFiniteError"):
+        jax.block_until_ready(step(theirs, state, bad))
+    with pytest.raises(Exception, match="NonFiniteError"):  # in the first stage, too
+        jax.block_until_ready(step(theirs, chain.init(theirs), bad))
+    same = same_everywhere(world, {n: np.asarray(p) for n, p in theirs.items()})
+    assert worst < 2e-5 and same

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi.arrays import buffers
-from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, StateError
+from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError
 from espresso_mpi.optim import Clan, tensors
 from espresso_mpi.optim import clan as clan_module
 
@@ -314,67 +314,6 @@ def test_strided_parameters_are_updated_in_place(library):
         for seed in range(2):
             clan.step({"w": tools.asarray(np.random.default_rng(seed).standard_normal((4, 6)).astype(np.float32))})
     assert np.array_equal(np.asarray(turned), np.asarray(straight)) and not np.array_equal(straight, value)
-
-
-# --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-def trained(params, steps, start=0, clan=None):
-    clan = clan or Clan(params, lr=0.05)
-    for step in range(start, start + steps):
-        clan.step({name: gaussian(value.shape, step).astype(np.float32) for name, value in params.items()})
-    return clan
-
-
-def fresh():
-    return {"a": gaussian((3, 4)).astype(np.float32), "b": gaussian(5).astype(np.float32)}
-
-
-def test_a_checkpoint_continues_as_if_nothing_had_happened(tmp_path):
-    whole, first = fresh(), fresh()
-    trained(whole, 8)
-    np.save(tmp_path / "state.npy", trained(first, 4).state_dict(), allow_pickle=True)
-    resumed = {name: value.copy() for name, value in first.items()}
-    clan = Clan(resumed, lr=0.05)
-    clan.load_state_dict(np.load(tmp_path / "state.npy", allow_pickle=True).item())
-    trained(resumed, 4, 4, clan)
-    assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
-
-
-def test_a_saved_state_is_a_copy():
-    params = fresh()
-    clan = trained(params, 1)
-    state = clan.state_dict()
-    before = state["a"]["m"].copy()
-    trained(params, 1, 1, clan)
-    assert np.array_equal(state["a"]["m"], before)
-    clan.load_state_dict(state)
-    trained(params, 1, 1, clan)
-    assert np.array_equal(state["a"]["m"], before)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda s: s.pop("b"), "lacks 'b'"),
-        (lambda s: s.update(c=s["b"]), "has 'c'"),
-        (lambda s: s["b"].update(m=np.zeros(4)), r"b: got moments of shape \(4,\)"),
-        (lambda s: s["b"].update(v=-np.ones(5)), "b: got moments"),
-        (lambda s: s["b"].update(m=np.full(5, np.nan)), "b: got moments"),
-        (lambda s: s["b"].update(steps=-1), "b: got moments"),
-        (lambda s: s["b"].pop("steps"), "b: cannot read"),
-        (lambda s: s["b"].update(m="x"), "b: cannot read"),
-    ],
-)
-def test_a_state_that_does_not_fit_changes_nothing(damage, message):
-    clan = trained(fresh(), 2)
-    state, before = clan.state_dict(), clan.state_dict()
-    damage(state)
-    state.get("a", {}).update(steps=7)
-    with pytest.raises(StateError, match=message):
-        clan.load_state_dict(state)
-    after = clan.state_dict()
-    assert all(np.array_equal(after[n][k], before[n][k]) for n in before for k in ("steps", "m", "v"))
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

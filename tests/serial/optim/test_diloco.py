@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi import Session
-from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, StateError
+from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError
 from espresso_mpi.optim import DiLoCo
 from espresso_mpi.optim.diloco import _parts
 
@@ -68,7 +68,7 @@ def test_agrees_with_the_formula(options, due, dtype, session):
         name: list(oracle(params[name], [d[name] for d in deltas], due[name], **settings, delay=delay, mix=mix))
         for name in params
     }
-    diloco = DiLoCo(given, session, **options)
+    diloco = DiLoCo(given, session, momentum=0.9, **options)
     for step, delta in enumerate(deltas):
         for name in given:
             given[name] += torch.from_numpy(delta[name]).float() if torch is not None else delta[name].astype(dtype)
@@ -89,38 +89,16 @@ def test_parts_are_of_about_equal_size_and_none_is_empty():
             assert max(loads) <= sum(loads) / len(parts) + 2 * 50
 
 
-def test_average_makes_the_parameters_the_anchor_and_a_checkpoint_goes_on():
-    deltas, ends = moves(14), []
-    for stop in (None, 7):
-        params, steps = start(), iter(deltas)
-        with Session(compressor="int4", min_bytes=0) as session:
-            diloco = DiLoCo(params, session, every=5, fragments=2, delay=1)
-            for number, delta in enumerate(steps, 1):
-                for name in params:
-                    params[name] += delta[name].astype(np.float32)
-                diloco.step()
-                if number == 7:
-                    diloco.average()
-                    if stop:
-                        saved = diloco.state_dict(), session.state_dict(), {n: p.copy() for n, p in params.items()}
-                        for name, entry in saved[0]["tensors"].items():
-                            np.testing.assert_array_equal(params[name].reshape(-1), entry["anchor"])
-                        break
-            diloco.average()
-        if stop:
-            with Session(compressor="int4", min_bytes=0) as session:
-                params = saved[2]
-                diloco = DiLoCo(params, session, every=5, fragments=2, delay=1)
-                diloco.load_state_dict(saved[0])
-                session.load_state_dict(saved[1])
-                for delta in steps:
-                    for name in params:
-                        params[name] += delta[name].astype(np.float32)
-                    diloco.step()
-                diloco.average()
-        ends.append(params)
-    for name in ends[0]:
-        np.testing.assert_array_equal(ends[0][name], ends[1][name])
+def test_average_makes_the_parameters_the_anchor(session):
+    params = start()
+    diloco = DiLoCo(params, session, every=5, fragments=2, delay=1)
+    for delta in moves(7):
+        for name in params:
+            params[name] += delta[name].astype(np.float32)
+        diloco.step()
+    diloco.average()
+    for name, entry in diloco.state_dict()["tensors"].items():
+        np.testing.assert_array_equal(params[name].reshape(-1), entry["anchor"])
 
 
 def test_bad_input(session):
@@ -138,16 +116,16 @@ def test_bad_input(session):
     diloco = DiLoCo(params, session, every=4, delay=1)
     with pytest.raises(GradientError, match=r"lacks 'b' and 1 more.*of before"):
         diloco.step({"a": params["a"]})
-    for state in ({}, {"tensors": {}}, {**diloco.state_dict(), "steps": -1}, 7):
-        with pytest.raises(StateError):
-            diloco.load_state_dict(state)
     for _ in range(3):
         diloco.step()
     params["b"][0, 0] = np.nan
-    anchor = diloco.state_dict()["tensors"]["a"]["anchor"]
+    state = diloco.state_dict()
+    anchor = state["tensors"]["a"]["anchor"]
     diloco.step()
-    with pytest.raises(ConfigError, match="on its way"):
+    with pytest.raises(ConfigError, match=r"on its way.*before state_dict"):
         diloco.state_dict()
+    with pytest.raises(ConfigError, match=r"on its way.*before load_state_dict"):  # it would use the message later
+        diloco.load_state_dict(state)
     with pytest.raises(NonFiniteError, match="b"):
         diloco.step()
     np.testing.assert_array_equal(diloco.state_dict()["tensors"]["a"]["anchor"], anchor)

@@ -100,30 +100,6 @@ def test_the_warm_up_ends_when_the_variance_has_settled(session):
     assert not growing.frozen
 
 
-def test_a_checkpoint_goes_on_with_the_same_bits():
-    grads, ends = gradients(8), []
-    for stop in (None, 2, 5):
-        with Session(compressor="onebit", min_bytes=0) as session:
-            params = start()
-            adam = OnebitAdam(params, session, warmup=3)
-            for step, g in enumerate(grads):
-                if step == stop:
-                    saved = adam.state_dict(), session.state_dict(), params["w"].copy()
-                    break
-                adam.step(g)
-        if stop is not None:
-            with Session(compressor="onebit", min_bytes=0) as session:
-                params = {"w": saved[2]}
-                adam = OnebitAdam(params, session, warmup=3)
-                adam.load_state_dict(saved[0])
-                session.load_state_dict(saved[1])
-                for g in grads[stop:]:
-                    adam.step(g)
-        ends.append(params["w"])
-    np.testing.assert_array_equal(ends[0], ends[1])
-    np.testing.assert_array_equal(ends[0], ends[2])
-
-
 @pytest.mark.parametrize("warmup", [10, 1])
 def test_a_bad_gradient_changes_nothing(warmup, session):
     params = start()
@@ -164,8 +140,7 @@ def test_bad_input(session):
     adam = OnebitAdam(start(), session)
     with pytest.raises(GradientError, match="lacks 'w'"):
         adam.step({"v": np.ones(SHAPE, np.float32)})
-    for state in ({}, {"moments": {}}, {**adam.state_dict(), "rule": {"steps": 1}}, 7):
-        with pytest.raises(StateError):
-            adam.load_state_dict(state)
+    with pytest.raises(StateError, match="1 steps of which 2 are warm-up"):
+        adam.load_state_dict({**adam.state_dict(), "rule": {"steps": 1, "frozen_at": 2, "norms": []}})
     with Session(nonfinite="skip") as skipping, pytest.raises(ConfigError, match="nonfinite='skip'"):
         OnebitAdam(start(), skipping)

@@ -238,10 +238,3 @@ def decode(indices: np.ndarray, sent: np.ndarray, out: np.ndarray, add: bool) ->
     if not add:
         zero(out)
     _scatter(indices, sent, out, add)
-
-
-def decode_counted(payload: np.ndarray, out: np.ndarray, add: bool) -> None:
-    """As ``decode``, of a payload that begins with the count."""
-    head, indices, sent = split(payload)
-    m = min(int(head[0]), indices.size)
-    decode(indices[:m], sent[:m], out, add)

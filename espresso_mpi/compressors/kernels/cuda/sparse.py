@@ -70,11 +70,6 @@ def encode(
     topk.copy_chosen(source, moved, keep + moving, indices, sent, scratch)
 
 
-def decode(payload: Any, out: Any, add: bool) -> None:
-    """As ``cpu.sparse.decode_counted``."""
-    topk.scatter(*sparse.split(payload), out, True, add)
-
-
 @gpu.kernel("uint32[::1], uint32[::1], uint32")
 def _start(state, totals, threshold):  # type: ignore[no-untyped-def]
     state[0], state[2] = threshold, np.uint32(0)

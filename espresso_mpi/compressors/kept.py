@@ -1,0 +1,180 @@
+"""What the methods share that send the elements of largest magnitude: how the elements chosen are stored.
+
+With ``values=fp32`` the payload holds their indices and values as they are, 64 bits for each. Otherwise positions are
+coded (``kernels.cpu.positions``: about log₂(1/ratio) + 2 bits), and the values by the method of that name with its
+defaults, in order of index: 4.25 bits with ``int4``, 1.02 with ``onebit``. What that rounds off stays in the residual.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .base import Compressor
+from .checks import check_choice, check_number
+from .context import Context
+from .kernels.cpu import positions, sparse
+from .registry import get
+
+VALUES = ("fp32", "fp16", "int8", "int4", "int2", "onebit")
+"""How values may be stored."""
+
+
+class Kept(Compressor):
+    """What the methods have in common.
+
+    A payload without ``values=fp32`` holds the positions, as ``positions.Layout`` says, zeros up to a multiple of
+    16 bytes, and then the payload of the values. If m < k elements go, the values end with k - m zeros.
+    """
+
+    ratio: float
+    values: str
+    counted: ClassVar[bool] = False
+    """Whether plain payloads begin with the number of elements that they hold: a uint32 and four zeros."""
+
+    def _check_kept(self) -> None:
+        """Raise ConfigError unless the parameters that all have are valid."""
+        check_number(self.name, "ratio", self.ratio, 0, 1, above=True)
+        check_choice(self.name, "values", self.values, VALUES)
+        object.__setattr__(self, "sparse", self.values == "fp32")
+
+    # --- sizes and promises ---
+
+    def count(self, n: int) -> int:
+        """How many of n elements are sent, or at most."""
+        return sparse.count(n, self.ratio)
+
+    def nbytes(self, n: int) -> int:
+        k = self.count(n)
+        if not n or self.values == "fp32":
+            return self._plain_bytes(k) if n else 0
+        return positions.layout(n, k).nbytes + self._coder.nbytes(k)
+
+    def decode_traffic(self, n: int) -> int:
+        return sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
+
+    def _contraction(self, n: int, least: int) -> float:
+        """The δ of a choice of at least so many of the largest, whose values are then rounded."""
+        share = least / n if n else 1.0
+        return share if self.values == "fp32" else share * self._coder.contraction(self.count(n))
+
+    def _gaussian_error(self, n: int, lost: float, share: float) -> float:
+        """With the rounding of values, which are the largest ``share`` of the elements; the others lose ``lost``."""
+        if self.values == "fp32":
+            return lost
+        return lost + (1 - lost) * _tail_error(self.values, share, max(1, round(share * n)))
+
+    @property
+    def _coder(self) -> Compressor:
+        return _method(self.values)
+
+    # --- the work ---
+
+    @abstractmethod
+    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        """Encode into a plain payload."""
+
+    @abstractmethod
+    def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
+        """As ``_choose_cpu``."""
+
+    def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        if self.values == "fp32":
+            self._choose_cpu(x, payload, residual, context)
+            return
+        plain = self._room(x, context)
+        self._choose_cpu(x, plain, residual, context)
+        head, indices, sent = self._split(plain)
+        count = indices.size if head is None else int(head[0])
+        where = positions.layout(x.size, indices.size)
+        positions.write(indices, count, *where.split(payload), where.low)
+        self._coder.encode(sent, payload[where.nbytes :], None, context)
+        if residual is not None:
+            seen = self._decoded(payload, where, sent.size, context)
+            positions.settle(indices[:count], sent, seen, residual)
+
+    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
+        if self.values == "fp32":
+            head, indices, sent = self._split(payload)
+            m = indices.size if head is None else min(int(head[0]), indices.size)
+            sparse.decode(indices[:m], sent[:m], out, add)
+            return
+        k = self.count(out.size)
+        where = positions.layout(out.size, k)
+        seen = self._decoded(payload, where, k, context)
+        positions.scatter(*where.split(payload), where.low, seen, out, add, context)
+
+    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        if self.values == "fp32":
+            self._choose_cuda(x, payload, residual, context)
+            return
+        from .kernels.cuda import positions as cuda_positions
+
+        plain = self._room(x, context)
+        self._choose_cuda(x, plain, residual, context)
+        head, indices, sent = self._split(plain)
+        where = positions.layout(x.size, indices.size)
+        cuda_positions.write(indices, head, *where.split(payload), where.low)
+        self._coder.encode(sent, payload[where.nbytes :], None, context)
+        if residual is not None:
+            seen = self._decoded(payload, where, sent.size, context)
+            cuda_positions.settle(indices, head, sent, seen, residual)
+
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        if self.values == "fp32":
+            from .kernels.cuda import topk as cuda_topk
+
+            head, indices, sent = self._split(payload)
+            cuda_topk.scatter(indices if head is None else head, indices, sent, out, head is not None, add)
+            return
+        from .kernels.cuda import positions as cuda_positions
+
+        k = self.count(out.size)
+        where = positions.layout(out.size, k)
+        seen = self._decoded(payload, where, k, context)
+        cuda_positions.scatter(*where.split(payload), where.low, seen, out, add, context)
+
+    def _decoded(self, payload: Any, where: positions.Layout, k: int, context: Context) -> Any:
+        """The k values that a payload holds, on its device."""
+        seen = context.scratch("kept-seen", k, np.float32, payload)
+        self._coder.decode(payload[where.nbytes :], seen, context)
+        return seen
+
+    # --- plain payloads ---
+
+    def _plain_bytes(self, k: int) -> int:
+        return 8 * self.counted + 8 * k
+
+    def _room(self, x: Any, context: Context) -> Any:
+        return context.scratch("kept-plain", self._plain_bytes(self.count(x.size)), np.uint8, x)
+
+    def _split(self, plain: Any) -> tuple[Any, Any, Any]:
+        """The parts as (uint32 count and zero, or None; uint32 indices; float32 values) views."""
+        if self.counted:
+            return sparse.split(plain)
+        middle = plain.size // 2
+        return None, plain[:middle].view(np.uint32), plain[middle:].view(np.float32)
+
+
+@lru_cache
+def _method(values: str) -> Compressor:
+    return get(values)
+
+
+@lru_cache
+def _tail_error(values: str, share: float, count: int) -> float:
+    """What ``count`` values lose of the largest ``share`` of normal values: the mean over 2¹⁴ of its quantiles."""
+    quantiles = (np.random.default_rng(0).permutation(1 << 14) + 0.5) / (1 << 14)
+    magnitudes = [-NormalDist().inv_cdf(share / 2 * quantile) for quantile in quantiles]
+    x = (np.array(magnitudes) * np.resize([1, -1], len(magnitudes))).astype(np.float32)
+    coder, seen, size = _method(values), np.empty_like(x), min(count, x.size)
+    payload, used = np.empty(coder.nbytes(size), np.uint8), size * min(512, x.size // size)
+    for start in range(0, used, size):
+        coder.encode(x[start : start + size], payload)
+        coder.decode(payload, seen[start : start + size])
+    x, seen = x[:used].astype(np.float64), seen[:used]
+    return float(np.sum((x - seen) ** 2) / np.sum(x**2))

@@ -1,0 +1,218 @@
+"""Transformations of optax that synchronise momenta in few bits, inside ``jit``. May import: JAX and the package.
+
+Their arithmetic is that of ``espresso_mpi.optim``: the formulas of ``optim.updates``, on arrays of JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax import numpy as jnp
+
+from ..default import default_session
+from ..optim.messages import require_raising
+from ..optim.settings import AdamSettings, SGDSettings, count
+from ..optim.updates import adam, decayed_momentum, frozen_adam, momentum, sgd
+from ..session import Session
+from .trees import averaged_tree, one_chain, optax_for
+
+
+class OnebitAdamState(NamedTuple):
+    """The state of ``scale_by_onebit_adam``.
+
+    Attributes:
+        count: number of updates so far, an int32.
+        mu, nu: moments, float32, as the parameters.
+        turn: number of synchronisations so far, which orders them; see ``after`` of ``sync``.
+    """
+
+    count: Any
+    mu: Any
+    nu: Any
+    turn: Any
+
+
+class TraceState(NamedTuple):
+    """The state of ``compressed_trace``: number of updates, momenta (float32), and as in ``OnebitAdamState``."""
+
+    count: Any
+    trace: Any
+    turn: Any
+
+
+def scale_by_onebit_adam(
+    session: Session | None = None,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    warmup: int,
+) -> Any:
+    """1-bit Adam (``espresso_mpi.optim.OnebitAdam``) in the place of ``optax.scale_by_adam``.
+
+    It synchronises by itself: pass the gradients of this rank. Its calls are ordered by its state, as those of
+    ``synchronize``.
+
+    Args:
+        session: as for ``sync``; its compressor is that of the momenta.
+        b1, b2, eps: β₁, β₂ and ε.
+        warmup: number of first updates that are Adam's on uncompressed gradients.
+
+    Raises:
+        ConfigError: optax is missing, a number is out of its range, or the session would skip values that are not
+            finite. Errors of a synchronisation as for ``sync``.
+
+    Example:
+        >>> import optax  # doctest: +SKIP
+        >>> optimizer = optax.chain(  # doctest: +SKIP
+        ...     espresso_mpi.jax.scale_by_onebit_adam(session, warmup=1000),
+        ...     optax.add_decayed_weights(0.01),
+        ...     optax.scale_by_learning_rate(1e-3),
+        ... )
+    """
+    owner = "scale_by_onebit_adam"
+    optax = optax_for(owner, "use espresso_mpi.optim.OnebitAdam")
+    AdamSettings.checked(owner, 0.0, (b1, b2), eps, 0.0)
+    made = _OnebitAdam(_usable(owner, session), b1, b2, eps, count(owner, "warmup", warmup, 1))
+    return optax.GradientTransformation(made.start, made.update)
+
+
+@dataclass(frozen=True, eq=False)
+class _OnebitAdam:
+    """The functions of ``scale_by_onebit_adam``."""
+
+    session: Session
+    b1: float
+    b2: float
+    eps: float
+    warmup: int
+
+    def start(self, params: Any) -> OnebitAdamState:
+        return OnebitAdamState(_zero(), _zeros(params), _zeros(params), _zero())
+
+    def update(self, updates: Any, state: OnebitAdamState, params: Any = None) -> tuple[Any, OnebitAdamState]:
+        one_chain(self, self.session)
+        now = state.count + 1
+        scales = 1 / (1 - self.b1**now), 1 / (1 - self.b2 ** jnp.minimum(now, self.warmup))
+        found, mu, nu, turn = jax.lax.cond(
+            now <= self.warmup, partial(self._dense, state, scales), partial(self._compressed, state, scales),
+            _single(updates),
+        )  # fmt: skip
+        return _like(found, updates), OnebitAdamState(now, mu, nu, turn)
+
+    def _dense(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, Any, Any, Any]:
+        """Adam's step on the mean of the gradients; a step of rate -1 from zero is the update."""
+        step = adam(jnp.sqrt)
+        numbers = (self.b1, 1 - self.b1, self.b2, 1 - self.b2, -1.0, *scales, self.eps, 0.0)
+        means, turn = averaged_tree(grads, self.session, False, state.turn, "OnebitAdam")
+        found = _mapped(3, lambda m, v, g: step(jnp.zeros_like(m), m, v, g, *numbers), (state.mu, state.nu), means)
+        return found[0], found[1], found[2], turn
+
+    def _compressed(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, Any, Any, Any]:
+        """The same with the mean of the momenta, and a variance that stays."""
+        message, step = momentum(jnp.sqrt), frozen_adam(jnp.sqrt)
+        (sent,) = _mapped(1, lambda g, m: (message(g, m, self.b1, 1 - self.b1),), (grads,), state.mu)
+        means, turn = averaged_tree(sent, self.session, False, state.turn)
+        numbers = (-1.0, *scales, self.eps, 0.0)
+        found = _mapped(
+            2, lambda m, v, mean: step(jnp.zeros_like(m), m, v, mean, *numbers), (state.mu, state.nu), means
+        )
+        return found[0], found[1], state.nu, turn
+
+
+def compressed_trace(
+    session: Session | None = None, *, decay: float = 0.9, nesterov: bool = False, warmup: int = 0
+) -> Any:
+    """SGD with synchronised momenta (``espresso_mpi.optim.MomentumSGD``) in the place of ``optax.trace``.
+
+    It synchronises by itself: pass the gradients of this rank. Its calls are ordered by its state, as those of
+    ``synchronize``.
+
+    Args:
+        session: as for ``sync``; its compressor is that of the momenta.
+        decay: μ.
+        nesterov, warmup: as for ``MomentumSGD``.
+
+    Raises:
+        ConfigError: as ``scale_by_onebit_adam``.
+
+    Example:
+        >>> import optax  # doctest: +SKIP
+        >>> optimizer = optax.chain(  # doctest: +SKIP
+        ...     espresso_mpi.jax.compressed_trace(session), optax.scale_by_learning_rate(0.1)
+        ... )
+    """
+    owner = "compressed_trace"
+    optax = optax_for(owner, "use espresso_mpi.optim.MomentumSGD")
+    SGDSettings.checked(owner, 0.0, decay, 0.0, nesterov)
+    made = _Trace(_usable(owner, session), decay, nesterov, count(owner, "warmup", warmup, 0))
+    return optax.GradientTransformation(made.start, made.update)
+
+
+@dataclass(frozen=True, eq=False)
+class _Trace:
+    """The functions of ``compressed_trace``."""
+
+    session: Session
+    decay: float
+    nesterov: bool
+    warmup: int
+
+    def start(self, params: Any) -> TraceState:
+        return TraceState(_zero(), _zeros(params), _zero())
+
+    def update(self, updates: Any, state: TraceState, params: Any = None) -> tuple[Any, TraceState]:
+        one_chain(self, self.session)
+        means, turn = jax.lax.cond(
+            state.count < self.warmup, partial(self._dense, state), partial(self._compressed, state), _single(updates)
+        )
+        move, numbers = sgd(jnp.sqrt), (-1.0, 1 + self.decay, self.decay) if self.nesterov else (-1.0, 1.0, 0.0)
+        found, trace = _mapped(2, lambda m, mean: move(jnp.zeros_like(m), m, mean, *numbers), (state.trace,), means)
+        return _like(found, updates), TraceState(state.count + 1, trace, turn)
+
+    def _dense(self, state: TraceState, grads: Any) -> tuple[Any, Any]:
+        means, turn = averaged_tree(grads, self.session, False, state.turn, "MomentumSGD")
+        return self._momenta(means, state.trace), turn
+
+    def _compressed(self, state: TraceState, grads: Any) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = averaged_tree(self._momenta(grads, state.trace), self.session, False, state.turn)
+        return found
+
+    def _momenta(self, grads: Any, trace: Any) -> Any:
+        message = decayed_momentum(jnp.sqrt)
+        return _mapped(1, lambda g, m: (message(g, m, 0.0, self.decay, 0.0),), (grads,), trace)[0]
+
+
+def _usable(owner: str, session: Session | None) -> Session:
+    chosen = session if session is not None else default_session()
+    require_raising(owner, chosen)
+    return chosen
+
+
+def _zero() -> Any:
+    return jnp.zeros((), jnp.int32)
+
+
+def _zeros(params: Any) -> Any:
+    return jax.tree_util.tree_map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+
+
+def _single(tree: Any) -> Any:
+    return jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+
+def _like(tree: Any, other: Any) -> Any:
+    """The tree with the element types of another one."""
+    return jax.tree_util.tree_map(lambda x, y: x.astype(jnp.asarray(y).dtype), tree, other)
+
+
+def _mapped(results: int, formula: Callable[..., Any], trees: tuple[Any, ...], last: Any) -> list[Any]:
+    """So many trees: what a formula makes of the leaves of several trees."""
+    leaves, shape = jax.tree_util.tree_flatten(last)
+    others = [jax.tree_util.tree_leaves(tree) for tree in trees]
+    found = [formula(*arrays) for arrays in zip(*others, leaves)]
+    return [jax.tree_util.tree_unflatten(shape, [result[index] for result in found]) for index in range(results)]

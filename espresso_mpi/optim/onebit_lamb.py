@@ -1,0 +1,192 @@
+"""1-bit LAMB (Li et al., HiPC 2022): 1-bit Adam with a step length for each layer, which is kept and corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from ..errors import ConfigError
+from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer
+from .settings import MOST, AdamSettings, count, lies
+from .tensors import computing
+from .updates import ALONG, FROZEN_DIRECTION, LAMB_DIRECTION, MOMENTUM
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+KEEP = 0.9
+"""β₃: how much of its mean the coefficient of a layer keeps in a step of the warm-up."""
+
+FACTORS, CHANGE = (0.5, 4.0), 0.1
+"""The range of the factors that correct coefficients, and by which share a factor changes at most in a step."""
+
+_Number = Annotated[float, Meta(ge=0)]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The state of 1-bit LAMB beside its moments.
+
+    Attributes:
+        steps: number of steps so far.
+        frozen_at: the last step of the warm-up; 0: it has not ended.
+        coefficients: by parameter: the mean of its coefficients in the warm-up, and the factor of the last step.
+    """
+
+    steps: Count
+    frozen_at: Count
+    coefficients: Mapping[str, tuple[_Number, _Number]]
+
+    def __post_init__(self) -> None:
+        if self.frozen_at > self.steps:
+            raise ValueError(f"{self.steps} steps of which {self.frozen_at} are warm-up")
+
+
+class LambRule(Rule[Counters]):
+    """What 1-bit LAMB does with the parameters of one step.
+
+    Args:
+        session: synchronises the messages; its compressor is that of the second stage.
+        warmup, warmup_compressor, coefficients: as for ``OnebitLamb``.
+
+    Raises:
+        ConfigError: the session would skip values that are not finite, or an argument is not valid.
+    """
+
+    owner: ClassVar[str] = "OnebitLamb"
+    kept: ClassVar = {"m": Kept(), "v": Kept(positive=True), "fresh": Kept(positive=True)}
+
+    def __init__(
+        self, session: Session, warmup: int, warmup_compressor: str, coefficients: tuple[float, float]
+    ) -> None:
+        super().__init__(session, Counters(0, 0, {}))
+        self._warmup = count(self.owner, "warmup", warmup, 1)
+        pair = isinstance(coefficients, (tuple, list)) and len(coefficients) == 2
+        if not pair or not lies(coefficients[1], 0, MOST) or not lies(coefficients[0], 0, coefficients[1]):
+            raise ConfigError(f"{self.owner}: coefficients={coefficients!r}; expected the least and the largest")
+        self._least, self._largest = map(float, coefficients)
+        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
+
+    def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
+        """Update all parameters, in the stage that it is in."""
+        if self.counters.frozen_at:
+            self._compressed(slots)
+        else:
+            self._dense(slots)
+
+    def _dense(self, slots: Sequence[Slot[AdamSettings]]) -> None:
+        """One step of LAMB on the mean of the gradients."""
+        self._mean_gradients(slots)
+        steps, found = self.counters.steps + 1, dict(self.counters.coefficients)
+        last = steps >= self._warmup
+        for slot in slots:
+            s, (first, second), kept, library = slot.settings, slot.settings.betas, slot.kept, slot.tensor.library
+            scales = 1 / (1 - first**steps), 1 / (1 - second**steps)
+            arrays = (slot.flat, kept["m"], kept["v"], slot.tensor.array)
+            LAMB_DIRECTION(library, arrays, (first, 1 - first, second, 1 - second, *scales, s.eps, s.weight_decay))
+            coefficient = self._coefficient(slot)
+            mean, _ = found.get(slot.tensor.name, (0.0, 1.0))
+            found[slot.tensor.name] = KEEP * mean + (1 - KEEP) * coefficient, 1.0
+            ALONG(library, (slot.tensor.array, slot.flat), (s.lr * coefficient,))
+            if last:
+                kept["fresh"][...] = kept["v"]
+        self.counters = Counters(steps, steps if last else 0, found)
+
+    def _coefficient(self, slot: Slot[AdamSettings]) -> float:
+        """How long the parameter is for the direction in its message; 1 if one of them is zero."""
+        library, arrays = computing(slot.tensor.library, slot.tensor.array, slot.flat)
+        length, other = (library.norm(library.double(array)) for array in arrays)
+        if not (length > 0 and other > 0):
+            return 1.0
+        return min(max(length / other, self._least), self._largest)
+
+    def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
+        """Each rank adds its gradient to the momentum; the mean of these replaces it."""
+        for slot in slots:
+            first = slot.settings.betas[0]
+            slot.put_gradient()
+            MOMENTUM(slot.tensor.library, (slot.flat, slot.kept["m"]), (first, 1 - first))
+        self._sync(slots)
+        steps, frozen_at, found = self.counters.steps + 1, self.counters.frozen_at, dict(self.counters.coefficients)
+        for slot in slots:
+            s, (first, second), kept, tensor = slot.settings, slot.settings.betas, slot.kept, slot.tensor
+            v_scale = 1 / (1 - second**frozen_at)
+            numbers = (first, 1 / (1 - first), second, 1 - second, 1 / (1 - first**steps), v_scale, s.eps)
+            arrays = (slot.flat, kept["m"], kept["fresh"], kept["v"], tensor.array)
+            FROZEN_DIRECTION(tensor.library, arrays, (*numbers, s.weight_decay))
+            mean, factor = found.get(tensor.name, (0.0, 1.0))
+            factor = _factor(slot, v_scale, 1 / (1 - second**steps), factor)
+            found[tensor.name] = mean, factor
+            ALONG(tensor.library, (tensor.array, slot.flat), (s.lr * factor * mean / (1 - KEEP**frozen_at),))
+        self.counters = replace(self.counters, steps=steps, coefficients=found)
+
+
+def _factor(slot: Slot[AdamSettings], v_scale: float, fresh_scale: float, before: float) -> float:
+    """The largest ratio of the frozen root to the fresh one, in its range and near the factor of the step before."""
+    library, (v, fresh) = computing(slot.tensor.library, slot.kept["v"], slot.kept["fresh"])
+    eps = slot.settings.eps
+    ratio = (library.sqrt(v * v_scale) + eps) / (library.sqrt(fresh * fresh_scale) + eps)
+    factor = min(max(float(ratio.max()), FACTORS[0]), FACTORS[1])
+    return min(max(factor, before * (1 - CHANGE)), before * (1 + CHANGE))
+
+
+class OnebitLamb(SynchronizedOptimizer):
+    """LAMB whose messages are momenta in few bits (Li et al., arXiv 2104.06069), for large batches.
+
+    LAMB scales the direction u of Adam for each parameter, so that the step is as long as the parameter. As in
+    ``OnebitAdam``, v stays as it is after a warm-up, and the ranks synchronise momenta. The coefficient c that scales
+    is then the mean of those of the warm-up, times a factor r. It corrects that v is no longer up to date, by a fresh
+    variance v' of the gradients that can be computed from the momenta::
+
+        u = m̂/(√v̂ + ε) + λ x
+        warm-up:  c = ‖x‖/‖u‖, within ``coefficients``;  x ← x - η c u;  c̄ ← β₃ c̄ + (1 - β₃) c
+        after it: mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  v' as v from g = (m - β₁ m_before)/(1 - β₁)
+                  r = max (√v̂ + ε)/(√v̂' + ε), within 0.5 … 4 and 10 % of the r before;  x ← x - η r c̄ u
+
+    All averages have their bias towards zero undone. All ranks must start from the same parameters. They stay equal to
+    the bit; on GPUs, if these are alike.
+
+    Args:
+        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place, as for ``Clan``.
+        session: its compressor, feedback and route are those of the momenta; tensors below its ``min_bytes`` are sent
+            uncompressed. It needs ``nonfinite="raise"``, the default.
+        lr: η. An attribute, to be set between steps.
+        betas: β₁ and β₂.
+        eps: ε.
+        weight_decay: λ, decoupled.
+        warmup: number of first steps that are LAMB's. The learning rate should have reached its peak.
+        warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
+        coefficients: the least c and the largest.
+
+    Raises:
+        ConfigError: a number is out of its range, or the session would skip values that are not finite.
+        GradientError: a parameter cannot be updated; the text names it.
+
+    Example:
+        >>> params = {"w": np.ones((64, 128), np.float32)}
+        >>> with espresso_mpi.Session(compressor="onebit") as session:
+        ...     lamb = espresso_mpi.optim.OnebitLamb(params, session, lr=0.1, weight_decay=0, warmup=1)
+        ...     for step in range(2):
+        ...         grads = {"w": np.full((64, 128), 0.5, np.float32)}  # of this rank, not synchronised
+        ...         params = lamb.step(grads)
+        >>> round(float(params["w"].mean()), 3)
+        0.8
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        session: Session,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        warmup: int = 1000,
+        warmup_compressor: str = "none",
+        coefficients: tuple[float, float] = (0.01, 10.0),
+    ) -> None:
+        settings = AdamSettings.checked("OnebitLamb", lr, betas, eps, weight_decay)
+        super().__init__(params, LambRule(session, warmup, warmup_compressor, coefficients), settings)

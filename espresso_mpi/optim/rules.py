@@ -1,0 +1,260 @@
+"""What optimizers that synchronise by themselves share: a rule for all frameworks, and the class for plain arrays.
+
+A rule is what an optimizer does with the parameters of one step, whatever framework they come from. The class of this
+module gives it arrays; ``espresso_mpi.torch`` gives it the parameters of a torch optimizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from ..arrays import buffers
+from ..compressors import get
+from ..errors import NonFiniteError
+from . import saved
+from .messages import require_raising, wait_for
+from .settings import MOST, number
+from .tensors import Tensor, matched, native, tensors_of
+
+if TYPE_CHECKING:
+    from ..session import Session
+    from ..sessions.handles import Handle
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+"""A counter in a saved state."""
+
+C = TypeVar("C")
+S = TypeVar("S", bound=Any)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An array that an optimizer keeps for each parameter: flat, float32, zeros at first.
+
+    Attributes:
+        positive: it has no values below zero.
+        parameter: it begins as a copy of the parameter, and has its type.
+    """
+
+    positive: bool = False
+    parameter: bool = False
+
+    def start(self, tensor: Tensor) -> Any:
+        """The array before the first step."""
+        return tensor.library.copy(tensor.array) if self.parameter else tensor.library.zeros(tensor)
+
+    def load(self, tensor: Tensor, entry: Any, key: str) -> np.ndarray:
+        """The array from a saved state, checked; float64 holds every parameter exactly."""
+        return saved.array(tensor, entry, key, np.float64 if self.parameter else np.float32, self.positive)
+
+
+@dataclass
+class Slot(Generic[S]):
+    """One parameter in a step.
+
+    Attributes:
+        tensor: the parameter.
+        gradient: this rank's gradient, flat, of any floating-point type; None counts as zero.
+        settings: hyperparameters of this step.
+        kept: the arrays that the rule keeps, by name.
+        message: what is synchronised: float32, in the parameter's shape.
+    """
+
+    tensor: Tensor
+    gradient: Any
+    settings: S
+    kept: Mapping[str, Any]
+    message: Any
+
+    @property
+    def flat(self) -> Any:
+        """The message as a flat array over the same memory."""
+        return self.message.reshape(-1)
+
+    def put_gradient(self) -> None:
+        """Copy the gradient to the message."""
+        self.flat[...] = 0 if self.gradient is None else self.gradient
+
+
+class Rule(ABC, Generic[C]):
+    """What an optimizer does with the parameters of one step.
+
+    Args:
+        session: synchronises the messages.
+        counters: a frozen dataclass of numbers: the state beside the arrays. The same on all ranks.
+
+    Attributes:
+        owner: name of the optimizer in errors.
+        kept: the arrays of each parameter, by name.
+
+    Raises:
+        ConfigError: the session would skip values that are not finite.
+    """
+
+    owner: ClassVar[str]
+    kept: ClassVar[Mapping[str, Kept]]
+
+    def __init__(self, session: Session, counters: C) -> None:
+        require_raising(self.owner, session)
+        self._session, self.counters = session, counters
+
+    @abstractmethod
+    def step(self, slots: Sequence[Slot[Any]]) -> None:
+        """Update all parameters. Collective.
+
+        Raises:
+            EspressoError: as ``Session.sync``, on every rank. No parameter and no kept array has changed then.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """The counters, for a checkpoint.
+
+        Raises:
+            ConfigError: the rule cannot be saved now.
+        """
+        return dataclasses.asdict(self.counters)  # type: ignore[call-overload]
+
+    def read(self, state: Any) -> C:
+        """Checked counters from ``state``, for ``adopt``.
+
+        Raises:
+            StateError: they are missing or damaged.
+        """
+        return saved.counters(self.owner, state, type(self.counters))
+
+    def adopt(self, counters: C) -> None:
+        """Continue with the counters of a state, whose arrays the caller loads."""
+        self.counters = counters
+
+    def _sync(self, slots: Sequence[Slot[Any]]) -> None:
+        """Replace the messages by their means, by the compressor of the session."""
+        self._session.sync({slot.tensor.name: slot.message for slot in slots})
+
+
+class GradientMeans:
+    """Synchronises gradients in the steps of a warm-up, with names of their own, so that residuals stay apart.
+
+    Args:
+        owner: name of the optimizer.
+        compressor: spec; tensors below the session's ``min_bytes`` are sent uncompressed.
+
+    Raises:
+        ConfigError: it is no spec of a compressor.
+    """
+
+    def __init__(self, owner: str, session: Session, compressor: str = "none") -> None:
+        self._owner, self._session = owner, session
+        self._compressor = "none" if compressor == "none" else str(get(compressor))
+
+    def __call__(self, slots: Sequence[Slot[Any]]) -> None:
+        """Put the mean of the gradients in place of the messages. Collective.
+
+        Raises:
+            NonFiniteError: on every rank: a gradient is not finite on one of them.
+        """
+        for slot in slots:
+            slot.put_gradient()
+        wait_for([self._mean(slot) for slot in slots])
+        for slot in slots:  # all ranks have the same means, so all raise the same error
+            if not slot.tensor.library.finite(slot.flat):
+                raise NonFiniteError(
+                    f"{slot.tensor.name}: the gradient of a rank holds a NaN or an infinity; expected finite ones; "
+                    f"nothing has been changed: skip this step on all ranks"
+                )
+
+    def _mean(self, slot: Slot[Any]) -> Handle:
+        small = slot.tensor.size * 4 < self._session.min_bytes
+        compressor = "none" if small else self._compressor
+        feedback = "none" if compressor == "none" else "auto"
+        name = f"{self._owner} {slot.tensor.name}"
+        handle: Handle = self._session.allreduce(
+            slot.message, name=name, compressor=compressor, feedback=feedback, blocking=False
+        )
+        return handle
+
+
+class SynchronizedOptimizer:
+    """An optimizer of plain arrays that synchronises by itself; one for each rule.
+
+    Args:
+        params: arrays in nested lists, tuples and dicts.
+        settings: hyperparameters of all parameters: a frozen dataclass with ``lr``.
+    """
+
+    def __init__(self, params: Any, rule: Rule[Any], settings: Any) -> None:
+        self._params, self._rule, self._settings = params, rule, settings
+        tensors = tensors_of(params)
+        self._kept = {t.name: {key: kept.start(t) for key, kept in rule.kept.items()} for t in tensors}
+        self._messages = {t.name: t.library.zeros(t).reshape(t.adopted.spec.shape) for t in tensors}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate η of the next step."""
+        return float(self._settings.lr)
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._settings = dataclasses.replace(self._settings, lr=number(self._rule.owner, "lr", value, 0, MOST))
+
+    def step(self, grads: Any) -> Any:
+        """Update the parameters once. Collective.
+
+        Args:
+            grads: this rank's gradients, not synchronised: arrays with the names and shapes of the parameters. None
+                counts as zero. Not changed.
+
+        Returns:
+            The parameters: the same containers, unless they hold arrays that cannot be changed (JAX).
+
+        Raises:
+            GradientError: the names or shapes are others than the parameters', or an array cannot be read.
+            EspressoError: as ``Session.sync``, on every rank, NonFiniteError among them. Nothing has been changed in
+                either case.
+        """
+        tensors = tensors_of(self._params)
+        values = matched(tensors, dict(buffers.flatten(grads)))
+        return self._updated(tensors, self._rule.step, values)
+
+    def _updated(self, tensors: Sequence[Tensor], update: Any, values: Mapping[str, Any]) -> Any:
+        """The parameters after an update of all slots."""
+        update([self._slot(t, values.get(t.name)) for t in tensors if t.size])
+        self._params = buffers.rebuild(self._params, [tensor.adopted for tensor in tensors])
+        return self._params
+
+    def _slot(self, tensor: Tensor, value: Any) -> Slot[Any]:
+        gradient = None if value is None else native(tensor, value)
+        return Slot(tensor, gradient, self._settings, self._kept[tensor.name], self._messages[tensor.name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters, and the kept arrays of each tensor as numpy arrays: a copy.
+
+        Residuals are the session's state.
+        """
+        arrays = {
+            t.name: {key: t.library.to_host(array) for key, array in self._kept[t.name].items()}
+            for t in tensors_of(self._params)
+        }
+        return {"rule": self._rule.state(), "moments": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state_dict`` returned.
+
+        The parameters, ``lr`` and the state of the session are the caller's to restore.
+
+        Raises:
+            StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.
+        """
+        tensors, rule = tensors_of(self._params), self._rule
+        found = saved.entries(rule.owner, state, self._kept, "moments")
+        loaded = {t.name: {key: kept.load(t, found[t.name], key) for key, kept in rule.kept.items()} for t in tensors}
+        rule.adopt(rule.read(state.get("rule")))
+        for tensor in tensors:
+            for key, value in loaded[tensor.name].items():
+                self._kept[tensor.name][key][...] = tensor.library.from_host(tensor, value)

@@ -1,0 +1,328 @@
+"""0/1 Adam (Lu et al., ICLR 2023): the variance settles step by step, and some steps synchronise nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import ConfigError, NonFiniteError, StateError
+from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer
+from .settings import AdamSettings, count
+from .tensors import tensors_of
+from .updates import ADAM, FROM_ANCHOR, FROZEN_ADAM, LOCAL_ADAM, MEAN_MOMENTUM, MOMENTUM
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The state of 0/1 Adam beside its moments.
+
+    Attributes:
+        steps: number of steps so far.
+        updates: number of updates of the variance.
+        next_update: the step of the next one, counted from 1; 0: there is none.
+        synced_at: the last step that synchronised.
+    """
+
+    steps: Count
+    updates: Count
+    next_update: Count
+    synced_at: Count
+
+    def __post_init__(self) -> None:
+        if max(self.updates, self.synced_at) > self.steps or 0 < self.next_update <= self.steps:
+            raise ValueError("more updates or synchronisations than steps")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """In which steps, counted from 1, the variance is updated, and in which the ranks synchronise.
+
+    Attributes: as the arguments of ``ZeroOneAdam``.
+    """
+
+    warmup: int
+    kappa: int
+    double_every: int | None
+    longest: int
+
+    @classmethod
+    def checked(cls, owner: str, warmup: Any, kappa: Any, double_every: Any, longest: Any) -> Policy:
+        """A policy of checked numbers.
+
+        Raises:
+            ConfigError: a number is out of its range.
+        """
+        every = None if double_every is None else count(owner, "double_every", double_every, 1)
+        return cls(
+            count(owner, "warmup", warmup, 1), count(owner, "kappa", kappa, 1), every,
+            count(owner, "longest", longest, 1),
+        )  # fmt: skip
+
+    def update_after(self, step: int, updates: int) -> int:
+        """The step of the next update of the variance; 0: there is none."""
+        after = step + 2 ** min(updates // self.kappa, 62)
+        return after if after <= self.warmup else 0
+
+    def interval(self, step: int) -> int:
+        """The distance of the synchronisation in this step, if there is one, from the one before it."""
+        if self.double_every is None or step <= self.warmup:
+            return 1
+        return int(min(self.longest, 2 ** min((step - self.warmup - 1) // self.double_every, 62)))
+
+
+@dataclass
+class _Local:
+    """What is kept of a parameter since the last synchronisation.
+
+    Attributes:
+        anchor: the parameter there.
+        u: the sum of the momenta since, by which the parameter has moved, each times its rate.
+        length: the sum of the rates.
+        kept: the share of the anchor that weight decay has left.
+    """
+
+    anchor: Any
+    u: Any
+    length: float = 0.0
+    kept: float = 1.0
+
+    def grown(self, rate: float, shrink: float) -> tuple[float, float]:
+        """``length`` and ``kept`` after one more step."""
+        return shrink * self.length + rate, shrink * self.kept
+
+
+class ZeroOneRule(Rule[Counters]):
+    """What 0/1 Adam does with the parameters of one step.
+
+    Args:
+        session: synchronises the messages; its compressor is that of momenta.
+        policy: in which steps.
+        warmup_compressor: as for ``ZeroOneAdam``.
+
+    Raises:
+        ConfigError: the session would skip values that are not finite, or the compressor is unknown.
+    """
+
+    owner: ClassVar[str] = "ZeroOneAdam"
+    kept: ClassVar = {"m": Kept(), "v": Kept(positive=True)}
+
+    def __init__(self, session: Session, policy: Policy, warmup_compressor: str) -> None:
+        super().__init__(session, Counters(0, 0, 1, 0))
+        self._policy = policy
+        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
+        self._local: dict[str, _Local] = {}
+        self._spoilt = False
+
+    def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
+        """Update all parameters. Collective in the steps that synchronise."""
+        step, now = self.counters.steps + 1, self.counters
+        if step == now.next_update:
+            self._update_variance(slots, step)
+        elif step - now.synced_at < self._policy.interval(step):
+            for slot in slots:
+                self._move(slot, step)
+            self.counters = replace(now, steps=step)
+        else:
+            self._synchronise(slots, step)
+            self.counters = replace(now, steps=step, synced_at=step)
+
+    def average(self, slots: Sequence[Slot[AdamSettings]]) -> None:
+        """Synchronise now what local steps have changed. Collective."""
+        now = self.counters
+        if now.synced_at < now.steps:
+            self._synchronise(slots, now.steps, new=False)
+            self.counters = replace(now, synced_at=now.steps)
+
+    def state(self) -> dict[str, Any]:
+        """As of every rule; not between local steps, where ranks differ."""
+        if self.counters.synced_at < self.counters.steps:
+            raise ConfigError("ZeroOneAdam: the ranks differ between local steps; call average() before state_dict()")
+        return super().state()
+
+    def read(self, state: Any) -> Counters:
+        """As of every rule; only a state between two local steps has more steps than the last synchronisation."""
+        counters = super().read(state)
+        if counters.synced_at != counters.steps:
+            raise StateError(
+                f"ZeroOneAdam: got a state after {counters.steps} steps, synchronised after {counters.synced_at}; "
+                f"expected the same number; load what state_dict returned"
+            )
+        return counters
+
+    def adopt(self, counters: Counters) -> None:
+        """As of every rule; the local steps since the last synchronisation are dropped."""
+        self._local, self._spoilt = {}, False
+        super().adopt(counters)
+
+    def _update_variance(self, slots: Sequence[Slot[AdamSettings]], step: int) -> None:
+        """One step of AdamW on the mean of the gradients."""
+        self._mean_gradients(slots)
+        updates = self.counters.updates + 1
+        self.counters = Counters(step, updates, self._policy.update_after(step, updates), step)
+        for slot in slots:
+            s, (first, second) = slot.settings, slot.settings.betas
+            scales = 1 / (1 - first**step), self._v_scale(s)
+            numbers = (first, 1 - first, second, 1 - second, s.lr, *scales, s.eps, s.weight_decay)
+            ADAM(slot.tensor.library, (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat), numbers)
+
+    def _v_scale(self, settings: AdamSettings) -> float:
+        return 1 / (1 - settings.betas[1] ** self.counters.updates)
+
+    def _move(self, slot: Slot[AdamSettings], step: int) -> None:
+        """A local step. A gradient that is not finite changes nothing; the next synchronisation raises the error."""
+        s, tensor = slot.settings, slot.tensor
+        local = self._local.get(tensor.name)
+        if local is None:
+            local = self._local[tensor.name] = _Local(tensor.library.copy(tensor.array), tensor.library.zeros(tensor))
+        rate, shrink = _rate_of(s, step)
+        local.length, local.kept = local.grown(rate, shrink)
+        slot.put_gradient()
+        if not tensor.library.finite(slot.flat):
+            self._spoilt = True
+            return
+        arrays = (tensor.array, slot.kept["m"], local.u, slot.kept["v"], slot.flat)
+        LOCAL_ADAM(tensor.library, arrays, (s.betas[0], 1 - s.betas[0], rate, self._v_scale(s), s.eps, shrink))
+
+    def _synchronise(self, slots: Sequence[Slot[AdamSettings]], step: int, new: bool = True) -> None:
+        """Replace the momenta by their mean since the last synchronisation, and the parameters by its result.
+
+        Args:
+            new: the gradients of the slots count, too.
+        """
+        for slot in slots:
+            self._fill(slot, step, new)
+        if self._spoilt and slots:
+            slots[0].flat[:1] = float("nan")  # so that the session raises the error on every rank
+        try:
+            self._sync(slots)
+        except NonFiniteError:
+            self._spoilt = False
+            raise
+        for slot in slots:
+            self._finish(slot, step, new)
+        self._local = {}
+
+    def _fill(self, slot: Slot[AdamSettings], step: int, new: bool) -> None:
+        """What this rank sends of a parameter."""
+        first, local = slot.settings.betas[0], self._local.get(slot.tensor.name)
+        if new:
+            slot.put_gradient()
+        else:
+            slot.flat[...] = 0
+        if local is None:
+            MOMENTUM(slot.tensor.library, (slot.flat, slot.kept["m"]), (first, 1 - first))
+            return
+        rate, shrink = _rate_of(slot.settings, step) if new else (0.0, 1.0)
+        length, _ = local.grown(rate, shrink)
+        numbers = (first, 1 - first, rate, shrink, 1 / length if length else 0.0)
+        MEAN_MOMENTUM(slot.tensor.library, (slot.flat, slot.kept["m"], local.u), numbers)
+
+    def _finish(self, slot: Slot[AdamSettings], step: int, new: bool) -> None:
+        """The parameter and its momentum from the mean."""
+        s, local, tensor, kept = slot.settings, self._local.get(slot.tensor.name), slot.tensor, slot.kept
+        if local is None:
+            numbers = (s.lr, 1 / (1 - s.betas[0] ** step), self._v_scale(s), s.eps, s.weight_decay)
+            FROZEN_ADAM(tensor.library, (tensor.array, kept["m"], kept["v"], slot.flat), numbers)
+            return
+        length, share = local.grown(*(_rate_of(s, step) if new else (0.0, 1.0)))
+        arrays = (tensor.array, kept["m"], local.anchor, kept["v"], slot.flat)
+        FROM_ANCHOR(tensor.library, arrays, (length, self._v_scale(s), s.eps, share))
+
+
+def _rate_of(settings: AdamSettings, step: int) -> tuple[float, float]:
+    """By how much of its momentum a parameter moves in a step, and the share of it that weight decay leaves."""
+    rate = settings.lr / (1 - settings.betas[0] ** step)
+    return rate, 1 - settings.lr * settings.weight_decay
+
+
+class ZeroOneAdam(SynchronizedOptimizer):
+    """AdamW that sends few gradients, momenta in few bits, and nothing in some steps (Lu et al., ICLR 2023).
+
+    There is no first stage of uncompressed gradients as in ``OnebitAdam``. The variance v is updated by the mean
+    gradient in steps that become rarer, ``2^⌊j/κ⌋`` steps apart after j updates, until it stays as it is. In the other
+    steps, the ranks synchronise their momenta by the session, as in ``OnebitAdam``. After the warm-up, the interval
+    between these doubles from time to time. In the steps between, each rank moves along its own momentum::
+
+        mᵢ ← β₁ mᵢ + (1 - β₁) gᵢ;  uᵢ ← uᵢ + η mᵢ;  xᵢ ← xᵢ - η mᵢ/(√v̂ + ε)
+        in a synchronisation after steps of the rates η₁ … ηₖ, which began at x₀:
+        m ← mean of C(uᵢ/Σηₕ + residualᵢ);  x ← x₀ - Σηₕ m/(√v̂ + ε);  u ← 0
+
+    This is algorithm 1 of the paper with decoupled weight decay, with bias correction of m and v, and in two details as
+    in the authors' program (DeepSpeed): a step that updates v takes the momentum from the mean gradient, too; and the
+    residuals are those of momenta, so they do not depend on the learning rate.
+
+    All ranks must start from the same parameters. They are equal to the bit after each synchronisation, and differ
+    between local steps; ``average`` makes them equal, for validation and at the end. A gradient that is not finite in a
+    local step leaves this rank's parameters as they are; the next synchronisation raises the error on all ranks.
+
+    Args:
+        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place, as for ``Clan``.
+        session: its compressor, feedback and route are those of the momenta; tensors below its ``min_bytes`` are sent
+            uncompressed. It needs ``nonfinite="raise"``, the default.
+        lr: η. An attribute, to be set between steps.
+        betas: β₁ and β₂.
+        eps: ε.
+        weight_decay: λ, decoupled.
+        warmup: number of first steps in which all steps synchronise and v is updated; v stays as it is afterwards. The
+            learning rate should have reached its peak.
+        kappa: κ.
+        double_every: number of steps after the warm-up after which the interval doubles, again and again; the paper
+            takes the steps in which the learning rate halves. None: all steps synchronise.
+        longest: the longest interval.
+        warmup_compressor: spec of the compressor of the gradients that update v, with error feedback.
+
+    Raises:
+        ConfigError: a number is out of its range, or the session would skip values that are not finite.
+        GradientError: a parameter cannot be updated; the text names it.
+
+    Example:
+        >>> params = {"w": np.ones((64, 128), np.float32)}
+        >>> with espresso_mpi.Session(compressor="onebit") as session:
+        ...     adam = espresso_mpi.optim.ZeroOneAdam(
+        ...         params, session, lr=0.1, weight_decay=0, warmup=2, double_every=1
+        ...     )
+        ...     for step in range(6):
+        ...         grads = {"w": np.full((64, 128), 0.5, np.float32)}  # of this rank, not synchronised
+        ...         params = adam.step(grads)
+        ...     params = adam.average()
+        >>> round(float(params["w"].mean()), 3)
+        0.4
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        session: Session,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        warmup: int = 1000,
+        kappa: int = 16,
+        double_every: int | None = None,
+        longest: int = 16,
+        warmup_compressor: str = "none",
+    ) -> None:
+        settings = AdamSettings.checked("ZeroOneAdam", lr, betas, eps, weight_decay)
+        policy = Policy.checked("ZeroOneAdam", warmup, kappa, double_every, longest)
+        super().__init__(params, ZeroOneRule(session, policy, warmup_compressor), settings)
+
+    def average(self) -> Any:
+        """Synchronise what local steps have changed, so that all ranks have the same parameters. Collective.
+
+        Returns:
+            As ``step``.
+
+        Raises:
+            EspressoError: as ``step``.
+        """
+        return self._updated(tensors_of(self._params), self._zero_one.average, {})
+
+    @property
+    def _zero_one(self) -> ZeroOneRule:
+        assert isinstance(self._rule, ZeroOneRule)
+        return self._rule

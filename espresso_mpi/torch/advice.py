@@ -1,0 +1,48 @@
+"""One warning for a session whose compressor is known not to train with the optimizer that uses its results."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..options import POOR_UNDER_ADAM
+from ..session import Session
+
+_LOG = logging.getLogger("espresso_mpi")
+
+_DIVIDING = (
+    torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.Adagrad,
+    torch.optim.RMSprop,
+)  # fmt: skip
+"""Optimizers that divide by a root of second moments of gradients; AdamW is an Adam."""
+
+
+def watch(session: Session, parameters: Iterable[torch.Tensor]) -> None:
+    """Look at the first optimizer that steps one of the parameters, and warn on rank 0 if they do not go together."""
+    spec = session.compressor or "none"
+    if spec.partition(":")[0] not in POOR_UNDER_ADAM or session.topology.size == 1 or session._transport.rank != 0:
+        return
+    own, done = {id(p): weakref.ref(p) for p in parameters}, list[bool]()
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if done or not any(_is_known(own, p) for group in optimizer.param_groups for p in group["params"]):
+            return
+        done.append(True)  # a hook may not remove itself while hooks run
+        if isinstance(optimizer, _DIVIDING):
+            _LOG.warning(
+                "%s with compressor %r: gradients in so few bits end far above the loss of fp32 under this optimizer, "
+                "because it divides by the root of their second moment; use espresso_mpi.torch.OnebitAdam, or "
+                "compressor='int8' or 'int4' (docs/optimizers.md)", type(optimizer).__name__, spec,
+            )  # fmt: skip
+
+    weakref.finalize(session, register_optimizer_step_pre_hook(look).remove)
+
+
+def _is_known(own: dict[int, weakref.ref[torch.Tensor]], parameter: torch.Tensor) -> bool:
+    known = own.get(id(parameter))
+    return known is not None and known() is parameter

@@ -1,0 +1,56 @@
+"""SGD with compressed momenta as an optimizer of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from ..optim.momentum_sgd import MomentumRule
+from ..optim.settings import SGDSettings
+from ..session import Session
+from .synchronized import SynchronizedOptimizer
+
+
+class MomentumSGD(SynchronizedOptimizer):
+    """``espresso_mpi.optim.MomentumSGD`` with the interface of ``torch.optim.SGD``.
+
+    It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
+    of this rank; clip them before ``step``.
+
+    Args:
+        params: parameters, named parameters or groups, as for every optimizer of torch.
+        session, lr, momentum, weight_decay, nesterov, warmup: as for ``espresso_mpi.optim.MomentumSGD``.
+
+    Raises:
+        ConfigError: a number is out of its range, or the session would skip values that are not finite.
+        GradientError: a parameter is not of float32 or float64.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> with espresso_mpi.Session(compressor="onebit") as session:
+        ...     espresso_mpi.torch.broadcast_module(model, session)
+        ...     sgd = espresso_mpi.torch.MomentumSGD(model.named_parameters(), session, lr=0.1)
+        ...     model(torch.ones(4, 3)).sum().backward()
+        ...     sgd.step()
+    """
+
+    rule_key: ClassVar[str] = "momentum_rule"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        session: Session,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        warmup: int = 0,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, MomentumRule(session, warmup), defaults)
+
+    def _settings(self, group: Mapping[str, Any]) -> SGDSettings:
+        return SGDSettings.checked(
+            "MomentumSGD", float(group["lr"]), group["momentum"], group["weight_decay"], group["nesterov"]
+        )

@@ -1,0 +1,70 @@
+"""0/1 Adam as an optimizer of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from ..optim.settings import AdamSettings
+from ..optim.zero_one_adam import Policy, ZeroOneRule
+from ..session import Session
+from .synchronized import SynchronizedOptimizer
+
+
+class ZeroOneAdam(SynchronizedOptimizer):
+    """``espresso_mpi.optim.ZeroOneAdam`` with the interface of ``torch.optim.AdamW``.
+
+    It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
+    of this rank; clip them before ``step``. Learning rate schedulers and parameter groups work as with AdamW.
+
+    Args:
+        params: parameters, named parameters or groups, as for every optimizer of torch.
+        session, lr, betas, eps, weight_decay, warmup, kappa, double_every, longest, warmup_compressor: as for
+            ``espresso_mpi.optim.ZeroOneAdam``.
+
+    Raises:
+        ConfigError: a number is out of its range, or the session would skip values that are not finite.
+        GradientError: a parameter is not of float32 or float64.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> with espresso_mpi.Session(compressor="onebit") as session:
+        ...     espresso_mpi.torch.broadcast_module(model, session)
+        ...     adam = espresso_mpi.torch.ZeroOneAdam(model.named_parameters(), session, lr=1e-3, warmup=100)
+        ...     model(torch.ones(4, 3)).sum().backward()
+        ...     adam.step()
+        ...     adam.average()  # before validation, and at the end
+    """
+
+    rule_key: ClassVar[str] = "zero_one_rule"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        session: Session,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        warmup: int = 1000,
+        kappa: int = 16,
+        double_every: int | None = None,
+        longest: int = 16,
+        warmup_compressor: str = "none",
+    ) -> None:
+        policy = Policy.checked("ZeroOneAdam", warmup, kappa, double_every, longest)
+        self._zero_one = ZeroOneRule(session, policy, warmup_compressor)
+        super().__init__(params, self._zero_one, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Synchronise what local steps have changed, so that all ranks have the same parameters. Collective."""
+        self._update(self._zero_one.average)
+
+    def _settings(self, group: Mapping[str, Any]) -> AdamSettings:
+        return AdamSettings.checked(
+            "ZeroOneAdam", float(group["lr"]), group["betas"], group["eps"], group["weight_decay"]
+        )
