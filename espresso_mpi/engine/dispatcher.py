@@ -108,7 +108,7 @@ class Dispatcher:
         """The data of a call that may take the fast path; None if it may not."""
         assert call.number is not None and call.batch is not None
         bucket = self._rides.bucket_of(call.number)
-        if bucket is not None:
+        if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
             state = self.sync_state
             job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
             return self._rides.ride(self._program(bucket, job.step), arrays_of([call], bucket)[0], job)
