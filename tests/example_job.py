@@ -23,6 +23,9 @@ def run(program: str, *arguments: str) -> str:
     sys.argv, out = [program, *arguments], io.StringIO()
     with redirect_stdout(out):
         runpy.run_path(program, run_name="__main__")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():  # Lightning leaves its group to the end of the process
+        distributed.destroy_process_group()
     return out.getvalue()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from law_tools import (
@@ -376,6 +376,7 @@ _QUICK = settings(
 
 
 @_QUICK
+@example(x=np.array([1, np.nan, -np.inf, 3e38, -1e-45], np.float32), scale=1.0, key=1)
 @given(
     x=hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(width=32)),
     scale=st.sampled_from([1.0, 1e-3, 2.0**-140, 2.0**120]),

@@ -45,6 +45,8 @@ def obstacle_of(step: ProgramStep) -> str:
         return "the method agrees on a summary, or learns from sums"
     if isinstance(step, (EncodeStep, DecodeStep)):
         return "" if step.device == "cpu" else "the route compresses on the GPU"
+    if isinstance(step, MoveStep) and type(step) is not MoveStep:
+        return "the collective copies arrays"
     if isinstance(step, MoveStep) and _packed(step) and operations()[step.op].payload_sources(step.move) is None:
         return f"{step.op} of payloads"
     return ""
