@@ -71,7 +71,7 @@ def spec_reads_back(c: Compressor) -> None:
     """``get(str(c)) == c``, and the examples of its class are other specs of it."""
     assert get(str(c)) == c, f"{str(c)!r} reads back as {get(str(c))!r}"
     for spec in type(c).examples:
-        assert get(spec).name == c.name, f"{spec!r} is an spec of {c.name}"
+        assert get(spec).name == c.name, f"{spec!r} is a spec of {c.name}"
 
 
 def metadata_is_consistent(c: Compressor) -> None:
