@@ -134,7 +134,7 @@ class TableBuilder:
 
     def python(self, act: Act, what: str, payload: bool = False) -> None:
         """Let Python do something; ``payload``: it reads the payload."""
-        stage = PythonStage(act, what, self._now, self._held if payload else 0)
+        stage = PythonStage(act, what, self._now, self._held if payload else None)
         self._operations.append(Operation(Code.PYTHON, len(self._stages)))
         self._stages.append(stage)
 

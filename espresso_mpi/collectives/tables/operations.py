@@ -161,13 +161,13 @@ class PythonStage:
     Attributes:
         act: gets what runs, a segment or a bucket; returns its progress.
         what: in words.
-        buffer, nbytes: where the payload is before; (0, 0) where it needs none.
+        buffer, nbytes: where the payload is before; ``nbytes`` None: it needs none.
     """
 
     act: Callable[[Any], Iterator[None]]
     what: str
     buffer: int = 0
-    nbytes: int = 0
+    nbytes: int | None = None
 
 
 @dataclass(frozen=True)

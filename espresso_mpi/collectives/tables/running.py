@@ -99,7 +99,7 @@ class TableRunner:
                 continue
             stage = stages[active.stage]
             subject = subject or run.subject(workspace)
-            if stage.nbytes:
+            if stage.nbytes is not None:  # a rank may have none of the data, and 0 bytes
                 subject.data.payload = workspace.payload_buffer(stage.buffer, stage.nbytes)
             yield from stage.act(subject)
         active.record()
