@@ -73,7 +73,7 @@ endef
 demo: $(VENV)/.demo ## train a small model with compressed gradients on an emulated cluster (3 minutes and the set-up)
 	$(VENV)/bin/espresso-mpi demo
 
-test: $(VENV)/.test ## each test once: in $(WORKERS) processes, on 4 ranks, and on 3 and 2 what depends on them (8 minutes; 12 while kernels compile)
+test: $(VENV)/.test ## each test once: in $(WORKERS) processes, on 4 ranks, and on 3 and 2 what depends on them (15 minutes; 25 while kernels compile)
 	@echo "== tests/serial, in $(WORKERS) processes"
 	OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -q --quick \
 	  -n $(WORKERS) --no-loadscope-reorder tests/serial
