@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer
+from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer, put_momenta
 from .settings import AdamSettings, count
-from .updates import ADAM, FROZEN_ADAM, MOMENTUM
+from .updates import ADAM, FROZEN_ADAM
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -82,10 +82,7 @@ class OnebitRule(Rule[Counters]):
 
     def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Each rank adds its gradient to the momentum; the mean of these replaces it."""
-        for slot in slots:
-            first = slot.settings.betas[0]
-            slot.put_gradient()
-            MOMENTUM(slot.tensor.library, (slot.flat, slot.kept["m"]), (first, 1 - first))
+        put_momenta(slots)
         self._sync(slots)
         self._count()
         for slot in slots:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import Meta
 
 from ..errors import ConfigError
-from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer
+from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer, put_momenta
 from .settings import MOST, AdamSettings, count, lies
 from .tensors import computing
-from .updates import ALONG, FROZEN_DIRECTION, LAMB_DIRECTION, MOMENTUM
+from .updates import ALONG, FROZEN_DIRECTION, LAMB_DIRECTION
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -105,10 +105,7 @@ class LambRule(Rule[Counters]):
 
     def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Each rank adds its gradient to the momentum; the mean of these replaces it."""
-        for slot in slots:
-            first = slot.settings.betas[0]
-            slot.put_gradient()
-            MOMENTUM(slot.tensor.library, (slot.flat, slot.kept["m"]), (first, 1 - first))
+        put_momenta(slots)
         self._sync(slots)
         steps, frozen_at, found = self.counters.steps + 1, self.counters.frozen_at, dict(self.counters.coefficients)
         for slot in slots:

@@ -20,8 +20,9 @@ from ..compressors import get
 from ..errors import NonFiniteError
 from . import saved
 from .messages import require_raising, wait_for
-from .settings import MOST, number
+from .settings import MOST, AdamSettings, number
 from .tensors import Tensor, matched, native, tensors_of
+from .updates import MOMENTUM
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -178,6 +179,14 @@ class GradientMeans:
             slot.message, name=name, compressor=compressor, feedback=feedback, blocking=False
         )
         return handle
+
+
+def put_momenta(slots: Sequence[Slot[AdamSettings]]) -> None:
+    """Put ``β₁ m + (1 - β₁) g`` of this rank into the messages; m stays as it is until they are synchronised."""
+    for slot in slots:
+        first = slot.settings.betas[0]
+        slot.put_gradient()
+        MOMENTUM(slot.tensor.library, (slot.flat, slot.kept["m"]), (first, 1 - first))
 
 
 class SynchronizedOptimizer:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ..optim.onebit_adam import OnebitRule
-from ..optim.settings import AdamSettings
 from ..session import Session
-from .synchronized import SynchronizedOptimizer
+from .synchronized import SynchronizedAdam
 
 
-class OnebitAdam(SynchronizedOptimizer):
+class OnebitAdam(SynchronizedAdam):
     """``espresso_mpi.optim.OnebitAdam`` with the interface of ``torch.optim.AdamW``.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
@@ -55,8 +54,3 @@ class OnebitAdam(SynchronizedOptimizer):
     def frozen(self) -> bool:
         """Whether the warm-up has ended, so that messages are compressed."""
         return bool(self._rule.counters.frozen_at)
-
-    def _settings(self, group: Mapping[str, Any]) -> AdamSettings:
-        return AdamSettings.checked(
-            "OnebitAdam", float(group["lr"]), group["betas"], group["eps"], group["weight_decay"]
-        )

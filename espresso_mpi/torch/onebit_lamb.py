@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ..optim.onebit_lamb import LambRule
-from ..optim.settings import AdamSettings
 from ..session import Session
-from .synchronized import SynchronizedOptimizer
+from .synchronized import SynchronizedAdam
 
 
-class OnebitLamb(SynchronizedOptimizer):
+class OnebitLamb(SynchronizedAdam):
     """``espresso_mpi.optim.OnebitLamb`` with the interface of torch's optimizers.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
@@ -52,8 +51,3 @@ class OnebitLamb(SynchronizedOptimizer):
     ) -> None:
         rule = LambRule(session, warmup, warmup_compressor, coefficients)
         super().__init__(params, rule, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    def _settings(self, group: Mapping[str, Any]) -> AdamSettings:
-        return AdamSettings.checked(
-            "OnebitLamb", float(group["lr"]), group["betas"], group["eps"], group["weight_decay"]
-        )

@@ -10,6 +10,7 @@ import torch
 from ..arrays import buffers
 from ..errors import StateError
 from ..optim.rules import Rule, Slot
+from ..optim.settings import AdamSettings
 from ..optim.tensors import native, tensor_of
 
 _AS_IN_ADAM = {"m": "exp_avg", "v": "exp_avg_sq"}
@@ -104,3 +105,12 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         gradient = None if parameter.grad is None else native(tensor, parameter.grad)
         arrays = {key: state[names[key]] for key in self._rule.kept}
         return Slot(tensor, gradient, settings, arrays, self._messages[parameter])
+
+
+class SynchronizedAdam(SynchronizedOptimizer):
+    """A ``SynchronizedOptimizer`` with the hyperparameters of ``torch.optim.AdamW``."""
+
+    def _settings(self, group: Mapping[str, Any]) -> AdamSettings:
+        return AdamSettings.checked(
+            self._rule.owner, float(group["lr"]), group["betas"], group["eps"], group["weight_decay"]
+        )

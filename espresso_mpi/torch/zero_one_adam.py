@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 
-from ..optim.settings import AdamSettings
 from ..optim.zero_one_adam import Policy, ZeroOneRule
 from ..session import Session
-from .synchronized import SynchronizedOptimizer
+from .synchronized import SynchronizedAdam
 
 
-class ZeroOneAdam(SynchronizedOptimizer):
+class ZeroOneAdam(SynchronizedAdam):
     """``espresso_mpi.optim.ZeroOneAdam`` with the interface of ``torch.optim.AdamW``.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
@@ -63,8 +62,3 @@ class ZeroOneAdam(SynchronizedOptimizer):
     def average(self) -> None:
         """Synchronise what local steps have changed, so that all ranks have the same parameters. Collective."""
         self._update(self._zero_one.average)
-
-    def _settings(self, group: Mapping[str, Any]) -> AdamSettings:
-        return AdamSettings.checked(
-            "ZeroOneAdam", float(group["lr"]), group["betas"], group["eps"], group["weight_decay"]
-        )
