@@ -70,8 +70,8 @@ def measure(
         segment_bytes=segment_bytes,
     )
     usual = request.usual(transport.topology)
-    profile = Calls(repeating, usual).measured(steps, open_session)
-    profile = whole_steps.measured(repeating, usual, profile, open_session, pushes)
+    profile = Calls(repeating, usual).measured(steps, open_session, moves.reach)
+    profile = whole_steps.measured(repeating, usual, profile, open_session, pushes, moves.reach)
     here, fingerprint = _surroundings(transport, request, repeating.left_out)
     tick(1.0)
     return replace(profile, environment=here, fingerprint=fingerprint)

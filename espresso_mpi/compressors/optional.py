@@ -154,6 +154,11 @@ class KeptState:
     one value for each element, every rank goes on with the ranks' mean; ``forget`` begins anew. States with anything
     that is not named can be loaded only where they were saved."""
 
+    @property
+    def averages_over_time(self) -> bool:
+        """Whether it keeps a momentum: a gradient that is added to once counts in later steps, too."""
+        return "average" in self.keeps.values()
+
     def update_from_aggregate(self, payload: Any, n: int, context: Context) -> None:
         """Keep what the next encode wants to know of the payload, on its device, summed over the ranks."""
 

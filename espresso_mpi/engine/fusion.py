@@ -89,7 +89,7 @@ class Buffer:
                 device.copy(part, array)
 
     def _add_pending_residuals(self) -> None:
-        """Add pending residuals to the tensors; with feedback, to the residual of the bucket instead.
+        """Add pending residuals to the tensors, or to the residual of the bucket if its method has a momentum as well.
 
         Members of a group may have pending residuals of their own, from before they were compressed as one.
         """
@@ -99,7 +99,8 @@ class Buffer:
                 self._add(name, self.x[first : first + residual.size], residual, bucket.dtype)
             return
         extra = self._pending_of_group() if len(self.arrays) > 1 else None  # a single tensor has the bucket's name
-        rest = self.store.begin(bucket.store_name, bucket.size, bucket.feedback.kind == "plain", extra)
+        split = bucket.feedback.kind == "plain" and bucket.compressor.averages_over_time
+        rest = self.store.begin(bucket.store_name, bucket.size, split, extra)
         self.begun = True
         if rest is not None:
             self._add(bucket.store_name, self.x, rest, "float32")

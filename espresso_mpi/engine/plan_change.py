@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import compressors
 from ..arrays import device
 from ..collectives.messages.agreement import allgather_json, on_every_rank
 from ..collectives.messages.transport import Transport
@@ -64,30 +65,41 @@ def agree_on_plan(transport: Transport, options: Options, plan: Plan, problem: s
 def resharded_for_plan(transport: Transport, sync_state: SyncState, old: Plan | None, new: Plan) -> SyncState:
     """The state of a session that changes its plan. Collective; no segment may be active.
 
-    Tensors that travel as before keep their state bit for bit. Of the others, only the residuals are kept. For tensors
-    that travel compressed, it is the weighted mean, the same on every rank. Tensors that travel dense need no such
-    reduction: each rank adds what it has to its next gradient, so that the mean is complete.
+    Tensors that travel as before keep their state bit for bit. Of the others, only the residuals are kept. No data are
+    exchanged for them: each rank adds what it has to its next gradient, times what makes the mean complete. Methods
+    that average gradients over time are the exception: they would add it again and again. Their tensors get the
+    weighted mean of the residuals, the same on every rank, as a residual.
     """
     moved = _moved(sync_state.names(), old, new)
     kept = sync_state.without(moved, sync_state.counts_of(new.groups))
-    dense = {one for one, members in moved.items() if all(_dense(new, name) for name, _ in members)}
-    arrays = _residuals(transport, sync_state, moved, dense)
+    averaging = _averaging(new)
+    split = {one for one, members in moved.items() if any(_spec(new, name) in averaging for name, _ in members)}
+    arrays = _residuals(transport, sync_state, moved, split if averaging else None)
     for text, array in kept.store.items():
         _add(arrays, text, array)
     return replace(kept, store=StateStore(arrays))
 
 
-def _dense(plan: Plan, name: str) -> bool:
+def _averaging(plan: Plan) -> Set[str]:
+    """The specs of a plan's compressors that average gradients over time."""
+    specs = {strategy.compressor for strategy in (*plan.strategies.values(), plan.default) if strategy is not None}
+    return {spec for spec in specs if spec != "none" and compressors.get(spec).averages_over_time}
+
+
+def _spec(plan: Plan, name: str) -> str | None:
     strategy = plan.strategies.get(name, plan.default)
-    return strategy is not None and strategy.compressor == "none"
+    return None if strategy is None else strategy.compressor
 
 
 def _residuals(
-    transport: Transport, sync_state: SyncState, moved: Mapping[tuple[str, int], Members], dense: Set[tuple[str, int]]
-) -> dict[str, Any]:
+    transport: Transport, sync_state: SyncState, moved: Mapping[tuple[str, int], Members],
+    split: Set[tuple[str, int]] | None,
+) -> dict[str, Any]:  # fmt: skip
     """The residuals of tensors that travel differently, float32, one array per tensor, by key. Collective.
 
-    Those of ``dense`` tensors differ by rank: their mean over the ranks is what is missing in the mean of the tensor.
+    Those of tensors in ``split`` are the same on every rank. The others differ: their mean over the ranks is what is
+    missing in the mean of the tensor. A rank may know none of the tensors that others have in ``split``; None says that
+    no rank has any.
     """
     weights, size = Weights(sync_state.weights), transport.topology.size
     found, own = Sums(), Sums()
@@ -97,13 +109,14 @@ def _residuals(
             here = np.empty(value.size, np.float32)
             device.copy(here, value)
             weight = 1 / size if key.point == WHOLE else weights.of(key)
-            if (key.name, key.n) in dense:
-                own.add(key, size * weight, here)
-            else:
+            if split and (key.name, key.n) in split:
                 found.add(key, weight, here)
+            else:
+                own.add(key, size * weight, here)
     mine = [(Key.parse(text), total.astype(np.float32)) for text, total in own.sums.items()]
     residuals: dict[str, Any] = {}
-    for key, mean in [*mine, *_means(transport, found)]:
+    means = [] if split is None else _means(transport, found)
+    for key, mean in [*mine, *means]:
         first = 0
         for name, n in sync_state.members(key.name, key.n):
             _add(residuals, str(Key(name, n, WHOLE, 0, n, "residual")), mean[first : first + n].copy())
@@ -121,8 +134,8 @@ def _means(transport: Transport, found: Sums) -> list[tuple[Key, Any]]:
 def averaged_pending(transport: Transport, sync_state: SyncState) -> SyncState:
     """The state with all pending residuals averaged over the ranks. Collective; no segment may be active.
 
-    While tensors travel dense, pending residuals may differ between ranks. A tensor that is compressed afterwards takes
-    on each rank only the regions of that rank, so all ranks must have the same.
+    After a change of plans they may differ between ranks. A method with a momentum takes on each rank only the regions
+    of that rank, so all ranks must have the same.
     """
     found = Sums()
     store = dict(sync_state.store)

@@ -98,24 +98,24 @@ class StateStore(ByTensor[Any]):
         """Remove and return the pending arrays of a tensor: float32, shape (n,), by kind."""
         return {key.what: self.pop(str(key)) for key in self._pending.pop((name, n), ())}
 
-    def begin(self, name: str, n: int, fed_back: bool, extra: np.ndarray | None = None) -> np.ndarray | None:
+    def begin(self, name: str, n: int, split: bool, extra: np.ndarray | None = None) -> np.ndarray | None:
         """Begin the synchronisation of a tensor, or of a group that is compressed as one.
 
         Args:
             name: name in the store.
             n: number of elements.
-            fed_back: whether it is compressed with plain feedback. If so, the pending residual is split into regions
-                like the other arrays, and added to the residuals of regions that have one already.
-            extra: another pending residual, float32, shape (n,); the same on every rank.
+            split: split the pending residual into regions like the other arrays, and add it to the residuals of
+                regions that have one already. It must be the same on every rank.
+            extra: another pending residual, float32, shape (n,); of every rank, or of none.
 
         Returns:
-            Without plain feedback: the pending residual, float32, shape (n,), to be added to the tensor on every rank.
-            None if there is none.
+            The pending residual, float32, shape (n,), to be added to the tensor on this rank. None if there is none, or
+            if it is split.
         """
         found = self.take_pending(name, n)
         if extra is not None:
             found["residual"] = found["residual"] + extra if "residual" in found else extra
-        residual = None if fed_back else found.pop("residual", None)
+        residual = None if split else found.pop("residual", None)
         if "residual" in found:
             self._add_to_regions(name, n, found["residual"])
         if found:

@@ -33,6 +33,9 @@ _CALLS = (
 """(Number of tensors, elements of each) of the calls that are timed. Of many under way, one's waiting hides behind the
 others, so that each takes less than one of a few."""
 
+_SMALL = 1 << 16
+"""Bytes of calls that are timed in any case: four of them, which is enough for what is to be found out."""
+
 SessionOpener = Callable[..., AbstractContextManager[Any]]
 
 
@@ -42,18 +45,22 @@ class Calls:
     def __init__(self, repeating: Repeating, usual: Sequence[Strategy]) -> None:
         self._repeating, self._usual, self._transport = repeating, usual, repeating.transport
 
-    def measured(self, profile: Profile, open_session: SessionOpener) -> Profile:
+    def measured(self, profile: Profile, open_session: SessionOpener, reach: float) -> Profile:
         """The profile with what a call, a tensor and a byte cost beyond the steps and the check that are in it.
 
         Also whether tensors overlap: of the two timelines that one is taken which leaves less to be explained.
+
+        Args:
+            reach: bytes that a call has at most, if that leaves some: of large ones the link would take the time.
         """
         self._repeating.allow("calls")
         self._load = SyntheticLoad(self._transport, "cpu")
         timed: list[tuple[Strategy, int, int, float]] = []
-        for strategy in self._usual:
+        calls = [(count, n) for count, n in _CALLS if 4 * count * n <= max(reach, _SMALL)]
+        for strategy in self._repeating.while_in_time(self._usual, "calls by {}"):
             with open_session(plan=Plan(default=strategy), fuse_bytes=0) as session:
-                points = [Point("", "", count * n, partial(self._call, session, count, n)) for count, n in _CALLS]
-                for point, (count, n) in zip(self._repeating.surveyed(points, needed=True), _CALLS):
+                points = [Point("", "", count * n, partial(self._call, session, count)) for count, n in calls]
+                for point, (count, n) in zip(self._repeating.surveyed(points, needed=True), calls):
                     timed.append((strategy, count, n, float(np.median(point.found))))  # type: ignore[arg-type]
         fits = {}
         for lanes in ("serial", "host"):
@@ -65,8 +72,9 @@ class Calls:
         check = steeper(profile.check, byte)
         return replace(profile, call=call, tensor=tensor, check=check, overlaps=lanes == "host")
 
-    def _call(self, session: Any, count: int, n: int) -> np.ndarray:
-        """Seconds of calls, shape (passes, 1)."""
+    def _call(self, session: Any, count: int, elements: int) -> np.ndarray:
+        """Seconds of calls with so many elements in all, shape (passes, 1)."""
+        n = elements // count
         source = normal(n, self._transport.rank)
         grads = {f"{k} of {count}": source.copy() for k in range(count)}
 

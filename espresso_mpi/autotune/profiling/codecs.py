@@ -48,14 +48,14 @@ class Codecs:
         """Load every kernel, or compile it, before time counts."""
         for method in self._request.methods.values():
             for where in self._request.devices:
-                self._codec(method, self._request.elements[0], where)
-        self._check(self._request.elements[0])
+                self._codec(method, where, self._request.elements[0])
+        self._check(4 * self._request.elements[0])
 
     def codecs(self) -> dict[tuple[str, DeviceKind, Direction], Curve]:
         """A curve for encode and decode of every method on every device."""
         self._repeating.allow("codecs")
         points = [
-            Point(f"{name} on the {where} with {n} elements", (name, where), n, partial(self._codec, method, n, where))
+            Point(f"{name} on the {where} with {n} elements", (name, where), n, partial(self._codec, method, where))
             for n in ends_first(self._request.elements)
             for name, method in self._request.methods.items()
             for where in self._request.devices
@@ -73,7 +73,7 @@ class Codecs:
             return {}
         self._repeating.allow("copies")
         points = [
-            Point(f"copies of {4 * n} bytes", "", 4 * n, partial(self._copy, n))
+            Point(f"copies of {4 * n} bytes", "", 4 * n, self._copy)
             for n in ends_first(self._request.elements)
         ]
         times = Times()
@@ -87,7 +87,7 @@ class Codecs:
         """The search for values that are not finite."""
         self._repeating.allow("check")
         points = [
-            Point(f"check of {4 * n} bytes", "", 4 * n, partial(self._check, n))
+            Point(f"check of {4 * n} bytes", "", 4 * n, self._check)
             for n in ends_first(self._request.elements)
         ]
         times = Times()
@@ -96,7 +96,7 @@ class Codecs:
             times.note("check", point.size, point.found[:, 0])
         return times.curves()["check"]
 
-    def _codec(self, method: Compressor, n: int, where: DeviceKind) -> np.ndarray:
+    def _codec(self, method: Compressor, where: DeviceKind, n: int) -> np.ndarray:
         """Encodes, and decodes of two payloads."""
         shaped = method.shaped((n,))
         route = Route.parse("encode@cpu/allgather@flat/decode@cpu").on(where)
@@ -114,12 +114,13 @@ class Codecs:
 
         return self._side_by_side(acts)
 
-    def _copy(self, n: int) -> np.ndarray:
+    def _copy(self, nbytes: int) -> np.ndarray:
+        n = nbytes // 4
         host, gpu = device.pinned(4 * n).view(np.float32), device.zeros(n, np.float32, "gpu")
         return self._side_by_side(lambda: iter((partial(_copied, host, gpu), partial(_copied, gpu, host))))
 
-    def _check(self, n: int) -> np.ndarray:
-        x = normal(n, 0)
+    def _check(self, nbytes: int) -> np.ndarray:
+        x = normal(nbytes // 4, 0)
 
         def count() -> None:
             reduction.count_non_finite(x, "float32", False)

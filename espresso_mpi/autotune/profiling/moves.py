@@ -7,6 +7,7 @@ of the next on every rank, so the steps of a pass add up to the pass, and nothin
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -61,10 +62,15 @@ _CARRIER = "fp16"
 
 
 class Moves:
-    """Measures collectives, as steps of routes that are carried out whole. Collective, as are its methods."""
+    """Measures collectives, as steps of routes that are carried out whole. Collective, as are its methods.
+
+    Attributes:
+        reach: bytes of the largest tensors that there is time for.
+    """
 
     def __init__(self, repeating: Repeating, request: Request) -> None:
         self._repeating, self._request, self._transport = repeating, request, repeating.transport
+        self.reach = math.inf
 
     def warm_up(self) -> None:
         """Load every kernel, or compile it, before time counts."""
@@ -76,12 +82,13 @@ class Moves:
         self._repeating.allow("moves")
         measured = self._routes()
         points = [
-            Point(f"{one.route} at {nbytes} bytes", one, nbytes, partial(self._times_along, one, nbytes))
+            Point(f"{one.route} at {nbytes} bytes", one, nbytes, partial(self._times_along, one))
             for nbytes in ends_first(self._request.nbytes)
             for one in measured
         ]
-        times = Times()
-        for point in self._repeating.surveyed(points):
+        times, visit = Times(), partial(self._times_along, measured[0])
+        self.reach = self._repeating.reach(visit, max(self._request.nbytes), len(measured))
+        for point in self._repeating.surveyed(points, reach=self.reach):
             one: MeasuredRoute = point.family
             sizes = self._put_in(one.program(self._transport, point.size))
             assert point.found is not None

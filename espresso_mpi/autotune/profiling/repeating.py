@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from ...collectives.messages import clocks
 from ...collectives.messages.agreement import gather_small
 from ...collectives.messages.transport import Transport
 from ...planner.model.curve import Curve, Sample
+from ...types import Strategy
 
 PRECISION = 0.05
 """A median is known well enough if its uncertainty is at most this share of it."""
@@ -26,8 +27,14 @@ PRECISION = 0.05
 _FEWEST, _BATCH, MOST = 2, 5, 60
 """Passes of a visit to a point where they take long, and where they do not; and in all."""
 
-_SOON = 2 / 3
-"""The share of the time that is left which the next size may take."""
+_SOON, _FIRST = 2 / 3, 1 / 4
+"""The share of the time that is left which the next size may take, and while less than two sizes are known."""
+
+_TELLING = 1 << 16
+"""Bytes that a pass is allowed whatever it takes: of smaller ones alone, a curve would not tell what a byte costs."""
+
+_CLIMB, _APART = 8, 16
+"""How much larger the next size is that is tried, and how far below the reach the least size is, at least."""
 
 _CLOCK_SECONDS = 0.5
 """After so long the clocks of other nodes are compared anew."""
@@ -45,14 +52,15 @@ class Point:
 
     Attributes:
         what: in words; family: what costs about as much for each unit of the size.
-        visit: makes some passes and returns their seconds, shape (passes, steps).
+        size: becomes smaller where the time does not suffice.
+        visit: makes some passes at a size and returns their seconds, shape (passes, steps).
         found: what the visits brought; lasted: seconds of the latest.
     """
 
     what: str
     family: Any
     size: int
-    visit: Callable[[], np.ndarray]
+    visit: Callable[[int], np.ndarray]
     found: np.ndarray | None = None
     lasted: float = 0.0
 
@@ -78,10 +86,14 @@ class Times(dict[Any, dict[int, list[float]]]):
 
     def curves(self) -> dict[Any, Curve]:
         """A curve for each key."""
-        return {
-            key: Curve.fit([_sample(size, seconds) for size, seconds in sorted(by_size.items())])
-            for key, by_size in self.items()
-        }
+        return {key: Curve.fit(_samples(by_size)) for key, by_size in self.items()}
+
+
+def _samples(by_size: Mapping[int, Sequence[float]]) -> list[Sample]:
+    """The samples of a curve. One that took too long to be repeated spreads as the others do at most."""
+    found = [_sample(size, seconds) for size, seconds in sorted(by_size.items())]
+    most = max((sample.spread for sample in found if sample.repeats > 1), default=1.0)
+    return [sample if sample.repeats > 1 else Sample(sample.size, sample.seconds, most, 1) for sample in found]
 
 
 def _sample(size: int, seconds: Sequence[float]) -> Sample:
@@ -103,7 +115,7 @@ class Repeating:
         self._start = time.perf_counter()
         self._offsets = np.zeros(transport.topology.size)
         self._read = -math.inf
-        self._deadline, self._limit = 0.0, math.inf
+        self._deadline, self._limit, self._least, self._pass = 0.0, 0.0, 1, 0.0
         transport.waiter.what = "the profile"
 
     def begin(self) -> None:
@@ -116,30 +128,69 @@ class Repeating:
         until = sum(_SHARES[k] for k in kinds[: kinds.index(kind) + 1])
         self._deadline = until * self._seconds
 
-    def surveyed(self, points: Sequence[Point], needed: bool = False) -> list[Point]:
-        """Visit all points, and again those that are not settled while there is time; those that were visited.
+    def while_in_time(self, some: Sequence[Strategy], what: str) -> Iterator[Strategy]:
+        """The first, and others while there is time for this kind; ``what``: in words, with a place for those left."""
+        for number, one in enumerate(some):
+            if number and self._left() <= 0:
+                self.left_out.append(what.format(one))
+            else:
+                yield one
+
+    def reach(self, visit: Callable[[int], np.ndarray], most: int, families: int) -> float:
+        """The size of which a pass takes about as long as it may; infinite if that is more than ``most``.
+
+        It is looked for from below, so that no pass takes much longer than that.
 
         Args:
-            needed: visit all once, whatever it takes; else those that would take too long are left out.
+            visit: makes passes at a size; families: how many are to be visited in the time for this kind.
+        """
+        allowed, size = self._left() / families / (_FEWEST * _FEWEST), _TELLING
+        while size < most:
+            self._limit = 0.0
+            visit(size)
+            if self._pass > allowed:
+                return max(_TELLING, size * allowed / self._pass)
+            size *= _CLIMB
+        return math.inf
+
+    def surveyed(self, points: Sequence[Point], needed: bool = False, reach: float = math.inf) -> list[Point]:
+        """Visit all points, and again those that are not settled while there is time; those that were visited.
+
+        Where the time does not suffice for a point, a smaller size takes its place if that tells something new, and the
+        point is among those left out. Of each family two sizes are visited, whatever they take.
+
+        Args:
+            needed: visit all, and each more than once; reach: no size is larger.
         """
         costs: dict[Any, dict[int, float]] = {}
         visited: list[Point] = []
+        self._least = _FEWEST if needed else 1
         for number, point in enumerate(points):
-            alike = sum(1 for other in points[number:] if other.size == point.size)
+            alike = len(points) - number if needed else sum(1 for p in points[number:] if p.size == point.size)
             known = costs.setdefault(point.family, {})
-            self._limit = _SOON * self._left() / alike if known and not needed else math.inf
-            try:
-                if guess(known, point.size) * _FEWEST > self._limit * _BATCH:
-                    raise TooLongError
-                self._visit(point)
-            except TooLongError:
+            share = 1.0 if needed else _SOON if len(known) > 1 else _FIRST
+            self._limit = share * self._left() / alike
+            size = point.size if needed else self._fitting(known, point.size, reach)
+            if size < point.size:
                 self.left_out.append(point.what)
-                continue
-            known[point.size] = point.lasted
-            visited.append(point)
-        self._limit = math.inf
+            if size > 0:
+                point.size = size
+                self._visit(point)
+                known[size] = self._pass
+                visited.append(point)
         self._visit_again(visited)
+        self._limit, self._least = 0.0, 1
         return visited
+
+    def _fitting(self, known: Mapping[int, float], size: int, reach: float) -> int:
+        """The size that the limit allows in the place of one; 0: none that would tell something new."""
+        found = min(size, int(reach if known else reach / _APART)) if reach < math.inf else size
+        if len(known) > 1:
+            if self._limit < min(known.values()):
+                return 0
+            found = min(found, affordable(known, size, self._limit / _FEWEST))
+        smaller = [other for other in known if other <= size]
+        return found if found == size or not smaller or found >= 2 * max(smaller) else 0
 
     def _visit_again(self, points: Sequence[Point]) -> None:
         """Until all are settled or the time is up."""
@@ -147,7 +198,8 @@ class Repeating:
         while rough:
             going = False
             for point in rough:
-                if point.lasted <= self._left():
+                self._limit = self._left()
+                if point.lasted <= self._limit:
                     self._visit(point)
                     going = True
             rough = [point for point in rough if going and not point.settled]
@@ -155,23 +207,23 @@ class Repeating:
     def _visit(self, point: Point) -> None:
         start = time.perf_counter()
         self._compare_clocks()
-        seconds = point.visit()
+        seconds = point.visit(point.size)
         point.found = seconds if point.found is None else np.concatenate([point.found, seconds])
         point.lasted = self._agreed_time(start)
         self._tick(min(1.0, (time.perf_counter() - self._start) / self._seconds))
 
     def passes(self, one: Callable[[], list[float]]) -> np.ndarray:
-        """The marks of some passes, after one that warms up, on rank 0's clock; shape (ranks, passes, marks).
+        """The marks of some passes on rank 0's clock, shape (ranks, passes, marks).
 
-        Raises:
-            TooLongError: on all ranks, if that one shows that they would take longer than they may.
+        The first pass warms up. It counts if there is no time for others.
         """
         start = time.perf_counter()
-        one()
-        count = int(min(_BATCH, self._limit / self._agreed_time(start)))
-        if count < _FEWEST:
-            raise TooLongError
-        return self._of_all(np.array([one() for _ in range(count)])) + self._offsets[:, None, None]
+        first = one()
+        self._pass = self._agreed_time(start)
+        count = int(min(_BATCH, self._limit / self._pass))
+        count = 0 if count < _FEWEST and self._least < _FEWEST else max(count, _FEWEST)
+        marks = [one() for _ in range(count)] or [first]
+        return self._of_all(np.array(marks)) + self._offsets[:, None, None]
 
     def _of_all(self, mine: np.ndarray) -> np.ndarray:
         """The float64 arrays of all ranks, which have the same shape; shape (ranks, *shape)."""
@@ -202,24 +254,33 @@ class Repeating:
 
     def interleaved(self, passes: Sequence[Callable[[], list[float]]]) -> list[np.ndarray]:
         """Seconds of the steps of some passes, each of shape (repetitions, steps)."""
-        points = [Point("", "", number, partial(self._timed, one)) for number, one in enumerate(passes)]
+        points = [Point("", "", number, partial(self._timed, one)) for number, one in enumerate(passes, 1)]
         return [point.found for point in self.surveyed(points, needed=True) if point.found is not None]
 
-    def _timed(self, one: Callable[[], list[float]]) -> np.ndarray:
+    def _timed(self, one: Callable[[], list[float]], _: int) -> np.ndarray:
         return telescoped(paired(self.passes(one)))
 
 
-class TooLongError(Exception):
-    """A point would take more time than there is for it."""
-
-
 def guess(known: Mapping[int, float], size: int) -> float:
-    """What a visit will take, by the line through the two next smaller sizes; 0 if fewer are known."""
+    """What a pass will take, by the line through the two next smaller sizes; 0 if fewer are known."""
     smaller = sorted(other for other in known if other < size)[-2:]
     if len(smaller) < 2:
         return 0.0
     low, high = smaller
     return known[high] + max(0.0, known[high] - known[low]) * (size - high) / (high - low)
+
+
+def affordable(known: Mapping[int, float], size: int, seconds: float) -> int:
+    """The largest size up to one whose pass will not take longer than that, by ``guess``; 0 if there is none.
+
+    Args:
+        known: seconds of passes, by size.
+    """
+    if guess(known, size) <= seconds:
+        return size
+    *_, low, high = sorted(other for other in known if other < size)
+    slope = (known[high] - known[low]) / (high - low)
+    return min(size, int(high + (seconds - known[high]) / slope)) if known[high] < seconds else 0
 
 
 def ends_first(sizes: Sequence[int]) -> list[int]:

@@ -40,12 +40,13 @@ class Request:
     devices: tuple[DeviceKind, ...]
 
     def usual(self, topology: Topology) -> list[Strategy]:
-        """The strategies that sessions choose by themselves: dense, and of the first and the last method."""
-        found = [Strategy("none", Route.parse(default_route(topology, compressed=False)))]
+        """The strategies that sessions choose by themselves: of the last method, dense, and of the first method."""
+        found = []
         methods = list(self.methods.items())
-        for name, method in dict([*methods[:1], *methods[-1:]]).items():
+        for name, method in dict([*methods[-1:], *methods[:1]]).items():
             route = default_route(topology, compressed=True, summed=method.common)
             found.append(Strategy(name, Route.parse(route)))
+        found.insert(1, Strategy("none", Route.parse(default_route(topology, compressed=False))))
         return found
 
 

@@ -51,6 +51,11 @@ class SyntheticStep:
         return Workload(tuple(WorkloadTensor(name, self.size, at) for name, at in zip(self.names, ready)))
 
     @property
+    def nbytes(self) -> int:
+        """Of all its tensors."""
+        return 4 * self.count * self.size
+
+    @property
     def names(self) -> list[str]:
         """Of its tensors."""
         return [f"{self.count} of {self.size}: {k}" for k in range(self.count)]
@@ -67,12 +72,14 @@ def measured(
     profile: Profile,
     open_session: Callable[..., AbstractContextManager[Any]],
     pushes: bool,
+    reach: float,
 ) -> Profile:
     """The profile with what whole steps take beyond what timelines expect. Collective.
 
     Args:
         usual: strategies of the tensors while this is measured; profile: what else is known of the cluster.
         pushes: whether steps that push are measured as well, where this MPI allows it.
+        reach: bytes that a step sends at most, if that leaves some.
     """
     transport = repeating.transport
     try:
@@ -82,13 +89,14 @@ def measured(
     repeating.allow("steps")
     kinds = (False, True) if pushes else (False,)
     layers, late, early = _SyntheticLayers(transport), [], []
-    for strategy in usual:
+    steps = [step for step in STEPS if step.nbytes <= max(reach, STEPS[-2].nbytes)]
+    for strategy in repeating.while_in_time(usual, "steps by {}"):
         with ExitStack() as stack:
-            plans = [[_planned(strategy, step.workload(pushed), profile) for pushed in kinds] for step in STEPS]
+            plans = [[_planned(strategy, step.workload(pushed), profile) for pushed in kinds] for step in steps]
             sessions = [[stack.enter_context(open_session(plan=plan)) for plan, _ in both] for both in plans]
             found = repeating.interleaved([partial(_steps, both, layers, transport.rank, step)
-                           for both, step in zip(sessions, STEPS)])  # fmt: skip
-        for step, both, seconds in zip(STEPS, plans, found):
+                           for both, step in zip(sessions, steps)])  # fmt: skip
+        for step, both, seconds in zip(steps, plans, found):
             computing, after, *pushed = np.median(seconds, axis=0)
             at_end = both[0][1]
             known = at_end - step.seconds - profile.call - step.count * profile.tensor

@@ -258,7 +258,7 @@ def test_ef21_begins_again_with_what_all_have_said():
     first, second = (mean_of(memories, "sent", point).astype(np.float32) for point in "01")
     for result in results:
         memory = result.sync_state.store
-        assert memory.begin("w", N, fed_back=False) is None
+        assert memory.begin("w", N, split=False) is None
         assert np.array_equal(memory[f"w|{N}|0|0:{N}|sent"], first)
         assert np.array_equal(memory[f"w|{N}|0-decoded|100:300|mean"], first[100:300])
         assert np.array_equal(memory[f"w|{N}|1|100:300|sent"], second[100:300])
@@ -278,7 +278,7 @@ def test_a_momentum_is_averaged_like_a_residual():
     states = dealt(states_of(memories, ((0, 1),), opts), 3)
     results = loaded(on_ranks(FLAT_THREE, lambda t: loading.load(t, opts, states[t.rank])))
     memory = results[2].sync_state.store
-    assert memory.begin("w", N, fed_back=True) is None
+    assert memory.begin("w", N, split=True) is None
     parts = [sum(values(5, rank, start, n=N // 2).astype(np.float64) for rank in range(2)) / 2 for start in (0, N // 2)]
     whole = np.concatenate(parts).astype(np.float32)
     assert np.array_equal(memory[f"w|{N}|0|0:333|own.momentum"], whole[:333])
@@ -339,7 +339,7 @@ def test_a_memory_is_cut_up_once():
     memory = StateStore({f"w|{N}|whole|0:{N}|residual": values(1)})
     with pytest.raises(KeyError):
         memory[f"w|{N}|0|0:10|residual"]
-    assert memory.begin("w", N, fed_back=True) is None
+    assert memory.begin("w", N, split=True) is None
     assert np.array_equal(memory[f"w|{N}|0|0:10|residual"], values(1)[:10])
     memory[f"w|{N}|0|0:10|residual"][:] = 0
     assert not memory[f"w|{N}|0|0:10|residual"].any()
@@ -352,10 +352,10 @@ def test_a_memory_is_cut_up_once():
 
 def test_without_feedback_the_residual_is_handed_out_once():
     memory = StateStore({f"a|b|{N}|whole|0:{N}|residual": values(1), f"c|{N}|whole|0:{N}|residual": values(2)})
-    assert np.array_equal(memory.begin("a|b", N, fed_back=False), values(1))
-    assert memory.begin("a|b", N, fed_back=False) is None
+    assert np.array_equal(memory.begin("a|b", N, split=False), values(1))
+    assert memory.begin("a|b", N, split=False) is None
     assert memory.get(f"a|b|{N}|0|0:{N}|residual") is None
-    assert np.array_equal(memory.begin("c", N, fed_back=False), values(2))
+    assert np.array_equal(memory.begin("c", N, split=False), values(2))
     assert memory == {}
 
 
