@@ -53,6 +53,14 @@ steps; the others change gradients in the same way.
 """
 
 
+_LEAST_BUDGET, _BUDGET_STEPS = 5.0, 30
+"""What planning may cost: seconds, or steps of the quickest plan, whichever takes longer."""
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < 1e9
+
+
 @dataclass(frozen=True)
 class Tuning:
     """How a session plans for itself.
@@ -62,8 +70,11 @@ class Tuning:
             like uncompressed gradients under AdamW, see ``LIKE_FP32``; name others explicitly.
         skip: number of first steps that are not timed, because they compile and allocate.
         steps: number of dense steps that are timed before the plan is made.
-        seconds: approximate time of the micro-benchmarks.
+        seconds: maximum time of the micro-benchmarks, approximately. They take a quarter of the budget at most.
         trial_steps: maximum number of steps by which plans are tried. They are steps of the training.
+        budget: what planning may cost: seconds of measurements, and seconds by which the steps until a plan is chosen
+            take longer than as many steps of the quickest plan found. When they are spent, that plan is chosen. None:
+            as long as 30 steps of that plan (3 % of a thousand), at least 5 s.
         check: number of steps between comparisons of measured and predicted step times.
         factor: the ratio of these, in either direction, from which the session measures and plans again.
         every: minimum number of steps from one plan to the next.
@@ -82,6 +93,7 @@ class Tuning:
     steps: int = 5
     seconds: float = 4.0
     trial_steps: int = 60
+    budget: float | None = None
     check: int = 50
     factor: float = 1.5
     every: int = 500
@@ -105,6 +117,17 @@ class Tuning:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not above < value < 1e9:
                 raise ConfigError(f"tuning: {name}={value!r}; expected a number above {above:g}")
+        if self.budget is not None and (isinstance(self.budget, bool) or not _is_positive(self.budget)):
+            raise ConfigError(f"tuning: budget={self.budget!r}; expected seconds above 0, or None")
+
+    def budget_for(self, step: float) -> float:
+        """The seconds that planning may cost if a step of the quickest plan takes ``step`` seconds.
+
+        Example:
+            >>> espresso_mpi.Tuning().budget_for(0.7)
+            21.0
+        """
+        return max(_LEAST_BUDGET, _BUDGET_STEPS * step) if self.budget is None else float(self.budget)
 
     @property
     def doubtful(self) -> tuple[str, ...]:

@@ -37,6 +37,9 @@ _LOG = logging.getLogger("espresso_mpi")
 FEWEST = 3
 """Steps that a workload is made of at least."""
 
+_MEASURING = 0.25
+"""The share of the budget that may be spent on measuring the cluster."""
+
 _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
 
@@ -52,10 +55,9 @@ def proposed(transport: Transport, options: Options, tuning: Tuning, steps: Sequ
     start = time.perf_counter()
     workload = recorded(transport, steps, "recorded by the session")
     sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
-    pushed = steps[-1].pushed
-    profile = profiled(
-        transport, options, tuning.compressors, sizes, tuning.seconds, device=workload.device, pushes=pushed
-    )
+    pushed, least = steps[-1].pushed, max(tensor.ready for tensor in workload.tensors)  # no step is shorter
+    seconds = min(tuning.seconds, _MEASURING * tuning.budget_for(least))
+    profile = profiled(transport, options, tuning.compressors, sizes, seconds, device=workload.device, pushes=pushed)
     profiling = time.perf_counter()
     plans = _proposed(transport, options, workload, profile, tuning)
     if options.plan is not None and options.plan.forecast is not None:
@@ -83,11 +85,12 @@ def profiled(
     )  # fmt: skip
 
 
-def report(transport: Transport, trials: Sequence[Trial]) -> None:
-    """Say in the log of rank 0 which plan was chosen, and why."""
+def report(transport: Transport, trials: Sequence[Trial], cost: float) -> None:
+    """Say in the log of rank 0 which plan was chosen, why, and how many seconds beyond its steps planning took."""
     if transport.rank != 0:
         return
     _LOG.info("plan: %s; a step should take %.4g s", summary(trials[0].plan), trials[0].seconds)
+    _LOG.info("planning cost %.1f s beyond the steps of this plan", cost)
     for one in trials:
         forecast = one.plan.forecast
         predicted = "" if forecast is None else f", {forecast.seconds:.4g} s by the model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,10 +17,28 @@ _FINALISTS = 3
 """Plans that go on in turns after the first round, besides the best plan without compression."""
 
 _HOPELESS = 1.5
-"""A plan is not tried if its predicted step is this many times the shortest predicted one: the model errs, but less."""
+"""A plan is not tried if its predicted step is this many times the shortest predicted one: the model errs, but less.
+Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median."""
 
 _BEHIND = 1.3
 """A plan is given up when its step is this many times the shortest median."""
+
+_ALIKE = 0.02
+"""Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What planning has taken before the trials.
+
+    Attributes:
+        seconds: of measurements, and of the ``steps`` until then.
+        dense: median seconds of the steps that were dense; infinite if none were.
+    """
+
+    seconds: float = 0.0
+    steps: int = 0
+    dense: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -37,10 +55,16 @@ class Trial:
 
 @dataclass
 class _Tried:
-    """A plan with the times of its steps."""
+    """A plan with the times of its steps that count, and of the ``first`` steps of turns, which do not."""
 
     plan: Plan
     times: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+
+    @property
+    def preparing(self) -> float:
+        """Seconds by which the first steps of turns took longer, at most; it needs one, and a step that counts."""
+        return max(self.first) - self.seconds
 
     def result(self) -> Trial:
         if not self.times:
@@ -59,18 +83,24 @@ class Trials:
     All ranks have the same plans, and are given the same times. So they decide the same, without messages.
 
     Every plan has a turn, the one with the shortest prediction first. Then the quickest go on in turns, together with
-    the quickest one without compression, until they can be told apart. Between two plans that compress, a step follows
-    a plan that does not: it sends the residuals (``plan_change.resharded_for_plan``), which saves a reduction.
+    the quickest one without compression, until they can be told apart, or until the budget is spent. Spent is what the
+    measurements took, and by how much all steps took longer than as many steps of the quickest plan.
 
     Args:
         plans: candidates, with forecasts; one at least compresses nothing.
         most: steps after which the trials end.
+        budget: seconds that may be spent, given the seconds of a step of the quickest plan; default: any.
+        spent: what was spent before.
     """
 
-    def __init__(self, plans: Sequence[Plan], most: int) -> None:
+    def __init__(
+        self, plans: Sequence[Plan], most: int, budget: Callable[[float], float] = lambda step: math.inf,
+        spent: Spent | None = None,
+    ) -> None:  # fmt: skip
         self._tried = [_Tried(plan) for plan in _hopeful(plans)]
         self._plain = next(plan for plan in plans if not compresses(plan))
         self._most, self._steps = most, 0
+        self._budget, self._spent, self._seconds = budget, spent or Spent(), 0.0
         self._rounds = self._all_rounds()
         self.current: Plan | None = None
         self._next_plan(None)
@@ -83,17 +113,34 @@ class Trials:
     def step_ended(self, seconds: float) -> None:
         """A step by the ``current`` plan took so long on the slowest rank; NaN: it had other tensors."""
         self._steps += 1
-        if self._steps >= self._most:
-            self.current = None
-        elif not math.isnan(seconds):
+        alike = not math.isnan(seconds)
+        self._seconds += seconds if alike else 0.0
+        if alike:
             self._next_plan(seconds)
+        best = self.quickest
+        if self._steps >= self._most or (best < math.inf and self.cost(best) >= self._budget(best)):
+            self.current = None
+
+    @property
+    def quickest(self) -> float:
+        """The shortest median so far, of the dense steps before the trials too; infinite before a plan had a step."""
+        found = min(one.seconds for one in self._tried)
+        return min(found, self._spent.dense) if found < math.inf else found
+
+    def cost(self, step: float) -> float:
+        """Seconds spent beyond as many steps that take ``step`` seconds each."""
+        return self._spent.seconds + self._seconds - (self._spent.steps + self._steps) * step
 
     def results(self) -> list[Trial]:
-        """Of all plans that had a step, the best first: with compression only if the gain exceeds the noise."""
+        """Of all plans that had a step, the best first: with compression only if the gain exceeds the noise.
+
+        If no plan without compression had a step, its time is that of the dense steps before the trials.
+        """
         found = sorted((one.result() for one in self._tried if one.times), key=lambda one: one.seconds)
         if not found:
             return []
-        best, plain = found[0], next((one for one in found if not compresses(one.plan)), found[0])
+        dense = Trial(self._plain, self._spent.dense, 0.0)
+        best, plain = found[0], next((one for one in found if not compresses(one.plan)), dense)
         if plain.seconds - best.seconds <= plain.uncertain + best.uncertain:
             best = plain
         return [best, *(one for one in found if one is not best)]
@@ -116,15 +163,21 @@ class Trials:
             going = [one for one in going if one.seconds <= limit]
 
     def _turn(self, one: _Tried) -> Generator[Plan, float, None]:
-        """A step to prepare, and those that count; a plan that is far behind has one of these."""
+        """A step to prepare, and those that count; a plan that is far behind has one of these.
+
+        It has none if its first step is so long that preparing cannot explain it, by what that took with other plans.
+        """
+        best = min(other.seconds for other in self._tried)
         if self.current is not one.plan:
-            if self.current is not None and compresses(self.current) and compresses(one.plan):
-                yield self._plain
-            yield one.plan
-        limit = _BEHIND * min((other.seconds for other in self._tried), default=math.inf)
+            first = yield one.plan
+            known = [other.preparing for other in self._tried if other.first and other.times]
+            if not one.times and known and first - max(known) > _HOPELESS * best:
+                one.times.append(first)
+                return
+            one.first.append(first)
         for _ in range(COUNTED):
             one.times.append((yield one.plan))
-            if one.times[-1] > limit:
+            if one.times[-1] > _BEHIND * best:
                 return
 
     def _finalists(self) -> list[_Tried]:
@@ -144,11 +197,13 @@ class Trials:
 
 
 def _told_apart(going: Sequence[_Tried]) -> bool:
-    """Whether one plan is quicker than the others by twice their uncertainty; two turns each at least."""
+    """Whether one plan is quicker than the others by twice their uncertainty, or that is small; after two turns."""
     if any(len(one.times) < 2 * COUNTED for one in going):
         return False
     best, *others = sorted((one.result() for one in going), key=lambda one: one.seconds)
-    return all(one.seconds - best.seconds > 2 * (one.uncertain + best.uncertain) for one in others)
+    uncertain = [one.uncertain + best.uncertain for one in others]
+    apart = [one.seconds - best.seconds > 2 * by for one, by in zip(others, uncertain)]
+    return all(known or by <= _ALIKE * best.seconds for known, by in zip(apart, uncertain))
 
 
 def _hopeful(plans: Sequence[Plan]) -> list[Plan]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,16 @@ from ..errors import ConfigError, PlanError
 from ..options import Options, Tuning
 from ..types import Plan, TensorSpec
 from .clock import RecordedStep, StepClock
-from .trials import Trials
+from .trials import Spent, Trials
 
 _LOG = logging.getLogger("espresso_mpi")
+
+
+_FEWEST = 3
+"""Steps that are watched at least: as many as a workload needs."""
+
+_WATCHED = 0.25
+"""The share of the least budget after which no further steps are watched."""
 
 
 @dataclass(frozen=True)
@@ -73,25 +81,47 @@ class Tuner:
                 trials = self.trials
                 self._together("trial", lambda: self._try_next(clock, trials))
             elif tuned is None:
-                if clock.count == max(1, tuning.skip) + tuning.steps:
-                    self._together("plan", lambda: self._plan(clock))
+                watched = clock.count - max(1, tuning.skip)
+                if watched == tuning.steps:
+                    self._together("plan", lambda: self._plan(clock, watched))
+                elif watched >= _FEWEST:
+                    self._together("watch", lambda: self._plan_if_long(clock, watched))
             elif (clock.count - tuned.at) % tuning.check == 0:
                 self._together("compare", lambda: self._compare(clock, tuned))
         except (ConfigError, PlanError) as error:  # on all ranks alike
             if self._transport.rank == 0:
                 _LOG.warning("%s; training goes on as before", error)
 
-    def _plan(self, clock: StepClock) -> None:
-        """Make plans, and follow the first that is tried. Collective."""
+    def _plan_if_long(self, clock: StepClock, watched: int) -> None:
+        """Plan at once if the steps take so long that watching more of them would cost much. Collective."""
         from . import autoplan
 
+        seconds = sum(step.seconds for step in list(clock.steps)[-watched:])
+        if autoplan.slowest(self._transport, seconds) >= _WATCHED * self._tuning.budget_for(0.0):
+            self._plan(clock, watched)
+
+    def _plan(self, clock: StepClock, watched: int) -> None:
+        """Make plans from the last steps, and follow the first that is tried. Collective."""
+        from . import autoplan
+
+        start, dense = time.perf_counter(), self._options().plan is None
         self.tuned = Tuned(clock.count, None)  # also if it fails: training goes on as it did
-        watched = list(clock.steps)[-self._tuning.steps :]
-        plans = autoplan.proposed(self._transport, self._options(), self._tuning, watched)
-        self._tensors, self._noted = frozenset(watched[-1].specs), clock.steps[-1]
-        self.trials = Trials(plans, self._tuning.trial_steps)
+        steps = list(clock.steps)[-watched:]
+        plans = autoplan.proposed(self._transport, self._options(), self._tuning, steps)
+        self._tensors, self._noted = frozenset(steps[-1].specs), clock.steps[-1]
+        spent = self._spent_on(list(clock.steps) if dense else [], time.perf_counter() - start)
+        self.trials = Trials(plans, self._tuning.trial_steps, self._tuning.budget_for, spent)
         assert self.trials.current is not None
         self._adopt(self.trials.current)
+
+    def _spent_on(self, dense: Sequence[RecordedStep], measuring: float) -> Spent:
+        """What the dense steps and the measurements took on the slowest rank. Collective."""
+        from . import autoplan
+
+        seconds = [step.seconds for step in dense]
+        total = autoplan.slowest(self._transport, sum(seconds) + measuring)
+        median = autoplan.slowest(self._transport, float(np.median(seconds)) if seconds else math.inf)
+        return Spent(total, len(seconds), median)
 
     def _try_next(self, clock: StepClock, trials: Trials) -> None:
         """Note the time of the step that ended, and follow the plan of the next one. Collective."""
@@ -109,7 +139,7 @@ class Tuner:
         if not results:
             self.tuned = Tuned(clock.count, None)
             raise PlanError("no plan could be tried: the steps have other tensors than those that were watched")
-        autoplan.report(self._transport, results)
+        autoplan.report(self._transport, results, trials.cost(results[0].seconds))
         self.tuned = Tuned(clock.count, results[0].seconds)
         if results[0].plan is not before:
             self._adopt(results[0].plan)
@@ -126,7 +156,7 @@ class Tuner:
             return
         if self._transport.rank == 0:
             _LOG.info("a step takes %.4g s, %s were expected: planning anew", measured, _spelled(expected))
-        self._plan(clock)
+        self._plan(clock, self._tuning.steps)
 
 
 def _spelled(seconds: float | None) -> str:

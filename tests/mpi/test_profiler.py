@@ -72,7 +72,7 @@ def test_samples_tell_how_they_were_made(world, opened):
     assert {"codec onebit|cpu|encode", "codec onebit|cpu|decode", "check"} <= set(curves)
     for curve in curves.values():
         assert curve.samples
-        assert all(sample.repeats >= 2 and sample.seconds > 0 for sample in curve.samples)
+        assert all(sample.seconds > 0 for sample in curve.samples)
     left_out = found.environment["left_out"]  # where other work takes the processor, points take longer than allowed
     sizes = {sample.size for sample in found.codec("onebit", "cpu", "encode").samples}
     regions = {4096, -(-4096 // world.size)}

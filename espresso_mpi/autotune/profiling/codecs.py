@@ -72,10 +72,7 @@ class Codecs:
         if "gpu" not in self._request.devices:
             return {}
         self._repeating.allow("copies")
-        points = [
-            Point(f"copies of {4 * n} bytes", "", 4 * n, self._copy)
-            for n in ends_first(self._request.elements)
-        ]
+        points = [Point(f"copies of {4 * n} bytes", "", 4 * n, self._copy) for n in ends_first(self._request.elements)]
         times = Times()
         for point in self._repeating.surveyed(points):
             assert point.found is not None
@@ -86,10 +83,7 @@ class Codecs:
     def check(self) -> Curve:
         """The search for values that are not finite."""
         self._repeating.allow("check")
-        points = [
-            Point(f"check of {4 * n} bytes", "", 4 * n, self._check)
-            for n in ends_first(self._request.elements)
-        ]
+        points = [Point(f"check of {4 * n} bytes", "", 4 * n, self._check) for n in ends_first(self._request.elements)]
         times = Times()
         for point in self._repeating.surveyed(points):
             assert point.found is not None

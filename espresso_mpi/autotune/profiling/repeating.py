@@ -128,6 +128,10 @@ class Repeating:
         until = sum(_SHARES[k] for k in kinds[: kinds.index(kind) + 1])
         self._deadline = until * self._seconds
 
+    def time_for(self, seconds: float) -> bool:
+        """Whether so much time is left for this kind. Collective."""
+        return self._left() >= seconds
+
     def while_in_time(self, some: Sequence[Strategy], what: str) -> Iterator[Strategy]:
         """The first, and others while there is time for this kind; ``what``: in words, with a place for those left."""
         for number, one in enumerate(some):

@@ -36,6 +36,12 @@ from .repeating import Repeating
 _PRODUCTS = 100
 """Matrix products by which their rate is measured."""
 
+_ROWS = 4
+"""Steps by some strategy from which effects are worked out, at least: there are three, and noise."""
+
+_PASSES = 6
+"""Passes of a step for which there must be time: one that warms up and two that count, each as long as two."""
+
 
 @dataclass(frozen=True)
 class SyntheticStep:
@@ -88,8 +94,11 @@ def measured(
         pushes = False
     repeating.allow("steps")
     kinds = (False, True) if pushes else (False,)
-    layers, late, early = _SyntheticLayers(transport), [], []
     steps = [step for step in STEPS if step.nbytes <= max(reach, STEPS[-2].nbytes)]
+    if not repeating.time_for(_PASSES * len(kinds) * sum(step.seconds for step in steps)):
+        repeating.left_out.append("whole steps")
+        return profile
+    layers, late, early = _SyntheticLayers(transport), [], []
     for strategy in repeating.while_in_time(usual, "steps by {}"):
         with ExitStack() as stack:
             plans = [[_planned(strategy, step.workload(pushed), profile) for pushed in kinds] for step in steps]
@@ -104,6 +113,9 @@ def measured(
             if pushes:
                 whole, most = computing + after, step.seconds * (1 - 1 / step.count)
                 early.append((at_end - both[1][1], most, step.count, pushed[0] - whole, whole))
+    if len(late) < _ROWS:
+        repeating.left_out.append("effects of whole steps")
+        return profile
     call, tensor = step_costs(np.array(late))
     effects = effects_of(np.array(early)) if pushes else Effects(profile.hidden, profile.slowed, profile.pushed)
     return replace(profile, call=call, tensor=tensor, **vars(effects))

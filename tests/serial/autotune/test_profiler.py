@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,8 +105,81 @@ def test_guesses_go_along_the_line_through_smaller_sizes():
     assert repeating.guess(known, 100) == 0.0, "nothing is known of it"
 
 
+def test_a_size_that_takes_too_long_becomes_smaller():
+    known = {10: 1.0, 100: 10.0}
+    assert repeating.affordable(known, 1000, 100.0) == 1000
+    assert repeating.affordable(known, 1000, 55.0) == 550
+    assert repeating.affordable(known, 1000, 9.0) == 0, "the largest that is known took longer"
+    assert repeating.affordable({10: 3.0, 100: 3.0}, 1000, 3.0) == 1000
+
+
+class Alone(repeating.Repeating):
+    """One rank, whose passes take ``start`` seconds, and ``byte`` for each byte, by a clock of their own."""
+
+    def __init__(self, monkeypatch, seconds, start, byte):
+        self.now, self.start, self.byte = 0.0, start, byte
+        monkeypatch.setattr(repeating.time, "perf_counter", lambda: self.now)
+        transport = SimpleNamespace(topology=SimpleNamespace(size=1), waiter=SimpleNamespace())
+        super().__init__(transport, seconds, lambda share: None)
+        self.begin()
+
+    def _of_all(self, mine):
+        return mine[np.newaxis]
+
+    def _compare_clocks(self):
+        pass
+
+    def visit(self, size):
+        def one():
+            begun = self.now
+            self.now += self.start + self.byte * size
+            return [begun, self.now]
+
+        return repeating.telescoped(repeating.paired(self.passes(one)))
+
+    def survey(self, families, sizes):
+        """Bytes that were visited, by family, where every tensor of ``sizes`` bytes is asked for."""
+        self.allow("moves")
+        points = [
+            repeating.Point(f"{f} at {n}", f, n, self.visit) for n in repeating.ends_first(sizes) for f in families
+        ]
+        found = {}
+        for point in self.surveyed(points, reach=self.reach(self.visit, max(sizes), len(families))):
+            found.setdefault(point.family, []).append(point.size)
+        return found
+
+
+SIZES_OF_A_GPT = (36, 780, 26112, 524288, 12834816)
+
+
+@pytest.mark.parametrize(("start", "byte"), [(2e-3, 8e-8), (2e-3, 8e-7), (2e-2, 8e-8)])
+def test_measuring_keeps_its_time_where_links_are_slow(monkeypatch, start, byte):
+    """100 and 10 Mbit/s, and ranks that share cores with other work."""
+    measuring = Alone(monkeypatch, 4.0, start, byte)
+    found = measuring.survey(range(15), SIZES_OF_A_GPT)
+    least = 2 * 15 * (start + byte * 26112) + 5 * (start + byte * (1 << 16))  # two sizes of each, and the search
+    assert measuring.now < max(1.3 * 0.42 * 4.0, least)
+    for family, sizes in found.items():
+        assert len(sizes) >= 2 and max(sizes) >= 26112, "the curve tells what a byte costs"
+        assert max(sizes) == 12834816 or f"{family} at 12834816" in measuring.left_out
+
+
+def test_measuring_takes_all_sizes_where_there_is_time(monkeypatch):
+    measuring = Alone(monkeypatch, 4.0, 1e-4, 1e-10)
+    found = measuring.survey(range(15), SIZES_OF_A_GPT)
+    assert all(sorted(sizes) == list(SIZES_OF_A_GPT) for sizes in found.values()) and len(found) == 15
+    assert not measuring.left_out
+
+
+def test_what_took_too_long_to_be_repeated_spreads_as_the_others():
+    times = repeating.Times()
+    times.note("a", 10, [1.0, 1.2, 1.4])
+    times.note("a", 1000, [5.0])
+    assert [sample.spread for sample in times.curves()["a"].samples] == pytest.approx([1 / 6, 1 / 6])
+
+
 def test_a_point_is_settled_when_its_median_is_known():
-    point = repeating.Point("", "", 1, lambda: np.empty(0))
+    point = repeating.Point("", "", 1, np.empty)
     rng = np.random.default_rng(1)
     point.found = rng.normal([1.0, 1e-3], [0.01, 1e-3], (5, 2))
     assert point.settled, "a step of a thousandth does not hold up all"

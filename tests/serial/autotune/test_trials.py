@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from espresso_mpi import Plan, Strategy
-from espresso_mpi.autotune.trials import Trials, compresses
+from espresso_mpi.autotune.trials import Spent, Trials, compresses
 from espresso_mpi.timetable import Lanes, Schedule
 
 DENSE, FP16 = Strategy("none", "flat"), Strategy("fp16", "flat-allgather")
@@ -45,11 +45,49 @@ def test_the_quickest_is_found_in_few_steps():
     assert names.count("p7") < names.count("p1") < names.count("p2"), "what is far behind has one step that counts"
 
 
-def test_a_plan_without_compression_comes_between_two_that_compress():
-    """Then the residuals travel with its gradients."""
+def test_no_step_comes_between_two_plans():
     names, _ = tried([candidate("a"), candidate("b"), candidate("dense", DENSE, 1.4)], {"a": 1, "b": 1.01, "dense": 1})
-    pairs = set(itertools.pairwise(names))
-    assert not {("a", "b"), ("b", "a")} & pairs and {("a", "dense"), ("dense", "b")} <= pairs
+    turns = [name for name, _ in itertools.groupby(names)]
+    assert turns[:3] == ["a", "b", "dense"] and {("a", "b"), ("b", "dense")} <= set(itertools.pairwise(names))
+
+
+def test_a_plan_whose_first_step_is_far_too_long_has_no_other():
+    plans = [candidate("a"), candidate("slow", predicted=1.1), candidate("dense", DENSE, 1.2)]
+    names, results = tried(plans, {"a": 1.0, "slow": 1.9, "dense": 1.2})
+    assert names.count("slow") == 1 and names.count("dense") > 1 and len(results) == 3
+    assert name_of(results[-1].plan) == "slow"
+
+
+def first_steps(plans, lengths, longer, **given):
+    """As ``tried``, without noise; the first step of each turn takes ``longer``."""
+    trials, names = Trials(plans, 100, **given), []
+    while not trials.ended:
+        names.append(name_of(trials.current))
+        trials.step_ended(lengths[names[-1]] + (longer if names[-2:-1] != names[-1:] else 0.0))
+    return names, trials
+
+
+def test_what_preparing_takes_is_not_held_against_a_plan():
+    plans = [candidate("a"), candidate("b", predicted=1.1), candidate("dense", DENSE, 1.2)]
+    names, _ = first_steps(plans, {"a": 1.0, "b": 0.8, "dense": 1.2}, longer=3.0)
+    assert names.count("b") > 2
+
+
+def test_trials_end_when_their_budget_is_spent():
+    lengths = {"a": 1.0, "b": 1.25, "c": 1.2, "dense": 1.5}
+    plans = [candidate("a"), candidate("b"), candidate("c"), candidate("dense", DENSE, 1.1)]
+    spent = Spent(seconds=9.0, steps=4, dense=1.5)  # 5 s beyond four steps of a second
+    names, trials = first_steps(plans, lengths, 0.0, budget=lambda step: 5.3 * step, spent=spent)
+    assert names == ["a", "a", "a", "b", "b"], "the second step of b makes it 5.5 s, seen after 5.25"
+    assert trials.cost(1.0) == pytest.approx(5.5)
+    assert name_of(trials.results()[0].plan) == "a", "dense steps were watched before: 1.5 s"
+
+
+def test_a_budget_that_is_spent_before_leaves_the_best_prediction_and_dense_steps():
+    plans = [candidate("a"), candidate("b", predicted=1.1), candidate("dense", DENSE, 1.2)]
+    for dense, best in ((1.5, "a"), (0.9, "dense")):
+        _, trials = first_steps(plans, {"a": 1.0}, 0.0, budget=lambda step: 1.0, spent=Spent(9.0, 2, dense))
+        assert name_of(trials.results()[0].plan) == best
 
 
 def test_compression_is_chosen_only_if_it_gains_more_than_the_noise():
