@@ -18,7 +18,8 @@ _FINALISTS = 3
 
 _HOPELESS = 1.5
 """A plan is not tried if its predicted step is this many times the shortest predicted one: the model errs, but less.
-Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median."""
+Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median; nor
+one without compression, if what the dense steps before could not hide is."""
 
 _BEHIND = 1.3
 """A plan is given up when its step is this many times the shortest median."""
@@ -34,11 +35,13 @@ class Spent:
     Attributes:
         seconds: of measurements, and of the ``steps`` until then.
         dense: median seconds of the steps that were dense; infinite if none were.
+        exposed: of these, what computing cannot hide, however much travels beside it.
     """
 
     seconds: float = 0.0
     steps: int = 0
     dense: float = math.inf
+    exposed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,8 @@ class Trials:
     def _all_rounds(self) -> Generator[Plan, float, None]:
         """The plan of each step; is sent its seconds."""
         for one in self._tried:
-            yield from self._turn(one)
+            if compresses(one.plan) or self._spent.exposed <= _HOPELESS * min(one.seconds for one in self._tried):
+                yield from self._turn(one)
         going = self._finalists()
         while len(going) > 1 and not _told_apart(going):
             for one in going:
@@ -189,11 +193,12 @@ class Trials:
         order = sorted(self._tried, key=lambda one: one.seconds)
         plain = [one for one in order if not compresses(one.plan)][:1]
         final = order[:_FINALISTS] + [one for one in plain if one not in order[:_FINALISTS]]
-        if order[0].plan.schedule:
-            final.append(_Tried(replace(order[0].plan, schedule=None)))
-            self._tried.append(final[-1])
+        variant = _Tried(replace(order[0].plan, schedule=None)) if order[0].plan.schedule else None
+        if variant is not None:
+            final.append(variant)
+            self._tried.append(variant)
         limit = _BEHIND * order[0].seconds
-        return [one for one in final if not one.times or one.seconds <= limit]
+        return [one for one in final if one.seconds <= limit or one is variant]
 
 
 def _told_apart(going: Sequence[_Tried]) -> bool:

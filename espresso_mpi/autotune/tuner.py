@@ -120,8 +120,11 @@ class Tuner:
 
         seconds = [step.seconds for step in dense]
         total = autoplan.slowest(self._transport, sum(seconds) + measuring)
-        median = autoplan.slowest(self._transport, float(np.median(seconds)) if seconds else math.inf)
-        return Spent(total, len(seconds), median)
+        if not dense:
+            return Spent(total)
+        median = autoplan.slowest(self._transport, float(np.median(seconds)))
+        computing = autoplan.slowest(self._transport, float(np.median([step.ready.max() for step in dense])))
+        return Spent(total, len(seconds), median, median - computing)
 
     def _try_next(self, clock: StepClock, trials: Trials) -> None:
         """Note the time of the step that ended, and follow the plan of the next one. Collective."""

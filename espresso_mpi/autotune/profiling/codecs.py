@@ -11,6 +11,7 @@ collective and to the call.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,8 +61,11 @@ class Codecs:
             for name, method in self._request.methods.items()
             for where in self._request.devices
         ]
-        times = Times()
-        for point in self._repeating.surveyed(points):
+        times, methods = Times(), list(self._request.methods.values())
+        visit = partial(self._codec, methods[-1], self._request.devices[0]) if methods else None
+        families = len(methods) * len(self._request.devices)
+        reach = self._repeating.reach(visit, max(self._request.elements), families) if visit else math.inf
+        for point in self._repeating.surveyed(points, reach=reach):
             assert point.found is not None
             times.note((*point.family, "encode"), point.size, point.found[:, 0])
             times.note((*point.family, "decode"), point.size, point.found[:, 1] / 2)

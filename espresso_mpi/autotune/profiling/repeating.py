@@ -28,10 +28,11 @@ _FEWEST, _BATCH, MOST = 2, 5, 60
 """Passes of a visit to a point where they take long, and where they do not; and in all."""
 
 _SOON, _FIRST = 2 / 3, 1 / 4
-"""The share of the time that is left which the next size may take, and while less than two sizes are known."""
+"""The share of the time that is left which the next size may take, and the first one."""
 
-_TELLING = 1 << 16
-"""Bytes that a pass is allowed whatever it takes: of smaller ones alone, a curve would not tell what a byte costs."""
+_TELLING = 1 << 17
+"""The size that a pass is allowed whatever it takes: of smaller ones alone, a curve would not tell what a byte costs.
+It is several times what a link lets through at once after a pause."""
 
 _CLIMB, _APART = 8, 16
 """How much larger the next size is that is tried, and how far below the reach the least size is, at least."""
@@ -172,7 +173,7 @@ class Repeating:
         for number, point in enumerate(points):
             alike = len(points) - number if needed else sum(1 for p in points[number:] if p.size == point.size)
             known = costs.setdefault(point.family, {})
-            share = 1.0 if needed else _SOON if len(known) > 1 else _FIRST
+            share = 1.0 if needed else _SOON if known else _FIRST
             self._limit = share * self._left() / alike
             size = point.size if needed else self._fitting(known, point.size, reach)
             if size < point.size:
@@ -288,7 +289,7 @@ def affordable(known: Mapping[int, float], size: int, seconds: float) -> int:
 
 
 def ends_first(sizes: Sequence[int]) -> list[int]:
-    """The least size, the middle one, the largest, and then what halves the gaps.
+    """The least size, the largest, and then what halves the gaps.
 
     So a curve spans the sizes however early the time is up.
     """
@@ -298,7 +299,6 @@ def ends_first(sizes: Sequence[int]) -> list[int]:
         if middle > low:
             order.append(middle)
             gaps += [(low, middle), (middle, high)]
-    order[1:3] = order[1:3][::-1]
     return [sizes[i] for i in dict.fromkeys(order)]
 
 

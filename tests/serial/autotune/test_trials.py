@@ -83,6 +83,13 @@ def test_trials_end_when_their_budget_is_spent():
     assert name_of(trials.results()[0].plan) == "a", "dense steps were watched before: 1.5 s"
 
 
+def test_no_plan_without_compression_is_tried_where_dense_steps_were_hopeless():
+    plans = [candidate("a"), candidate("dense", DENSE, 1.1)]
+    for exposed, known in ((1.6, {"a"}), (1.4, {"a", "dense"})):
+        names, trials = first_steps(plans, {"a": 1.0, "dense": 1.5}, 0.0, spent=Spent(dense=2.0, exposed=exposed))
+        assert set(names) == known and name_of(trials.results()[0].plan) == "a"
+
+
 def test_a_budget_that_is_spent_before_leaves_the_best_prediction_and_dense_steps():
     plans = [candidate("a"), candidate("b", predicted=1.1), candidate("dense", DENSE, 1.2)]
     for dense, best in ((1.5, "a"), (0.9, "dense")):
