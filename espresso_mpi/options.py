@@ -69,7 +69,8 @@ class Tuning:
         compressors: specs of the compressors that a plan may use, with error feedback. The default compressors train
             like uncompressed gradients under AdamW, see ``LIKE_FP32``; name others explicitly.
         skip: number of first steps that are not timed, because they compile and allocate.
-        steps: number of dense steps that are timed before the plan is made.
+        steps: number of dense steps that are timed before the plan is made. Fewer are, but 3 at least, where
+            they take a quarter of ``budget``; by default, that is 1.25 s.
         seconds: maximum time of the micro-benchmarks, approximately. They take a quarter of the budget at most.
         trial_steps: maximum number of steps by which plans are tried. They are steps of the training.
         budget: what planning may cost: seconds of measurements, and seconds by which the steps until a plan is chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,9 @@ LARGE_ERROR = 0.1
 
 _SHOWN = (64 << 10, 1 << 20)
 """Bytes at which the summary shows curves."""
+
+_SIZE = re.compile(r"\d+ (bytes|elements)$")
+"""What points that were left out are told apart by."""
 
 
 def main(
@@ -114,9 +118,9 @@ def remarks(profile: Profile) -> list[str]:
         )
     left_out = profile.environment.get("left_out", [])
     if left_out:
-        largest = Counter(text.rpartition(" at ")[2] or text for text in left_out)
+        kinds = Counter(size[0] if (size := _SIZE.search(text)) else text for text in left_out)
         found.append(
-            f"{len(left_out)} points were left out because time ran out ({', '.join(sorted(largest))}); the curves are "
+            f"{len(left_out)} points were left out because time ran out ({', '.join(sorted(kinds))}); the curves are "
             f"extrapolated from smaller sizes; --seconds gives more time"
         )
     return found

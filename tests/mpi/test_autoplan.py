@@ -164,7 +164,7 @@ def test_an_error_of_one_rank_does_not_bring_the_steps_apart(world, open_session
 
 def test_pushes_go_on_when_a_tensor_of_a_group_is_frozen(world, open_session):
     """Nobody asked for the groups of such a plan: they are dissolved once, and the next steps do not wait."""
-    session = open_session(plan="auto", tuning=Tuning(skip=1, steps=1000))
+    session = open_session(plan="auto", tuning=Tuning(skip=1, steps=1000, budget=1e6))
     grouped = Plan(default=TOPK, groups=(("w1", "b1", "b2"), ("w2", "other")))
     session._together("plan", lambda: session._adopt(grouped))
     total, steps = {name: np.zeros(shape) for name, shape in SHAPES.items()}, 12

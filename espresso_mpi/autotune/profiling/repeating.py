@@ -134,10 +134,10 @@ class Repeating:
         return self._left() >= seconds
 
     def while_in_time(self, some: Sequence[Strategy], what: str) -> Iterator[Strategy]:
-        """The first, and others while there is time for this kind; ``what``: in words, with a place for those left."""
+        """The first, and others while there is time for this kind; ``what``: in words, with a place for a method."""
         for number, one in enumerate(some):
             if number and self._left() <= 0:
-                self.left_out.append(what.format(one))
+                self.left_out.append(what.format(one.compressor))
             else:
                 yield one
 
