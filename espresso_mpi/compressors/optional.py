@@ -156,7 +156,7 @@ class KeptState:
 
     @property
     def averages_over_time(self) -> bool:
-        """Whether it keeps a momentum: a gradient that is added to once counts in later steps, too."""
+        """Whether it keeps a momentum, so that a gradient counts in later steps as well."""
         return "average" in self.keeps.values()
 
     def update_from_aggregate(self, payload: Any, n: int, context: Context) -> None:
