@@ -22,7 +22,7 @@ Nor is it tried any further if its first step, without what preparing takes, is 
 one without compression, if what the dense steps before could not hide is."""
 
 _BEHIND = 1.3
-"""A plan is given up when its step is this many times the shortest median."""
+"""A plan is given up when its steps are this many times the shortest."""
 
 _ALIKE = 0.02
 """Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""
@@ -46,13 +46,18 @@ class Spent:
 
 @dataclass(frozen=True)
 class Trial:
-    """A plan with the median seconds of its steps, and how far it may be from the median of many steps.
+    """A plan with the median seconds of its steps.
 
-    Without steps, both are infinite.
+    Attributes:
+        low: their first quartile, by which plans are compared: other work on a node makes steps longer, none shorter.
+        uncertain: how far these may be from those of many steps.
+
+    Without steps, all are infinite.
     """
 
     plan: Plan
     seconds: float
+    low: float
     uncertain: float
 
 
@@ -71,13 +76,19 @@ class _Tried:
 
     def result(self) -> Trial:
         if not self.times:
-            return Trial(self.plan, math.inf, math.inf)
+            return Trial(self.plan, math.inf, math.inf, math.inf)
         low, middle, high = np.percentile(self.times, [25, 50, 75])
-        return Trial(self.plan, float(middle), float(high - low) / math.sqrt(len(self.times)))
+        quick = np.percentile(self.times, 25, method="lower")  # of two the shorter
+        return Trial(self.plan, float(middle), float(quick), float(high - low) / math.sqrt(len(self.times)))
 
     @property
     def seconds(self) -> float:
         return self.result().seconds
+
+    @property
+    def least(self) -> float:
+        """Of all its steps, for comparisons while there are few."""
+        return min([*self.first, *self.times], default=math.inf)
 
 
 class Trials:
@@ -139,12 +150,12 @@ class Trials:
 
         If no plan without compression had a step, its time is that of the dense steps before the trials.
         """
-        found = sorted((one.result() for one in self._tried if one.times), key=lambda one: one.seconds)
+        found = sorted((one.result() for one in self._tried if one.times), key=lambda one: one.low)
         if not found:
             return []
-        dense = Trial(self._plain, self._spent.dense, 0.0)
+        dense = Trial(self._plain, self._spent.dense, self._spent.dense, 0.0)
         best, plain = found[0], next((one for one in found if not compresses(one.plan)), dense)
-        if plain.seconds - best.seconds <= plain.uncertain + best.uncertain:
+        if plain.low - best.low <= plain.uncertain + best.uncertain:
             best = plain
         return [best, *(one for one in found if one is not best)]
 
@@ -171,7 +182,7 @@ class Trials:
 
         It has none if its first step is so long that preparing cannot explain it, by what that took with other plans.
         """
-        best = min(other.seconds for other in self._tried)
+        best = min(other.least for other in self._tried)
         if self.current is not one.plan:
             first = yield one.plan
             known = [other.preparing for other in self._tried if other.first and other.times]
@@ -181,7 +192,7 @@ class Trials:
             one.first.append(first)
         for _ in range(COUNTED):
             one.times.append((yield one.plan))
-            if one.times[-1] > _BEHIND * best:
+            if one.least > _BEHIND * best:
                 return
 
     def _finalists(self) -> list[_Tried]:
@@ -190,25 +201,25 @@ class Trials:
         The best also runs without its schedule, if it has one: turns hide latencies of small operations, which the
         timeline counts in full.
         """
-        order = sorted(self._tried, key=lambda one: one.seconds)
+        order = sorted(self._tried, key=lambda one: one.least)
         plain = [one for one in order if not compresses(one.plan)][:1]
         final = order[:_FINALISTS] + [one for one in plain if one not in order[:_FINALISTS]]
         variant = _Tried(replace(order[0].plan, schedule=None)) if order[0].plan.schedule else None
         if variant is not None:
             final.append(variant)
             self._tried.append(variant)
-        limit = _BEHIND * order[0].seconds
-        return [one for one in final if one.seconds <= limit or one is variant]
+        limit = _BEHIND * order[0].least
+        return [one for one in final if one.least <= limit or one is variant]
 
 
 def _told_apart(going: Sequence[_Tried]) -> bool:
     """Whether one plan is quicker than the others by twice their uncertainty, or that is small; after two turns."""
     if any(len(one.times) < 2 * COUNTED for one in going):
         return False
-    best, *others = sorted((one.result() for one in going), key=lambda one: one.seconds)
+    best, *others = sorted((one.result() for one in going), key=lambda one: one.low)
     uncertain = [one.uncertain + best.uncertain for one in others]
-    apart = [one.seconds - best.seconds > 2 * by for one, by in zip(others, uncertain)]
-    return all(known or by <= _ALIKE * best.seconds for known, by in zip(apart, uncertain))
+    apart = [one.low - best.low > 2 * by for one, by in zip(others, uncertain)]
+    return all(known or by <= _ALIKE * best.low for known, by in zip(apart, uncertain))
 
 
 def _hopeful(plans: Sequence[Plan]) -> list[Plan]:

@@ -73,6 +73,17 @@ def test_what_preparing_takes_is_not_held_against_a_plan():
     assert names.count("b") > 2
 
 
+@pytest.mark.parametrize("disturbed", [1, 4, 5, 7])
+def test_a_step_that_other_work_makes_longer_does_not_decide(disturbed):
+    plans = [candidate("a"), candidate("b", predicted=1.1), candidate("dense", DENSE, 1.2)]
+    lengths, names = {"a": 1.0, "b": 0.8, "dense": 1.2}, []
+    trials = Trials(plans, 9)  # the first round alone
+    while not trials.ended:
+        names.append(name_of(trials.current))
+        trials.step_ended(lengths[names[-1]] * (2 if len(names) == disturbed + 1 else 1))
+    assert name_of(trials.results()[0].plan) == "b"
+
+
 def test_trials_end_when_their_budget_is_spent():
     lengths = {"a": 1.0, "b": 1.25, "c": 1.2, "dense": 1.5}
     plans = [candidate("a"), candidate("b"), candidate("c"), candidate("dense", DENSE, 1.1)]
