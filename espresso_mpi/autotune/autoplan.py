@@ -209,8 +209,12 @@ def _candidates(
     alone = [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]  # cost the same
     cases = [Case(workload, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
     routes = {"none": None, **{case.compressor: case.usual(workload.device).route for case in cases}}
-    given = [simple for way in routes.items() for simple in _simple(transport, options, workload, *way)]
-    plans = [best, dense, *(described(simple, best, workload, profile) for simple in given)]
+    plans = [best, dense]
+    for way in routes.items():
+        apart, together = (
+            described(one, best, workload, profile) for one in _simple(transport, options, workload, *way)
+        )
+        plans += [replace(apart, schedule=None, fuse_bytes=None), together]  # messages are shared as without a plan
     other = Strategy("none", Route.parse(default_route(transport.topology, compressed=False)))
     return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
 
@@ -218,7 +222,10 @@ def _candidates(
 def _simple(
     transport: Transport, options: Options, workload: Workload, spec: str, route: Route | None
 ) -> Iterator[Plan]:
-    """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer."""
+    """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer.
+
+    Small tensors that stay dense beside compressed ones share a buffer.
+    """
     usual = replace(options, compressor=spec, route=route, plan=None, tuning=None)
     specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, workload.device) for t in workload.tensors]
     strategies = {spec.name: usual.strategy(spec, transport.topology) for spec in specs}
