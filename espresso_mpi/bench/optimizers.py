@@ -158,7 +158,7 @@ def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | Non
     """What the JSON file holds, or will hold before the first run, once it is known that all files can be written."""
     output.check_writable(json)
     output.check_plot(plot)
-    from .gpt import version
+    from .replica import version
 
     conditions = {
         **asdict(settings),
