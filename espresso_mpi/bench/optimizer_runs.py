@@ -35,6 +35,7 @@ RATES = {
 WARMUP = 0.15
 """Share of the steps in which the learning rate rises; a cosine brings it down to 2 % of its peak after that."""
 
+
 @dataclass(frozen=True)
 class Settings:
     """What all runs have in common; ``batch`` is in sequences a rank and step.
@@ -74,7 +75,7 @@ class RunConfig:
     @property
     def momentum(self) -> float:
         """The optimizer's: 0 for AdamW, and where the method has a momentum of its own (dgc, signum)."""
-        return MOMENTUM if BASES[self.optimizer] == "sgd" and not _has_momentum(self.method.compressor) else 0.0
+        return momentum_of(BASES[self.optimizer], self.method.compressor)
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ class Row:
     bytes_per_step: float
     seconds: float
     curve: tuple[tuple[int, float | None], ...]
+
+
+def momentum_of(optimizer: str, compressor: str) -> float:
+    """The momentum of "adamw" or "sgd": 0 for AdamW, and where the compressor has one of its own (dgc, signum)."""
+    return MOMENTUM if optimizer == "sgd" and not _has_momentum(compressor) else 0.0
 
 
 def _has_momentum(spec: str) -> bool:

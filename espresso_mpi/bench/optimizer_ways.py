@@ -43,6 +43,10 @@ BASES = {
 """The optimizers, and with which one, on uncompressed gradients, each is compared."""
 
 
+OWN = ("onebit-adam", "onebit-lamb", "zero-one-adam", "momentum-sgd", "diloco")
+"""Those of them that synchronise something else than gradients."""
+
+
 class Way(Protocol):
     """One training run's steps on this rank."""
 

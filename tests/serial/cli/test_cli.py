@@ -29,6 +29,7 @@ COMMANDS = [
     ["bench", "scaling"],
     ["bench", "train"],
     ["bench", "optimizers"],
+    ["bench", "accuracy"],
     ["bench", "report"],
 ]
 
