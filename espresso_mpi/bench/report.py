@@ -140,7 +140,7 @@ digits. Runs that differ in rounding alone come to differ by as much as fp16 and
 """
 
 _ACCURACY = """
-`espresso-mpi bench accuracy` ([docs/optimizers.md](docs/optimizers.md#time-to-accuracy)). A network is trained with
+`espresso-mpi bench accuracy` ([docs/time-to-accuracy.md](docs/time-to-accuracy.md)). A network is trained with
 PyTorch by all ways from the same weights, on the same batches and with the same learning rates. *loss* is that of
 validation at the end, the mean over the seeds, and *spread* the largest less the smallest. The target is the loss of
 fp32 + 0.5 %. *s to target* and *to target* are the training clock, without validation, and what a rank has sent, at the
