@@ -17,11 +17,12 @@ class Replica:
         model: called with inputs and targets, it returns the mean loss in nats.
         optimizer: "adamw", with PyTorch's betas 0.9 and 0.999 and weight decay 0.01, or "sgd".
         momentum: of "sgd".
-        threads: of this rank's matrix products.
+        threads: of this rank's matrix products, at most: fewer that ``OMP_NUM_THREADS`` has set stay. The hosts of the
+            lab share their cores.
     """
 
     def __init__(self, model: nn.Module, optimizer: str, momentum: float, threads: int) -> None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(min(threads, torch.get_num_threads()))
         self.model = model
         parameters = self.model.parameters()
         self._optimizer: torch.optim.Optimizer = (
