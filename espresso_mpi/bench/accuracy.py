@@ -215,6 +215,8 @@ def _curves(path: Path, asked: dict[str, Any], cell: dict[str, Any]) -> dict[str
         raise ConfigError(f"--curves {path}: there is no such file; make it with bench accuracy --json")
     if "step_times" in before:
         raise ConfigError(f"--curves {path}: its seconds were made from step times already; name the file of the runs")
+    if missing := {*asked, *cell} - set(before["settings"]):
+        raise ConfigError(f"--curves {path}: its settings lack {', '.join(sorted(missing))}; make it anew")
     for name, value in asked.items():
         if value is not None and value != before["settings"][name]:
             told = before["settings"][name]
