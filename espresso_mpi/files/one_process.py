@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 PATIENCE_S = 120.0
-"""Longer than any kernel takes to compile. Whoever has waited so long goes on without the lock."""
+"""Longer than any kernel takes to compile. A process that has waited so long goes on, and waits for no lock again."""
 
 _POLL_S = 0.005
 
@@ -21,7 +21,12 @@ class OneProcess:
 
     Args:
         path: of a file that exists while some process holds the lock or waits for it.
+
+    Attributes:
+        patient: whether this process still waits for others: not if one kept a lock, perhaps on a host that has died.
     """
+
+    patient = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,11 +37,12 @@ class OneProcess:
         """Wait until no other process has the lock."""
         self._depth += 1
         until = time.monotonic() + PATIENCE_S
-        while self._file is None and time.monotonic() < until:
+        while self._file is None and OneProcess.patient:
             try:
                 self._file = self._opened()
             except OSError:  # a directory that cannot be written, a file system without locks
                 return
+            OneProcess.patient = self._file is not None or time.monotonic() < until
 
     def release(self) -> None:
         """Let the next process have it."""

@@ -96,13 +96,18 @@ def test_processes_that_need_the_same_kernels_compile_them_once(tmp_path):
 
 def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(one_process, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(one_process.OneProcess, "patient", True)
     path = tmp_path / "f.lock"
     with path.open("w") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         ours = one_process.OneProcess(path)
         ours.acquire()
         ours.release()
-        assert path.exists(), "the file of another process was removed"
+        assert path.exists() and not ours.patient, "the file of another process was removed"
+        monkeypatch.setattr(one_process, "PATIENCE_S", 1e9)
+        ours.acquire()  # does not wait again
+        ours.release()
+    monkeypatch.setattr(one_process.OneProcess, "patient", True)
     ours.acquire()
     ours.acquire()
     ours.release()
