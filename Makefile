@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-mpich test-serial test-gpu-sim test-ptx test-gpu test-routes test-torch check docs bench \
-  bench-compressors bench-optimizers bench-torch clean
+  bench-compressors bench-optimizers bench-accuracy bench-torch clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -140,6 +140,21 @@ bench-optimizers: $(VENV)/.demo ## what methods lose under AdamW and momentum SG
 	$(VENV)/bin/espresso-mpi run -n 2 --timeout 7200 -- python -m espresso_mpi bench optimizers \
 	  --json $(OUT)/optimizers.json
 
+bench-accuracy: $(VENV)/.demo ## seconds and megabytes to the loss of fp32, at two rates in the lab; needs PyTorch (2 hours)
+	@$(VENV)/bin/python -c 'import torch, sklearn' 2>/dev/null || \
+	  { echo "Missing: $(VENV)/bin/python -m pip install torch scikit-learn (CPU builds do)"; exit 2; }
+	@mkdir -p $(OUT)
+	@set -e; for workload in gpt resnet lstm; do \
+	  echo "== bench accuracy in the lab, $$workload: 2 hosts x 2 ranks"; \
+	  $(VENV)/bin/espresso-mpi lab --hosts 2 --ranks 2 --rate unlimited --timeout 7200 -- \
+	    python -m mpi4py -m espresso_mpi bench accuracy --workload $$workload --json $(OUT)/curves-$$workload.json; \
+	  for rate in 100mbit 1gbit; do \
+	    $(VENV)/bin/espresso-mpi lab --hosts 2 --ranks 2 --rate $$rate --timeout $(BENCH_TIMEOUT) -- \
+	      python -m mpi4py -m espresso_mpi bench accuracy --curves $(OUT)/curves-$$workload.json \
+	      --json $(OUT)/accuracy-$$workload-$$rate.json; \
+	  done; \
+	done
+
 bench-torch: $(VENV)/.demo ## training steps by DDP over gloo and by this library, in the lab; needs PyTorch (10 minutes)
 	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || \
 	  { echo "PyTorch is missing: $(VENV)/bin/python -m pip install torch (its CPU build does)"; exit 2; }
@@ -198,7 +213,7 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local \
 	  sync-1g-mpich sync-10g-mpich sync-local-mpich tensors-1g tensors-local \
 	  overlap scaling train validate-100m validate-1g validate-unlimited planner compressors)) \
-	  $(wildcard $(OUT)/collectives-*.json $(OUT)/optimizers.json $(OUT)/torch-*.json $(OUT)/gpu*.json)
+	  $(wildcard $(OUT)/collectives-*.json $(OUT)/optimizers.json $(OUT)/accuracy-*.json $(OUT)/torch-*.json $(OUT)/gpu*.json)
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) $(VENV_DOCS) build docs/_build docs/_generated $(OUT) \

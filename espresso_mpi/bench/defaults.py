@@ -125,6 +125,22 @@ class Optimizers:
     steps = 200
 
 
+class Accuracy:
+    """``bench accuracy``: three parts of the ways, the second for workloads under AdamW, and the rest."""
+
+    workload = "gpt"
+    gradients = (
+        "gloo:none,gloo:fp16,gloo:powersgd:rank=4,gradsync:none,gradsync:fp16,gradsync:int8,gradsync:int4,"
+        "gradsync:onebit,gradsync:topk:ratio=0.01,gradsync:powersgd:rank=4"
+    )
+    momenta = "onebit-adam,onebit-lamb,zero-one-adam"
+    local = "diloco,gradsync:auto"
+    seeds = "0"
+    steps = 300
+    tolerance = 0.5
+    repeats = 40
+
+
 class Profile:
     """``espresso-mpi profile``, which fits the planner's curves."""
 

@@ -1,14 +1,9 @@
-"""A small GPT and its optimizers in PyTorch: the only file of the package that imports torch.
-
-Nothing imports this file but ``bench optimizers``, when it runs.
-"""
+"""A small GPT in PyTorch. Nothing imports this file but suites that train it, when they run."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -76,52 +71,3 @@ class _Block(nn.Module):
         parts = self.attention_in(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
         return self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
-
-
-class Replica:
-    """One rank's model and optimizer.
-
-    Args:
-        optimizer: "adamw", with PyTorch's betas 0.9 and 0.999 and weight decay 0.01, or "sgd".
-        momentum: of "sgd".
-        threads: of this rank's matrix products.
-    """
-
-    def __init__(self, shape: Shape, seed: int, optimizer: str, momentum: float, threads: int) -> None:
-        torch.set_num_threads(threads)
-        self.model = GPT(shape, seed)
-        parameters = self.model.parameters()
-        self._optimizer: torch.optim.Optimizer = (
-            torch.optim.AdamW(parameters, lr=0.0)
-            if optimizer == "adamw"
-            else torch.optim.SGD(parameters, lr=0.0, momentum=momentum)
-        )
-
-    def gradients(self, symbols: np.ndarray, targets: np.ndarray) -> dict[str, Tensor]:
-        """The gradient of the mean loss on a batch, int64 [batch, context]: the arrays that ``update`` applies."""
-        self._optimizer.zero_grad(set_to_none=False)
-        self.model(torch.from_numpy(symbols), torch.from_numpy(targets)).backward()
-        return {name: weights.grad for name, weights in self.model.named_parameters()}
-
-    def update(self, rate: float) -> None:
-        """One step of the optimizer with learning rate ``rate``."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-
-    def loss(self, symbols: np.ndarray, targets: np.ndarray) -> float:
-        """Mean loss in nats on a batch, int64 [batch, context]."""
-        with torch.no_grad():
-            return float(self.model(torch.from_numpy(symbols), torch.from_numpy(targets)))
-
-    def digest(self) -> str:
-        """SHA-256 of the weights' bits; equal exactly where two replicas agree to the last bit."""
-        whole = hashlib.sha256()
-        for weights in self.model.parameters():
-            whole.update(weights.detach().numpy().tobytes())
-        return whole.hexdigest()
-
-
-def version() -> str:
-    """PyTorch's version: runs of different ones are not compared."""
-    return str(torch.__version__)

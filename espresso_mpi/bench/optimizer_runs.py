@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from espresso_mpi.cluster import launch
 from espresso_mpi.compressors import get
-from espresso_mpi.errors import ConfigError, NonFiniteError
+from espresso_mpi.errors import ConfigError
 from espresso_mpi.session import Session
 
 from . import text
+from .datasets import Characters
 from .defaults import Optimizers as Defaults
 from .gpt_shape import Shape as Shape
-from .harness.replicas import mean_loss, place_on_node, require_same_start
-from .model import learning_rate, to_bits
-from .optimizer_ways import BASES, MOMENTUM, way_of
+from .harness.replicas import place_on_node, require_same_start
+from .loss_curves import Curve, Schedule, follow
+from .model import learning_rate
+from .optimizer_ways import BASES, MOMENTUM, Optimizing
 from .training import Method
-
-if TYPE_CHECKING:  # needs torch, which only a run needs
-    from .gpt import Replica
 
 RATES = {
     "adamw": 1e-3,
@@ -38,9 +34,6 @@ RATES = {
 
 WARMUP = 0.15
 """Share of the steps in which the learning rate rises; a cosine brings it down to 2 % of its peak after that."""
-
-_CHUNK = 16
-"""Sequences in one validation pass, so that its activations stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ class RunConfig:
     @property
     def momentum(self) -> float:
         """The optimizer's: 0 for AdamW, and where the method has a momentum of its own (dgc, signum)."""
-        return MOMENTUM if BASES[self.optimizer] == "sgd" and not _has_momentum(self.method.compressor) else 0.0
+        return momentum_of(BASES[self.optimizer], self.method.compressor)
 
 
 @dataclass(frozen=True)
@@ -109,6 +102,11 @@ class Row:
     curve: tuple[tuple[int, float | None], ...]
 
 
+def momentum_of(optimizer: str, compressor: str) -> float:
+    """The momentum of "adamw" or "sgd": 0 for AdamW, and where the compressor has one of its own (dgc, signum)."""
+    return MOMENTUM if optimizer == "sgd" and not _has_momentum(compressor) else 0.0
+
+
 def _has_momentum(spec: str) -> bool:
     if spec == "none":
         return False
@@ -122,89 +120,36 @@ def train(comm: Any, corpus: text.Corpus, config: RunConfig, settings: Settings,
     Raises:
         MismatchError: the ranks do not start from the same text and weights.
     """
-    from .gpt import Replica
+    from .gpt import GPT
+    from .replica import Replica
 
     threads = launch.threads_per_rank(place_on_node(comm)[0])
-    replica = Replica(settings.shape, config.seed, BASES[config.optimizer], config.momentum, threads)
-    require_same_start(comm, corpus.sha256, replica.digest(), "torch")
+    replica = Replica(GPT(settings.shape, config.seed), BASES[config.optimizer], config.momentum, threads)
+    data = Characters(corpus, settings.shape.context, settings.validation_stride)
+    require_same_start(comm, data.digest, replica.digest(), "torch")
     method = config.method
+    batches = data.batches(comm.size, comm.rank, config.seed, settings.batch)
+    schedule = Schedule(
+        settings.steps, settings.eval_every, lambda step: learning_rate(step, settings.steps, config.lr, WARMUP)
+    )
     with Session(comm, compressor=method.compressor, seed=config.seed, feedback=method.feedback) as session:
-        return _Loop(comm, session, replica, corpus, settings, config).run(advance)
+        way = Optimizing(config.optimizer, session, replica, settings.steps)
+        return _row(config, follow(comm, replica, way, data, batches, schedule, advance))
 
 
-def sequences(symbols: np.ndarray, starts: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences [batch, context] at ``starts`` [batch], and the same one character later, as int64."""
-    before, last = text.windows(symbols, starts, context)
-    return before, np.concatenate([before[:, 1:], last[:, None]], axis=1)
-
-
-def validation_loss(comm: Any, replica: Replica, corpus: text.Corpus, settings: Settings) -> float:
-    """Mean bits a character over the windows of the validation text, shared among the ranks. Collective."""
-    context = settings.shape.context
-    starts = np.arange(0, len(corpus.validation) - context, context * settings.validation_stride)
-    nats = mean_loss(comm, starts, _CHUNK, lambda part: replica.loss(*sequences(corpus.validation, part, context)))
-    return to_bits(nats)
-
-
-class _Loop:
-    """The steps of one run, and what is measured on the way."""
-
-    def __init__(
-        self, comm: Any, session: Session, replica: Replica, corpus: text.Corpus, settings: Settings, config: RunConfig
-    ) -> None:
-        self._comm, self._session, self._replica = comm, session, replica
-        self._corpus, self._settings, self._config = corpus, settings, config
-        self._way = way_of(config.optimizer, session, replica, settings.steps)
-        start, stop = text.shard_bounds(len(corpus.train), comm.size, comm.rank)
-        self._shard = corpus.train[start:stop]
-        # Of the seed and the rank alone, so that every method sees the same batches.
-        self._rng = np.random.default_rng([config.seed, comm.rank])
-        self._curve: list[tuple[int, float]] = []
-
-    def run(self, advance: Callable[[], None]) -> Row:
-        """All steps, or as many as there are before it diverges."""
-        start, steps = time.perf_counter(), self._settings.steps
-        self._measure(0)
-        done, finite = 0, True
-        while done < steps and finite:
-            finite = self._step(done)
-            done += 1
-            if done == steps and finite:
-                self._way.finish()
-            if done % self._settings.eval_every == 0 or done == steps or not finite:
-                self._measure(done)
-            advance()
-        return self._row(done, finite and bool(np.isfinite(self._curve[-1][1])), time.perf_counter() - start)
-
-    def _step(self, step: int) -> bool:
-        """One step; False if a gradient was not finite, which the session finds out for all ranks."""
-        shape = self._settings.shape
-        starts = self._rng.integers(0, len(self._shard) - shape.context, self._settings.batch)
-        grads = self._replica.gradients(*sequences(self._shard, starts, shape.context))
-        try:
-            self._way.step(grads, learning_rate(step, self._settings.steps, self._config.lr, WARMUP))
-        except NonFiniteError:
-            return False
-        return True
-
-    def _measure(self, step: int) -> None:
-        self._curve.append((step, validation_loss(self._comm, self._replica, self._corpus, self._settings)))
-
-    def _row(self, done: int, finite: bool, seconds: float) -> Row:
-        sent = self._comm.allgather(sum(self._session.stats().bytes_by_level.values()))
-        config, comm = self._config, self._comm
-        return Row(
-            optimizer=config.optimizer,
-            lr=config.lr,
-            momentum=config.momentum,
-            method=config.method.label,
-            compressor=config.method.compressor,
-            feedback=config.method.feedback,
-            seed=config.seed,
-            loss=self._curve[-1][1] if finite else None,
-            diverged_at=None if finite else done,
-            replicas_identical=len(set(comm.allgather(self._replica.digest()))) == 1,
-            bytes_per_step=sum(sent) / (comm.size * done),
-            seconds=max(comm.allgather(seconds)),
-            curve=tuple((step, loss if np.isfinite(loss) else None) for step, loss in self._curve),
-        )
+def _row(config: RunConfig, curve: Curve) -> Row:
+    return Row(
+        optimizer=config.optimizer,
+        lr=config.lr,
+        momentum=config.momentum,
+        method=config.method.label,
+        compressor=config.method.compressor,
+        feedback=config.method.feedback,
+        seed=config.seed,
+        loss=curve.loss,
+        diverged_at=curve.diverged_at,
+        replicas_identical=curve.replicas_identical,
+        bytes_per_step=sum(curve.points[-1].sent.values()) / curve.steps,
+        seconds=curve.seconds,
+        curve=tuple((point.step, point.loss) for point in curve.points),
+    )

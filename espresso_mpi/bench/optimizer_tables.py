@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ..files import schema
+from .harness import resuming
 from .harness.columns import Column, Table, Unit
 from .optimizer_runs import Row
 from .optimizer_ways import BASES
@@ -19,8 +19,7 @@ def rows_of(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
     Raises:
         ConfigError: an entry has other fields.
     """
-    found: list[Row] = schema.convert(raw, list[Row], "rows")
-    return found
+    return resuming.rows_of(raw, Row)
 
 
 def line(row: Row) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from espresso_mpi.session import Session
 
 from ..optim import DiLoCo, MomentumSGD, OnebitAdam, OnebitLamb, ZeroOneAdam
 from ..optim.messages import wait_for
+from .datasets import Batch
 
 if TYPE_CHECKING:  # needs torch, which only a run needs
-    from .gpt import Replica
+    from .replica import Replica
 
 DENSE = 0.2
 """Share of the steps in which ``onebit-adam``, ``onebit-lamb`` and ``diloco`` begin by synchronising gradients. The
@@ -41,6 +43,10 @@ BASES = {
 """The optimizers, and with which one, on uncompressed gradients, each is compared."""
 
 
+OWN = ("onebit-adam", "onebit-lamb", "zero-one-adam", "momentum-sgd", "diloco")
+"""Those of them that synchronise something else than gradients."""
+
+
 class Way(Protocol):
     """One training run's steps on this rank."""
 
@@ -59,6 +65,25 @@ def way_of(optimizer: str, session: Session, replica: Replica, steps: int) -> Wa
     if optimizer == "diloco":
         return _Local(session, replica, dense)
     return _Gradients(session, replica)
+
+
+class Optimizing:
+    """Gradients of this rank alone, and what one of ``BASES`` makes of them: a ``loss_curves.Method``."""
+
+    def __init__(self, optimizer: str, session: Session, replica: Replica, steps: int) -> None:
+        self._way, self._session, self._replica = way_of(optimizer, session, replica, steps), session, replica
+
+    def step(self, batch: Batch, rate: float) -> None:
+        """Gradient, synchronisation, update."""
+        self._way.step(self._replica.gradients(*batch), rate)
+
+    def finish(self) -> None:
+        """Make the replicas equal."""
+        self._way.finish()
+
+    def sent(self) -> Mapping[str, int]:
+        """Bytes by level, of the session."""
+        return self._session.stats().bytes_by_level
 
 
 class _Gradients:

@@ -8,7 +8,6 @@ written at once, and a later call with the same file goes on where the last one 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -17,7 +16,6 @@ from typing import Any
 
 from espresso_mpi.compressors import read_specs
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.files import schema
 
 from ..collectives.messages.agreement import first_failure, on_every_rank, on_rank_0
 from ..files import output
@@ -25,6 +23,7 @@ from . import optimizer_tables as tables
 from . import text
 from .defaults import Optimizers as Defaults
 from .harness.replicas import world
+from .harness.resuming import Kept, begin
 from .optimizer_runs import RATES, WARMUP, Row, RunConfig, Settings, Shape, train
 from .training import Method
 
@@ -90,7 +89,7 @@ def _trained(
     """What the JSON file holds when all runs are done."""
     corpus, _ = on_every_rank(comm, lambda: _corpus(settings), wording=first_failure)
     before = on_rank_0(comm, lambda: _start(settings, corpus, comm.size, json, plot))
-    report = _Report(before, json if comm.rank == 0 else None)
+    report = Kept(before, Row, json if comm.rank == 0 else None, tables.line)
     todo = [config for config in configs if not any(same_run(config, row) for row in report.rows)]
     if comm.rank == 0:
         print(_heading(corpus, settings, comm.size, len(todo), len(configs)), flush=True)
@@ -113,10 +112,10 @@ def configs_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds:
     for name in names:
         if name not in RATES:
             raise ConfigError(f"--optimizer {name!r}; expected {' or '.join(RATES)}, some with commas between them")
-    rates = None if lr is None else _numbers("--lr", lr, float)
+    rates = None if lr is None else numbers("--lr", lr, float)
     runs = [
         RunConfig(name, rate, method, seed)
-        for seed, name in itertools.product(_numbers("--seeds", seeds, int), names)
+        for seed, name in itertools.product(numbers("--seeds", seeds, int), names)
         for rate, method in itertools.product(rates or [RATES[name]], methods)
     ]
     return list(dict.fromkeys(runs))
@@ -135,7 +134,12 @@ def _methods(methods: str, without_feedback: str) -> list[Method]:
     return [Method(name) for name in read_specs(methods)] + [Method(name, feedback=False) for name in dropping]
 
 
-def _numbers(option: str, given: str, kind: Callable[[str], Any]) -> list[Any]:
+def numbers(option: str, given: str, kind: Callable[[str], Any]) -> list[Any]:
+    """The numbers of a comma list, which are not negative.
+
+    Raises:
+        ConfigError: there is something else in it.
+    """
     try:
         found = [kind(part) for part in given.split(",")]
     except ValueError:
@@ -158,7 +162,7 @@ def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | Non
     """What the JSON file holds, or will hold before the first run, once it is known that all files can be written."""
     output.check_writable(json)
     output.check_plot(plot)
-    from .gpt import version
+    from .replica import version
 
     conditions = {
         **asdict(settings),
@@ -169,54 +173,10 @@ def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | Non
         "text_sha256": corpus.sha256,
         "text_characters": corpus.characters,
     }
-    before = _held(json)
-    changed = [name for name, value in conditions.items() if before and before["settings"].get(name) != value]
-    if before and changed:
-        name = changed[0]
-        raise ConfigError(
-            f"--json {json}: holds runs with {name} {before['settings'].get(name)}, this call has {conditions[name]}; "
-            "name another file, or call it as then"
-        )
-    rows = tables.rows_of(before["rows"]) if before else []
-    return output.result_of(rows, kind="optimizers", settings=conditions)
-
-
-def _held(json: Path | None) -> dict[str, Any] | None:
-    """What an earlier call wrote to the file, if it is there."""
-    if json is None or not json.exists():
-        return None
-    try:
-        result: dict[str, Any] = schema.parse(schema.contents(json, output.RESULT_BYTES))
-        if result["kind"] != "optimizers" or not isinstance(result["settings"], dict):
-            raise ValueError("it holds something else")
-        tables.rows_of(result["rows"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"--json {json}: there is such a file, but not of bench optimizers ({error}); name another one"
-        ) from None
-    return result
+    return begin("optimizers", json, conditions, Row)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
-
-
-class _Report:
-    """The runs so far, and the file that they are written to; ``path`` on one rank only."""
-
-    def __init__(self, start: dict[str, Any], path: Path | None) -> None:
-        self._start, self._path = start, path
-        self.rows: list[Row] = tables.rows_of(start["rows"])
-
-    def add(self, row: Row) -> None:
-        """Keep a run, and write all of them at once: the next one may be interrupted."""
-        self.rows.append(row)
-        if self._path is not None:
-            schema.write(self._path, self.result())
-            print(f"{tables.line(row)}; wrote {self._path}", file=sys.stderr, flush=True)
-
-    def result(self) -> dict[str, Any]:
-        """What the file holds."""
-        return {**self._start, "rows": [asdict(row) for row in self.rows]}
 
 
 def _heading(corpus: text.Corpus, settings: Settings, ranks: int, todo: int, configs: int) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from .accuracy_tables import Group
 from .optimizer_runs import Row
 from .training import Point, Run
 
@@ -75,4 +77,31 @@ def optimizers(rows: Sequence[Row], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="upper right")
     panels[0].set(ylabel="validation loss, bits/character")
+    figure.savefig(path, dpi=120, format="png")
+
+
+def accuracy(groups: Sequence[Group], unit: str, path: Path) -> None:
+    """Write a PNG of validation loss against seconds, a line for each way and a band over its seeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for number, group in enumerate(groups):
+        colour, style = f"C{number % 10}", "-" if number < 10 else "--"
+        states = [points for points in zip(*(run.curve for run in group.runs)) if points[0].step > 0]
+        known = [(points, [p.loss for p in points if p.loss is not None]) for points in states]
+        known = [(points, losses) for points, losses in known if len(losses) == len(points)]
+        seconds = [fmean(point.seconds for point in points) for points, _ in known]
+        means = [fmean(losses) for _, losses in known]
+        axes.plot(seconds, means, style, color=colour, label=group.way)
+        if len(group.runs) > 1:
+            low, high = [min(losses) for _, losses in known], [max(losses) for _, losses in known]
+            axes.fill_between(seconds, low, high, color=colour, alpha=0.2, linewidth=0)
+    if groups[0].target is not None:
+        axes.axhline(groups[0].target, color="black", linewidth=0.8, linestyle=":", label="target")
+    axes.set(xlabel="training seconds", ylabel=f"validation loss, {unit}", xscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
     figure.savefig(path, dpi=120, format="png")

@@ -14,7 +14,7 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
 from ..files.output import RESULT_BYTES
-from . import sync_tables, validate_tables
+from . import defaults, sync_tables, validate_tables
 from .gpu import report as gpu_report
 from .harness.columns import size_text
 from .harness.rows import R, completed
@@ -139,6 +139,14 @@ rate and seed: the mean, and the range *over seeds*. The runs are short, and of 
 digits. Runs that differ in rounding alone come to differ by as much as fp16 and int8 do here, so less says nothing.
 """
 
+_ACCURACY = """
+`espresso-mpi bench accuracy` ([docs/time-to-accuracy.md](docs/time-to-accuracy.md)). A network is trained with
+PyTorch by all ways from the same weights, on the same batches and with the same learning rates. *loss* is that of
+validation at the end, the mean over the seeds, and *spread* the largest less the smallest. The target is the loss of
+fp32 + 0.5 %. *s to target* and *to target* are the training clock, without validation, and what a rank has sent, at the
+first validation at which the mean of the seeds was there.
+"""
+
 _PLANNER = """
 `espresso-mpi bench planner`, without MPI: models and clusters are descriptions ([docs/planner.md](docs/planner.md)).
 Steps are simulated, in the order `schedule` unless a table says otherwise; times of deciding are measured here.
@@ -227,6 +235,7 @@ def _section(result: Result, picture: Path | None) -> str:
         "torch": (f"Training steps in PyTorch: {_where(result)}", _TORCH),
         "scaling": (f"How cost grows: {_where(result)}", _SCALING),
         "optimizers": (f"What the optimizer makes of it: {_where(result)}", _OPTIMIZERS),
+        "accuracy": (f"Time to accuracy: {_where(result)}", _ACCURACY),
         "planner": ("The planner", _PLANNER),
         "validate": (f"Predicted and measured steps: {_where(result)}", _VALIDATE),
     }
@@ -396,6 +405,12 @@ def _optimizers(result: Result) -> str:
     return f"{optimizer_tables.TABLE.markdown(groups)}\n{note}\n"
 
 
+def _accuracy(result: Result) -> str:
+    from . import accuracy_tables
+
+    return accuracy_tables.markdown(result, defaults.Accuracy.tolerance)
+
+
 def _planner(result: Result) -> str:
     """A table for every part that was measured."""
     rows = planner_rows.read(result["rows"])
@@ -422,6 +437,7 @@ _BODIES: dict[str, Callable[[Result], str]] = {
     "torch": _torch,
     "compressors": _compressors,
     "optimizers": _optimizers,
+    "accuracy": _accuracy,
     "planner": _planner,
     "validate": _validate,
 }

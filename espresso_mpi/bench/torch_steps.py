@@ -74,7 +74,7 @@ def main(
     """Measure, print a table on rank 0, and write JSON if asked. Collective.
 
     Args:
-        methods: comma list of ways and methods, such as ``gloo:none,push:int8``; see ``torch_ways.WAYS``.
+        methods: comma list of ways and methods, such as ``gloo:none,push:int8``; see ``averaging.WAYS``.
         batch: sequences of a rank and step; width, layers: of the GPT.
         repeats: most timed repetitions of each.
         seconds: time for each after which no further repetition is begun, but for the first three.
@@ -131,7 +131,7 @@ def rows(
         if "alone" in place and way != "alone":
             exposed = float(np.median(times[:, number] - times[:, place["alone"]]))
         plain, overhead = place.get(f"plain:{method}"), None
-        if plain is not None and way in ("ddp", "push", "sync"):
+        if plain is not None and way in ("ddp", "push", "sync", "gradsync"):
             overhead = float(np.median(times[:, number] / times[:, plain]) - 1)
         median, p99 = float(np.median(times[:, number])), float(np.percentile(times[:, number], 99))
         until = (planning or {}).get(spec)

@@ -370,6 +370,58 @@ def optimizers(
 
 
 @bench.command()
+def accuracy(
+    workload: Annotated[
+        str | None, typer.Option(metavar="NAME", help="gpt, lstm (text, AdamW) or resnet (images, SGD); default: gpt.")
+    ] = None,
+    ways: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="gloo:fp16, gradsync:int8, gradsync:auto, onebit-adam, diloco, …; default: most."
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Seeds of weights, batches and compressors; default: 0.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Training steps of each run; default: 300.")
+    ] = None,
+    eval_every: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Steps between validations; default: a twentieth of all.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Examples of a rank and step.")] = None,
+    width: Annotated[int | None, typer.Option(min=4, metavar="N", help="Width of the network.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Layers of the network.")] = None,
+    lr: Annotated[float | None, typer.Option(metavar="RATE", help="Peak learning rate of all ways.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, metavar="%", help="By how much the target is above the final loss of fp32.")
+    ] = defaults.Accuracy.tolerance,
+    curves: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take the runs of this file; measure here only what their steps take."),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Steps of each way that are timed with --curves.")
+    ] = defaults.Accuracy.repeats,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Written after every run; runs that it holds are not repeated."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw loss against seconds to a PNG file.")] = None,
+) -> None:
+    """Train by each way until the loss of fp32: seconds and megabytes that it takes. Needs torch.
+
+    [dim]espresso-mpi lab --hosts 2 --ranks 1 --rate 100mbit -- python -m mpi4py -m espresso_mpi bench accuracy[/dim]
+    """
+    from espresso_mpi.bench import accuracy
+
+    accuracy.main(
+        workload=workload, ways=ways, seeds=seeds, steps=steps, eval_every=eval_every, batch=batch, width=width,
+        layers=layers, lr=lr, tolerance=tolerance, curves=curves, repeats=repeats, json=json, plot=plot,
+    )  # fmt: skip
+
+
+@bench.command()
 def report(
     results: Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON results of the benchmarks.")],
     output: Annotated[Path, typer.Option(metavar="FILE", help="The report to write.")] = Path("BENCHMARKS.md"),

@@ -24,6 +24,7 @@ RANKS = {
     "test_state::test_momenta_are_conserved_in_the_mean": (3, 4),
     # What two ranks show, or can only be shown on two.
     "test_autoplan": (2,),
+    "test_bench_accuracy": (2,),
     "test_bench_collectives": (2,),
     "test_bench_optimizers": (2,),
     "test_bench_train": (2,),

@@ -27,6 +27,16 @@ def place_on_node(comm: Any) -> tuple[int, int]:
     return place
 
 
+def node_of(comm: Any) -> list[int]:
+    """Of every rank, the first rank of its node. Collective."""
+    from mpi4py import MPI
+
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    first = local.bcast(comm.rank)
+    local.Free()
+    return list(comm.allgather(first))
+
+
 def require_same_start(comm: Any, text: str, weights: str, library: str) -> None:
     """See that all ranks train the same model on the same text. Collective.
 

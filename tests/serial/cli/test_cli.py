@@ -28,6 +28,7 @@ COMMANDS = [
     ["bench", "scaling"],
     ["bench", "train"],
     ["bench", "optimizers"],
+    ["bench", "accuracy"],
     ["bench", "report"],
 ]
 

@@ -1,0 +1,143 @@
+"""The training runs of ``bench accuracy``: what they have in common, what each has for itself, what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..compressors import get
+from ..errors import ConfigError
+from .defaults import Accuracy as Defaults
+from .loss_curves import Curve, Point
+from .optimizer_ways import OWN
+from .workloads import workload_of
+
+AVERAGING = ("gloo", "push", "sync", "gradsync")
+"""Ways that average gradients: see ``averaging.WAYS``."""
+
+GLOO = ("none", "fp16", "powersgd")
+"""What torch has for DDP over gloo."""
+
+AUTO = "auto"
+"""In the place of a compressor: the session makes a plan."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs have in common.
+
+    Attributes:
+        workload: a name of ``workloads.WORKLOADS``.
+        batch: examples of a rank and step.
+        eval_every: steps between validations.
+        width, layers: of the network.
+        lr: peak learning rate of all ways; None: those of the workload.
+
+    Raises:
+        ConfigError: a number is below 1, or the rate is not above 0.
+    """
+
+    workload: str
+    steps: int
+    batch: int
+    eval_every: int
+    width: int
+    layers: int
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "eval_every", "width", "layers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(self, name)}")
+        if self.lr is not None and not self.lr > 0:
+            raise ConfigError(f"--lr: expected a number above 0, got {self.lr}")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is trained by all ranks: ``gradsync:int8``, ``gloo:fp16``, ``onebit-adam``, ``diloco:int4``.
+
+    Attributes:
+        spec: its name, as it was given.
+        kind: one of ``AVERAGING``, or an optimizer that synchronises by itself.
+        compressor: its spec, "none", or "auto".
+    """
+
+    spec: str
+    kind: str
+    compressor: str
+
+    def optimizer(self, usual: str) -> str:
+        """The optimizer's name; ``usual``: of ways that average gradients."""
+        return usual if self.kind in AVERAGING else self.kind
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        way: its spec.
+        lr: peak learning rate.
+        loss: validation loss at the end, in bits; None if the run diverged in step ``diverged_at``.
+        replicas_identical: whether all ranks ended with the same weights.
+        wall_seconds: how long it took, validation included.
+        curve: seconds of training, bytes and loss on the way.
+        sent_by_step: bytes that a rank sent in each step, the mean over the ranks.
+    """
+
+    way: str
+    seed: int
+    lr: float
+    loss: float | None
+    diverged_at: int | None
+    replicas_identical: bool
+    wall_seconds: float
+    curve: tuple[Point, ...]
+    sent_by_step: tuple[int, ...]
+
+    @classmethod
+    def of(cls, way: Way, seed: int, lr: float, curve: Curve) -> Run:
+        """From what was measured."""
+        return cls(
+            way.spec, seed, lr, curve.loss, curve.diverged_at, curve.replicas_identical, curve.seconds, curve.points,
+            curve.sent_by_step,
+        )  # fmt: skip
+
+
+def usual_ways(workload: str) -> str:
+    """The ways that are compared if none are chosen: with the optimizers that go with the workload's own."""
+    own = Defaults.momenta if workload_of(workload).optimizer == "adamw" else "momentum-sgd"
+    return f"{Defaults.gradients},{own},{Defaults.local}"
+
+
+def ways_of(text: str) -> list[Way]:
+    """The ways of a comma list, each once. A bare ``parameter=value`` belongs to the one before it.
+
+    Raises:
+        ConfigError: a way or its compressor is unknown, or there is none.
+    """
+    found: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if found and "=" in part and ":" not in part:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    if not found:
+        raise ConfigError("--ways: names none; expected a list such as gloo:none,gloo:fp16,gradsync:int8,onebit-adam")
+    return [_way_of(spec) for spec in dict.fromkeys(found)]
+
+
+def _way_of(spec: str) -> Way:
+    kind, _, compressor = spec.partition(":")
+    if kind in OWN:
+        compressor = compressor or ("int4" if kind == "diloco" else "onebit")
+    elif kind not in AVERAGING or not compressor:
+        raise ConfigError(
+            f"--ways {spec!r}; expected {', '.join(AVERAGING)} with a method after a colon, or one of {', '.join(OWN)}"
+        )
+    if kind == "gloo":
+        if compressor.partition(":")[0] not in GLOO:
+            raise ConfigError(f"--ways {spec!r}; torch has {', '.join(GLOO)}")
+    elif compressor != "none" and not (compressor == AUTO and kind in AVERAGING):
+        get(compressor)
+    return Way(spec, kind, compressor)

@@ -1,0 +1,66 @@
+"""Step times that were measured apart from the curves, and the seconds of a curve that follow from them.
+
+Bits do not depend on the network, so a run goes through the same losses in every cell with the same ranks and nodes.
+Only its steps take other times. Steps of one way can differ, because warm-ups send other messages than later steps, and
+local steps send none; those that send about as many bytes are taken for alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .accuracy_runs import Run
+
+_GAP = 0.25
+"""Between bytes of one kind of steps and those of the next kind: a quarter of an octave, about a fifth."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What steps of one kind take.
+
+    Attributes:
+        way: its spec.
+        sent: bytes that a rank sends in such a step, the mean.
+        seconds: median of the slowest rank's times.
+        steps: how many were measured.
+    """
+
+    way: str
+    sent: float
+    seconds: float
+    steps: int
+
+
+def step_times_of(way: str, sent: np.ndarray, seconds: np.ndarray) -> list[StepTime]:
+    """The kinds of steps of one way, from bytes and seconds of each step in the order in which they were made.
+
+    Of each kind, the later half counts: in the first steps kernels are compiled, and ``GradientSync`` finds out when to
+    send.
+    """
+    order = np.argsort(sent, kind="stable")
+    found = []
+    for steps in np.split(order, np.flatnonzero(np.diff(np.log2(1 + sent[order])) > _GAP) + 1):
+        later = np.sort(steps)[len(steps) // 2 :]
+        found.append(StepTime(way, float(np.mean(sent[steps])), float(np.median(seconds[later])), len(later)))
+    return found
+
+
+def priced(run: Run, times: Sequence[StepTime]) -> Run:
+    """The same run with the seconds that its steps take by ``times``.
+
+    Args:
+        times: of all ways; those of the run's way count.
+    """
+    own = [time for time in times if time.way == run.way]
+    steps = [min(own, key=lambda time: abs(_log(time.sent) - _log(count))).seconds for count in run.sent_by_step]
+    clock = np.concatenate([[0.0], np.cumsum(steps)])
+    return replace(run, curve=tuple(replace(point, seconds=float(clock[point.step])) for point in run.curve))
+
+
+def _log(sent: float) -> float:
+    return math.log2(1 + sent)

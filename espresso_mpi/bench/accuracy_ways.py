@@ -1,0 +1,141 @@
+"""One replica of ``bench accuracy`` in training. It needs torch: nothing imports it but that suite, when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..cluster import launch
+from ..session import Session
+from .accuracy_runs import AVERAGING, Run, Settings, Way
+from .accuracy_times import StepTime, step_times_of
+from .averaging import Averaged
+from .datasets import Batch, Dataset
+from .harness.replicas import place_on_node, require_same_start
+from .harness.timing import Repetitions, TimedMethod, interleaved
+from .loss_curves import Method, Schedule, follow
+from .model import learning_rate
+from .optimizer_runs import WARMUP, momentum_of
+from .optimizer_ways import Optimizing
+from .replica import Replica
+from .workloads import network, workload_of
+
+POWERSGD_DENSE = 10
+"""Steps in which torch's PowerSGD sends dense gradients first."""
+
+_WARM = 6
+"""Steps of a run that is thrown away, so that kernels are compiled before the clock runs."""
+
+
+class Averaging:
+    """Gradients are averaged by DDP or by this library: a ``loss_curves.Method``."""
+
+    def __init__(self, averaged: Averaged, replica: Replica) -> None:
+        self._averaged, self._replica = averaged, replica
+
+    def step(self, batch: Batch, rate: float) -> None:
+        """Gradient, mean, update."""
+        self._replica.gradients(*batch, run=self._averaged.run)
+        self._averaged.wait()
+        self._replica.update(rate)
+
+    def finish(self) -> None:
+        """The replicas are equal already."""
+
+    def sent(self) -> Mapping[str, int]:
+        """Bytes by level."""
+        return self._averaged.sent()
+
+
+class Training:
+    """One replica, its batches, and the method by which it takes steps together with the others. Collective.
+
+    Args:
+        steps: of the run, which schedules of learning rates and warm-ups depend on.
+        gloo: the process group of ways that need it.
+    """
+
+    def __init__(
+        self, comm: Any, data: Dataset, settings: Settings, way: Way, seed: int, steps: int, gloo: Any
+    ) -> None:
+        workload = workload_of(settings.workload)
+        optimizer = way.optimizer(workload.optimizer)
+        self.lr = workload.rates[optimizer] if settings.lr is None else settings.lr
+        model = network(settings.workload, settings.width, settings.layers, seed)
+        threads = launch.threads_per_rank(place_on_node(comm)[0])
+        compressor = way.compressor if way.kind in AVERAGING[1:] and way.compressor != "auto" else "none"
+        momentum = momentum_of(workload.optimizer, compressor)
+        self.replica = Replica(model, workload.optimizer, momentum, threads)
+        require_same_start(comm, data.digest, self.replica.digest(), "torch")
+        self.batches = data.batches(comm.size, comm.rank, seed, settings.batch)
+        self.steps, self._done = steps, 0
+        self.method, self.close = self._method(comm, way, seed, steps, gloo)
+
+    def _method(self, comm: Any, way: Way, seed: int, steps: int, gloo: Any) -> tuple[Method, Callable[[], object]]:
+        if way.kind in AVERAGING:
+            averaged = Averaged(comm, way.spec, self.replica.model, gloo, POWERSGD_DENSE, seed)
+            return Averaging(averaged, self.replica), averaged.close
+        session = Session(comm, compressor=way.compressor, seed=seed)
+        return Optimizing(way.kind, session, self.replica, steps), session.close
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step."""
+        return learning_rate(step, self.steps, self.lr, WARMUP)
+
+    def advance(self) -> None:
+        """The next step."""
+        self.method.step(self.batches(), self.rate(self._done))
+        self._done += 1
+
+
+def train(
+    comm: Any, data: Dataset, settings: Settings, way: Way, seed: int, gloo: Any, advance: Callable[[], None]
+) -> Run:  # fmt: skip
+    """One run. Collective; every rank returns the same one.
+
+    Raises:
+        MismatchError: the ranks do not start from the same data and weights.
+    """
+    if way.compressor != "auto":  # planning is part of the run
+        _warm_up(comm, data, settings, way, gloo)
+    training = Training(comm, data, settings, way, seed, settings.steps, gloo)
+    try:
+        schedule = Schedule(settings.steps, settings.eval_every, training.rate)
+        curve = follow(comm, training.replica, training.method, data, training.batches, schedule, advance)
+    finally:
+        training.close()
+    return Run.of(way, seed, training.lr, curve)
+
+
+def _warm_up(comm: Any, data: Dataset, settings: Settings, way: Way, gloo: Any) -> None:
+    training = Training(comm, data, settings, way, 0, _WARM, gloo)
+    for _ in range(_WARM):
+        training.advance()
+    training.method.finish()
+    training.close()
+
+
+def time_steps(
+    comm: Any, data: Dataset, settings: Settings, ways: Sequence[Way], gloo: Any, repetitions: Repetitions
+) -> list[StepTime]:
+    """What a step takes by each way, in turns. Collective; every rank returns the same.
+
+    Each way makes a short run of its own, of as many steps as there are repetitions, with the same shares of warm-up
+    and of local steps as a long one.
+    """
+    trainings = [Training(comm, data, settings, way, 0, repetitions.repeats, gloo) for way in ways]
+    sent = [[sum(training.method.sent().values()) for training in trainings]]
+    seconds = interleaved(
+        comm,
+        [TimedMethod(way.spec, training.advance) for way, training in zip(ways, trainings)],
+        repetitions,
+        lambda repetition: sent.append([sum(training.method.sent().values()) for training in trainings]),
+    )
+    for training in trainings:
+        training.method.finish()
+        training.close()
+    mean = np.array(comm.allgather(np.diff(np.array(sent), axis=0))).mean(axis=0)
+    seconds = comm.bcast(seconds)
+    return [time for i, way in enumerate(ways) for time in step_times_of(way.spec, mean[:, i], seconds[:, i])]
