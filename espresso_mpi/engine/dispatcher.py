@@ -111,7 +111,8 @@ class Dispatcher:
         if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
             state = self.sync_state
             job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
-            return self._rides.ride(self._program(bucket, job.step), arrays_of([call], bucket)[0], job)
+            program, x = self._program(bucket, job.step), arrays_of([call], bucket)[0]
+            return self._rides.ride(call.number, program, x, job, state)
         buckets = self._fast.get(call.number)  # known once the call was run without the fast path
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None

@@ -275,6 +275,7 @@ class Engine:
         stop, waited = time.perf_counter(), waiter.waited - waited
         if result.ride is not None:
             start, stop = max(start, result.ride.began), result.ride.met or stop
+            waited = waited if result.ride.waited is None else result.ride.waited
         self._recorder.add("agree", "", 0, 0, start, stop)
         if waited > 0:
             self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))

@@ -25,10 +25,15 @@ V = TypeVar("V")
 
 
 class ByTensor(dict[str, V]):
-    """A dict by the text of a ``Key`` with an index of the keys of each tensor."""
+    """A dict by the text of a ``Key`` with an index of the keys of each tensor.
+
+    Attributes:
+        version: changes whenever a key gets another value.
+    """
 
     def __init__(self, content: Mapping[str, V] | None = None) -> None:
         super().__init__()
+        self.version = 0
         self._of: dict[tuple[str, str], dict[str, None]] = {}
         self.update(content or {})
 
@@ -39,10 +44,14 @@ class ByTensor(dict[str, V]):
     def __setitem__(self, key: str, value: V) -> None:
         if key not in self:
             self._of.setdefault(tensor_of(key), {})[key] = None
+        elif dict.__getitem__(self, key) is value:
+            return
+        self.version += 1
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
         super().__delitem__(key)
+        self.version += 1
         tensor = tensor_of(key)
         del self._of[tensor][key]
         if not self._of[tensor]:
