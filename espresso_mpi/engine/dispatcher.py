@@ -104,15 +104,26 @@ class Dispatcher:
 
     # --- the fast path ------------------------------------------------------------------------------------------------
 
-    def ride(self, call: PendingCall) -> Ride | None:
-        """The data of a call that may take the fast path; None if it may not."""
+    def may_ride(self, call: PendingCall) -> bool:
+        """Whether the payload of a call may travel with its header, as far as this is known before its number."""
+        known = call.problem is None and call.batch is not None and self._rides.knows(call.batch)
+        return known and not self._options.debug
+
+    def ride(self, call: PendingCall, search: bool = False) -> Ride | None:
+        """The data of a call that may take the fast path; None if it may not.
+
+        Args:
+            search: look for values that cannot be summed first; only for calls that ``may_ride``.
+        """
         assert call.number is not None and call.batch is not None
         bucket = self._rides.bucket_of(call.number)
         if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
             state = self.sync_state
             job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
             program, x = self._program(bucket, job.step), arrays_of([call], bucket)[0]
-            return self._rides.ride(call.number, program, x, job, state)
+            return self._rides.ride(call.number, program, x, job, state, search)
+        if search:
+            return None
         buckets = self._fast.get(call.number)  # known once the call was run without the fast path
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None

@@ -111,6 +111,29 @@ class Engine:
             self._driver.called(background)
         return call
 
+    def run(self, call: PendingCall) -> None:
+        """Submit a call and wait for its end; at once, without progress steps, if nothing else is under way."""
+        if self.unfinished or not self._dispatcher.may_ride(call) or not self._driver.run(lambda: self._at_once(call)):
+            self.submit(call)
+        if not call.finished:
+            self.wait_for(lambda: call.finished)
+
+    def _at_once(self, call: PendingCall) -> None:
+        """Run a call whose payload may travel with its header; submit it where that has not ended it."""
+        with self._driver.changed:
+            self.require_usable()
+            self.unfinished[id(call)] = call
+        negotiation, sent = self._negotiation, self._transport.sent
+        known = len(self.unfinished) == 1 and negotiation.knows(call)
+        ride = self._dispatcher.ride(call, search=True) if known else None
+        result = None if ride is None else self._timed([call], lambda: negotiation.show(call, ride))
+        if result is None or result.odd:  # nothing was done
+            with self._driver.changed:
+                self._inbox.append(call)
+            return
+        negotiation.declare(call)
+        self._settle([call], result, sent)
+
     def wait(self, call: PendingCall) -> Any:
         """The result of a call, once it has ended; or its error is raised."""
         self.wait_for(lambda: call.finished)
@@ -245,7 +268,10 @@ class Engine:
     def _negotiate(self) -> None:
         """Run one negotiation round, and start the calls that all ranks have made."""
         front, sent = self._negotiation.front, self._transport.sent
-        result = self._compare(front)
+        self._settle(front, self._compare(front), sent)
+
+    def _settle(self, front: list[PendingCall], result: RoundResult, sent: Any) -> None:
+        """Do what follows from a round; ``sent``: bytes sent before it."""
         if result.fast_path:
             self._run_fast_path(front[0], result, sent)
             return
@@ -264,14 +290,19 @@ class Engine:
             self._without_progress(result)
 
     def _compare(self, front: list[PendingCall]) -> RoundResult:
+        """Exchange headers."""
+        stuck = self._stuck_since is not None and time.perf_counter() - self._stuck_since > _GRACE
+        idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
+        compare = self._negotiation.compare
+        return self._timed(front, lambda: compare(front, idle, blocked, stuck, lambda: self._riding(front)))
+
+    def _timed(self, front: list[PendingCall], exchange: Callable[[], RoundResult]) -> RoundResult:
         """Exchange headers, and record the time."""
         waiter = self._transport.waiter
         if front:
             waiter.what = front[0].title
         start, waited = time.perf_counter(), waiter.waited
-        stuck = self._stuck_since is not None and start - self._stuck_since > _GRACE
-        idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
-        result = self._negotiation.compare(front, idle, blocked, stuck, lambda: self._riding(front))
+        result = exchange()
         stop, waited = time.perf_counter(), waiter.waited - waited
         if result.ride is not None:
             start, stop = max(start, result.ride.began), result.ride.met or stop

@@ -22,7 +22,7 @@ from ..collectives.tables import interpreter, riding
 from ..collectives.tables.one_call import OneCall
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
-from .batches import Bucket
+from .batches import Batch, Bucket
 from .calls import PendingCall
 from .fast_path import window_of
 
@@ -61,6 +61,8 @@ class TableRide:
         self.odd = why == riding.ODD
         if self.odd:
             return ()
+        if self._search:
+            prepared.record_search()
         self.began = prepared.time(riding.ASKED)
         if why == interpreter.ENDED:
             self.met, self.waited = prepared.time(riding.ANSWERED), prepared.waited()
@@ -106,6 +108,7 @@ class TableRides:
         self._transport, self._recorder, self._window = transport, recorder, window_of(transport)
         self._least = ranges.limits("float32", True, transport.topology).large
         self._buckets: dict[int, Bucket] = {}
+        self._batches: dict[int, Batch] = {}  # alive, so no other gets their ids
         self._prepared: dict[int, _Prepared] = {}
 
     def learn(self, call: PendingCall, bucket: Bucket) -> None:
@@ -113,17 +116,26 @@ class TableRides:
         small = bucket.dtype == "float32" and 4 * bucket.size <= _LARGEST
         if call.number is not None and bucket.shares is not None and small and self._window is not None:
             self._buckets[call.number] = bucket
+            if call.batch is not None and not call.batch.bounded and not call.batch.exact:
+                self._batches[id(call.batch)] = call.batch
 
     def bucket_of(self, number: int) -> Bucket | None:
         """The tensor of a call that may take the fast path."""
         return self._buckets.get(number)
 
+    def knows(self, batch: Batch) -> bool:
+        """Whether calls with these tensors have taken part in ``learn``, and their values can be searched by a table."""
+        return id(batch) in self._batches
+
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
         self._buckets.clear()
+        self._batches.clear()
         self._prepared.clear()
 
-    def ride(self, number: int, program: Program, x: Any, job: Job, state: SyncState) -> TableRide | None:
+    def ride(
+        self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool
+    ) -> TableRide | None:
         """The payload of a tensor; None where a resharded residual waits for it, or no table can stop in time."""
         if state.store.any_pending or not x.flags.carray:
             return None
@@ -135,4 +147,4 @@ class TableRides:
             if len(self._prepared) >= _PREPARED:
                 self._prepared.clear()
             known = self._prepared[number] = _Prepared(call, program, state, _versions(state))
-        return TableRide(known.call, x, job)
+        return TableRide(known.call, x, job, search)

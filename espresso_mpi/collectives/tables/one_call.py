@@ -150,6 +150,10 @@ class OneCall:
         """Seconds that this rank waited for the headers of others."""
         return float(self._marks[riding.ANSWERED - riding.MARKS, 1] - self._marks[riding.ASKED - riding.MARKS, 1]) * 1e-9
 
+    def record_search(self) -> None:
+        """Record the time of the search."""
+        self._recorder.add("check", "", 0, 0, self.time(riding.SEARCHED), self.time(riding.SEARCHED_UNTIL))
+
     def record(self) -> None:
         """Record the times of the table, its bytes, and values that were cut."""
         run = Run((), [self._job], self._recorder, 0, _nothing, _nothing)
