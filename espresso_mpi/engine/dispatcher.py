@@ -120,7 +120,8 @@ class Dispatcher:
         if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
             state = self.sync_state
             job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
-            program, x = self._program(bucket, job.step), arrays_of([call], bucket)[0]
+            program = self._rides.program_of(call.number) or self._program(bucket, job.step)
+            x = call.gradients[bucket.members[0][1].index].array
             return self._rides.ride(call.number, program, x, job, state, search)
         if search:
             return None
@@ -139,7 +140,6 @@ class Dispatcher:
             shown = self._rides.bucket_of(call.number)
             assert shown is not None
             self._jobs.count(shown, self.sync_state)
-            ride.finish()
             return
         for number, bucket in enumerate(self._fast[call.number]):
             start, stop = ride.finish(number, messages, header_size)

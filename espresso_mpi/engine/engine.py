@@ -21,6 +21,7 @@ from ..errors import ConfigError, EspressoError, MismatchError, PlanError, Remot
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
+from . import fast_path
 from .calls import PendingCall
 from .diagnostics import stuck_error
 from .dispatcher import Dispatcher
@@ -28,6 +29,7 @@ from .driver import PAUSE, Driver, SessionClosed, unusable
 from .inbox import Inbox
 from .negotiation import Negotiation, Ride, RoundResult, numbers_in
 from .nonfinite import NonFinite
+from .table_ride import TableRide
 
 _ROUND_EVERY = 8
 """Progress steps between negotiation rounds while segments wait to start: a new call may be more urgent."""
@@ -303,10 +305,11 @@ class Engine:
             waiter.what = front[0].title
         start, waited = time.perf_counter(), waiter.waited
         result = exchange()
+        if isinstance(result.ride, TableRide) and (result.ride.met or result.ride.odd):
+            return result  # it has recorded the time, or there was no exchange
         stop, waited = time.perf_counter(), waiter.waited - waited
-        if result.ride is not None:
+        if isinstance(result.ride, fast_path.Ride):
             start, stop = max(start, result.ride.began), result.ride.met or stop
-            waited = waited if result.ride.waited is None else result.ride.waited
         self._recorder.add("agree", "", 0, 0, start, stop)
         if waited > 0:
             self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))

@@ -44,10 +44,7 @@ class Ride:
         met: when this rank saw that all bring the same call; the first bucket has its mean then. 0: it has not.
         began: when the exchange of headers began, if something was done before it; else 0.
         saturated: sums of this rank that were cut to the range of their type.
-        waited: seconds of waiting for headers; None: all waiting was for them.
     """
-
-    waited: float | None = None
 
     def __init__(
         self, transport: Transport, window: SharedWindow | None, buckets: Sequence[Bucket], arrays: Sequence[Any]

@@ -8,7 +8,7 @@ is an ordinary one. All of this is one compiled call, which is prepared once (``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,40 +42,25 @@ class TableRide:
         search: look for values that cannot be summed first.
 
     Attributes:
-        met: as of ``fast_path.Ride``.
-        began: when the exchange of headers began; what came before was encoding.
-        waited: seconds of waiting for headers; None: all waiting was for them.
+        met: whether all ranks have shown the same header. The tensor holds the mean then, and the times are recorded.
         odd: whether there are such values. Then nothing was done.
     """
 
     def __init__(self, prepared: OneCall, x: Any, job: Job, search: bool = False) -> None:
         self._prepared, self._x, self._job, self._search = prepared, x, job, search
-        self.met = self.began = 0.0
-        self.waited: float | None = None
-        self.odd = False
+        self.met = self.odd = False
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """Synchronise the tensor if all ranks show the same header; else returns the headers of all ranks."""
-        prepared = self._prepared
-        why = prepared.run(self._x, self._job, header, ignored, self._search)
-        self.odd = why == riding.ODD
-        if self.odd:
-            return ()
-        if self._search:
-            prepared.record_search()
-        self.began = prepared.time(riding.ASKED)
-        if why == interpreter.ENDED:
-            self.met, self.waited = prepared.time(riding.ANSWERED), prepared.waited()
-            return ()
-        return prepared.headers
+        why = self._prepared.run(self._x, self._job, header, ignored, self._search)
+        self.met, self.odd = why == interpreter.ENDED, why == riding.ODD
+        if self.met:
+            self._prepared.record()
+        return self._prepared.headers if why == riding.DIFFERENT else ()
 
     def undo(self) -> None:
         """The headers differ: nothing has happened."""
         self._prepared.undo()
-
-    def finish(self) -> None:
-        """Record what was done."""
-        self._prepared.record()
 
 
 @dataclass(frozen=True)
@@ -108,6 +93,7 @@ class TableRides:
         self._transport, self._recorder, self._window = transport, recorder, window_of(transport)
         self._least = ranges.limits("float32", True, transport.topology).large
         self._buckets: dict[int, Bucket] = {}
+        self._settled: set[int] = set()
         self._batches: dict[int, Batch] = {}  # alive, so no other gets their ids
         self._prepared: dict[int, _Prepared] = {}
 
@@ -116,6 +102,8 @@ class TableRides:
         small = bucket.dtype == "float32" and 4 * bucket.size <= _LARGEST
         if call.number is not None and bucket.shares is not None and small and self._window is not None:
             self._buckets[call.number] = bucket
+            if bucket.compressor is not None and bucket.compressor.at(None) is bucket.compressor:
+                self._settled.add(call.number)
             if call.batch is not None and not call.batch.bounded and not call.batch.exact:
                 self._batches[id(call.batch)] = call.batch
 
@@ -123,19 +111,22 @@ class TableRides:
         """The tensor of a call that may take the fast path."""
         return self._buckets.get(number)
 
+    def program_of(self, number: int) -> Program | None:
+        """The program of a prepared call, if it is the same in all steps: no parameter has a schedule."""
+        known = self._prepared.get(number) if number in self._settled else None
+        return known.program if known is not None else None
+
     def knows(self, batch: Batch) -> bool:
-        """Whether calls with these tensors have taken part in ``learn``, and their values can be searched by a table."""
+        """Whether a call with these tensors was learnt, and nothing but the size of its values is to be searched."""
         return id(batch) in self._batches
 
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
-        self._buckets.clear()
-        self._batches.clear()
+        for known in (self._buckets, self._batches, self._settled):
+            known.clear()
         self._prepared.clear()
 
-    def ride(
-        self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool
-    ) -> TableRide | None:
+    def ride(self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool) -> TableRide | None:
         """The payload of a tensor; None where a resharded residual waits for it, or no table can stop in time."""
         if state.store.any_pending or not x.flags.carray:
             return None

@@ -7,22 +7,22 @@ sets the address of its array, the keys of its random bits, and its header.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from espresso_mpi.arrays import device
+from espresso_mpi.tracing.ledger import Interval, Ledger
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job
+from ..messages import shared_memory
 from ..messages.window import SharedWindow
 from ..messages.window_places import SLOT
 from . import interpreter, riding
 from .operations import BUFFERS
-from .running import Run, TableRunner, compiled_messages, keys_of, recorded, residual_of, wait_for_ranks
+from .running import TableRunner, compiled_messages, count_cut, intervals_of, keys_of, residual_of, wait_for_ranks
 
 _ALIGN = 64
-_KEPT = 3
 
 
 class OneCall:
@@ -41,14 +41,20 @@ class OneCall:
         self, runner: TableRunner, window: SharedWindow, job: Job, x: np.ndarray, recorder: Recorder, least: int
     ) -> None:
         table = runner.table
-        self._runner, self._window, self._recorder, self._least = runner, window, recorder, least
+        self._runner, self._window, self._least = runner, window, least
         self._residuals = [residual_of(kept, job, x, runner.sizes[0]) for kept in table.kept]
         self._copies = [None if kept is None else np.empty_like(kept) for kept in self._residuals]
         self._buffers = [np.empty(max(room, _ALIGN), np.uint8) for room in table.room]
         starts = [0 if kept is None else device.begin_of(kept) for kept in self._residuals]
         self._places = np.array([*map(device.begin_of, self._buffers), 0, *starts, *[0] * len(table.drawn)], np.int64)
         self._keys = len(self._places) - len(table.drawn)
-        self._marks = np.empty((table.marks + riding.MARKS, 2), np.int64)
+        searched, asked = (table.marks + mark for mark in (riding.SEARCHED, riding.ASKED))
+        intervals = [
+            Interval("check", "", searched, searched + 1),
+            Interval("agree", "", asked, asked + 1, share=(0.0, 1.0)),
+            *intervals_of(table, [job.name]),
+        ]
+        self._ledger = Ledger(recorder, intervals, table.marks + riding.MARKS)
         self._state = np.zeros(interpreter.STATE + 1, np.int64)
         self._messages = compiled_messages(runner.transport, table)
         self._heads, self._sizes = np.empty(0, np.uint8), np.empty(len(runner.transport.node), np.int64)
@@ -111,14 +117,14 @@ class OneCall:
         state, table, window, transport = self._state, self._runner.table, self._window, self._runner.transport
         waiter = transport.waiter
         while True:
-            waited = int(state[riding.shared_memory.WAITED])
+            waited = int(state[shared_memory.WAITED])
             state[interpreter.EPOCH], state[interpreter.USES] = window.turn
             why: int = riding.ride(
-                self._setup, self._heads, self._sizes, table.rows, table.values, self._places, self._marks,
+                self._setup, self._heads, self._sizes, table.rows, table.values, self._places, self._ledger.row,
                 window.flags, window.places, self._messages.flag, self._messages.calls, state, waiter.pace,
             )  # fmt: skip
             window.turn = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
-            waiter.waited += (int(state[riding.shared_memory.WAITED]) - waited) * 1e-9
+            waiter.waited += (int(state[shared_memory.WAITED]) - waited) * 1e-9
             if why >= interpreter.ENDED:
                 return why
             wait_for_ranks(self._runner, why, state, self._messages, window, self)
@@ -142,23 +148,8 @@ class OneCall:
             if kept is not None and before is not None:
                 kept[:] = before
 
-    def time(self, mark: int) -> float:
-        """A mark of ``riding`` in seconds of ``time.perf_counter``."""
-        return float(self._marks[mark - riding.MARKS, 0]) * 1e-9
-
-    def waited(self) -> float:
-        """Seconds that this rank waited for the headers of others."""
-        return float(self._marks[riding.ANSWERED - riding.MARKS, 1] - self._marks[riding.ASKED - riding.MARKS, 1]) * 1e-9
-
-    def record_search(self) -> None:
-        """Record the time of the search."""
-        self._recorder.add("check", "", 0, 0, self.time(riding.SEARCHED), self.time(riding.SEARCHED_UNTIL))
-
     def record(self) -> None:
-        """Record the times of the table, its bytes, and values that were cut."""
-        run = Run((), [self._job], self._recorder, 0, _nothing, _nothing)
-        recorded(self._runner, run, self._marks, self._state, self._window)
-
-
-def _nothing(_: Any) -> None:
-    """There is nothing for Python to do."""
+        """Record the times of a step that has ended, its bytes, and values that were cut."""
+        self._runner.transport.count_sent(self._runner.table.posted, self._runner.table.window, self._window)
+        self._ledger.note((self._job.step,))
+        count_cut([self._job], self._state)

@@ -13,6 +13,7 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.arrays.workspace import Workspace
 from espresso_mpi.compressors.checks import check_array
+from espresso_mpi.tracing.ledger import Interval
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job, encode_key
@@ -226,7 +227,7 @@ def compiled_messages(transport: Transport, table: OperationTable) -> Any:
 def wait_for_ranks(
     runner: TableRunner, why: int, state: np.ndarray, messages: Any, window: SharedWindow | None, alive: Any
 ) -> None:
-    """Wait with the checks and the timeout of the waiter, where compiled code has polled for long; or raise MPI's error.
+    """Where compiled code has polled for long, wait with the checks and the timeout of the waiter; raise MPI's errors.
 
     Args:
         why: why the interpreter returned.
@@ -249,9 +250,7 @@ def wait_for_ranks(
     state[shared_memory.WAITED] += round((waiter.waited - waited) * 1e9)
 
 
-def recorded(
-    runner: TableRunner, run: Run, marks: np.ndarray, state: np.ndarray, window: SharedWindow | None
-) -> None:
+def recorded(runner: TableRunner, run: Run, marks: np.ndarray, state: np.ndarray, window: SharedWindow | None) -> None:
     """Record times, bytes, and values that were cut, at the end of a run."""
     table, times = runner.table, (marks * 1e-9).tolist()
     runner.transport.count_sent(table.posted, table.window, window)
@@ -263,6 +262,22 @@ def recorded(
             a, b = (start + share * waited for share in span.share)
             add("wait", job.name, job.step, number, a, b, span.what, span.level)
         add(span.kind, job.name, job.step, number, start, stop, span.what, span.level, span.intra, span.inter)
-    for job, cut in zip(run.jobs, state[interpreter.STATE :].tolist()):
+    count_cut(run.jobs, state)
+
+
+def count_cut(jobs: Sequence[Job], state: np.ndarray) -> None:
+    """Count the values that a run has cut."""
+    for job, cut in zip(jobs, state[interpreter.STATE :].tolist()):
         if cut:
             job.tally["saturated"] += cut
+
+
+def intervals_of(table: OperationTable, names: Sequence[str]) -> list[Interval]:
+    """What is recorded of every run of a table, for tensors of these names."""
+    return [
+        Interval(
+            span.kind, names[span.tensor], span.first, span.last, span.what, span.level, span.intra, span.inter,
+            span.share if span.kind == "wire" else None,
+        )
+        for span in table.spans
+    ]  # fmt: skip
