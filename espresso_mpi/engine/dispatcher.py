@@ -30,6 +30,7 @@ from .nonfinite import NonFinite, blank
 from .part_buffers import buffer_of
 from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
+from .steady_calls import SteadyBucket, SteadyCalls
 from .table_ride import TableRide, TableRides
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -73,6 +74,7 @@ class Dispatcher:
         self._outdated = False
         self._jobs, self._rides = Jobs(self.tally, transport.rank == 0), TableRides(transport, recorder)
         self._latest: dict[str, list[int]] = {}
+        self._steady = SteadyCalls(recorder, self._latest)
         self.executors: dict[str, str] = {}
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
@@ -95,6 +97,7 @@ class Dispatcher:
         self._arrangements.clear()
         self._fast.clear()
         self._rides.forget()
+        self._steady.forget()
 
     def renew(self) -> None:
         """Switch to the schedule of a new plan as soon as no segment is active."""
@@ -159,9 +162,27 @@ class Dispatcher:
             self._transport.choose_device_way()
         batches = [call.batch for call in calls if call.batch is not None]
         now = begun(batches, skips, self._options.dense_steps, self.sync_state.counts, self._transport.topology)
+        if now is batches and len(calls) == 1 and not skips[0] and self._begin_steady(numbers[0], calls[0]):
+            return
         arranged = self._arranged(numbers, batches) if now is batches else self._buckets_of(now)
         runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in arranged]
         self._queue([*runs, *self._complete_groups(calls, batches, skips)], calls)
+
+    def _begin_steady(self, number: int, call: PendingCall) -> bool:
+        """Start a call as the last time; False if it may not."""
+        state, scheduled = self.sync_state, isinstance(self.runner, LaneRunner)
+        steady = None if scheduled else self._steady.of(number, call, state, self._jobs)
+        for part in steady.parts if steady is not None else ():
+            call.left += 1
+            if isinstance(part, SteadyBucket):
+                segments = [self._steady.segment(part, call, state, self._jobs, self.seed, self._bucket_done)]
+            else:
+                alone = Ready(part, arrays_of([call] * len(part.members), part), [False] * len(part.members), [call],
+                              (), False, call.priority)  # fmt: skip
+                segments = self._segments([alone])
+            for segment in segments:
+                self.runner.add(segment, call.priority)
+        return steady is not None
 
     def begin_exchange(self, call: PendingCall, exchange: Exchange) -> None:
         """Queue a call that is no mean of gradients."""
@@ -201,6 +222,10 @@ class Dispatcher:
         for together in buckets:
             for segment in self._segments(together):
                 self.runner.add(segment, together[0].priority)
+        if len(new) == 1:
+            self._steady.learn(new[0], buckets, lambda several: self._payload_buckets.program_of(
+                several[0], [self._program(bucket, 0) for bucket in several]
+            ))  # fmt: skip
 
     def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Bucket, ...]:
         found = self._arrangements.get(numbers)

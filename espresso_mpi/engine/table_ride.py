@@ -70,15 +70,11 @@ class _Prepared:
     call: OneCall
     program: Program
     state: SyncState
-    versions: tuple[int, int]
+    version: tuple[int, int, int]
 
     def fits(self, program: Program, state: SyncState) -> bool:
         """Whether nothing of it has changed."""
-        return program is self.program and state is self.state and _versions(state) == self.versions
-
-
-def _versions(state: SyncState) -> tuple[int, int]:
-    return state.store.version, state.weights.version
+        return program is self.program and state is self.state and state.version == self.version
 
 
 class TableRides:
@@ -137,5 +133,5 @@ class TableRides:
                 return None
             if len(self._prepared) >= _PREPARED:
                 self._prepared.clear()
-            known = self._prepared[number] = _Prepared(call, program, state, _versions(state))
+            known = self._prepared[number] = _Prepared(call, program, state, state.version)
         return TableRide(known.call, x, job, search)

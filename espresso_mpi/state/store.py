@@ -218,6 +218,7 @@ class SyncState:
         counts: number of synchronisations of each compressed tensor; seeds and parameter schedules depend on it.
         groups: the tensors that are compressed as one, by their name in the store.
         sizes: by tensor, (name in the store, elements) of its sizes, the last used one last.
+        changes: how often ``sizes`` has changed.
     """
 
     store: StateStore = field(default_factory=lambda: StateStore())
@@ -225,6 +226,15 @@ class SyncState:
     counts: Counter[str] = field(default_factory=Counter)
     groups: dict[str, Members] = field(default_factory=dict)
     sizes: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    changes: int = field(default=0, repr=False, compare=False)
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Changes whenever an array or a weight is another object, or a tensor has another size than before.
+
+        The counters and what is in the arrays change with every step, and do not count.
+        """
+        return self.store.version, self.weights.version, self.changes
 
     def label(self, kept: str) -> str:
         """The name in statistics of a name in the store."""
@@ -258,6 +268,7 @@ class SyncState:
         sizes = self.sizes.setdefault(label, [])
         if sizes and sizes[-1] == (kept, n):
             return None
+        self.changes += 1
         if (kept, n) in sizes:
             sizes.remove((kept, n))
         sizes.append((kept, n))

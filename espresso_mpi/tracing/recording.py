@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -208,9 +209,10 @@ class Recorder:
         sums = self._tensors.get(tensor)
         if sums is None:
             sums = self._tensors[tensor] = _Sums(steps[0])
-        for step in steps:
-            if step > sums.step:
-                sums.begin(step)
+        new = len(steps) - bisect_right(steps, sums.step)
+        if new:
+            sums.begin(steps[-1])
+            sums.steps += new - 1
         sums.done[kind] += before
         sums.current[kind] += latest
         for done, each in enumerate((intra, inter)):

@@ -20,7 +20,7 @@ from ..messages.window import SharedWindow
 from ..messages.window_places import SLOT
 from . import interpreter, riding
 from .operations import BUFFERS
-from .running import TableRunner, compiled_messages, count_cut, intervals_of, keys_of, residual_of, wait_for_ranks
+from .running import TableRunner, compiled_messages, count_cut, intervals_of, keys_of, residuals_of, wait_for_ranks
 
 _ALIGN = 64
 
@@ -42,7 +42,7 @@ class OneCall:
     ) -> None:
         table = runner.table
         self._runner, self._window, self._least = runner, window, least
-        self._residuals = [residual_of(kept, job, x, runner.sizes[0]) for kept in table.kept]
+        self._residuals = residuals_of(runner, [x], [job])
         self._copies = [None if kept is None else np.empty_like(kept) for kept in self._residuals]
         self._buffers = [np.empty(max(room, _ALIGN), np.uint8) for room in table.room]
         starts = [0 if kept is None else device.begin_of(kept) for kept in self._residuals]

@@ -7,12 +7,12 @@ payload, compares the headers of all ranks behind the barrier, and runs the rest
 
 from __future__ import annotations
 
-import numpy as np
 from numba import carray, types
 
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
+from ..data.magnitudes import in_range
 from ..messages import shared_memory
 from ..messages.window_places import SLOT
 from . import interpreter
@@ -34,7 +34,7 @@ SEARCHED, SEARCHED_UNTIL, ASKED, ANSWERED, MARKS = range(5)
 """Marks behind those of the table: when the search began and ended, when the headers were shown, and when compared."""
 
 _STEP = shared_memory.LINE // 8
-_bytes_at, _words_at = pointer_to(types.uint8), pointer_to(types.uint32)
+_bytes_at = pointer_to(types.uint8)
 
 
 @host.inline
@@ -42,15 +42,6 @@ def _note(marks, number, state):  # type: ignore[no-untyped-def]
     at = marks.shape[0] - MARKS + number
     marks[at, 0] = shared_memory.now(state[shared_memory.CLOCK :])
     marks[at, 1] = state[shared_memory.WAITED]
-
-
-@host.inline
-def _in_range(address, size, least):  # type: ignore[no-untyped-def]
-    """Whether all magnitudes of float32 values are below one, as bits; see ``magnitudes``."""
-    bits, top = carray(_words_at(address), (size,)), np.uint32(0)
-    for i in range(size):
-        top = max(top, bits[i] & np.uint32(0x7FFFFFFF))
-    return top < least
 
 
 @host.inline
@@ -103,7 +94,7 @@ def ride(setup, heads, sizes, rows, parameters, places, marks, flags, window, fl
     """
     if state[MODE] == BEGINS:
         _note(marks, SEARCHED, state)
-        if setup[LEAST] and not _in_range(places[setup[ARRAY]], setup[ELEMENTS], setup[LEAST]):
+        if setup[LEAST] and not in_range(places[setup[ARRAY]], setup[ELEMENTS], setup[LEAST]):
             return ODD
         _note(marks, SEARCHED_UNTIL, state)
         _keep(setup, places)

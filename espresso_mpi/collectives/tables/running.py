@@ -13,7 +13,7 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.arrays.workspace import Workspace
 from espresso_mpi.compressors.checks import check_array
-from espresso_mpi.tracing.ledger import Interval
+from espresso_mpi.tracing.ledger import Interval, Ledger
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job, encode_key
@@ -24,7 +24,7 @@ from ..messages.window import SharedWindow
 from ..progress import Progress
 from ..residuals import Residuals
 from . import interpreter
-from .operations import Code, Kept, OperationTable
+from .operations import BUFFERS, Code, Kept, OperationTable
 
 _NO_FLAGS, _NO_WINDOW = np.zeros(1, np.int64), np.zeros(6, np.int64)
 
@@ -59,6 +59,7 @@ class Run:
         segment: number of the segment.
         subject: makes what Python stages work on; called where one is reached.
         finish: called with that at the end.
+        prepared: what is known from earlier steps; None: nothing.
     """
 
     arrays: Sequence[Any]
@@ -67,6 +68,35 @@ class Run:
     segment: int
     subject: Callable[[Workspace], Any]
     finish: Callable[[Any], None]
+    prepared: Prepared | None = None
+
+
+class Prepared:
+    """What stays equal from step to step of a table.
+
+    Args:
+        runner: runs the table.
+        arrays, jobs: of the tensors in the first of the steps.
+        recorder: gets the times.
+    """
+
+    def __init__(self, runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> None:
+        table = runner.table
+        self.residuals = residuals_of(runner, arrays, jobs)
+        starts = [0 if kept is None else device.begin_of(kept) for kept in self.residuals]
+        first = BUFFERS + table.tensors
+        self._places = np.zeros(first + len(starts) + len(table.drawn), np.int64)
+        self._places[first : first + len(starts)] = starts
+        self._arrays = slice(BUFFERS, first)
+        self.ledger: Ledger | None = None
+        if not table.stages:  # what Python does in between is recorded by itself, in the order of the steps
+            self.ledger = Ledger(recorder, intervals_of(table, [job.name for job in jobs]), table.marks)
+
+    def places(self, arrays: Sequence[Any]) -> np.ndarray:
+        """The places of a step, without those of buffers and keys."""
+        places = self._places.copy()
+        places[self._arrays] = list(map(device.begin_of, arrays))
+        return places
 
 
 class TableRunner:
@@ -130,20 +160,13 @@ class Active:
         table, transport = runner.table, runner.transport
         self._runner, self._table, self._transport = runner, table, transport
         self.run, self.workspace = run, workspace
-        self._residuals = [  # kept alive
-            residual_of(kept, run.jobs[kept.tensor], run.arrays[kept.tensor], runner.sizes[kept.tensor])
-            for kept in table.kept
-        ]
+        prepared = run.prepared or Prepared(runner, run.arrays, run.jobs, run.recorder)
+        self._kept_alive = prepared.residuals
+        self._places = prepared.places(run.arrays)
         buffers = [workspace.payload_buffer(number, max(room, 1)) for number, room in enumerate(table.room)]
-        self._places = np.array(
-            [
-                *map(device.begin_of, buffers),
-                *map(device.begin_of, run.arrays),
-                *(0 if kept is None else device.begin_of(kept) for kept in self._residuals),
-                *keys_of(table, run.jobs),
-            ],
-            np.int64,
-        )
+        self._places[:BUFFERS] = list(map(device.begin_of, buffers))
+        if table.drawn:
+            self._places[-len(table.drawn) :] = keys_of(table, run.jobs)
         self._marks = np.empty((table.marks, 2), np.int64)
         self._state = np.zeros(interpreter.STATE + table.tensors, np.int64)
         self._messages = compiled_messages(transport, table)
@@ -189,14 +212,27 @@ class Active:
 
     def record(self) -> None:
         """Record times, bytes, and values that were cut."""
-        recorded(self._runner, self.run, self._marks, self._state, self._window)
+        table, run = self._table, self.run
+        self._transport.count_sent(table.posted, table.window, self._window)
+        count_cut(run.jobs, self._state)
+        if run.prepared is None or run.prepared.ledger is None:
+            recorded(table, run, self._marks)
+            return
+        run.prepared.ledger.row[:] = self._marks
+        run.prepared.ledger.note([job.step for job in run.jobs])
 
 
 # --- what all runs of a table have in common --------------------------------------------------------------------------
 
 
-def residual_of(kept: Kept, job: Job, x: Any, n: int) -> np.ndarray | None:
-    """The residual of a region of ``x``, a tensor of n elements, and its weight in the mean; None without feedback."""
+def residuals_of(runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job]) -> list[np.ndarray | None]:
+    """The residuals of a table, whose weights in the mean are noted; None without feedback."""
+    return [
+        _residual(kept, jobs[kept.tensor], arrays[kept.tensor], runner.sizes[kept.tensor]) for kept in runner.table.kept
+    ]
+
+
+def _residual(kept: Kept, job: Job, x: Any, n: int) -> np.ndarray | None:
     region, residuals = kept.region, Residuals(job, n)
     key = residuals.prefix(kept.point, region.start, region.stop) + "residual"
     job.weights[key] = kept.weight
@@ -250,11 +286,9 @@ def wait_for_ranks(
     state[shared_memory.WAITED] += round((waiter.waited - waited) * 1e9)
 
 
-def recorded(runner: TableRunner, run: Run, marks: np.ndarray, state: np.ndarray, window: SharedWindow | None) -> None:
-    """Record times, bytes, and values that were cut, at the end of a run."""
-    table, times = runner.table, (marks * 1e-9).tolist()
-    runner.transport.count_sent(table.posted, table.window, window)
-    add, number = run.recorder.add, run.segment
+def recorded(table: OperationTable, run: Run, marks: np.ndarray) -> None:
+    """Record the times of a run."""
+    add, number, times = run.recorder.add, run.segment, (marks * 1e-9).tolist()
     for span in table.spans:
         job, (start, before), (stop, after) = run.jobs[span.tensor], times[span.first], times[span.last]
         waited = after - before
@@ -262,14 +296,13 @@ def recorded(runner: TableRunner, run: Run, marks: np.ndarray, state: np.ndarray
             a, b = (start + share * waited for share in span.share)
             add("wait", job.name, job.step, number, a, b, span.what, span.level)
         add(span.kind, job.name, job.step, number, start, stop, span.what, span.level, span.intra, span.inter)
-    count_cut(run.jobs, state)
 
 
 def count_cut(jobs: Sequence[Job], state: np.ndarray) -> None:
     """Count the values that a run has cut."""
-    for job, cut in zip(jobs, state[interpreter.STATE :].tolist()):
+    for number, cut in enumerate(state[interpreter.STATE :].tolist()):
         if cut:
-            job.tally["saturated"] += cut
+            jobs[number].tally["saturated"] += cut
 
 
 def intervals_of(table: OperationTable, names: Sequence[str]) -> list[Interval]:
