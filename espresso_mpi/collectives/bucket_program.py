@@ -97,16 +97,19 @@ class BucketProgram:
             return None
         return Prepared(self._runner, arrays, jobs, recorder)
 
-    def again(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, prepared: Prepared) -> Progress:
-        """As ``progress``, for arrays of which nothing but the address and the values differ from those prepared."""
-        assert self._runner is not None
-        return self._runner.progress(self._table_run(arrays, jobs, recorder, prepared))
+    def again(
+        self, arrays: Sequence[Any], jobs: Sequence[Job], steps: Sequence[int], recorder: Recorder, prepared: Prepared
+    ) -> Progress:
+        """As ``progress``, for arrays of which nothing but the address and the values differ from those prepared.
 
-    def _table_run(
-        self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, prepared: Prepared | None = None
-    ) -> TableRun:
-        started = partial(self._begun, arrays, jobs, recorder)
-        return TableRun(arrays, jobs, recorder, 0, started, self._finish, prepared)
+        Args:
+            steps: those of the jobs, which are made where they are needed.
+        """
+        assert self._runner is not None
+        return self._runner.progress(replace(self._table_run(arrays, jobs, recorder), prepared=prepared, steps=steps))
+
+    def _table_run(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> TableRun:
+        return TableRun(arrays, jobs, recorder, 0, partial(self._begun, arrays, jobs, recorder), self._finish)
 
     def _begun(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, workspace: Workspace) -> BucketRun:
         logs = [SegmentLog(recorder, job, 0, self._transport) for job in jobs]

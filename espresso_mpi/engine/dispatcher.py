@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from ..arrays import device
 from ..collectives import ranges
@@ -25,13 +23,13 @@ from .dense_steps import begun
 from .fusion import measured_limit
 from .guard import Check
 from .jobs import Jobs
-from .negotiation import Ride
 from .nonfinite import NonFinite, blank
 from .part_buffers import buffer_of
 from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
+from .rides import Rides
 from .steady_calls import SteadyBucket, SteadyCalls
-from .table_ride import TableRide, TableRides
+from .table_ride import TableRides
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -45,7 +43,7 @@ Run = tuple[Bucket, list[PendingCall], list[bool]]
 """A bucket, the call of each of its tensors, and which are skipped."""
 
 
-class Dispatcher:
+class Dispatcher(Rides):
     """Splits calls into segments, and passes them to a runner.
 
     Args:
@@ -104,53 +102,6 @@ class Dispatcher:
         if self._outdated and not self.runner.busy:
             self.runner, self._outdated = _runner_of(self._options, self._transport.rank), False
             self._transport.forget_kinds()
-
-    # --- the fast path ------------------------------------------------------------------------------------------------
-
-    def may_ride(self, call: PendingCall) -> bool:
-        """Whether the payload of a call may travel with its header, as far as this is known before its number."""
-        known = call.problem is None and call.batch is not None and self._rides.knows(call.batch)
-        return known and not self._options.debug
-
-    def ride(self, call: PendingCall, search: bool = False) -> Ride | None:
-        """The data of a call that may take the fast path; None if it may not.
-
-        Args:
-            search: look for values that cannot be summed first; only for calls that ``may_ride``.
-        """
-        assert call.number is not None and call.batch is not None
-        bucket = self._rides.bucket_of(call.number)
-        if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
-            state = self.sync_state
-            job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
-            program = self._rides.program_of(call.number) or self._program(bucket, job.step)
-            x = call.gradients[bucket.members[0][1].index].array
-            return self._rides.ride(call.number, program, x, job, state, search)
-        if search:
-            return None
-        buckets = self._fast.get(call.number)  # known once the call was run without the fast path
-        if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
-            return None
-        return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
-
-    def finish_ride(
-        self, call: PendingCall, ride: Ride, messages: Sequence[np.ndarray], header_size: int,
-        before: Mapping[str, int],
-    ) -> None:  # fmt: skip
-        """Finish a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
-        assert call.number is not None
-        if isinstance(ride, TableRide):
-            shown = self._rides.bucket_of(call.number)
-            assert shown is not None
-            self._jobs.count(shown, self.sync_state)
-            return
-        for number, bucket in enumerate(self._fast[call.number]):
-            start, stop = ride.finish(number, messages, header_size)
-            step, sent = self._jobs.count(bucket, self.sync_state), self._transport.sent
-            intra, inter = (sent[level] - before[level] for level in ("intra", "inter"))
-            self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra, inter)
-            before = sent
-        self.tally["saturated"] += ride.saturated
 
     # --- calls that start ---------------------------------------------------------------------------------------------
 

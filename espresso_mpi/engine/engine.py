@@ -21,15 +21,14 @@ from ..errors import ConfigError, EspressoError, MismatchError, PlanError, Remot
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
-from . import fast_path
 from .calls import PendingCall
 from .diagnostics import stuck_error
 from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver, SessionClosed, unusable
 from .inbox import Inbox
-from .negotiation import Negotiation, Ride, RoundResult, numbers_in
+from .negotiation import Negotiation, RoundResult, numbers_in
 from .nonfinite import NonFinite
-from .table_ride import TableRide
+from .rounds import GRACE, Rounds
 
 _ROUND_EVERY = 8
 """Progress steps between negotiation rounds while segments wait to start: a new call may be more urgent."""
@@ -38,14 +37,11 @@ _ROUND_EVERY_DRAINING = 3
 """The same if none waits to start: an active segment takes about so many more progress steps, and a round costs as much
 as some of them."""
 
-_GRACE = 1.0
-"""Seconds without progress on any rank that count as an error: until then, another thread may still make a call."""
-
-_FRUITLESS = int(_GRACE / PAUSE)
+_FRUITLESS = int(GRACE / PAUSE)
 """Negotiation rounds without a common call after which operations no longer wait for gradients planned before them."""
 
 
-class Engine:
+class Engine(Rounds):
     """Runs the calls of one session.
 
     Args:
@@ -112,29 +108,6 @@ class Engine:
             self._inbox.append(call)
             self._driver.called(background)
         return call
-
-    def run(self, call: PendingCall) -> None:
-        """Submit a call and wait for its end; at once, without progress steps, if nothing else is under way."""
-        if self.unfinished or not self._dispatcher.may_ride(call) or not self._driver.run(lambda: self._at_once(call)):
-            self.submit(call)
-        if not call.finished:
-            self.wait_for(lambda: call.finished)
-
-    def _at_once(self, call: PendingCall) -> None:
-        """Run a call whose payload may travel with its header; submit it where that has not ended it."""
-        with self._driver.changed:
-            self.require_usable()
-            self.unfinished[id(call)] = call
-        negotiation, sent = self._negotiation, self._transport.sent
-        known = len(self.unfinished) == 1 and negotiation.knows(call)
-        ride = self._dispatcher.ride(call, search=True) if known else None
-        result = None if ride is None else self._timed([call], lambda: negotiation.show(call, ride))
-        if result is None or result.odd:  # nothing was done
-            with self._driver.changed:
-                self._inbox.append(call)
-            return
-        negotiation.declare(call)
-        self._settle([call], result, sent)
 
     def wait(self, call: PendingCall) -> Any:
         """The result of a call, once it has ended; or its error is raised."""
@@ -290,38 +263,6 @@ class Engine:
         else:
             self._negotiation.require_timely(front, result.masks, self._last_progress)
             self._without_progress(result)
-
-    def _compare(self, front: list[PendingCall]) -> RoundResult:
-        """Exchange headers."""
-        stuck = self._stuck_since is not None and time.perf_counter() - self._stuck_since > _GRACE
-        idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
-        compare = self._negotiation.compare
-        return self._timed(front, lambda: compare(front, idle, blocked, stuck, lambda: self._riding(front)))
-
-    def _timed(self, front: list[PendingCall], exchange: Callable[[], RoundResult]) -> RoundResult:
-        """Exchange headers, and record the time."""
-        waiter = self._transport.waiter
-        if front:
-            waiter.what = front[0].title
-        start, waited = time.perf_counter(), waiter.waited
-        result = exchange()
-        if isinstance(result.ride, TableRide) and (result.ride.met or result.ride.odd):
-            return result  # it has recorded the time, or there was no exchange
-        stop, waited = time.perf_counter(), waiter.waited - waited
-        if isinstance(result.ride, fast_path.Ride):
-            start, stop = max(start, result.ride.began), result.ride.met or stop
-        self._recorder.add("agree", "", 0, 0, start, stop)
-        if waited > 0:
-            self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))
-        return result
-
-    def _riding(self, front: list[PendingCall]) -> Ride | None:
-        """The data of the only call of this rank, if they may travel with the header."""
-        if len(front) != 1 or front[0].number is None or self._actions or self._options.debug:
-            return None
-        if front[0].number in self._negotiation.bad or front[0].batch is None:  # bad: known to all ranks from before
-            return None
-        return self._dispatcher.ride(front[0])
 
     def _run_fast_path(self, call: PendingCall, result: RoundResult, sent: Any) -> None:
         """Finish the one call whose data all ranks have sent with their headers."""

@@ -142,7 +142,7 @@ class SteadyCalls:
             if part.prepared is None:
                 running = part.program.progress(arrays, made, self._recorder)
             else:
-                running = part.program.again(arrays, made, self._recorder, part.prepared)
+                running = part.program.again(arrays, made, steps, self._recorder, part.prepared)
             del arrays  # at its end only the caller refers to them: see ``guard``
             yield running
             for name in part.names:
@@ -160,7 +160,7 @@ class _JobsOf(Sequence[Job]):
     def __init__(
         self, members: Sequence[Bucket], steps: Sequence[int], state: SyncState, jobs: Jobs, seed: int
     ) -> None:
-        self._members, self.steps, self._state, self._jobs, self._seed = members, steps, state, jobs, seed
+        self._members, self._steps, self._state, self._jobs, self._seed = members, steps, state, jobs, seed
 
     @overload
     def __getitem__(self, at: int) -> Job: ...
@@ -169,7 +169,7 @@ class _JobsOf(Sequence[Job]):
     def __getitem__(self, at: int | slice) -> Job | Sequence[Job]:
         if isinstance(at, slice):
             return [self[number] for number in range(len(self))[at]]
-        return self._jobs.job(self._members[at], self.steps[at], self._state, self._seed)
+        return self._jobs.job(self._members[at], self._steps[at], self._state, self._seed)
 
     def __len__(self) -> int:
         return len(self._members)

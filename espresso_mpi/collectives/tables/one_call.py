@@ -17,7 +17,6 @@ from espresso_mpi.tracing.recording import Recorder
 from ..job import Job
 from ..messages import shared_memory
 from ..messages.window import SharedWindow
-from ..messages.window_places import SLOT
 from . import interpreter, riding
 from .operations import BUFFERS
 from .running import TableRunner, compiled_messages, count_cut, intervals_of, keys_of, residuals_of, wait_for_ranks
@@ -71,18 +70,13 @@ class OneCall:
                 setup += [BUFFERS + 1 + number, device.begin_of(copy), kept.nbytes]
         return np.array(setup, np.int64)
 
-    @staticmethod
-    def fits(header: np.ndarray) -> bool:
-        """Whether a header can be shown beside the payload."""
-        return header.size <= SLOT
-
     def run(self, x: np.ndarray, job: Job, header: np.ndarray, ignored: int, search: bool) -> int:
         """Synchronise an array if all ranks show the same header.
 
         Args:
             x: flat float32.
             job: of this step.
-            header: flat uint8; not to be changed while it is used. It ``fits``.
+            header: flat uint8 of at most ``window_places.SLOT`` bytes; not to be changed while it is used.
             ignored: bits of its first byte that may differ between ranks.
             search: look for values that cannot be summed first.
 

@@ -60,6 +60,7 @@ class Run:
         subject: makes what Python stages work on; called where one is reached.
         finish: called with that at the end.
         prepared: what is known from earlier steps; None: nothing.
+        steps: that of each job; only with ``prepared``.
     """
 
     arrays: Sequence[Any]
@@ -69,6 +70,7 @@ class Run:
     subject: Callable[[Workspace], Any]
     finish: Callable[[Any], None]
     prepared: Prepared | None = None
+    steps: Sequence[int] = ()
 
 
 class Prepared:
@@ -219,7 +221,7 @@ class Active:
             recorded(table, run, self._marks)
             return
         run.prepared.ledger.row[:] = self._marks
-        run.prepared.ledger.note([job.step for job in run.jobs])
+        run.prepared.ledger.note(run.steps)
 
 
 # --- what all runs of a table have in common --------------------------------------------------------------------------
