@@ -125,6 +125,7 @@ class Recorder:
         self.tracing = False
         self._seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._ledgers: dict[Ledger, None] = {}  # those with runs that are not summed up
+        self._in_ledgers: dict[str, None] = {}  # their tensors
         self._tensors: dict[str, _Sums] = {}
         self._spans: list[Span] = []
         self._raw: list[tuple[Any, ...]] = []
@@ -160,7 +161,7 @@ class Recorder:
         ``tensor=""`` counts for the totals only. Spans of an older step than the tensor's latest count for its sums.
         """
         with self._lock:
-            if tensor and self._ledgers:
+            if tensor in self._in_ledgers:
                 self._sum_up()
             self.add_held(kind, tensor, step, segment, start, stop, what, level, nbytes_intra, nbytes_inter)
 
@@ -183,12 +184,14 @@ class Recorder:
         """A run of a ledger has ended, see ``Ledger.note``; this counts as reported."""
         with self._lock:
             if ledger not in self._ledgers:
-                if any(not ledger.tensors.isdisjoint(other.tensors) for other in self._ledgers):
+                if not ledger.tensors.isdisjoint(self._in_ledgers):
                     self._sum_up()  # those steps came before
                 self._ledgers[ledger] = None
+                self._in_ledgers.update(dict.fromkeys(ledger.tensors))
             full = ledger.take(steps)
-            if self.tracing:
-                del self._ledgers[ledger]
+            if self.tracing:  # nothing else is kept
+                self._ledgers.clear()
+                self._in_ledgers.clear()
                 ledger.write_out()
             elif full:
                 self._sum_up()
@@ -201,6 +204,7 @@ class Recorder:
                 if tensor:
                     self._account_runs(kind, tensor, steps, before, latest, intra, inter)
         self._ledgers.clear()
+        self._in_ledgers.clear()
 
     def _account_runs(
         self, kind: str, tensor: str, steps: Sequence[int], before: float, latest: float, intra: int, inter: int
