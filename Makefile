@@ -4,7 +4,9 @@
 
 PYTHON ?= python3
 RANKS ?= 4 3 2
-MPI_TIMEOUT ?= 600
+# Jobs of tests at a time: one mostly waits while another computes. Each prints when it has ended.
+JOBS ?= 2
+MPI_TIMEOUT ?= 1500
 BENCH_TIMEOUT ?= 1800
 BENCH_THREADS ?= 1,2
 OUT ?= out
@@ -21,7 +23,7 @@ export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-mpich test-ptx test-gpu test-routes test-torch check docs bench \
+.PHONY: help demo test test-all test-mpich test-serial test-gpu-sim test-ptx test-gpu test-routes test-torch check docs bench \
   bench-compressors bench-optimizers bench-torch clean
 
 help: ## show this list
@@ -59,33 +61,39 @@ $(VENV_DOCS)/.docs: pyproject.toml
 
 comma := ,
 
-# $(call mpi_tests,DIRECTORY,OPTIONS): tests/mpi on each number of ranks, one job after another.
-define mpi_tests
-	@set -e; for n in $(RANKS); do \
-	  echo "== tests/mpi on $$n ranks ($(1))"; \
-	  $(1)/bin/espresso-mpi run -n $$n --timeout $(MPI_TIMEOUT) -- \
-	    python -m mpi4py -m pytest --with-mpi -q --color=no $(2) tests/mpi; \
-	done
-	@echo "== tests/gpu_sim: GPU sessions in numba's simulator, on 2 ranks ($(1))"
-	@$(1)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- python -m mpi4py -m pytest --with-mpi -q --color=no $(2) tests/gpu_sim
+MPI_TESTS = $(addprefix test-ranks-,$(RANKS)) test-gpu-sim
+
+# $(call side_by_side,DIRECTORY,OPTIONS,TARGETS): the targets in an environment, JOBS at a time, also after a failure.
+define side_by_side
+	@echo "== $(3) in $(1): $(JOBS) at a time, each prints when it has ended"
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) --output-sync=target ENV=$(1) QUICK=$(2) $(3)
 endef
 
 demo: $(VENV)/.demo ## train a small model with compressed gradients on an emulated cluster (3 minutes and the set-up)
 	$(VENV)/bin/espresso-mpi demo
 
-test: $(VENV)/.test ## each test once: in $(WORKERS) processes, on 4 ranks, and on 3 and 2 what depends on them (15 minutes; 25 while kernels compile)
-	@echo "== tests/serial, in $(WORKERS) processes"
-	OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -q --quick \
-	  -n $(WORKERS) --no-loadscope-reorder tests/serial
-	$(call mpi_tests,$(VENV),--quick)
+test: $(VENV)/.test ## each test once: in $(WORKERS) processes, on 4 ranks, and on 3 and 2 what depends on them (10 minutes; 15 while kernels compile)
+	$(call side_by_side,$(VENV),--quick,test-serial $(MPI_TESTS))
 
 test-all: $(VENV)/.test ## every test with every method and on 2, 3 and 4 ranks (half an hour)
-	@echo "== tests/serial"
-	$(VENV)/bin/python -m pytest -q tests/serial
-	$(call mpi_tests,$(VENV))
+	$(call side_by_side,$(VENV),,test-serial $(MPI_TESTS))
 
 test-mpich: $(VENV_MPICH)/.test ## the MPI tests on MPICH
-	$(call mpi_tests,$(VENV_MPICH))
+	$(call side_by_side,$(VENV_MPICH),,$(MPI_TESTS))
+
+test-serial:
+	@echo "== tests/serial, in $(WORKERS) processes ($(ENV))"
+	@OMP_WAIT_POLICY=passive $(ENV)/bin/python -m pytest -q --color=no $(QUICK) -n $(WORKERS) --no-loadscope-reorder tests/serial
+
+test-ranks-%:
+	@echo "== tests/mpi on $* ranks ($(ENV))"
+	@$(ENV)/bin/espresso-mpi run -n $* --timeout $(MPI_TIMEOUT) -- \
+	  python -m mpi4py -m pytest --with-mpi -q --color=no $(QUICK) tests/mpi
+
+test-gpu-sim:
+	@echo "== tests/gpu_sim: GPU sessions in numba's simulator, on 2 ranks ($(ENV))"
+	@$(ENV)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- \
+	  python -m mpi4py -m pytest --with-mpi -q --color=no $(QUICK) tests/gpu_sim
 
 test-ptx: $(VENV_PTX)/.test ## compile every GPU kernel to PTX; needs no GPU
 	@echo "== tests/ptx"

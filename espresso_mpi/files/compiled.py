@@ -1,4 +1,8 @@
-"""Functions that numba compiles, and keeps on disk for later processes where there is a place for them."""
+"""Functions that numba compiles, and keeps on disk for later processes where there is a place for them.
+
+Each is compiled by one process at a time: the ranks of a node, which need the same kernels in the same moment, would
+otherwise compile them all at once, and numba's index of a function's files loses entries when two processes write it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,15 @@ import logging
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
-from numba import njit
+from numba import config, njit
 from numba.core import event
+from numba.core.caching import FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
+
+from .one_process import OneProcess
 
 T = TypeVar("T")
 
@@ -22,7 +31,46 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     Args:
         options: of ``njit``.
     """
-    return cached(lambda cache: njit(cache=cache, **options)(function))
+    return cached(lambda cache: _shared(njit(**options)(function), cache))
+
+
+class _SharedCache(FunctionCache):
+    """numba's cache of a function, in which a process that finds nothing waits for those that are compiling it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self.lock = OneProcess(Path(self._impl.locator.get_cache_path(), f"{self._impl.filename_base}.lock"))
+        self.missed = 0
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            self._impl.locator.ensure_cache_path()
+            self.lock.acquire()
+            self.missed += 1
+            found = super().load_overload(sig, target_context)
+        return found
+
+
+def _shared(dispatcher: Any, cache: bool) -> Any:
+    """Give a function of numba's a cache in which it is compiled by one process at a time."""
+    if not cache or config.DISABLE_JIT:
+        return dispatcher
+    dispatcher._cache = shared = _SharedCache(dispatcher.py_func)  # as its `enable_caching` does
+    compile_now = dispatcher.compile
+
+    def compile_once(sig: Any) -> Any:
+        with global_compiler_lock:
+            missed = shared.missed
+            try:
+                return compile_now(sig)
+            finally:
+                while shared.missed > missed:
+                    shared.missed -= 1
+                    shared.lock.release()
+
+    dispatcher.compile = compile_once
+    return dispatcher
 
 
 def cached(make: Callable[[bool], T]) -> T:

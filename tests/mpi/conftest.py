@@ -8,8 +8,10 @@ from verdict import *  # noqa: F403
 USUAL = (4,)
 RANKS = {
     # What depends on the number of ranks: how data are cut, who talks to whom, in which order.
-    "test_sync": (2, 3, 4),
+    "test_sync": (3, 4),
+    "test_sync::test_dense_is_the_mean": (2, 3, 4),
     "test_sync::test_conservation_law": (4,),  # test_routes and test_methods have it on three, for fewer steps
+    "test_sync::test_every_bit_is_the_sum_of_decoded_payloads": (4,),  # test_methods has it on three, for every method
     "test_linear": (3, 4),
     "test_methods": (3, 4),
     "test_routes": (3, 4),
@@ -25,7 +27,7 @@ RANKS = {
     "test_bench_collectives": (2,),
     "test_bench_optimizers": (2,),
     "test_bench_train": (2,),
-    "test_bench_truth": (2,),
+    "test_bench_validate": (2,),
     "test_frameworks": (2,),
     "test_lifetime": (2,),
     "test_optim": (2,),

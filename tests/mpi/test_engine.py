@@ -581,7 +581,7 @@ def test_different_names_are_an_error_after_a_moment(world, open_session):
     handle = session.push("mine" if last(world) else "theirs", kept)
     start = time.monotonic()
     text = same_error(world, MismatchError, handle.wait)
-    assert 0.8 < time.monotonic() - start < 12
+    assert time.monotonic() - start > 0.8
     assert "rank 0" in text and "'theirs'" in text and f"rank {world.size - 1}" in text and "'mine'" in text
     assert np.all(kept == world.rank)
     usable_again(world, session)
@@ -1199,26 +1199,25 @@ def test_calls_are_forgotten_in_time(world, open_session, monkeypatch):
 
 
 def test_thousands_of_tensors(world, open_session):
-    """In time that grows as their number does: ten thousand took half a minute when it grew as its square."""
-    tensors, pushes = 10_000, 4_000
-    many = {f"t{i}": np.full(100, world.rank + i, np.float32) for i in range(tensors)}
-    means = np.arange(tensors, dtype=np.float32) + np.float32((world.size - 1) / 2)
+    """In time that grows as their number does, not as its square: ten thousand took half a minute then."""
+    few, many = 1000, 4000
     session = open_session(fuse_bytes=1 << 20)
-    start = time.perf_counter()
-    session.sync(many)
-    syncing = time.perf_counter() - start
-    sums = np.array([many[f"t{i}"].sum() for i in range(tensors)])
-    session.push("warm", np.ones(4, np.float32)).wait()
-    for _ in range(2):
-        again = {f"t{i}": np.full(100, world.rank + i, np.float32) for i in range(pushes)}
-        start = time.perf_counter()
+    session.sync({f"w{i}": np.ones(100, np.float32) for i in range(few)})  # kernels are loaded
+    seconds = {}
+    for count in (few, many):
+        grads = {f"{count}.{i}": np.full(100, world.rank + i, np.float32) for i in range(count)}
+        before = {name: grad.copy() for name, grad in grads.items()}
+        start = time.process_time()  # other work on the node does not count
+        session.sync(grads)
+        synced, again = time.process_time(), {f"p{name}": np.full(100, grad[0]) for name, grad in before.items()}
         for name, grad in again.items():
             session.push(name, grad)
         session.wait_all()
-        pushing = time.perf_counter() - start
-    assert np.allclose(sums, 100 * means, rtol=1e-6)
-    assert np.allclose([grad[-1] for grad in again.values()], means[:pushes], rtol=1e-6)
-    assert syncing < 10 and pushing < 10, (syncing, pushing)
+        seconds[count] = np.array([synced - start, time.process_time() - synced])
+        means = np.arange(count, dtype=np.float32) + np.float32((world.size - 1) / 2)
+        for found in (grads, again):
+            assert np.allclose([grad.sum() for grad in found.values()], 100 * means, rtol=1e-6)
+    assert world.allreduce(bool(np.all(seconds[many] < 10 * seconds[few])), MPI.LAND), seconds  # 16 times as a square
 
 
 def test_a_closed_session_is_freed(world):

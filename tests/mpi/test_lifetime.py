@@ -37,14 +37,15 @@ def in_a_fork(act):
 
 @pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size != 2", reason="the same on any number of ranks")
 def test_a_fork_while_tensors_are_under_way(world, open_session):
-    session = open_session()
-    grads = [np.full(1 << 20, world.rank, np.float32) for _ in range(12)]
-    handles = [session.push(f"g{i}", grad) for i, grad in enumerate(grads)]
+    session = open_session(timeout=120.0)
+    grads = [np.full(1 << 20, world.rank, np.float32) for _ in range(2)]
+    first, second = (f"of rank {rank}" for rank in (world.rank, 1 - world.rank))
+    handle = session.push(first, grads[world.rank])  # the other rank pushes it after the forks
     belongs = f"belongs to process {os.getpid()}, from which this one"
     for act in (
         lambda: session.sync(np.ones(3, np.float32)),
         lambda: session.push("x", np.ones(3, np.float32)),
-        handles[-1].wait,
+        handle.wait,
         session.wait_all,
     ):
         kind, text = in_a_fork(act)
@@ -52,6 +53,7 @@ def test_a_fork_while_tensors_are_under_way(world, open_session):
     kind, text = in_a_fork(Session)
     assert kind == "StateError" and f"forked from process {os.getpid()}" in text
     assert in_a_fork(lambda: (session.close(), session.usable, bool(session.stats())))[0] == "went on"
+    session.push(second, grads[1 - world.rank])
     session.wait_all()
     assert all(np.all(grad == 0.5) for grad in grads)
 

@@ -1,5 +1,6 @@
-"""What an import costs, and that the metadata fits the tree."""
+"""What an import costs, and that the metadata and the names of quick runs fit the tree."""
 
+import ast
 import subprocess
 import sys
 from importlib.metadata import entry_points, metadata
@@ -54,3 +55,15 @@ def test_the_layers_are_shown_at_the_top(layer):
     assert link.is_symlink()
     assert link.readlink() == Path("espresso_mpi") / layer
     assert (link / "__init__.py").exists()
+
+
+def test_quick_runs_name_tests_that_exist():
+    """A name that is left behind in RANKS would send its tests to the usual number of ranks."""
+    folder = ROOT / "tests" / "mpi"
+    (table,) = (
+        node.value for node in ast.parse((folder / "conftest.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RANKS"
+    )  # fmt: skip
+    for key in ast.literal_eval(table):
+        module, _, test = key.partition("[")[0].partition("::")
+        assert f"def {test}" in (folder / f"{module}.py").read_text(), key

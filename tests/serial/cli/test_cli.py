@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 
 import pytest
@@ -53,17 +52,14 @@ def test_every_command_has_help(command, monkeypatch, capsys):
     assert "Usage" in capsys.readouterr().out
 
 
-def test_help_is_quick_and_loads_neither_numba_nor_mpi():
+def test_help_loads_neither_numba_nor_mpi():
     code = (
         "import sys\nfrom espresso_mpi.cli import program as cli\n"
         "try: cli.app(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'numba', 'mpi4py', 'mpi4py.MPI', 'numpy', 'torch', 'cupy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    start = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-    # 0.15 s on an idle node; the bound leaves room for one that is busy.
-    assert time.monotonic() - start < 2
 
 
 def test_version():

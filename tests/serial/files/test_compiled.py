@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import subprocess
 import sys
 from types import SimpleNamespace
 
-from espresso_mpi.files import compiled
+from espresso_mpi.files import compiled, one_process
 
 WITHOUT_A_DIRECTORY = """
 from numba.core.caching import CacheImpl
@@ -50,3 +51,72 @@ def test_a_long_compilation_is_said_once(caplog, monkeypatch):
         for _ in range(3):
             compile_one("espresso_mpi.compressors.kernels.cpu.signs")
     assert [record.message.split(",")[0] for record in caplog.records] == ["compiling kernels"]
+
+
+COMPILING = """
+import sys, time
+from numba.core import event
+from espresso_mpi.files.compiled import compiled
+
+class Counter(event.Listener):
+    count = 0
+    def on_start(self, event): Counter.count += 1
+    def on_end(self, event): time.sleep(0.3)  # the others come meanwhile
+
+event.register("numba:compile", Counter())
+sys.path.insert(0, sys.argv[1])
+from kernels_of_a_test import power
+print(Counter.count, power(2.0, 5), power(3, 2), Counter.count)
+"""
+
+KERNELS = """
+from espresso_mpi.files.compiled import compiled
+
+@compiled
+def times(x, y):
+    return x * y
+
+@compiled
+def power(x, n):
+    return x if n == 1 else times(x, power(x, n - 1))
+"""
+
+
+def test_processes_that_need_the_same_kernels_compile_them_once(tmp_path):
+    """Each signature of a recursive function and of the one that it calls, by whichever process comes first."""
+    (tmp_path / "kernels_of_a_test.py").write_text(KERNELS)
+    command = [sys.executable, "-c", COMPILING, str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [process.communicate(timeout=120)[0].split() for process in running]
+    assert [words[:3] for words in said] == [["0", "32.0", "9"]] * 3, said
+    counts = sorted(int(words[3]) for words in said)
+    assert sum(counts) == 4, counts  # two functions, two signatures
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(one_process, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(one_process.OneProcess, "patient", True)
+    path = tmp_path / "f.lock"
+    with path.open("w") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        ours = one_process.OneProcess(path)
+        ours.acquire()
+        ours.release()
+        assert path.exists() and not ours.patient, "the file of another process was removed"
+        monkeypatch.setattr(one_process, "PATIENCE_S", 1e9)
+        ours.acquire()  # does not wait again
+        ours.release()
+    monkeypatch.setattr(one_process.OneProcess, "patient", True)
+    ours.acquire()
+    ours.acquire()
+    ours.release()
+    assert path.exists()
+    ours.release()
+    assert not path.exists()
+
+
+def test_without_a_directory_for_locks_kernels_are_compiled(tmp_path):
+    lock = one_process.OneProcess(tmp_path / "missing" / "f.lock")
+    lock.acquire()
+    lock.release()

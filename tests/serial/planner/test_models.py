@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -344,13 +343,6 @@ def test_ugatits_discriminators_come_before_its_generators():
 def test_only_the_first_layer_is_spared_its_inputs_gradient():
     layers = [Layer((), Work(1), Work(2, 3, 5))] * 2
     assert backwards(layers) == (((), Work(2, 3, 5)), ((), Work(1, 3, 5)))
-
-
-def test_building_all_takes_no_time():
-    begin = time.perf_counter()
-    for model in MODELS.values():
-        model.build()
-    assert time.perf_counter() - begin < 1
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

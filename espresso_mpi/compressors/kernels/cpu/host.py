@@ -7,20 +7,19 @@ GPU compiler would otherwise fuse it unasked and round differently from the CPU.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
-from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import get_num_threads, njit, set_num_threads, types
+from numba import get_num_threads, set_num_threads, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.files.compiled import compiled
 
 from . import vectors
 
@@ -51,19 +50,7 @@ _PARALLEL = threading.Lock()
 
 def _compile(function: Callable[..., Any], **options: Any) -> Any:
     """A numba function, cached on disk where there is a place for it."""
-    try:
-        return njit(cache=True, **_OPTIONS, **options)(function)
-    except RuntimeError as error:  # numba finds no directory that it may write to
-        _warn_uncached(str(error))
-        return njit(**_OPTIONS, **options)(function)
-
-
-@lru_cache(maxsize=1)
-def _warn_uncached(reason: str) -> None:
-    logging.getLogger("espresso_mpi").warning(
-        "kernels are compiled anew in every process (%s); set NUMBA_CACHE_DIR to a directory that can be written",
-        reason,
-    )
+    return compiled(function, **_OPTIONS, **options)
 
 
 def inline(function: Callable[..., Any]) -> Any:
