@@ -100,20 +100,19 @@ class Driver(WaitMonitor):
         finally:
             self._count_callers(-1)
 
-    def run(self, act: Callable[[], None]) -> bool:
-        """Let this thread, which waits for it, do something between progress steps; False if another thread makes them.
+    def run(self, act: Callable[[], None]) -> None:
+        """Let this thread, which waits for it, do something between progress steps; not if another makes these.
 
         An error fails the engine, as in a progress step.
         """
         if self.stopping or not self.driving.acquire(blocking=False):
-            return False
+            return
         self._count_callers(1)
         try:
             self._guarded(act)
         finally:
             self.driving.release()
             self._count_callers(-1)
-        return True
 
     def nap(self, until: Callable[[], bool]) -> None:
         """Wait for ``PAUSE`` seconds, or until a condition holds that ``changed`` is notified of."""

@@ -24,6 +24,7 @@ GRACE = 1.0
 class Rounds:
     """See ``Engine``, which has the attributes."""
 
+    broken: BaseException | None
     unfinished: dict[int, PendingCall]
     _transport: Transport
     _options: Options
@@ -41,23 +42,24 @@ class Rounds:
     def wait_for(self, done: Callable[[], bool]) -> None:
         raise NotImplementedError
 
-    def require_usable(self) -> None:
-        raise NotImplementedError
-
     def _settle(self, front: list[PendingCall], result: RoundResult, sent: Any) -> None:
         raise NotImplementedError
 
     def run(self, call: PendingCall) -> None:
         """Submit a call and wait for its end; at once, without progress steps, if nothing else is under way."""
-        if self.unfinished or not self._dispatcher.may_ride(call) or not self._driver.run(lambda: self._at_once(call)):
+        if not self.unfinished and self._dispatcher.may_ride(call):
+            self._driver.run(lambda: self._at_once(call))
+        if call.finished:
+            return
+        if id(call) not in self.unfinished:
             self.submit(call)
-        if not call.finished:
-            self.wait_for(lambda: call.finished)
+        self.wait_for(lambda: call.finished)
 
     def _at_once(self, call: PendingCall) -> None:
         """Run a call whose payload may travel with its header; submit it where that has not ended it."""
         with self._driver.changed:
-            self.require_usable()
+            if self.broken is not None:
+                return
             self.unfinished[id(call)] = call
         negotiation, sent = self._negotiation, self._transport.sent
         known = len(self.unfinished) == 1 and negotiation.knows(call)

@@ -23,8 +23,8 @@ from .calls import PendingCall
 from .jobs import Jobs
 from .payload_buckets import Ready
 
-_CALLS = 64
-"""Calls that are learnt at a time."""
+_CALLS = 256
+"""Calls that are learnt at a time: each keeps up to 256 KiB for times."""
 
 
 @dataclass

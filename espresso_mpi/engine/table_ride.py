@@ -29,8 +29,8 @@ from .fast_path import window_of
 _LARGEST = 1 << 18
 """Bytes of the tensors, up to which their residuals are copied for the case that the headers differ."""
 
-_PREPARED = 64
-"""Calls that are prepared at a time: each keeps buffers as large as its payloads and residuals."""
+_ROOM = 64 << 20
+"""Bytes that prepared calls keep in all: each has buffers as large as its payloads and residuals."""
 
 
 class TableRide:
@@ -131,7 +131,8 @@ class TableRides:
             call = program.one_call(x, job, self._recorder, self._least)
             if call is None:
                 return None
-            if len(self._prepared) >= _PREPARED:
+            self._prepared.pop(number, None)
+            if sum(one.call.nbytes for one in self._prepared.values()) + call.nbytes > _ROOM:
                 self._prepared.clear()
             known = self._prepared[number] = _Prepared(call, program, state, state.version)
         return TableRide(known.call, x, job, search)

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from .recording import Kind, Recorder
 
-_ROWS, _NUMBERS = 64, 1 << 16
+_ROWS, _NUMBERS = 64, 1 << 15
 """Runs that are kept before they are summed up, and how many numbers at most."""
 
 
@@ -68,6 +68,11 @@ class Ledger:
         """A run has written its marks; ``steps``: that of each tensor, in the order of their first intervals."""
         self._recorder.keep(self, steps)
         self.row = self._rows[len(self._steps)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for marks."""
+        return self._memory.nbytes
 
     def take(self, steps: Sequence[int]) -> bool:
         """Keep the run in ``row``; returns whether there is no room for another. The recorder's lock is held."""

@@ -177,9 +177,13 @@ def test_a_rank_that_does_not_make_the_call_is_named(world):
     world.Barrier()
     if world.rank == last:
         time.sleep(3)
-    with pytest.raises(EspressoError) as caught:
+
+    def twice():
         one(session, 3)
         one(session, 4)  # of two ranks, the late one has all that it needs of the other, and hears of it here
+
+    with pytest.raises(EspressoError) as caught:
+        twice()
     texts = world.allgather(f"{type(caught.value).__name__}: {caught.value}")
     assert any(text.startswith(RankTimeoutError.__name__) and f"rank {last}" in text for text in texts[:last]), texts
     assert all("RankTimeoutError" in text for text in texts), texts

@@ -61,6 +61,12 @@ class OneCall:
         self._setup = self._prepared(x.size)
         self._job = job
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it keeps."""
+        kept = [*self._buffers, *(copy for copy in self._copies if copy is not None)]
+        return sum(array.nbytes for array in kept) + self._ledger.nbytes
+
     def _prepared(self, size: int) -> np.ndarray:
         """The set-up of ``riding``, but for the header."""
         setup = [0] * riding.KEPT

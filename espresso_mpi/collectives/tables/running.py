@@ -90,9 +90,13 @@ class Prepared:
         self._places = np.zeros(first + len(starts) + len(table.drawn), np.int64)
         self._places[first : first + len(starts)] = starts
         self._arrays = slice(BUFFERS, first)
-        self.ledger: Ledger | None = None
-        if not table.stages:  # what Python does in between is recorded by itself, in the order of the steps
-            self.ledger = Ledger(recorder, intervals_of(table, [job.name for job in jobs]), table.marks)
+        self._recorder, self._table, self._names = recorder, table, [job.name for job in jobs]
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """Keeps the times; None if Python does a part: that is recorded by itself, in the order of the steps."""
+        table = self._table
+        return None if table.stages else Ledger(self._recorder, intervals_of(table, self._names), table.marks)
 
     def places(self, arrays: Sequence[Any]) -> np.ndarray:
         """The places of a step, without those of buffers and keys."""
