@@ -234,6 +234,13 @@ def stream_of(owner: Any) -> int:
     return _PER_THREAD if any(os.environ.get(name, "0") not in ("", "0") for name in by_thread) else _LEGACY
 
 
+def caller_stream(number: int) -> Any:
+    """A stream of the caller's, given what ``stream_of`` returned."""
+    from numba import cuda
+
+    return cuda.stream() if simulated() else cuda.external_stream(number)
+
+
 class Arrival:
     """The moment at which a GPU has passed all that is queued now on some streams of the caller's."""
 
@@ -243,7 +250,7 @@ class Arrival:
         self._events = []
         for number in set(streams):
             event = cuda.event(timing=False)
-            event.record(cuda.stream() if simulated() else cuda.external_stream(number))
+            event.record(caller_stream(number))
             self._events.append(event)
 
     def passed(self) -> bool:

@@ -6,14 +6,13 @@ import logging
 
 import numpy as np
 import pytest
+from async_gpu import AsyncGpu
 from gpu_arrays import GpuArray, foreign_memory, values  # noqa: F401
 from numba import cuda
-from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
 from espresso_mpi.arrays import device
 from espresso_mpi.collectives.messages import probe, probe_program
 from espresso_mpi.collectives.messages.transport import Settings, Transport
-from espresso_mpi.compressors.kernels.cuda import gpu
 from espresso_mpi.errors import GradientError
 from espresso_mpi.types import Route
 
@@ -22,87 +21,9 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
 SIZES = (1, 1000, 70_001)
 
 
-class LateGpu:
-    """Stands for the simulator's stream, events, copies and launches: a copy not waited for has not happened."""
-
-    def __init__(self, monkeypatch):
-        self.queue, self.done, self.log, self.working = [], 0, [], False
-        to_host, to_device, launch = FakeCUDAArray.copy_to_host, FakeCUDAArray.copy_to_device, gpu.Kernel.__call__
-
-        def copy_to_host(array, target=None, stream=0):
-            require_own(stream)
-            if stream == 0:
-                self.run()
-                return to_host(array, target)
-            return self.later("out", lambda: to_host(array, target))
-
-        def copy_to_device(array, source, stream=0):
-            require_own(stream)
-            if stream == 0 and isinstance(source, np.ndarray):
-                self.run()
-                return to_device(array, source)
-            return self.later("in", lambda: to_device(array, source))
-
-        def assign(array, key, value):
-            if not self.working:  # kernels assign as well
-                require_own(0)
-                self.run()  # numba waits for the GPU at every assignment by the host
-            array._ary[key] = getattr(value, "_ary", value)
-
-        def require_own(stream):
-            """The default stream does not wait for a session's: what is on it would come too early."""
-            assert stream != 0 or device._HERE.own is None
-
-        monkeypatch.setattr(FakeCUDAArray, "__setitem__", assign)
-        monkeypatch.setattr(FakeCUDAArray, "copy_to_host", copy_to_host)
-        monkeypatch.setattr(FakeCUDAArray, "copy_to_device", copy_to_device)
-        monkeypatch.setattr(gpu.Kernel, "__call__", lambda *given: self.later("launch", lambda: launch(*given)))
-        monkeypatch.setattr(cuda, "default_stream", lambda: self, raising=False)
-        monkeypatch.setattr(cuda, "synchronize", self.run)
-        monkeypatch.setattr(cuda, "stream", lambda: self)
-        monkeypatch.setattr(cuda, "event", lambda timing=True: Event(self))
-
-    def later(self, what, work):
-        self.log.append(what)
-        self.queue.append(work)
-
-    def run(self, until=None):
-        """Do the first ``until`` of all that was ever queued; default: all."""
-        while self.done < (len(self.queue) if until is None else until):
-            self.working = True
-            self.queue[self.done]()
-            self.working = False
-            self.done += 1
-
-    def synchronize(self):
-        """As a stream's."""
-        self.log.append("drain")
-        self.run()
-
-
-class Event:
-    def __init__(self, gpu):
-        self.gpu, self.place, self.asked = gpu, 0, False
-
-    def record(self, stream):
-        assert stream is self.gpu  # and not another stream than that of the copies
-        self.place = len(self.gpu.queue)
-
-    def query(self):
-        """Not yet at first; then the GPU has come that far."""
-        if self.asked:
-            self.gpu.run(self.place)
-        self.asked = True
-        return self.gpu.done >= self.place
-
-    def synchronize(self):
-        self.gpu.log.append("wait")
-        self.gpu.run(self.place)
-
-
 @pytest.fixture
 def late_gpu(monkeypatch):
-    return LateGpu(monkeypatch)
+    return AsyncGpu(monkeypatch)
 
 
 @pytest.fixture
@@ -211,8 +132,9 @@ def test_a_buffer_is_refilled_when_its_copy_is_done(world, open_transport, late_
     assert all_arrived(arrived)
 
 
-def test_a_missing_wait_is_seen_by_these_tests(world, open_transport, late_gpu, monkeypatch):
-    monkeypatch.setattr(device.Mark, "wait", lambda mark: None)
+@pytest.mark.parametrize("method", ["set", "wait"])
+def test_a_missing_wait_is_seen_by_these_tests(world, open_transport, late_gpu, monkeypatch, method):
+    monkeypatch.setattr(device.Mark, method, lambda mark: None)
     arrived = received_in_a_row(world, open_transport())
     assert not arrived or not all_arrived(arrived)
     monkeypatch.setattr(device, "drain", lambda: None)
