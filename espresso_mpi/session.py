@@ -151,7 +151,7 @@ class Session(Planning, Checkpoints, Collectives):
         if missing == "zero":
             grads = with_zeros(self, grads)
         call = self._pending_call(("sync", ""), grads, lambda: buffers.flatten(grads), f"sync number {self._step + 1}")
-        result = self._wait(self._engine.submit(call))
+        result = self._run(call)
         self._step += 1
         self._warn_of_saturation()
         return result

@@ -30,8 +30,8 @@ from .progress import DONE, Progress
 from .segment_run import SegmentLog, SegmentRun
 from .tables.building import TableBuilder, shares
 from .tables.operations import OperationTable, described
+from .tables.running import Prepared, TableRunner, obstacle
 from .tables.running import Run as TableRun
-from .tables.running import TableRunner, obstacle
 
 S = TypeVar("S", EncodeStep, DecodeStep)
 
@@ -81,22 +81,40 @@ class BucketProgram:
 
     def progress(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Progress:
         """Replace flat float32 arrays by their means over the ranks, in progress steps."""
-        transport = self._transport
-
-        def started(workspace: Workspace) -> BucketRun:
-            logs = [SegmentLog(recorder, job, 0, transport) for job in jobs]
-            tensors = [SegmentRun(Data(x, "float32", workspace), job, log) for x, job, log in zip(arrays, jobs, logs)]
-            return BucketRun(tensors, logs, Data(arrays[0], "float32", workspace))
-
         if self._runner is not None and not any(map(obstacle, arrays, jobs)):
-            yield from self._runner.progress(TableRun(arrays, jobs, recorder, 0, started, self._finish))
+            yield from self._runner.progress(self._table_run(arrays, jobs, recorder))
             return
-        workspace = transport.borrow()
-        run = started(workspace)
+        workspace = self._transport.borrow()
+        run = self._begun(arrays, jobs, recorder, workspace)
         for stage in self._stages:
             yield from stage(run)
         self._finish(run)
-        transport.give_back(workspace)
+        self._transport.give_back(workspace)
+
+    def prepared(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Prepared | None:
+        """What later steps of the same tensors can use again, see ``again``; None if Python runs them."""
+        if self._runner is None or any(map(obstacle, arrays, jobs)):
+            return None
+        return Prepared(self._runner, arrays, jobs, recorder)
+
+    def again(
+        self, arrays: Sequence[Any], jobs: Sequence[Job], steps: Sequence[int], recorder: Recorder, prepared: Prepared
+    ) -> Progress:
+        """As ``progress``, for arrays of which nothing but the address and the values differ from those prepared.
+
+        Args:
+            steps: those of the jobs, which are made where they are needed.
+        """
+        assert self._runner is not None
+        return self._runner.progress(replace(self._table_run(arrays, jobs, recorder), prepared=prepared, steps=steps))
+
+    def _table_run(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> TableRun:
+        return TableRun(arrays, jobs, recorder, 0, partial(self._begun, arrays, jobs, recorder), self._finish)
+
+    def _begun(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, workspace: Workspace) -> BucketRun:
+        logs = [SegmentLog(recorder, job, 0, self._transport) for job in jobs]
+        tensors = [SegmentRun(Data(x, "float32", workspace), job, log) for x, job, log in zip(arrays, jobs, logs)]
+        return BucketRun(tensors, logs, Data(arrays[0], "float32", workspace))
 
     def executor(self, arrays: Sequence[Any], jobs: Sequence[Job]) -> str:
         """What runs the bucket, in words: a table of operations, or Python."""

@@ -22,8 +22,9 @@ from .ops.base import Data, idle, operations
 from .program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, compile_route, segments
 from .progress import Progress, interleave
 from .segment_run import HANDLERS, SegmentLog, SegmentRun
+from .tables.one_call import OneCall
 from .tables.operations import OperationTable, described
-from .tables.running import Active, Run, TableRunner, obstacle
+from .tables.running import Run, TableRunner, obstacle
 from .tables.segments import segment_table
 
 if TYPE_CHECKING:
@@ -188,12 +189,17 @@ class Program:
         """What runs a tensor, in words: a table of operations, or Python."""
         return described("the plan has a schedule" if scheduled else obstacle(x, job) or self.table())
 
-    def begun(self, x: Any, job: Job, recorder: Recorder) -> Active | None:
-        """The table of a program of one segment, at its begin, if it can stop before its first barrier; else None."""
+    def one_call(self, x: Any, job: Job, recorder: Recorder, least: int) -> OneCall | None:
+        """What synchronises tensors on one node together with the exchange of headers, see ``OneCall``.
+
+        None if the program has several segments, Python must do a part of it, or other ranks notice something of it
+        before its first barrier.
+        """
         runner = "" if self.count > 1 or obstacle(x, job) else self._runner(0)
-        if isinstance(runner, str) or not runner.halts:
+        window = self._transport.window_on_host(self._transport.node)
+        if isinstance(runner, str) or not runner.halts or runner.table.stages or window is None:
             return None
-        return Active(runner, self._table_run(0, x, job, recorder), self._transport.borrow())
+        return OneCall(runner, window, job, x, recorder, least)
 
     def _runner(self, number: int) -> TableRunner | str:
         if number not in self._runners:

@@ -12,14 +12,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import device
 from ..compressors import LIMIT
+from ..compressors.kernels.cpu.host import runs_serial
 from ..types import TensorSpec
-from .data import reduction
+from .data import magnitudes, reduction
 from .data.layout import Topology
 
 _MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
@@ -29,6 +30,9 @@ _LARGEST = {name: (2 - 2.0 ** -_MANTISSA[name]) * 2.0 ** _BIAS[name] for name in
 _SMALL, _JOINED = 2 << 10, 256 << 10
 """Bytes of an array that is searched together with others, and of all that are searched at once: a search of its own
 takes longer to begin than to go through so little."""
+
+_KNOWN = 64
+"""Calls of which is kept what one compiled call searches."""
 
 Findings = Mapping[int, Mapping[str, str]]
 """By rank and position of the tensor: the problem with its values; "" if they are only large."""
@@ -93,27 +97,50 @@ def shift(dtype: str, topology: Topology) -> int:
 
 @dataclass(frozen=True)
 class Portion:
-    """Tensors of a call that are searched at once, by their positions: small ones of a kind, or one by itself."""
+    """Tensors of a call that are searched at once, by their positions: small ones of a kind, or one by itself.
+
+    ``sizes``: elements of each if they are float32 in host memory; else empty.
+    """
 
     positions: tuple[int, ...]
     dtype: str
     compressed: bool
+    sizes: tuple[int, ...] = ()
 
 
 def portions(tensors: Iterable[tuple[int, TensorSpec, bool]]) -> tuple[Portion, ...]:
     """What is searched at once, of (position, description, whether it is to be compressed) of tensors with elements."""
     found, together, nbytes = list[Portion](), dict[tuple[str, bool], list[int]](), Counter[tuple[str, bool]]()
+    sizes = dict[int, int]()
+
+    def portion(positions: Sequence[int], kind: tuple[str, bool]) -> Portion:
+        plain = [sizes[position] for position in positions if position in sizes]
+        return Portion(tuple(positions), *kind, tuple(plain) if len(plain) == len(positions) else ())
+
     for position, spec, compressed in tensors:
         kind = (str(spec.dtype), compressed)
+        if spec.dtype == "float32" and spec.device == "cpu":
+            sizes[position] = spec.size
         if spec.nbytes > _SMALL or spec.device == "gpu":
-            found.append(Portion((position,), *kind))
+            found.append(portion((position,), kind))
             continue
         together.setdefault(kind, []).append(position)
         nbytes[kind] += spec.nbytes
         if nbytes[kind] > _JOINED:
             del nbytes[kind]
-            found.append(Portion(tuple(together.pop(kind)), *kind))
-    return (*found, *(Portion(tuple(positions), *kind) for kind, positions in together.items()))
+            found.append(portion(together.pop(kind), kind))
+    return (*found, *(portion(positions, kind) for kind, positions in together.items()))
+
+
+class _Together(NamedTuple):
+    """What one compiled call searches of the portions of a call: positions, sizes and limits; and the rest of them."""
+
+    searched: Sequence[Portion]
+    """Alive, so no other gets its id."""
+    positions: Sequence[int]
+    sizes: np.ndarray
+    least: np.ndarray
+    rest: Sequence[Portion]
 
 
 class Search:
@@ -122,21 +149,45 @@ class Search:
     def __init__(self, topology: Topology) -> None:
         kinds = ((dtype, compressed) for dtype in _MANTISSA for compressed in (False, True))
         self._limits = {kind: limits(*kind, topology) for kind in kinds}
+        self._together: dict[int, _Together] = {}
 
-    def odd_values(self, searched: Iterable[Portion], arrays: Sequence[Any]) -> dict[str, str]:
+    def odd_values(self, searched: Sequence[Portion], arrays: Sequence[Any]) -> dict[str, str]:
         """What is odd about the values of a call's tensors, by their positions; see ``Findings``.
 
         Args:
             searched: what is searched at once; arrays: the flat arrays of the call, by position.
         """
         found = {}
-        for portion in searched:
+        for portion in self._left(searched, arrays):
             its = self._limits[portion.dtype, portion.compressed]
             for position in _suspects(portion, its, arrays):
                 text = _oddity(arrays[position], portion, its)
                 if text is not None:
                     found[str(position)] = text
         return found
+
+    def _left(self, searched: Sequence[Portion], arrays: Sequence[Any]) -> Sequence[Portion]:
+        """The portions that are left when one compiled call has gone through all that one thread searches."""
+        known = self._together.get(id(searched))
+        if known is None:
+            if len(self._together) >= _KNOWN:
+                self._together.clear()
+            known = self._together[id(searched)] = self._joined(searched)
+        if not known.positions:
+            return searched
+        addresses = np.array([device.begin_of(arrays[position]) for position in known.positions], np.int64)
+        return known.rest if magnitudes.all_in_range(addresses, known.sizes, known.least) else searched
+
+    def _joined(self, searched: Sequence[Portion]) -> _Together:
+        joined, rest = list[tuple[int, int, int]](), list[Portion]()
+        for portion in searched:
+            if not portion.sizes or not all(map(runs_serial, portion.sizes)):
+                rest.append(portion)
+                continue
+            least = self._limits[portion.dtype, portion.compressed].large
+            joined += [(position, size, least) for position, size in zip(portion.positions, portion.sizes)]
+        columns = np.array(joined, np.int64).reshape(-1, 3)
+        return _Together(searched, [one[0] for one in joined], columns[:, 1].copy(), columns[:, 2].copy(), rest)
 
 
 def _suspects(portion: Portion, its: Limits, arrays: Sequence[Any]) -> Sequence[int]:

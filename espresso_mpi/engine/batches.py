@@ -166,7 +166,7 @@ class Bucket:
         """The name in statistics and in the keys of random numbers."""
         return self.label or buffer_name([item.spec.name for _, item in self.members])
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[tuple[str, int], ...]:
         """(name, elements) of the tensors."""
         return tuple((item.spec.name, item.spec.size) for _, item in self.members)

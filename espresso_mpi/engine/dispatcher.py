@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from ..arrays import device
 from ..collectives import ranges
@@ -25,12 +23,13 @@ from .dense_steps import begun
 from .fusion import measured_limit
 from .guard import Check
 from .jobs import Jobs
-from .negotiation import Ride
 from .nonfinite import NonFinite, blank
 from .part_buffers import buffer_of
 from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
-from .table_ride import TableRide, TableRides
+from .rides import Rides
+from .steady_calls import SteadyBucket, SteadyCalls
+from .table_ride import TableRides
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -44,7 +43,7 @@ Run = tuple[Bucket, list[PendingCall], list[bool]]
 """A bucket, the call of each of its tensors, and which are skipped."""
 
 
-class Dispatcher:
+class Dispatcher(Rides):
     """Splits calls into segments, and passes them to a runner.
 
     Args:
@@ -73,6 +72,7 @@ class Dispatcher:
         self._outdated = False
         self._jobs, self._rides = Jobs(self.tally, transport.rank == 0), TableRides(transport, recorder)
         self._latest: dict[str, list[int]] = {}
+        self._steady = SteadyCalls(recorder, self._latest)
         self.executors: dict[str, str] = {}
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
@@ -95,47 +95,13 @@ class Dispatcher:
         self._arrangements.clear()
         self._fast.clear()
         self._rides.forget()
+        self._steady.forget()
 
     def renew(self) -> None:
         """Switch to the schedule of a new plan as soon as no segment is active."""
         if self._outdated and not self.runner.busy:
             self.runner, self._outdated = _runner_of(self._options, self._transport.rank), False
             self._transport.forget_kinds()
-
-    # --- the fast path ------------------------------------------------------------------------------------------------
-
-    def ride(self, call: PendingCall) -> Ride | None:
-        """The data of a call that may take the fast path; None if it may not."""
-        assert call.number is not None and call.batch is not None
-        bucket = self._rides.bucket_of(call.number)
-        if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
-            state = self.sync_state
-            job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
-            return self._rides.ride(self._program(bucket, job.step), arrays_of([call], bucket)[0], job)
-        buckets = self._fast.get(call.number)  # known once the call was run without the fast path
-        if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
-            return None
-        return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
-
-    def finish_ride(
-        self, call: PendingCall, ride: Ride, messages: Sequence[np.ndarray], header_size: int,
-        before: Mapping[str, int],
-    ) -> None:  # fmt: skip
-        """Finish a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
-        assert call.number is not None
-        if isinstance(ride, TableRide):
-            shown = self._rides.bucket_of(call.number)
-            assert shown is not None
-            self._jobs.count(shown, self.sync_state)
-            ride.finish()
-            return
-        for number, bucket in enumerate(self._fast[call.number]):
-            start, stop = ride.finish(number, messages, header_size)
-            step, sent = self._jobs.count(bucket, self.sync_state), self._transport.sent
-            intra, inter = (sent[level] - before[level] for level in ("intra", "inter"))
-            self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra, inter)
-            before = sent
-        self.tally["saturated"] += ride.saturated
 
     # --- calls that start ---------------------------------------------------------------------------------------------
 
@@ -147,9 +113,27 @@ class Dispatcher:
             self._transport.choose_device_way()
         batches = [call.batch for call in calls if call.batch is not None]
         now = begun(batches, skips, self._options.dense_steps, self.sync_state.counts, self._transport.topology)
+        if now is batches and len(calls) == 1 and not skips[0] and self._begin_steady(numbers[0], calls[0]):
+            return
         arranged = self._arranged(numbers, batches) if now is batches else self._buckets_of(now)
         runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in arranged]
         self._queue([*runs, *self._complete_groups(calls, batches, skips)], calls)
+
+    def _begin_steady(self, number: int, call: PendingCall) -> bool:
+        """Start a call as the last time; False if it may not."""
+        state, scheduled = self.sync_state, isinstance(self.runner, LaneRunner)
+        steady = None if scheduled else self._steady.of(number, call, state, self._jobs)
+        for part in steady.parts if steady is not None else ():
+            call.left += 1
+            if isinstance(part, SteadyBucket):
+                segments = [self._steady.segment(part, call, state, self._jobs, self.seed, self._bucket_done)]
+            else:
+                alone = Ready(part, arrays_of([call] * len(part.members), part), [False] * len(part.members), [call],
+                              (), False, call.priority)  # fmt: skip
+                segments = self._segments([alone])
+            for segment in segments:
+                self.runner.add(segment, call.priority)
+        return steady is not None
 
     def begin_exchange(self, call: PendingCall, exchange: Exchange) -> None:
         """Queue a call that is no mean of gradients."""
@@ -189,6 +173,10 @@ class Dispatcher:
         for together in buckets:
             for segment in self._segments(together):
                 self.runner.add(segment, together[0].priority)
+        if len(new) == 1:
+            self._steady.learn(new[0], buckets, lambda several: self._payload_buckets.program_of(
+                several[0], [self._program(bucket, 0) for bucket in several]
+            ))  # fmt: skip
 
     def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Bucket, ...]:
         found = self._arrangements.get(numbers)

@@ -100,6 +100,20 @@ class Driver(WaitMonitor):
         finally:
             self._count_callers(-1)
 
+    def run(self, act: Callable[[], None]) -> None:
+        """Let this thread, which waits for it, do something between progress steps; not if another makes these.
+
+        An error fails the engine, as in a progress step.
+        """
+        if self.stopping or not self.driving.acquire(blocking=False):
+            return
+        self._count_callers(1)
+        try:
+            self._guarded(act)
+        finally:
+            self.driving.release()
+            self._count_callers(-1)
+
     def nap(self, until: Callable[[], bool]) -> None:
         """Wait for ``PAUSE`` seconds, or until a condition holds that ``changed`` is notified of."""
         with self.changed:
@@ -149,6 +163,8 @@ class Driver(WaitMonitor):
         with self.changed:
             self.callers += change
             self.background = self.callers == 0
+            if change < 0:  # another thread may be waiting to drive
+                self.changed.notify_all()
 
     def _drive_or_wait(self, done: Callable[[], bool]) -> None:
         if self.stopping or not self.driving.acquire(blocking=False):
@@ -178,13 +194,21 @@ class Driver(WaitMonitor):
 
     def _drive(self, done: Callable[[], bool]) -> None:
         """Make progress steps until ``done()``, or until there is nothing to do, or the session is being closed."""
+
+        def steps() -> None:
+            if self.gpu is not None:
+                self.enter_gpu(self.gpu)
+            while not self.stopping and self._driven.broken is None and not done() and self._driven.progress():
+                pass
+
+        self._guarded(steps)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Do something in this thread, which makes progress meanwhile; an error fails the engine."""
         self._driving_thread = threading.get_ident()
         try:
             with device.leaving_stream(), self._transport.waiter.monitored(self):
-                if self.gpu is not None:
-                    self.enter_gpu(self.gpu)
-                while not self.stopping and self._driven.broken is None and not done() and self._driven.progress():
-                    pass
+                act()
         except SessionClosed as error:
             if not self.stopping:  # who stops this one does the rest
                 self._driven.fail(error)

@@ -26,8 +26,9 @@ from .diagnostics import stuck_error
 from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver, SessionClosed, unusable
 from .inbox import Inbox
-from .negotiation import Negotiation, Ride, RoundResult, numbers_in
+from .negotiation import Negotiation, RoundResult, numbers_in
 from .nonfinite import NonFinite
+from .rounds import GRACE, Rounds
 
 _ROUND_EVERY = 8
 """Progress steps between negotiation rounds while segments wait to start: a new call may be more urgent."""
@@ -36,14 +37,11 @@ _ROUND_EVERY_DRAINING = 3
 """The same if none waits to start: an active segment takes about so many more progress steps, and a round costs as much
 as some of them."""
 
-_GRACE = 1.0
-"""Seconds without progress on any rank that count as an error: until then, another thread may still make a call."""
-
-_FRUITLESS = int(_GRACE / PAUSE)
+_FRUITLESS = int(GRACE / PAUSE)
 """Negotiation rounds without a common call after which operations no longer wait for gradients planned before them."""
 
 
-class Engine:
+class Engine(Rounds):
     """Runs the calls of one session.
 
     Args:
@@ -245,7 +243,10 @@ class Engine:
     def _negotiate(self) -> None:
         """Run one negotiation round, and start the calls that all ranks have made."""
         front, sent = self._negotiation.front, self._transport.sent
-        result = self._compare(front)
+        self._settle(front, self._compare(front), sent)
+
+    def _settle(self, front: list[PendingCall], result: RoundResult, sent: Any) -> None:
+        """Do what follows from a round; ``sent``: bytes sent before it."""
         if result.fast_path:
             self._run_fast_path(front[0], result, sent)
             return
@@ -262,31 +263,6 @@ class Engine:
         else:
             self._negotiation.require_timely(front, result.masks, self._last_progress)
             self._without_progress(result)
-
-    def _compare(self, front: list[PendingCall]) -> RoundResult:
-        """Exchange headers, and record the time."""
-        waiter = self._transport.waiter
-        if front:
-            waiter.what = front[0].title
-        start, waited = time.perf_counter(), waiter.waited
-        stuck = self._stuck_since is not None and start - self._stuck_since > _GRACE
-        idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
-        result = self._negotiation.compare(front, idle, blocked, stuck, lambda: self._riding(front))
-        stop, waited = time.perf_counter(), waiter.waited - waited
-        if result.ride is not None:
-            start, stop = max(start, result.ride.began), result.ride.met or stop
-        self._recorder.add("agree", "", 0, 0, start, stop)
-        if waited > 0:
-            self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))
-        return result
-
-    def _riding(self, front: list[PendingCall]) -> Ride | None:
-        """The data of the only call of this rank, if they may travel with the header."""
-        if len(front) != 1 or front[0].number is None or self._actions or self._options.debug:
-            return None
-        if front[0].number in self._negotiation.bad or front[0].batch is None:  # bad: known to all ranks from before
-            return None
-        return self._dispatcher.ride(front[0])
 
     def _run_fast_path(self, call: PendingCall, result: RoundResult, sent: Any) -> None:
         """Finish the one call whose data all ranks have sent with their headers."""

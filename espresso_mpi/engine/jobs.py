@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 
 from ..collectives.job import Job
 from ..state.store import SyncState
@@ -35,8 +36,20 @@ class Jobs:
         step = counts[bucket.name]
         counts[bucket.name] += 1
         if bucket.compressor is not None:
-            self._warn_of_dropped(state.use(bucket.store_name, bucket.sizes))
+            self.use(bucket, state)
         return step
+
+    def use(self, bucket: Bucket, state: SyncState) -> None:
+        """Note that a compressed bucket is about to be used with its size."""
+        self._warn_of_dropped(state.use(bucket.store_name, bucket.sizes))
+
+    def count_all(self, names: Sequence[str], state: SyncState) -> list[int]:
+        """As ``count`` for compressed tensors of which each had the size before that it has now."""
+        counts = state.counts
+        steps = [counts[name] for name in names]
+        for name, step in zip(names, steps):
+            counts[name] = step + 1
+        return steps
 
     def _warn_of_dropped(self, dropped: tuple[str, int] | None) -> None:
         """Warn, once per session, that a residual was dropped."""

@@ -62,6 +62,11 @@ class RoundResult:
         return self.ride.met > 0 or (all(flag & _FAST_PATH for flag in self.flags) and len(set(self.masks)) == 1)
 
     @property
+    def odd(self) -> bool:
+        """Whether this rank has sent nothing, because its data have values that cannot be summed."""
+        return isinstance(self.ride, TableRide) and self.ride.odd
+
+    @property
     def blocked(self) -> bool:
         """Whether a thread waits on every rank."""
         return all(flag & _BLOCKED for flag in self.flags)
@@ -163,14 +168,30 @@ class Negotiation:
         flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | _FAST_PATH * (ride is not None)
         mine = [call.number for call in front if call.number is not None and call.problem is None]
         header = self._header(flag, mine)
-        if ride is None:
-            room = fast_path.room(size, self._transport) if idle else size
-            messages: Sequence[np.ndarray] = gather_small(self._transport, header, room)
-        else:
-            messages = ride.exchange(header, _OWN_STATE)
-            if ride.met:
-                return RoundResult([], [], [], [], ride)
-        rows = [row[:size].tobytes() for row in messages]
+        if ride is not None:
+            return self._shown(header, ride)
+        room = fast_path.room(size, self._transport) if idle else size
+        return self._result(gather_small(self._transport, header, room), news)
+
+    def show(self, call: PendingCall, ride: Ride) -> RoundResult:
+        """As ``compare``, where the data of the only call in front travel with the header and a thread waits for it."""
+        assert call.number is not None
+        return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), ride)
+
+    def knows(self, call: PendingCall) -> bool:
+        """Whether a call of this rank has a number, and nothing is known of values that forbid it, or of failures."""
+        self._number((call,))
+        return call.number is not None and call.number not in self.bad and not self._failed_early.get(call.key)
+
+    def _shown(self, header: np.ndarray, ride: Ride) -> RoundResult:
+        messages = ride.exchange(header, _OWN_STATE)
+        return RoundResult([], [], [], [], ride) if ride.met or not messages else self._result(messages, (), ride)
+
+    def _result(
+        self, messages: Sequence[np.ndarray], news: Sequence[PendingCall], ride: Ride | None = None
+    ) -> RoundResult:
+        """What the headers of all ranks say; exchanges the descriptions of new calls, if there are any."""
+        rows = [row[: self.header_size].tobytes() for row in messages]
         flags, masks = [row[0] for row in rows], [int.from_bytes(row[1:], "little") for row in rows]
         notes: list[tuple[int, Any]] = []
         if any(flag & _NEWS for flag in flags):

@@ -132,7 +132,7 @@ class PayloadBuckets:
             ended: called for each tensor when its result is there.
             executors: receives what runs each tensor, by name.
         """
-        program = self._program(tensors)
+        program = self.program_of(tensors[0].bucket, [one.program for one in tensors])
 
         def progress() -> Iterator[Progress]:
             left = list(tensors)
@@ -147,13 +147,13 @@ class PayloadBuckets:
         names = f"{tensors[0].bucket.name} and {len(tensors) - 1} more"
         return Segment(names, 0, progress(), lambda: all(one.free() for one in tensors))
 
-    def _program(self, tensors: Sequence[Running]) -> BucketProgram:
-        key = tuple(id(one.program) for one in tensors)
+    def program_of(self, first: Bucket, alone: Sequence[Program]) -> BucketProgram:
+        """The program of tensors that share messages, of which ``first`` is one, from those of each alone."""
+        key = tuple(map(id, alone))
         known = self._programs.get(key)
         if known is None:
             if len(self._programs) >= _BUCKETS:
                 self._programs.clear()
-            first, alone = tensors[0].bucket, [one.program for one in tensors]
             sizes = [(program.compressor, program.n) for program in alone if program.compressor is not None]
             made = BucketProgram(self._transport, first.strategy.route, sizes, first.total)
             known = self._programs[key] = alone, made  # the programs live on, so no other gets their ids

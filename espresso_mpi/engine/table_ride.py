@@ -3,65 +3,78 @@
 A call that was made before, as the only one of its rank, by a table of operations, runs up to the first barrier of the
 node. The exchange of headers is that barrier. If the headers of all ranks announce the same call in the same way, the
 table goes on behind it, so that the agreement costs nothing of its own. Else the residuals are as before, and the round
-is an ordinary one.
+is an ordinary one. All of this is one compiled call, which is prepared once (``OneCall``).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..collectives import ranges
 from ..collectives.executor import Program
 from ..collectives.job import Job
-from ..collectives.messages.agreement import gather_small
 from ..collectives.messages.transport import Transport
-from ..collectives.tables.running import Active
+from ..collectives.tables import interpreter, riding
+from ..collectives.tables.one_call import OneCall
+from ..state.store import SyncState
 from ..tracing.recording import Recorder
-from .batches import Bucket
+from .batches import Batch, Bucket
 from .calls import PendingCall
 from .fast_path import window_of
 
 _LARGEST = 1 << 18
 """Bytes of the tensors, up to which their residuals are copied for the case that the headers differ."""
 
+_ROOM = 64 << 20
+"""Bytes that prepared calls keep in all: each has buffers as large as its payloads and residuals."""
+
 
 class TableRide:
     """The payloads of the only call of this rank.
 
     Args:
-        active: their table, at its begin.
+        prepared: what synchronises the tensor.
+        x, job: the tensor, and its step.
+        search: look for values that cannot be summed first.
 
     Attributes:
-        met: as of ``fast_path.Ride``; always 0, for the headers tell.
-        began: when the exchange of headers began; what came before was encoding.
+        met: whether all ranks have shown the same header. The tensor holds the mean then, and the times are recorded.
+        odd: whether there are such values. Then nothing was done.
     """
 
-    def __init__(self, transport: Transport, active: Active) -> None:
-        self._transport, self._active = transport, active
-        self.met = self.began = 0.0
+    def __init__(self, prepared: OneCall, x: Any, job: Job, search: bool = False) -> None:
+        self._prepared, self._x, self._job, self._search = prepared, x, job, search
+        self.met = self.odd = False
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
-        """Encode, show the payload and the header; returns the headers of all ranks."""
-        self._active.show()
-        self.began = time.perf_counter()
-        try:
-            return gather_small(self._transport, header, header.size)
-        except BaseException:
-            self.undo()
-            raise
+        """Synchronise the tensor if all ranks show the same header; else returns the headers of all ranks."""
+        why = self._prepared.run(self._x, self._job, header, ignored, self._search)
+        self.met, self.odd = why == interpreter.ENDED, why == riding.ODD
+        if self.met:
+            self._prepared.record()
+        return self._prepared.headers if why == riding.DIFFERENT else ()
 
     def undo(self) -> None:
         """The headers differ: nothing has happened."""
-        self._active.undo()
+        self._prepared.undo()
 
-    def finish(self) -> None:
-        """Run the rest of the table."""
-        self._active.met()
-        for _ in self._active.rest():
-            pass
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A call that may take the fast path, and the state that it was prepared for."""
+
+    call: OneCall
+    program: Program
+    state: SyncState
+    version: tuple[int, int, int]
+
+    def fits(self, program: Program, state: SyncState) -> bool:
+        """Whether nothing of it has changed."""
+        return program is self.program and state is self.state and state.version == self.version
 
 
 class TableRides:
@@ -74,25 +87,52 @@ class TableRides:
 
     def __init__(self, transport: Transport, recorder: Recorder) -> None:
         self._transport, self._recorder, self._window = transport, recorder, window_of(transport)
+        self._least = ranges.limits("float32", True, transport.topology).large
         self._buckets: dict[int, Bucket] = {}
+        self._settled: set[int] = set()
+        self._batches: dict[int, Batch] = {}  # alive, so no other gets their ids
+        self._prepared: dict[int, _Prepared] = {}
 
     def learn(self, call: PendingCall, bucket: Bucket) -> None:
         """Let a call take the fast path from now on, if its only bucket is one compressed tensor of a small size."""
         small = bucket.dtype == "float32" and 4 * bucket.size <= _LARGEST
         if call.number is not None and bucket.shares is not None and small and self._window is not None:
             self._buckets[call.number] = bucket
+            if bucket.compressor is not None and bucket.compressor.at(None) is bucket.compressor:
+                self._settled.add(call.number)
+            if call.batch is not None and not call.batch.bounded and not call.batch.exact:
+                self._batches[id(call.batch)] = call.batch
 
     def bucket_of(self, number: int) -> Bucket | None:
         """The tensor of a call that may take the fast path."""
         return self._buckets.get(number)
 
+    def program_of(self, number: int) -> Program | None:
+        """The program of a prepared call, if it is the same in all steps: no parameter has a schedule."""
+        known = self._prepared.get(number) if number in self._settled else None
+        return known.program if known is not None else None
+
+    def knows(self, batch: Batch) -> bool:
+        """Whether a call with these tensors was learnt, and nothing but the size of its values is to be searched."""
+        return id(batch) in self._batches
+
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
-        self._buckets.clear()
+        for known in (self._buckets, self._batches, self._settled):
+            known.clear()
+        self._prepared.clear()
 
-    def ride(self, program: Program, x: Any, job: Job) -> TableRide | None:
+    def ride(self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool) -> TableRide | None:
         """The payload of a tensor; None where a resharded residual waits for it, or no table can stop in time."""
-        if getattr(job.store, "any_pending", False):
+        if state.store.any_pending or not x.flags.carray:
             return None
-        active = program.begun(x, job, self._recorder)
-        return None if active is None else TableRide(self._transport, active)
+        known = self._prepared.get(number)
+        if known is None or not known.fits(program, state):
+            call = program.one_call(x, job, self._recorder, self._least)
+            if call is None:
+                return None
+            self._prepared.pop(number, None)
+            if sum(one.call.nbytes for one in self._prepared.values()) + call.nbytes > _ROOM:
+                self._prepared.clear()
+            known = self._prepared[number] = _Prepared(call, program, state, state.version)
+        return TableRide(known.call, x, job, search)

@@ -182,10 +182,18 @@ class SessionBase:
             raise errors[0]
 
     def _wait(self, call: PendingCall, read: bool = True) -> Any:
+        """The result of a call that was submitted."""
+        return self._result(call, lambda: self._engine.wait_for(lambda: call.finished), read)
+
+    def _run(self, call: PendingCall) -> Any:
+        """Submit a call; returns its result."""
+        return self._result(call, lambda: self._engine.run(call))
+
+    def _result(self, call: PendingCall, wait: Callable[[], None], read: bool = True) -> Any:
         self._held.release()
         start = time.perf_counter()
         try:
-            self._engine.wait_for(lambda: call.finished)
+            wait()
         finally:
             if call.finished:
                 self._pending.remove(call)

@@ -25,10 +25,15 @@ V = TypeVar("V")
 
 
 class ByTensor(dict[str, V]):
-    """A dict by the text of a ``Key`` with an index of the keys of each tensor."""
+    """A dict by the text of a ``Key`` with an index of the keys of each tensor.
+
+    Attributes:
+        version: changes whenever a key gets another value.
+    """
 
     def __init__(self, content: Mapping[str, V] | None = None) -> None:
         super().__init__()
+        self.version = 0
         self._of: dict[tuple[str, str], dict[str, None]] = {}
         self.update(content or {})
 
@@ -39,10 +44,14 @@ class ByTensor(dict[str, V]):
     def __setitem__(self, key: str, value: V) -> None:
         if key not in self:
             self._of.setdefault(tensor_of(key), {})[key] = None
+        elif dict.__getitem__(self, key) is value:
+            return
+        self.version += 1
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
         super().__delitem__(key)
+        self.version += 1
         tensor = tensor_of(key)
         del self._of[tensor][key]
         if not self._of[tensor]:
@@ -209,6 +218,7 @@ class SyncState:
         counts: number of synchronisations of each compressed tensor; seeds and parameter schedules depend on it.
         groups: the tensors that are compressed as one, by their name in the store.
         sizes: by tensor, (name in the store, elements) of its sizes, the last used one last.
+        changes: how often ``sizes`` has changed.
     """
 
     store: StateStore = field(default_factory=lambda: StateStore())
@@ -216,6 +226,15 @@ class SyncState:
     counts: Counter[str] = field(default_factory=Counter)
     groups: dict[str, Members] = field(default_factory=dict)
     sizes: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    changes: int = field(default=0, repr=False, compare=False)
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Changes whenever an array or a weight is another object, or a tensor has another size than before.
+
+        The counters and what is in the arrays change with every step, and do not count.
+        """
+        return self.store.version, self.weights.version, self.changes
 
     def label(self, kept: str) -> str:
         """The name in statistics of a name in the store."""
@@ -249,6 +268,7 @@ class SyncState:
         sizes = self.sizes.setdefault(label, [])
         if sizes and sizes[-1] == (kept, n):
             return None
+        self.changes += 1
         if (kept, n) in sizes:
             sizes.remove((kept, n))
         sizes.append((kept, n))

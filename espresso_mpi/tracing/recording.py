@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from ..errors import StateError
+from .ledger import Ledger
 
 Kind = Literal["check", "agree", "encode", "wire", "wait", "decode"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -117,17 +119,25 @@ class Recorder:
 
     Attributes:
         tracing: whether single spans are kept as well.
-        seconds: sums by kind since the session opened.
     """
 
     def __init__(self) -> None:
         self.tracing = False
-        self.seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+        self._ledgers: dict[Ledger, None] = {}  # those with runs that are not summed up
+        self._in_ledgers: dict[str, None] = {}  # their tensors
         self._tensors: dict[str, _Sums] = {}
         self._spans: list[Span] = []
         self._raw: list[tuple[Any, ...]] = []
         self._limit, self._dropped = MAX_EVENTS, 0
         self._lock = threading.Lock()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Sums by kind since the session opened; a copy."""
+        with self._lock:
+            self._sum_up()
+            return dict(self._seconds)
 
     def forked(self) -> None:
         """A forked child has no thread that would release the lock."""
@@ -151,15 +161,67 @@ class Recorder:
         ``tensor=""`` counts for the totals only. Spans of an older step than the tensor's latest count for its sums.
         """
         with self._lock:
-            self.seconds[kind] += stop - start
-            if tensor and kind in TENSOR_KINDS:
-                self._account(kind, tensor, step, stop - start, nbytes_intra, nbytes_inter)
-            if self.tracing:
-                if len(self._raw) < self._limit:
-                    sent = nbytes_intra + nbytes_inter
-                    self._raw.append((kind, tensor, step, segment, start, stop, what, level, sent, nbytes_inter))
-                else:
-                    self._dropped += 1
+            if tensor in self._in_ledgers:
+                self._sum_up()
+            self.add_held(kind, tensor, step, segment, start, stop, what, level, nbytes_intra, nbytes_inter)
+
+    def add_held(
+        self, kind: Kind, tensor: str, step: int, segment: int, start: float, stop: float, what: str = "",
+        level: str = "", nbytes_intra: int = 0, nbytes_inter: int = 0,
+    ) -> None:  # fmt: skip
+        """As ``add``, for a ``Ledger``, which is called with the lock held."""
+        self._seconds[kind] += stop - start
+        if tensor and kind in TENSOR_KINDS:
+            self._account(kind, tensor, step, stop - start, nbytes_intra, nbytes_inter)
+        if self.tracing:
+            if len(self._raw) < self._limit:
+                sent = nbytes_intra + nbytes_inter
+                self._raw.append((kind, tensor, step, segment, start, stop, what, level, sent, nbytes_inter))
+            else:
+                self._dropped += 1
+
+    def keep(self, ledger: Ledger, steps: Sequence[int]) -> None:
+        """A run of a ledger has ended, see ``Ledger.note``; this counts as reported."""
+        with self._lock:
+            if ledger not in self._ledgers:
+                if not ledger.tensors.isdisjoint(self._in_ledgers):
+                    self._sum_up()  # those steps came before
+                self._ledgers[ledger] = None
+                self._in_ledgers.update(dict.fromkeys(ledger.tensors))
+            full = ledger.take(steps)
+            if self.tracing:  # nothing else is kept
+                self._ledgers.clear()
+                self._in_ledgers.clear()
+                ledger.write_out()
+            elif full:
+                self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Add what ledgers keep, before anything of later steps is added."""
+        for ledger in self._ledgers:
+            for kind, tensor, steps, before, latest, intra, inter in ledger.sums():
+                self._seconds[kind] += before + latest
+                if tensor:
+                    self._account_runs(kind, tensor, steps, before, latest, intra, inter)
+        self._ledgers.clear()
+        self._in_ledgers.clear()
+
+    def _account_runs(
+        self, kind: str, tensor: str, steps: Sequence[int], before: float, latest: float, intra: int, inter: int
+    ) -> None:
+        """``_account`` for several runs of one tensor: of all steps but the last, and of the last one."""
+        sums = self._tensors.get(tensor)
+        if sums is None:
+            sums = self._tensors[tensor] = _Sums(steps[0])
+        new = len(steps) - bisect_right(steps, sums.step)
+        if new:
+            sums.begin(steps[-1])
+            sums.steps += new - 1
+        sums.done[kind] += before
+        sums.current[kind] += latest
+        for done, each in enumerate((intra, inter)):
+            sums.done_sent[done] += each * (len(steps) - 1)
+            sums.current_sent[done] += each
 
     def _account(self, kind: Kind, tensor: str, step: int, took: float, intra: int, inter: int) -> None:
         sums = self._tensors.get(tensor)
@@ -187,11 +249,13 @@ class Recorder:
         """Statistics by tensor, in the order in which they first travelled; norms are given by the session."""
         norms = residual_norms or {}
         with self._lock:
+            self._sum_up()
             return {name: sums.stats(norms.get(name)) for name, sums in self._tensors.items()}
 
     def rewind(self) -> None:
         """Restart the step numbers, as after loading a checkpoint; the sums stay."""
         with self._lock:
+            self._sum_up()
             for sums in self._tensors.values():
                 sums.step = -1
 
@@ -203,8 +267,10 @@ class Recorder:
         """
         if self.tracing:
             raise StateError("trace: this session is being traced already; leave that with-block first")
-        self._raw, self._dropped, self._limit = [], 0, limit
-        self.tracing = True
+        with self._lock:
+            self._sum_up()
+            self._raw, self._dropped, self._limit = [], 0, limit
+            self.tracing = True
 
     def stop(self) -> tuple[list[Span], int]:
         """Stop keeping spans: those kept, in the order of their reports, and how many there was no room for."""

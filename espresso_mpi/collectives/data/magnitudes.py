@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
+from numba import carray, prange, types
 
 from espresso_mpi.compressors.kernels.cpu import host
+from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
 _BLOCK = 2048
 
@@ -43,3 +44,26 @@ def _largest(bits, magnitude):  # type: ignore[no-untyped-def]
     for i in range(2 * blocks * _BLOCK, bits.size):
         top = max(top, bits[i] & magnitude)
     return top
+
+
+# --- float32 by address -----------------------------------------------------------------------------------------------
+
+_words_at = pointer_to(types.uint32)
+
+
+@host.inline
+def in_range(address, size, least):  # type: ignore[no-untyped-def]
+    """Whether the magnitudes of all float32 values at an address have bits below ``least``."""
+    bits, top = carray(_words_at(address), (size,)), np.uint32(0)
+    for i in range(size):
+        top = max(top, bits[i] & np.uint32(0x7FFFFFFF))
+    return top < least
+
+
+@host.inline
+def all_in_range(addresses, sizes, least):  # type: ignore[no-untyped-def]
+    """The same of several arrays; int64 each."""
+    number = 0
+    while number < addresses.size and in_range(addresses[number], sizes[number], least[number]):
+        number += 1
+    return number == addresses.size

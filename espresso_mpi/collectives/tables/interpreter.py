@@ -39,7 +39,7 @@ _WAIT, _MARK, _YIELD = (int(c) for c in (Code.WAIT, Code.MARK, Code.YIELD))
 
 
 @intrinsic
-def _move(typingctx, to, source, nbytes):  # type: ignore[no-untyped-def]
+def move(typingctx, to, source, nbytes):  # type: ignore[no-untyped-def]
     """Copy bytes from one address to another."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -109,10 +109,10 @@ def _by_window(row, places, window, state):  # type: ignore[no-untyped-def]
     place = places[row[4]] + row[5]
     if row[0] == _SHOW:
         mine = window[MEMORY] + window[STARTS + state[USES] % 2] + window[ME] * window[STRIDE]
-        _move(mine, place, row[6])
+        move(mine, place, row[6])
     else:
         other = window[MEMORY] + window[STARTS + (state[USES] - 1) % 2] + row[10] * window[STRIDE]
-        _move(place, other + row[11], row[6])
+        move(place, other + row[11], row[6])
 
 
 @host.inline
@@ -185,7 +185,7 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
         if code <= _DIVIDE:
             _apply(row, parameters, places, state)
         elif code == _COPY:
-            _move(places[row[4]] + row[5], places[row[10]] + row[11], row[6])
+            move(places[row[4]] + row[5], places[row[10]] + row[11], row[6])
         elif code in (_SHOW, _TAKE):
             _by_window(row, places, window, state)
         elif code == _MEET:

@@ -13,16 +13,18 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.arrays.workspace import Workspace
 from espresso_mpi.compressors.checks import check_array
+from espresso_mpi.tracing.ledger import Interval, Ledger
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job, encode_key
 from ..messages import shared_memory
 from ..messages.mpi_calls import CALLS
 from ..messages.transport import Transport
+from ..messages.window import SharedWindow
 from ..progress import Progress
 from ..residuals import Residuals
 from . import interpreter
-from .operations import Code, Kept, OperationTable
+from .operations import BUFFERS, Code, Kept, OperationTable
 
 _NO_FLAGS, _NO_WINDOW = np.zeros(1, np.int64), np.zeros(6, np.int64)
 
@@ -57,6 +59,8 @@ class Run:
         segment: number of the segment.
         subject: makes what Python stages work on; called where one is reached.
         finish: called with that at the end.
+        prepared: what is known from earlier steps; None: nothing.
+        steps: that of each job; only with ``prepared``.
     """
 
     arrays: Sequence[Any]
@@ -65,6 +69,40 @@ class Run:
     segment: int
     subject: Callable[[Workspace], Any]
     finish: Callable[[Any], None]
+    prepared: Prepared | None = None
+    steps: Sequence[int] = ()
+
+
+class Prepared:
+    """What stays equal from step to step of a table.
+
+    Args:
+        runner: runs the table.
+        arrays, jobs: of the tensors in the first of the steps.
+        recorder: gets the times.
+    """
+
+    def __init__(self, runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> None:
+        table = runner.table
+        self.residuals = residuals_of(runner, arrays, jobs)
+        starts = [0 if kept is None else device.begin_of(kept) for kept in self.residuals]
+        first = BUFFERS + table.tensors
+        self._places = np.zeros(first + len(starts) + len(table.drawn), np.int64)
+        self._places[first : first + len(starts)] = starts
+        self._arrays = slice(BUFFERS, first)
+        self._recorder, self._table, self._names = recorder, table, [job.name for job in jobs]
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """Keeps the times; None if Python does a part: that is recorded by itself, in the order of the steps."""
+        table = self._table
+        return None if table.stages else Ledger(self._recorder, intervals_of(table, self._names), table.marks)
+
+    def places(self, arrays: Sequence[Any]) -> np.ndarray:
+        """The places of a step, without those of buffers and keys."""
+        places = self._places.copy()
+        places[self._arrays] = list(map(device.begin_of, arrays))
+        return places
 
 
 class TableRunner:
@@ -88,11 +126,8 @@ class TableRunner:
 
     def progress(self, run: Run) -> Progress:
         """Run it in progress steps, as many as the Python executor takes."""
-        return self.rest(Active(self, run, self.transport.borrow()))
-
-    def rest(self, active: Active) -> Progress:
-        """What is left of a table that has begun, in progress steps."""
-        stages, run, workspace, subject = self.table.stages, active.run, active.workspace, None
+        active = Active(self, run, self.transport.borrow())
+        stages, workspace, subject = self.table.stages, active.workspace, None
         while (why := active.go()) != interpreter.ENDED:
             if why == interpreter.YIELDED:
                 yield
@@ -131,55 +166,22 @@ class Active:
         table, transport = runner.table, runner.transport
         self._runner, self._table, self._transport = runner, table, transport
         self.run, self.workspace = run, workspace
-        self._residuals = [self._residual(kept) for kept in table.kept]
+        prepared = run.prepared or Prepared(runner, run.arrays, run.jobs, run.recorder)
+        self._kept_alive = prepared.residuals
+        self._places = prepared.places(run.arrays)
         buffers = [workspace.payload_buffer(number, max(room, 1)) for number, room in enumerate(table.room)]
-        keys = [
-            encode_key(job.seed, job.step, drawn.who, drawn.point, drawn.start, job.name)
-            for drawn in table.drawn
-            for job in (run.jobs[drawn.tensor],)
-        ]
-        self._places = np.array(
-            [
-                *map(device.begin_of, buffers),
-                *map(device.begin_of, run.arrays),
-                *(0 if kept is None else device.begin_of(kept) for kept in self._residuals),
-                *(key - (key >> 63 << 64) for key in keys),
-            ],
-            np.int64,
-        )
+        self._places[:BUFFERS] = list(map(device.begin_of, buffers))
+        if table.drawn:
+            self._places[-len(table.drawn) :] = keys_of(table, run.jobs)
         self._marks = np.empty((table.marks, 2), np.int64)
         self._state = np.zeros(interpreter.STATE + table.tensors, np.int64)
-        self._messages = transport.calls(table.messages) if table.messages else _NO_MESSAGES
+        self._messages = compiled_messages(transport, table)
         self._window = transport.window_on_host(transport.node) if runner.by_window else None
 
     @property
     def stage(self) -> int:
         """The number of the Python stage at which ``go`` has stopped."""
         return self._table.operations[int(self._state[interpreter.AT]) - 1].tensor
-
-    # --- up to the first barrier, and back ---
-
-    def show(self) -> None:
-        """Run up to the first barrier of the node, see ``TableRunner.halts``."""
-        self._before = [None if kept is None else kept.copy() for kept in self._residuals]
-        self._state[interpreter.MODE] = interpreter.HALTS
-        self._compiled()
-
-    def met(self) -> None:
-        """All ranks have shown the same, and met by another barrier. Nothing else runs beside the rest."""
-        self._state[interpreter.AT] += 1
-        self._state[interpreter.MODE] = interpreter.RUNS
-
-    def rest(self) -> Progress:
-        """What is left of the table, in progress steps."""
-        return self._runner.rest(self)
-
-    def undo(self) -> None:
-        """Leave everything as it was before ``show``."""
-        for kept, before in zip(self._residuals, self._before):
-            if kept is not None and before is not None:
-                kept[:] = before
-        self._transport.give_back(self.workspace)
 
     def go(self) -> int:
         """Run on; returns ``interpreter.YIELDED``, ``PYTHON`` or ``ENDED``.
@@ -192,13 +194,9 @@ class Active:
             before = int(state[shared_memory.WAITED])
             why = self._compiled()
             waiter.waited += (int(state[shared_memory.WAITED]) - before) * 1e-9
-            if why == interpreter.FAILED:
-                self._transport.raise_failed(int(state[interpreter.ERROR]))
             if why < interpreter.AT_BARRIER or why == interpreter.ENDED:
                 return why
-            waited = waiter.waited
             self._wait(why)
-            state[shared_memory.WAITED] += round((waiter.waited - waited) * 1e9)
 
     def _compiled(self) -> int:
         """Run the compiled function once."""
@@ -216,45 +214,109 @@ class Active:
         return why
 
     def _wait(self, why: int) -> None:
-        """Wait for other ranks with the checks and the timeout of the waiter."""
-        if why == interpreter.AT_BARRIER:
-            assert self._window is not None
-            self._window.wait_at_barrier()
-            return
-        self._messages.in_flight = int(self._state[interpreter.IN_FLIGHT])
-        try:
-            self._transport.finish_calls(self._messages, self._runner.ranks_before(int(self._state[interpreter.AT])))
-        except BaseException:
-            self._transport.outlive([self._messages, self.run])
-            raise
+        wait_for_ranks(self._runner, why, self._state, self._messages, self._window, self.run)
 
     def record(self) -> None:
         """Record times, bytes, and values that were cut."""
-        table, run, marks = self._table, self.run, (self._marks * 1e-9).tolist()
+        table, run = self._table, self.run
         self._transport.count_sent(table.posted, table.window, self._window)
-        add, number = run.recorder.add, run.segment
-        for span in table.spans:
-            job, (start, before), (stop, after) = run.jobs[span.tensor], marks[span.first], marks[span.last]
-            waited = after - before
-            if span.kind == "wire" and waited > 0:
-                a, b = (start + share * waited for share in span.share)
-                add("wait", job.name, job.step, number, a, b, span.what, span.level)
-            add(span.kind, job.name, job.step, number, start, stop, span.what, span.level, span.intra, span.inter)
-        for job, cut in zip(run.jobs, self._state[interpreter.STATE :].tolist()):
-            if cut:
-                job.tally["saturated"] += cut
+        count_cut(run.jobs, self._state)
+        if run.prepared is None or run.prepared.ledger is None:
+            recorded(table, run, self._marks)
+            return
+        run.prepared.ledger.row[:] = self._marks
+        run.prepared.ledger.note(run.steps)
 
-    def _residual(self, kept: Kept) -> np.ndarray | None:
-        """The residual of a region, and its weight in the mean; None without feedback."""
-        job, region = self.run.jobs[kept.tensor], kept.region
-        residuals = Residuals(job, self._runner.sizes[kept.tensor])
-        key = residuals.prefix(kept.point, region.start, region.stop) + "residual"
-        job.weights[key] = kept.weight
-        if job.feedback.kind != "plain":
-            return None
-        found: Any = job.store.get(key)
-        if not isinstance(found, np.ndarray) or found.size != region.size:
-            x = self.run.arrays[kept.tensor]
-            found = residuals.prepared(kept.point, x[region.start : region.stop], region)
-        check_array("residual", found, np.float32, region.size, "cpu")
-        return found
+
+# --- what all runs of a table have in common --------------------------------------------------------------------------
+
+
+def residuals_of(runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job]) -> list[np.ndarray | None]:
+    """The residuals of a table, whose weights in the mean are noted; None without feedback."""
+    return [
+        _residual(kept, jobs[kept.tensor], arrays[kept.tensor], runner.sizes[kept.tensor]) for kept in runner.table.kept
+    ]
+
+
+def _residual(kept: Kept, job: Job, x: Any, n: int) -> np.ndarray | None:
+    region, residuals = kept.region, Residuals(job, n)
+    key = residuals.prefix(kept.point, region.start, region.stop) + "residual"
+    job.weights[key] = kept.weight
+    if job.feedback.kind != "plain":
+        return None
+    found: Any = job.store.get(key)
+    if not isinstance(found, np.ndarray) or found.size != region.size:
+        found = residuals.prepared(kept.point, x[region.start : region.stop], region)
+    check_array("residual", found, np.float32, region.size, "cpu")
+    return found
+
+
+def keys_of(table: OperationTable, jobs: Sequence[Job]) -> list[int]:
+    """The keys of random bits, as int64."""
+    keys = [
+        encode_key(job.seed, job.step, drawn.who, drawn.point, drawn.start, job.name)
+        for drawn in table.drawn
+        for job in (jobs[drawn.tensor],)
+    ]
+    return [key - (key >> 63 << 64) for key in keys]
+
+
+def compiled_messages(transport: Transport, table: OperationTable) -> Any:
+    """Memory for the messages of a table."""
+    return transport.calls(table.messages) if table.messages else _NO_MESSAGES
+
+
+def wait_for_ranks(
+    runner: TableRunner, why: int, state: np.ndarray, messages: Any, window: SharedWindow | None, alive: Any
+) -> None:
+    """Where compiled code has polled for long, wait with the checks and the timeout of the waiter; raise MPI's errors.
+
+    Args:
+        why: why the interpreter returned.
+        alive: what must outlive a failure, because messages under way may be written to it.
+    """
+    transport, waiter = runner.transport, runner.transport.waiter
+    if why == interpreter.FAILED:
+        transport.raise_failed(int(state[interpreter.ERROR]))
+    waited = waiter.waited
+    if why == interpreter.AT_BARRIER:
+        assert window is not None
+        window.wait_at_barrier()
+    else:
+        messages.in_flight = int(state[interpreter.IN_FLIGHT])
+        try:
+            transport.finish_calls(messages, runner.ranks_before(int(state[interpreter.AT])))
+        except BaseException:
+            transport.outlive([messages, alive])
+            raise
+    state[shared_memory.WAITED] += round((waiter.waited - waited) * 1e9)
+
+
+def recorded(table: OperationTable, run: Run, marks: np.ndarray) -> None:
+    """Record the times of a run."""
+    add, number, times = run.recorder.add, run.segment, (marks * 1e-9).tolist()
+    for span in table.spans:
+        job, (start, before), (stop, after) = run.jobs[span.tensor], times[span.first], times[span.last]
+        waited = after - before
+        if span.kind == "wire" and waited > 0:
+            a, b = (start + share * waited for share in span.share)
+            add("wait", job.name, job.step, number, a, b, span.what, span.level)
+        add(span.kind, job.name, job.step, number, start, stop, span.what, span.level, span.intra, span.inter)
+
+
+def count_cut(jobs: Sequence[Job], state: np.ndarray) -> None:
+    """Count the values that a run has cut."""
+    for number, cut in enumerate(state[interpreter.STATE :].tolist()):
+        if cut:
+            jobs[number].tally["saturated"] += cut
+
+
+def intervals_of(table: OperationTable, names: Sequence[str]) -> list[Interval]:
+    """What is recorded of every run of a table, for tensors of these names."""
+    return [
+        Interval(
+            span.kind, names[span.tensor], span.first, span.last, span.what, span.level, span.intra, span.inter,
+            span.share if span.kind == "wire" else None,
+        )
+        for span in table.spans
+    ]  # fmt: skip

@@ -18,6 +18,7 @@ from espresso_mpi.cli.program import app
 from espresso_mpi.collectives.messages import clocks
 from espresso_mpi.errors import ConfigError, StateError
 from espresso_mpi.tracing import pictures, recording, trace_file
+from espresso_mpi.tracing.ledger import Interval, Ledger
 from espresso_mpi.tracing.recording import Recorder, Span
 from espresso_mpi.tracing.trace_file import RankTrace
 
@@ -49,6 +50,72 @@ def test_sums_by_tensor_and_of_the_last_step():
     for kind in recording.TENSOR_KINDS:
         assert recorder.seconds[kind] == a.seconds_by[kind] + b.seconds_by[kind]
     assert recorder.seconds["check"] == 0.5
+
+
+INTERVALS = (
+    Interval("agree", "", 0, 1, share=(0.0, 1.0)),
+    Interval("encode", "a", 1, 2),
+    Interval("wire", "a", 2, 3, "alltoall@flat", "flat", 3, 40, (0.0, 0.25)),
+    Interval("wire", "b", 2, 3, "alltoall@flat", "flat", 9, 0, (0.25, 1.0)),
+)
+"""Of a table with two tensors; the whole wait is the call's, and each tensor has its share."""
+
+
+@given(
+    st.lists(st.sampled_from(["both", "both", "both", "ordinary", "asked", "reloaded"]), min_size=1, max_size=150),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_ledger_adds_up_to_what_single_reports_do(events, traced):
+    """Whatever is reported, asked or loaded in between, and more often than a ledger has room for."""
+    single, summed = Recorder(), Recorder()
+    ledgers = [Ledger(summed, INTERVALS, 4) for _ in range(2)]
+    step = 0
+    if traced:
+        for recorder in (single, summed):
+            recorder.start()
+    for number, event in enumerate(events):
+        if event == "asked":
+            same_sums(single, summed)
+        if event == "reloaded":
+            step = 0
+            single.rewind()
+            summed.rewind()
+        if event == "ordinary":
+            for recorder in (single, summed):
+                recorder.add("decode", "a", step, 0, 0.0, 0.5, nbytes_intra=2)
+            step += 1
+        if event != "both":
+            continue
+        at = 1000 * 2**30 * number
+        ledger = ledgers[number % 7 == 0]
+        ledger.row[:] = [(at + k * 2**30 + k * k, 2**30 * k // 2) for k in range(4)]
+        times = (ledger.row * 1e-9).tolist()
+        for one in INTERVALS:
+            (start, before), (stop, after) = times[one.first], times[one.last]
+            share = one.share or (0.0, 0.0)
+            waited = start + share[0] * (after - before), start + share[1] * (after - before)
+            its = step + 5 * (one.tensor == "b") if one.tensor else 0
+            if one.share is not None:
+                single.add("wait", one.tensor, its, 0, *waited, one.what, one.level)
+            single.add(one.kind, one.tensor, its, 0, start, stop, one.what, one.level, one.intra, one.inter)
+        ledger.note((step, step + 5))
+        step += 1
+    assert single.stop() == summed.stop()
+    same_sums(single, summed)
+
+
+def same_sums(one, other):
+    """Equal steps and bytes; seconds up to rounding."""
+    assert one.seconds == pytest.approx(other.seconds)
+    first, second = one.tensors(), other.tensors()
+    assert first.keys() == second.keys()
+    for name, a in first.items():
+        b = second[name]
+        assert (a.steps, a.bytes_by_level, a.last.step) == (b.steps, b.bytes_by_level, b.last.step)
+        assert a.last.bytes_by_level == b.last.bytes_by_level
+        assert a.seconds_by == pytest.approx(b.seconds_by)
+        assert a.last.seconds_by == pytest.approx(b.last.seconds_by)
 
 
 def test_a_late_span_counts_for_the_sums_alone():

@@ -40,7 +40,7 @@ class Entry:
         return int(self._code.address)
 
 
-def _pointer(element: Any) -> Any:
+def pointer_to(element: Any) -> Any:
     """An intrinsic that makes an address a pointer."""
 
     @intrinsic
@@ -53,8 +53,8 @@ def _pointer(element: Any) -> Any:
     return pointer
 
 
-_float32, _float64, _uint64 = _pointer(types.float32), _pointer(types.float64), _pointer(types.uint64)
-_int8, _uint16, _int64 = _pointer(types.int8), _pointer(types.uint16), _pointer(types.int64)
+_float32, _float64, _uint64 = pointer_to(types.float32), pointer_to(types.float64), pointer_to(types.uint64)
+_int8, _uint16, _int64 = pointer_to(types.int8), pointer_to(types.uint16), pointer_to(types.int64)
 
 
 @host.inline

@@ -1,0 +1,155 @@
+"""A call that is made again and again: a table that runs with the exchange of headers as one compiled call.
+
+What stays equal from step to step is prepared once: buffers, addresses of residuals, memory of the interpreter. A step
+sets the address of its array, the keys of its random bits, and its header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from espresso_mpi.arrays import device
+from espresso_mpi.tracing.ledger import Interval, Ledger
+from espresso_mpi.tracing.recording import Recorder
+
+from ..job import Job
+from ..messages import shared_memory
+from ..messages.window import SharedWindow
+from . import interpreter, riding
+from .operations import BUFFERS
+from .running import TableRunner, compiled_messages, count_cut, intervals_of, keys_of, residuals_of, wait_for_ranks
+
+_ALIGN = 64
+
+
+class OneCall:
+    """The synchronisation of one small tensor on one node, prepared for any number of steps.
+
+    Args:
+        runner: runs the table; ``halts`` holds, and nothing of it is Python's.
+        window: of the node; all ranks are on it.
+        job: of the first of the steps; seed and step are given anew with each.
+        x: the array of the first step; flat float32.
+        recorder: gets the times.
+        least: magnitudes from which values cannot be summed, as the bits of float32.
+    """
+
+    def __init__(
+        self, runner: TableRunner, window: SharedWindow, job: Job, x: np.ndarray, recorder: Recorder, least: int
+    ) -> None:
+        table = runner.table
+        self._runner, self._window, self._least = runner, window, least
+        self._residuals = residuals_of(runner, [x], [job])
+        self._copies = [None if kept is None else np.empty_like(kept) for kept in self._residuals]
+        self._buffers = [np.empty(max(room, _ALIGN), np.uint8) for room in table.room]
+        starts = [0 if kept is None else device.begin_of(kept) for kept in self._residuals]
+        self._places = np.array([*map(device.begin_of, self._buffers), 0, *starts, *[0] * len(table.drawn)], np.int64)
+        self._keys = len(self._places) - len(table.drawn)
+        searched, asked = (table.marks + mark for mark in (riding.SEARCHED, riding.ASKED))
+        intervals = [
+            Interval("check", "", searched, searched + 1),
+            Interval("agree", "", asked, asked + 1, share=(0.0, 1.0)),
+            *intervals_of(table, [job.name]),
+        ]
+        self._ledger = Ledger(recorder, intervals, table.marks + riding.MARKS)
+        self._state = np.zeros(interpreter.STATE + 1, np.int64)
+        self._messages = compiled_messages(runner.transport, table)
+        self._heads, self._sizes = np.empty(0, np.uint8), np.empty(len(runner.transport.node), np.int64)
+        self._header: np.ndarray | None = None
+        self._setup = self._prepared(x.size)
+        self._job = job
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it keeps."""
+        kept = [*self._buffers, *(copy for copy in self._copies if copy is not None)]
+        return sum(array.nbytes for array in kept) + self._ledger.nbytes
+
+    def _prepared(self, size: int) -> np.ndarray:
+        """The set-up of ``riding``, but for the header."""
+        setup = [0] * riding.KEPT
+        setup[riding.ARRAY], setup[riding.ELEMENTS] = BUFFERS, size
+        for number, (kept, copy) in enumerate(zip(self._residuals, self._copies)):
+            if kept is not None and copy is not None:
+                setup += [BUFFERS + 1 + number, device.begin_of(copy), kept.nbytes]
+        return np.array(setup, np.int64)
+
+    def run(self, x: np.ndarray, job: Job, header: np.ndarray, ignored: int, search: bool) -> int:
+        """Synchronise an array if all ranks show the same header.
+
+        Args:
+            x: flat float32.
+            job: of this step.
+            header: flat uint8 of at most ``window_places.SLOT`` bytes; not to be changed while it is used.
+            ignored: bits of its first byte that may differ between ranks.
+            search: look for values that cannot be summed first.
+
+        Returns:
+            ``interpreter.ENDED``: ``x`` holds the mean. ``riding.DIFFERENT``: the headers differ, see ``headers``; call
+            ``undo``. ``riding.ODD``: there are such values, and nothing was done.
+
+        Raises:
+            RankTimeoutError: a rank did not come within the timeout; TransportError: MPI failed.
+        """
+        state, setup, places, table = self._state, self._setup, self._places, self._runner.table
+        if header is not self._header:
+            self._take(header)
+        self._job = job
+        setup[riding.IGNORED], setup[riding.LEAST] = ignored, self._least if search else 0
+        places[BUFFERS] = device.begin_of(x)
+        if table.drawn:
+            places[self._keys :] = keys_of(table, [job])
+        state.fill(0)
+        state[interpreter.MODE] = riding.BEGINS
+        try:
+            why = self._run()
+        except BaseException:
+            if state[interpreter.MODE] != interpreter.RUNS:
+                self.undo()
+            raise
+        if why != riding.ODD:
+            self._window.bytes_sent += header.size * (self._sizes.size - 1)
+        return why
+
+    def _run(self) -> int:
+        state, table, window, transport = self._state, self._runner.table, self._window, self._runner.transport
+        waiter = transport.waiter
+        while True:
+            waited = int(state[shared_memory.WAITED])
+            state[interpreter.EPOCH], state[interpreter.USES] = window.turn
+            why: int = riding.ride(
+                self._setup, self._heads, self._sizes, table.rows, table.values, self._places, self._ledger.row,
+                window.flags, window.places, self._messages.flag, self._messages.calls, state, waiter.pace,
+            )  # fmt: skip
+            window.turn = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
+            waiter.waited += (int(state[shared_memory.WAITED]) - waited) * 1e-9
+            if why >= interpreter.ENDED:
+                return why
+            wait_for_ranks(self._runner, why, state, self._messages, window, self)
+
+    def _take(self, header: np.ndarray) -> None:
+        """Use another header from now on."""
+        width = -(-header.size // _ALIGN) * _ALIGN
+        self._setup[riding.HEADER], self._setup[riding.SIZE] = device.address(header), header.size
+        self._setup[riding.WIDTH] = width
+        self._header, self._heads = header, np.empty(self._sizes.size * width, np.uint8)
+
+    @property
+    def headers(self) -> Sequence[np.ndarray]:
+        """The headers of all ranks, which differ."""
+        width = int(self._setup[riding.WIDTH])
+        return [self._heads[r * width : r * width + size] for r, size in enumerate(self._sizes.tolist())]
+
+    def undo(self) -> None:
+        """Leave the residuals as they were."""
+        for kept, before in zip(self._residuals, self._copies):
+            if kept is not None and before is not None:
+                kept[:] = before
+
+    def record(self) -> None:
+        """Record the times of a step that has ended, its bytes, and values that were cut."""
+        self._runner.transport.count_sent(self._runner.table.posted, self._runner.table.window, self._window)
+        self._ledger.note((self._job.step,))
+        count_cut([self._job], self._state)

@@ -1,0 +1,84 @@
+"""The part of a ``Dispatcher`` that runs calls whose data travel with the header of a negotiation round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..collectives.executor import Program
+from ..collectives.messages.transport import Transport
+from ..options import Options
+from ..state.store import SyncState
+from ..tracing.recording import Recorder
+from . import fast_path
+from .batches import Bucket
+from .calls import PendingCall
+from .jobs import Jobs
+from .negotiation import Ride
+from .table_ride import TableRide, TableRides
+
+
+class Rides:
+    """See ``Dispatcher``, which has the attributes."""
+
+    sync_state: SyncState
+    seed: int
+    tally: Counter[str]
+    _transport: Transport
+    _options: Options
+    _recorder: Recorder
+    _jobs: Jobs
+    _rides: TableRides
+    _fast: dict[int, tuple[Bucket, ...]]
+    _window: Any
+
+    def _program(self, bucket: Bucket, step: int) -> Program:
+        raise NotImplementedError
+
+    def may_ride(self, call: PendingCall) -> bool:
+        """Whether the payload of a call may travel with its header, as far as this is known before its number."""
+        known = call.problem is None and call.batch is not None and self._rides.knows(call.batch)
+        return known and not self._options.debug
+
+    def ride(self, call: PendingCall, search: bool = False) -> Ride | None:
+        """The data of a call that may take the fast path; None if it may not.
+
+        Args:
+            search: look for values that cannot be summed first; only for calls that ``may_ride``.
+        """
+        assert call.number is not None and call.batch is not None
+        bucket = self._rides.bucket_of(call.number)
+        if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
+            state = self.sync_state
+            job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
+            program = self._rides.program_of(call.number) or self._program(bucket, job.step)
+            x = call.gradients[bucket.members[0][1].index].array
+            return self._rides.ride(call.number, program, x, job, state, search)
+        if search:
+            return None
+        buckets = self._fast.get(call.number)  # known once the call was run without the fast path
+        if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
+            return None
+        return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
+
+    def finish_ride(
+        self, call: PendingCall, ride: Ride, messages: Sequence[np.ndarray], header_size: int,
+        before: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        """Finish a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
+        assert call.number is not None
+        if isinstance(ride, TableRide):
+            shown = self._rides.bucket_of(call.number)
+            assert shown is not None
+            self._jobs.count(shown, self.sync_state)
+            return
+        for number, bucket in enumerate(self._fast[call.number]):
+            start, stop = ride.finish(number, messages, header_size)
+            step, sent = self._jobs.count(bucket, self.sync_state), self._transport.sent
+            intra, inter = (sent[level] - before[level] for level in ("intra", "inter"))
+            self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra, inter)
+            before = sent
+        self.tally["saturated"] += ride.saturated

@@ -1,0 +1,105 @@
+"""The part of an ``Engine`` that exchanges headers with the other ranks, and runs what needs one exchange in all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..collectives.messages.transport import Transport
+from ..options import Options
+from ..tracing.recording import Recorder
+from . import fast_path
+from .calls import PendingCall
+from .dispatcher import Dispatcher
+from .driver import Driver
+from .inbox import Inbox
+from .negotiation import Negotiation, Ride, RoundResult
+from .table_ride import TableRide
+
+GRACE = 1.0
+"""Seconds without progress on any rank that count as an error: until then, another thread may still make a call."""
+
+
+class Rounds:
+    """See ``Engine``, which has the attributes."""
+
+    broken: BaseException | None
+    unfinished: dict[int, PendingCall]
+    _transport: Transport
+    _options: Options
+    _recorder: Recorder
+    _driver: Driver
+    _dispatcher: Dispatcher
+    _negotiation: Negotiation
+    _inbox: Inbox
+    _actions: list[PendingCall]
+    _stuck_since: float | None
+
+    def submit(self, call: PendingCall, background: bool = False) -> PendingCall:
+        raise NotImplementedError
+
+    def wait_for(self, done: Callable[[], bool]) -> None:
+        raise NotImplementedError
+
+    def _settle(self, front: list[PendingCall], result: RoundResult, sent: Any) -> None:
+        raise NotImplementedError
+
+    def run(self, call: PendingCall) -> None:
+        """Submit a call and wait for its end; at once, without progress steps, if nothing else is under way."""
+        if not self.unfinished and self._dispatcher.may_ride(call):
+            self._driver.run(lambda: self._at_once(call))
+        if call.finished:
+            return
+        if id(call) not in self.unfinished:
+            self.submit(call)
+        self.wait_for(lambda: call.finished)
+
+    def _at_once(self, call: PendingCall) -> None:
+        """Run a call whose payload may travel with its header; submit it where that has not ended it."""
+        with self._driver.changed:
+            if self.broken is not None:
+                return
+            self.unfinished[id(call)] = call
+        negotiation, sent = self._negotiation, self._transport.sent
+        known = len(self.unfinished) == 1 and negotiation.knows(call)
+        ride = self._dispatcher.ride(call, search=True) if known else None
+        result = None if ride is None else self._timed([call], lambda: negotiation.show(call, ride))
+        if result is None or result.odd:  # nothing was done
+            with self._driver.changed:
+                self._inbox.append(call)
+            return
+        negotiation.declare(call)
+        self._settle([call], result, sent)
+
+    def _compare(self, front: list[PendingCall]) -> RoundResult:
+        """Exchange headers."""
+        stuck = self._stuck_since is not None and time.perf_counter() - self._stuck_since > GRACE
+        idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
+        compare = self._negotiation.compare
+        return self._timed(front, lambda: compare(front, idle, blocked, stuck, lambda: self._riding(front)))
+
+    def _timed(self, front: list[PendingCall], exchange: Callable[[], RoundResult]) -> RoundResult:
+        """Exchange headers, and record the time."""
+        waiter = self._transport.waiter
+        if front:
+            waiter.what = front[0].title
+        start, waited = time.perf_counter(), waiter.waited
+        result = exchange()
+        if isinstance(result.ride, TableRide) and (result.ride.met or result.ride.odd):
+            return result  # it has recorded the time, or there was no exchange
+        stop, waited = time.perf_counter(), waiter.waited - waited
+        if isinstance(result.ride, fast_path.Ride):
+            start, stop = max(start, result.ride.began), result.ride.met or stop
+        self._recorder.add("agree", "", 0, 0, start, stop)
+        if waited > 0:
+            self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))
+        return result
+
+    def _riding(self, front: list[PendingCall]) -> Ride | None:
+        """The data of the only call of this rank, if they may travel with the header."""
+        if len(front) != 1 or front[0].number is None or self._actions or self._options.debug:
+            return None
+        if front[0].number in self._negotiation.bad or front[0].batch is None:  # bad: known to all ranks from before
+            return None
+        return self._dispatcher.ride(front[0])

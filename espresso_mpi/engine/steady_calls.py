@@ -1,0 +1,185 @@
+"""Calls that are made again, step after step, with the same tensors: what was found out about them is used again.
+
+A call whose tensors were compressed in payload buckets is learnt when it runs alone for the first time: which tensors
+share messages, their programs, where their residuals are. When the call comes again, its buckets begin with these, and
+only addresses, step numbers and keys are new. Whatever differs - a tensor that is skipped, a changed state, a call that
+runs beside others - takes the ordinary way, with the same messages and the same bits. So ranks may differ in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from ..collectives.bucket_program import BucketProgram
+from ..collectives.job import Job
+from ..collectives.progress import Progress, Segment
+from ..collectives.tables.running import Prepared
+from ..state.store import SyncState
+from ..tracing.recording import Recorder
+from .batches import Bucket
+from .calls import PendingCall
+from .jobs import Jobs
+from .payload_buckets import Ready
+
+_CALLS = 256
+"""Calls that are learnt at a time: each keeps up to 256 KiB for times."""
+
+
+@dataclass
+class SteadyBucket:
+    """Tensors that share messages in every step.
+
+    Attributes:
+        members: each with its tensor.
+        program: runs them.
+        prepared: what stays equal; None before the first step by it.
+    """
+
+    members: tuple[Bucket, ...]
+    program: BucketProgram
+    prepared: Prepared | None = None
+
+    def __post_init__(self) -> None:
+        self.names = tuple(bucket.name for bucket in self.members)
+        self.positions = tuple(bucket.members[0][1].index for bucket in self.members)
+
+
+@dataclass(frozen=True)
+class SteadyCall:
+    """How a call runs: its parts in the order in which they start, buckets that share messages and others.
+
+    Attributes:
+        state, version: what the first ones were prepared for.
+    """
+
+    parts: tuple[SteadyBucket | Bucket, ...]
+    state: SyncState
+    version: tuple[int, int, int]
+
+    def fits(self, state: SyncState) -> bool:
+        """Whether nothing has changed that it was prepared for."""
+        return state is self.state and state.version == self.version and not state.store.any_pending
+
+
+class SteadyCalls:
+    """The calls that were learnt.
+
+    Args:
+        recorder: gets their times.
+        latest: by the name of a bucket: the number of segments that its latest step still has, as the only element.
+    """
+
+    def __init__(self, recorder: Recorder, latest: MutableMapping[str, list[int]]) -> None:
+        self._recorder, self._latest = recorder, latest
+        self._known: dict[int, SteadyCall] = {}
+        self._candidates: dict[int, tuple[SteadyBucket | Bucket, ...]] = {}
+
+    def forget(self) -> None:
+        """The numbers of calls have become invalid."""
+        self._known.clear()
+        self._candidates.clear()
+
+    def learn(
+        self, call: PendingCall, buckets: Sequence[Sequence[Ready]],
+        program_of: Callable[[Sequence[Bucket]], BucketProgram],
+    ) -> None:  # fmt: skip
+        """A call has begun by itself.
+
+        Args:
+            buckets: those that share messages, in the order in which they start.
+            program_of: returns the program of several that do.
+        """
+        number, batch = call.number, call.batch
+        if number is None or batch is None or number in self._candidates or all(len(ready) < 2 for ready in buckets):
+            return
+        started = {id(item) for ready in buckets for one in ready for _, item in one.bucket.members}
+        if started != set(map(id, batch.items)):  # some are skipped, dense at first, or wait for their group
+            return
+        if any(item.group for item in batch.items) or not all(_settled(one) for ready in buckets for one in ready):
+            return
+        if len(self._candidates) >= _CALLS:
+            self.forget()
+        members = [tuple(one.bucket for one in ready) for ready in buckets]
+        self._candidates[number] = tuple(
+            SteadyBucket(together, program_of(together)) if len(together) > 1 else together[0] for together in members
+        )
+
+    def of(self, number: int, call: PendingCall, state: SyncState, jobs: Jobs) -> SteadyCall | None:
+        """How a call runs that begins by itself and of which nothing is skipped; None: the ordinary way."""
+        parts = self._candidates.get(number)
+        if parts is None or self._latest or call.large or (call.watch is not None and call.watch.debug):
+            return None
+        if any(gradient.owner is None for gradient in call.gradients):  # its memory may not be aligned, or is a copy
+            return None
+        known = self._known.get(number)
+        if known is None or not known.fits(state):
+            if state.store.any_pending:
+                return None
+            for part in parts:
+                if isinstance(part, SteadyBucket):
+                    part.prepared = None
+                    for bucket in part.members:
+                        jobs.use(bucket, state)
+            known = self._known[number] = SteadyCall(parts, state, state.version)
+        return known
+
+    def segment(
+        self, part: SteadyBucket, call: PendingCall, state: SyncState, jobs: Jobs, seed: int,
+        ended: Callable[[Sequence[PendingCall]], None],
+    ) -> Segment:  # fmt: skip
+        """The segment of a bucket; counts its step. ``ended`` is called with the call at the end."""
+        steps, left = jobs.count_all(part.names, state), [1]
+        for name in part.names:
+            self._latest[name] = left
+        made = _JobsOf(part.members, steps, state, jobs, seed)
+        arrays = [call.gradients[position].array for position in part.positions]
+
+        def progress(arrays: list[Any]) -> Iterator[Progress]:
+            if part.prepared is None:
+                part.prepared = part.program.prepared(arrays, made, self._recorder)
+            if part.prepared is None:
+                running = part.program.progress(arrays, made, self._recorder)
+            else:
+                running = part.program.again(arrays, made, steps, self._recorder, part.prepared)
+            del arrays  # at its end only the caller refers to them: see ``guard``
+            yield running
+            for name in part.names:
+                if self._latest.get(name) is left:
+                    del self._latest[name]
+            ended([call])
+
+        given, arrays = progress(arrays), []
+        return Segment(f"{part.names[0]} and {len(part.names) - 1} more", 0, given, lambda: True)
+
+
+class _JobsOf(Sequence[Job]):
+    """The jobs of the tensors of a bucket in one step, each made when it is asked for."""
+
+    def __init__(
+        self, members: Sequence[Bucket], steps: Sequence[int], state: SyncState, jobs: Jobs, seed: int
+    ) -> None:
+        self._members, self._steps, self._state, self._jobs, self._seed = members, steps, state, jobs, seed
+
+    @overload
+    def __getitem__(self, at: int) -> Job: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Job]: ...
+    def __getitem__(self, at: int | slice) -> Job | Sequence[Job]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(len(self))[at]]
+        return self._jobs.job(self._members[at], self._steps[at], self._state, self._seed)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+
+def _settled(one: Ready) -> bool:
+    """Whether a tensor is compressed in the same way in every step, where it is compressed at all."""
+    bucket = one.bucket
+    if any(one.skip) or one.large or one.checks or len(one.owners) > 1:
+        return False
+    return bucket.compressor is None or (
+        bucket.compressor.at(None) is bucket.compressor and bucket.dtype == "float32" and len(bucket.members) == 1
+    )

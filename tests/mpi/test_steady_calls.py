@@ -1,0 +1,204 @@
+"""Calls that are made again run by what was prepared for them: with the bits, state and statistics of the Python
+executor, which prepares nothing, whatever comes in between."""
+
+import time
+
+import numpy as np
+import pytest
+from session_cases import node_layouts, values
+
+from espresso_mpi import Session
+from espresso_mpi.collectives.bucket_program import BucketProgram
+from espresso_mpi.collectives.messages.switches import EXECUTOR
+from espresso_mpi.collectives.tables.one_call import OneCall
+from espresso_mpi.errors import EspressoError, NonFiniteError, RankTimeoutError
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+SIZES = {"a": 5003, "tiny": 7, "b": 900, "small": 60, "c": 2111}
+
+
+@pytest.fixture
+def again(monkeypatch):
+    """The runs of what was prepared, in order: the elements of a call's tensors, or of the one of a small call."""
+    found = []
+    run, bucket = OneCall.run, BucketProgram.again
+
+    def of_one(self, x, *rest):
+        found.append((x.size,))
+        return run(self, x, *rest)
+
+    def of_several(self, arrays, *rest):
+        found.append(tuple(x.size for x in arrays))
+        return bucket(self, arrays, *rest)
+
+    monkeypatch.setattr(OneCall, "run", of_one)
+    monkeypatch.setattr(BucketProgram, "again", of_several)
+    return found
+
+
+def left_by(world, monkeypatch, again, way, calls, **options):
+    """What calls leave on this rank, and which of them ran again by what was prepared.
+
+    Args:
+        calls: functions (session, step) that return arrays, bytes or None.
+    """
+    monkeypatch.setenv(EXECUTOR, way)
+    again.clear()
+    with Session(world, **{"seed": 3, "timeout": 120, "min_bytes": 400, **options}) as session:
+        results, ran = [], []
+        for step, call in enumerate(calls):
+            before = len(again)
+            found = call(session, step)
+            ran.append(again[before:])
+            results += [array.tobytes() for array in (found or {}).values()]
+        arrays = sorted((key, value.tobytes()) for key, value in session.state_dict()["arrays"].items())
+        stats = session.stats()
+        counts = {
+            name: (one.steps, one.bytes_by_level, one.last.step, one.last.bytes_by_level)
+            for name, one in stats.tensors.items()
+        }
+        timed = {
+            name: {kind for kind, s in one.last.seconds_by.items() if s > 0} for name, one in stats.tensors.items()
+        }
+        return (results, arrays, counts, stats.bytes_by_level, stats.saturated), ran, timed
+
+
+def same_as_python(world, monkeypatch, again, calls, **options):
+    """Which calls ran again by what was prepared; nothing else may differ from the Python executor."""
+    expected, none, _ = left_by(world, monkeypatch, again, "python", calls, **options)
+    found, ran, timed = left_by(world, monkeypatch, again, "compiled", calls, **options)
+    assert not any(none)
+    for what, a, b in zip(("results", "state", "by tensor", "bytes", "values that were cut"), expected, found):
+        assert a == b, what
+    compressed = set(SIZES) - {"tiny", "small"}
+    assert all({"encode", "decode", "wire"} <= kinds for name, kinds in timed.items() if name in compressed), timed
+    return ran
+
+
+def several(session, step, **changed):
+    """One call with several tensors, of which some are dense."""
+    rank = session._transport.rank
+    grads = {name: values(rank, step, n) for name, n in SIZES.items()} | changed
+    session.sync(grads)
+    return {name: array for name, array in grads.items() if array is not None}
+
+
+def one(session, step, n=3000):
+    array = values(session._transport.rank, step, n)
+    session.sync({"w": array})
+    return {"w": array}
+
+
+def strided_on_rank_0(session, step):
+    """The array of one rank is strided, so that it alone takes the ordinary way."""
+    rank = session._transport.rank
+    array = values(rank, step, SIZES["b"])
+    if rank == 0:
+        array = np.repeat(array, 2)[::2]
+    return several(session, step, b=array)
+
+
+def odd_on_the_last_rank(call):
+    def run(session, step):
+        transport = session._transport
+        real = values(transport.rank, step, SIZES["b"])
+        if transport.rank == transport.topology.size - 1:
+            real[5] = np.nan
+        return call(session, real)
+
+    return run
+
+
+def reloaded(session, step):
+    session.load_state_dict(session.state_dict())
+
+
+BUCKET = (5003, 900, 2111)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "layout"),
+    [
+        ("onebit", 1), ("int8:rounding=stochastic", 0), pytest.param("topk:ratio=0.1", 0, marks=pytest.mark.thorough),
+    ],
+)  # fmt: skip
+def test_calls_of_several_tensors(world, monkeypatch, again, compressor, layout):
+    calls = [
+        *[several] * 3, strided_on_rank_0, several,
+        lambda session, step: several(session, step, b=None), several,
+        lambda session, step: several(session, step, b=values(session._transport.rank, step, 901)), several, several,
+        odd_on_the_last_rank(lambda session, real: several(session, 10, b=real)), several,
+        reloaded, several, several,
+    ]  # fmt: skip
+    options = {"compressor": compressor, "nodes": node_layouts(world.size)[layout], "nonfinite": "skip"}
+    ran = same_as_python(world, monkeypatch, again, calls, **options)
+    usual = [step for step, found in enumerate(ran) if found == [BUCKET]]
+    assert usual == [1, 2, *([3] if world.rank else []), 4, 6, 8, 9, 11, 13, 14]
+
+
+def test_small_calls_and_what_comes_between(world, monkeypatch, again):
+    def odd(session, real):
+        with pytest.raises(NonFiniteError, match=f"rank {world.size - 1}"):
+            session.sync({"w": real})
+
+    calls = [
+        *[one] * 4,
+        lambda session, step: one(session, step, 2999), one, one,
+        odd_on_the_last_rank(odd), one, reloaded, one, one, several, one,
+    ]  # fmt: skip
+    ran = same_as_python(world, monkeypatch, again, calls, compressor="int8:rounding=stochastic")
+    assert [step for step, found in enumerate(ran) if found == [(3000,)]] == [1, 2, 3, 5, 6, 8, 10, 11, 13]
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_tensors_that_are_dense_at_first(world, monkeypatch, again, nodes):
+    """The payload of a small call travels with its header only once the tensor is compressed."""
+    for call, what in ((one, (3000,)), (several, BUCKET)):
+        options = {"compressor": "onebit", "dense_steps": 3, "nodes": node_layouts(world.size)[nodes]}
+        ran = same_as_python(world, monkeypatch, again, [call] * 7, **options)
+        expected = [4, 5, 6] if what == BUCKET or nodes == 0 else []
+        assert [step for step, found in enumerate(ran) if found == [what]] == expected
+
+
+def test_parameters_with_a_schedule_change(world, monkeypatch, again):
+    options = {"compressor": "onebit:block=64~128@3/1"}
+    ran = same_as_python(world, monkeypatch, again, [one] * 7, **options)
+    assert [step for step, found in enumerate(ran) if found] == [1, 2, 3, 4, 5, 6]  # each by the program of its step
+    ran = same_as_python(world, monkeypatch, again, [several] * 6, **options)
+    assert not any(ran)
+
+
+def test_a_rank_that_does_not_make_the_call_is_named(world):
+    """The others wait inside the compiled call."""
+    last, session = world.size - 1, Session(world, compressor="onebit", min_bytes=0, timeout=1)
+    for step in range(3):
+        one(session, step)
+    world.Barrier()
+    if world.rank == last:
+        time.sleep(3)
+
+    def twice():
+        one(session, 3)
+        one(session, 4)  # of two ranks, the late one has all that it needs of the other, and hears of it here
+
+    with pytest.raises(EspressoError) as caught:
+        twice()
+    texts = world.allgather(f"{type(caught.value).__name__}: {caught.value}")
+    assert any(text.startswith(RankTimeoutError.__name__) and f"rank {last}" in text for text in texts[:last]), texts
+    assert all("RankTimeoutError" in text for text in texts), texts
+    assert not session.usable
+
+
+def test_a_push_of_the_same_memory_meanwhile(world, open_session):
+    """Pushes that are not waited for: their memory is claimed, and the next call does not run by itself."""
+    session, twin = (open_session(compressor="onebit", seed=1) for _ in range(2))
+    for step in range(5):
+        arrays = [values(world.rank, step, 800), values(world.rank, step + 20, 801)]
+        expected = [twin.sync({"w": arrays[0].copy()})["w"], twin.push("v", arrays[1].copy()).wait()]
+        handle = session.push("v", arrays[1])
+        with pytest.raises(EspressoError, match="in flight"):
+            session.sync({"w": arrays[1]})
+        session.sync({"w": arrays[0]})
+        assert (arrays[0] == expected[0]).all()
+        assert (handle.wait() == expected[1]).all()
