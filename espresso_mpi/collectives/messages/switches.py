@@ -1,4 +1,4 @@
-"""What the environment variables of a rank choose. Ranks may differ: all choices exchange the same messages."""
+"""What the environment variables of a rank choose. A session refuses to start if its ranks differ in them."""
 
 from __future__ import annotations
 
