@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gpu_arrays import GpuArray, foreign_memory, values  # noqa: F401
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("route", [None, "encode@gpu/alltoall@flat/decode@cpu/encode@cpu/allgather@flat/decode@gpu"])

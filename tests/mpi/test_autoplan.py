@@ -18,7 +18,7 @@ from espresso_mpi.planner.model.workload import Workload
 from espresso_mpi.planner.planfile import load, save
 from espresso_mpi.types import MadeFor, TensorSpec
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 SIZE = MPI.COMM_WORLD.size
 SHAPES = {"w1": (64, 48), "b1": (48,), "w2": (48, 200), "b2": (200,)}

@@ -12,7 +12,7 @@ from espresso_mpi.errors import ConfigError
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 
 TINY = {"steps": 4, "batch": 2, "width": 64, "layers": 1, "eval_every": 2}
 """Some of its tensors are large enough to be compressed."""

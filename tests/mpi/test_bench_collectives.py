@@ -11,7 +11,7 @@ from espresso_mpi.bench import collectives
 from espresso_mpi.bench.collective_cases import COLLECTIVES, Case, Elements
 from espresso_mpi.compressors import get
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
 
 
 def test_every_collective_is_right_and_sends_what_its_payloads_take(world, tmp_path):

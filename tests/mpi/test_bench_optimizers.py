@@ -16,7 +16,7 @@ from espresso_mpi.errors import ConfigError
 
 torch = pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 SHAPE = optimizer_runs.Shape(context=16, width=64, layers=1, heads=2)
 """Two of its tensors are large enough to be compressed."""

@@ -14,7 +14,7 @@ from espresso_mpi.bench.harness.checks import wrong_together
 from espresso_mpi.bench.harness.timing import Repetitions, TimedMethod, interleaved
 from espresso_mpi.errors import ConfigError
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
 
 
 @pytest.fixture

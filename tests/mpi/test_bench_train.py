@@ -12,7 +12,7 @@ from espresso_mpi.bench import text, train, training
 from espresso_mpi.errors import ConfigError, MismatchError
 from espresso_mpi.files import output
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 TINY = {"steps": 6, "batch": 8, "eval_every": 4, "rate": 0.5}
 LABELS = [

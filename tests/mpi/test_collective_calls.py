@@ -9,7 +9,7 @@ from espresso_mpi.collectives import calls
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, GradientError, MismatchError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 def layouts(size):

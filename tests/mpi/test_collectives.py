@@ -13,7 +13,7 @@ from espresso_mpi.collectives.data.reduction import ReduceOp, stored
 from espresso_mpi.collectives.ops.base import CollectiveContext, Data, Move, operations
 from espresso_mpi.types import ALIGN, CLOSING, ITEMSIZE, SUMS
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 PACKED = sorted({*CLOSING, "allgather"} - SUMS)
 """Operations that move payloads from all to all, or to one."""

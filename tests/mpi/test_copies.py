@@ -12,7 +12,7 @@ from espresso_mpi.collectives.to_root import gather
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError, StateError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 COMPRESSORS = ["fp16", "int8", "onebit", "topk:ratio=0.1", "powersgd:rank=1"]
 

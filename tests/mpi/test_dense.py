@@ -8,7 +8,7 @@ import pytest
 from espresso_mpi import Plan, Strategy
 from espresso_mpi.errors import ConfigError, NonFiniteError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 STEPS = 3
 

@@ -11,7 +11,7 @@ from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, MismatchError
 from espresso_mpi.types import Route
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 N = 1537
 TOPK = "topk:ratio=0.1"
 

@@ -10,7 +10,7 @@ import pytest
 
 from espresso_mpi.errors import GradientError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("compressor", ["none", "onebit", "fp16"])

@@ -7,7 +7,7 @@ import pytest
 
 from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError, StateError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 WAY = {None: "flat-alltoall", "pairs": "hierarchical-alltoall-packed"}
 

@@ -7,7 +7,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from espresso_mpi import Session
 from espresso_mpi.collectives.messages import leftovers
 from espresso_mpi.errors import EspressoError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 def in_a_fork(act):

@@ -12,7 +12,7 @@ from espresso_mpi.compressors import get, register, unregister
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.types import Route
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 FLAT = (
     "flat-linear",
     "encode@cpu/reduce_scatter@flat/allgather@flat/decode@cpu",

@@ -11,7 +11,7 @@ from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.compressors import get, names
 from espresso_mpi.types import Route
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 SHAPE = (29, 53)
 N = SHAPE[0] * SHAPE[1]

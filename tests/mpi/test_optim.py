@@ -10,7 +10,7 @@ from espresso_mpi import optim
 from espresso_mpi.errors import NonFiniteError
 from espresso_mpi.optim import DiLoCo, OnebitAdam
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 SHAPES = {"w": (80, 70), "b": (9,)}
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from espresso_mpi import Plan, Strategy, compressors
 from espresso_mpi.collectives.messages.transport import Transport
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
 
 WORLD = MPI.COMM_WORLD
 SIZES = {"one": (1,), "few": (3,), "odd": (37, 7), "many": (70_001,), "none": (0,)}

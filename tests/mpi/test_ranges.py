@@ -7,7 +7,7 @@ import pytest
 
 from espresso_mpi.errors import NonFiniteError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 several = pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
 

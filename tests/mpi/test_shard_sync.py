@@ -11,7 +11,7 @@ from espresso_mpi.errors import ConfigError, NonFiniteError
 torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread", "group")]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread", "group")]
 
 
 class Network(torch.nn.Module):

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from espresso_mpi import Plan, Session, Strategy
 from espresso_mpi.errors import ConfigError, StateError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 SIZE = MPI.COMM_WORLD.size
 MOVES = sorted({(1, SIZE), (SIZE, 1), (SIZE, max(1, SIZE - 1)), (max(1, SIZE - 1), SIZE)} - {(1, 1)})

@@ -11,7 +11,7 @@ from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, GradientError, MismatchError, RemoteError
 from espresso_mpi.types import Route
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 COMPRESSORS = ("fp16", "int8", "int8:rounding=stochastic", "onebit", "topk:ratio=0.1")
 OFTEN = ("onebit", "topk:ratio=0.1", *(pytest.param(c, marks=pytest.mark.thorough) for c in COMPRESSORS[:3]))

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
 distributed = torch.distributed
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 
 
 def network(seed=0):

@@ -8,7 +8,7 @@ import pytest
 import espresso_mpi
 from espresso_mpi.errors import GradientError, RemoteError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 several = pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
 

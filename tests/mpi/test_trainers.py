@@ -12,7 +12,7 @@ from espresso_mpi.errors import ConfigError, RemoteError
 torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread", "group")]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread", "group")]
 
 
 def data():

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("espresso_mpi.torch")
 distributed = torch.distributed
 
-pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.timeout(300)]
 
 
 @pytest.fixture

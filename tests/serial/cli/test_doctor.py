@@ -12,7 +12,7 @@ from espresso_mpi.cli import doctor
 from espresso_mpi.cluster import environment, lab, launch
 from espresso_mpi.collectives.messages import probe
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 HEALTHY = {
     "mpi": {"library": "Open MPI", "version": "5.0.11", "standard": "3.1", "thread_level": "MULTIPLE"},

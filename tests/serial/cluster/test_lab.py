@@ -16,7 +16,7 @@ import pytest
 from espresso_mpi.cluster import lab, launch
 from espresso_mpi.errors import ConfigError, LabUnavailable
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 WHY_NOT = "; ".join(lab.problems())
 needs_lab = pytest.mark.skipif(bool(WHY_NOT), reason=f"the lab cannot run: {WHY_NOT}")

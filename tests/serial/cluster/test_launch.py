@@ -11,7 +11,7 @@ import pytest
 from espresso_mpi.cluster import launch
 from espresso_mpi.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def fake_mpirun(directory, banner):

@@ -8,7 +8,7 @@ import pytest
 from espresso_mpi.cluster import launch
 from espresso_mpi.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 try:
     launch.find_mpirun()
 except ConfigError:  # an environment without MPI runs the other serial tests

@@ -13,7 +13,7 @@ from espresso_mpi.cluster import launch
 from espresso_mpi.collectives.messages import probe, switches
 from espresso_mpi.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 
 def result_on(program: str, limit: float = 20.0) -> probe.ProbeResult:

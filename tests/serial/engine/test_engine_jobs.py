@@ -14,7 +14,7 @@ import pytest
 from espresso_mpi.cluster import launch
 from espresso_mpi.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 LIMIT = 120
 """Seconds a job may take; a job that hangs ends with launch.TIMED_OUT."""
