@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import sys
-import time
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from doc_blocks import DOCUMENTED, PAGES, ROOT, STARTS_RANKS, Block, blocks
 from mpi4py import MPI
+from patience import patient_barrier
 from typer.testing import CliRunner
 
 import espresso_mpi
@@ -72,15 +72,8 @@ def verdict(block: Block, names: dict[str, Any]) -> str | None:
             run_block(block, names)
         except Exception:
             problem = f"{block.page}:{block.line}, rank {COMM.rank}: {traceback.format_exc()}"
-    wait_for_all()
+    patient_barrier(COMM)  # rank 0 runs commands alone
     return next(filter(None, COMM.allgather(problem)), None)
-
-
-def wait_for_all() -> None:
-    """A barrier that leaves the core to others: rank 0 runs commands alone, and MPI's own waits are busy."""
-    arrived = COMM.Ibarrier()
-    while not arrived.Test():
-        time.sleep(0.002)
 
 
 def run_page(page: str, folder: Path) -> str | None:

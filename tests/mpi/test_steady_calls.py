@@ -1,10 +1,9 @@
 """Calls that are made again run by what was prepared for them: with the bits, state and statistics of the Python
 executor, which prepares nothing, whatever comes in between."""
 
-import time
-
 import numpy as np
 import pytest
+from patience import patient_barrier
 from session_cases import node_layouts, values
 
 from espresso_mpi import Session
@@ -176,7 +175,7 @@ def test_a_rank_that_does_not_make_the_call_is_named(world):
         one(session, step)
     world.Barrier()
     if world.rank == last:
-        time.sleep(3)
+        patient_barrier(world)  # the others have given up
 
     def twice():
         one(session, 3)
@@ -184,6 +183,8 @@ def test_a_rank_that_does_not_make_the_call_is_named(world):
 
     with pytest.raises(EspressoError) as caught:
         twice()
+    if world.rank != last:
+        patient_barrier(world)
     texts = world.allgather(f"{type(caught.value).__name__}: {caught.value}")
     assert any(text.startswith(RankTimeoutError.__name__) and f"rank {last}" in text for text in texts[:last]), texts
     assert all("RankTimeoutError" in text for text in texts), texts
