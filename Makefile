@@ -10,8 +10,8 @@ MPI_TIMEOUT ?= 1500
 BENCH_TIMEOUT ?= 1800
 BENCH_THREADS ?= 1,2
 OUT ?= out
-# Processes for the serial tests: one more than cores, since one mostly waits for jobs.
-WORKERS ?= 3
+# Processes for the serial tests, beside which another job runs.
+WORKERS ?= 2
 
 VENV := .venv
 VENV_MPICH := .venv-mpich

@@ -636,7 +636,7 @@ def test_a_late_rank_is_waited_for(world, open_session):
 @several
 @pytest.mark.parametrize("what", ["push", "sync"])
 def test_a_rank_that_never_comes_is_named(world, what):
-    session = espresso_mpi.Session(timeout=1.0)
+    session = espresso_mpi.Session(timeout=3.0)
     if last(world):
         patient_barrier(world)  # the others have given up
         error = raised(session.push("w", np.ones(10, np.float32)).wait)
@@ -655,7 +655,7 @@ def test_a_rank_that_never_comes_is_named(world, what):
 @several
 def test_a_rank_that_pushed_something_else_and_never_comes_is_named(world):
     """Its thread answers, but it does not wait for anything itself."""
-    session = espresso_mpi.Session(timeout=1.5)
+    session = espresso_mpi.Session(timeout=3.0)
     grad = np.ones(10, np.float32)
     handle = session.push("else" if last(world) else "w", grad)
     if last(world):
@@ -671,7 +671,7 @@ def test_a_rank_that_pushed_something_else_and_never_comes_is_named(world):
 @several
 def test_pushes_nobody_waits_for_time_out(world):
     """Also while the others only pushed: ``done`` becomes true, ``wait`` tells."""
-    session = espresso_mpi.Session(timeout=1.0)
+    session = espresso_mpi.Session(timeout=3.0)
     error = None
     if not last(world):
         handle = session.push("w", np.ones(10, np.float32))

@@ -261,7 +261,7 @@ def test_a_plan_must_know_the_tensor(world, open_session):
 
 @several
 def test_a_rank_that_never_comes_is_named(world):
-    session = espresso_mpi.Session(timeout=1.0)
+    session = espresso_mpi.Session(timeout=3.0)
     if world.rank == world.size - 1:
         patient_barrier(world)
         return

@@ -170,7 +170,7 @@ def test_parameters_with_a_schedule_change(world, monkeypatch, again):
 
 def test_a_rank_that_does_not_make_the_call_is_named(world):
     """The others wait inside the compiled call."""
-    last, session = world.size - 1, Session(world, compressor="onebit", min_bytes=0, timeout=1)
+    last, session = world.size - 1, Session(world, compressor="onebit", min_bytes=0, timeout=3)
     for step in range(3):
         one(session, step)
     world.Barrier()

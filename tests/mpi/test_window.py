@@ -240,7 +240,7 @@ def test_a_missing_rank_is_named_by_all(world, call):
         if call is allreduce_200_kb and (nodes is not None or not window_bytes):
             continue
         missing = world.size - 1
-        transport = Transport(world.Dup(), Settings(0.5, window_bytes, nodes=nodes))
+        transport = Transport(world.Dup(), Settings(2.0, window_bytes, nodes=nodes))
         text = ""
         if world.rank != missing:
             with pytest.raises(RankTimeoutError) as caught:
