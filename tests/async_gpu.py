@@ -111,10 +111,6 @@ class AsyncGpu:
         patch.setattr(device, "caller_stream", self.of_caller)
 
     @property
-    def queued(self) -> int:
-        return sum(len(stream.queue) for stream in self._streams)
-
-    @property
     def done(self) -> int:
         return sum(stream.done for stream in self._streams)
 

@@ -40,14 +40,12 @@ class _SharedCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         self.lock = OneProcess(Path(self._impl.locator.get_cache_path(), f"{self._impl.filename_base}.lock"))
-        self.missed = 0
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         found = super().load_overload(sig, target_context)
         if found is None:
             self._impl.locator.ensure_cache_path()
             self.lock.acquire()
-            self.missed += 1
             found = super().load_overload(sig, target_context)
         return found
 
@@ -61,12 +59,11 @@ def _shared(dispatcher: Any, cache: bool) -> Any:
 
     def compile_once(sig: Any) -> Any:
         with global_compiler_lock:
-            missed = shared.missed
+            depth = shared.lock.depth
             try:
                 return compile_now(sig)
             finally:
-                while shared.missed > missed:
-                    shared.missed -= 1
+                while shared.lock.depth > depth:
                     shared.lock.release()
 
     dispatcher.compile = compile_once

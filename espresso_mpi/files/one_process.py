@@ -23,6 +23,7 @@ class OneProcess:
         path: of a file that exists while some process holds the lock or waits for it.
 
     Attributes:
+        depth: how often it was acquired and not yet released.
         patient: whether this process still waits for others: not if one kept a lock, perhaps on a host that has died.
     """
 
@@ -31,11 +32,11 @@ class OneProcess:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
-        self._depth = 0
+        self.depth = 0
 
     def acquire(self) -> None:
         """Wait until no other process has the lock."""
-        self._depth += 1
+        self.depth += 1
         until = time.monotonic() + PATIENCE_S
         while self._file is None and OneProcess.patient:
             try:
@@ -46,8 +47,8 @@ class OneProcess:
 
     def release(self) -> None:
         """Let the next process have it."""
-        self._depth -= 1
-        if self._depth or self._file is None:
+        self.depth -= 1
+        if self.depth or self._file is None:
             return
         self._path.unlink(missing_ok=True)  # before others can get the lock: it is still this process's file
         os.close(self._file)
