@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..compressors import get
+from ..compressors.registry import split_specs
 from ..errors import ConfigError
 from .defaults import Accuracy as Defaults
 from .loss_curves import Curve, Point
@@ -116,12 +117,7 @@ def ways_of(text: str) -> list[Way]:
     Raises:
         ConfigError: a way or its compressor is unknown, or there is none.
     """
-    found: list[str] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        if found and "=" in part and ":" not in part:
-            found[-1] += f",{part}"
-        else:
-            found.append(part)
+    found = split_specs(text)
     if not found:
         raise ConfigError("--ways: names none; expected a list such as gloo:none,gloo:fp16,gradsync:int8,onebit-adam")
     return [_way_of(spec) for spec in dict.fromkeys(found)]

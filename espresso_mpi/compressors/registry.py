@@ -185,6 +185,17 @@ def get(spec: str | Compressor) -> Compressor:
     return cls(**_parameters(cls, text))
 
 
+def split_specs(text: str) -> list[str]:
+    """The parts of a comma list. A bare ``parameter=value`` belongs to the part before it."""
+    found: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if found and "=" in part and ":" not in part:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
 def read_specs(text: str) -> list[str]:
     """The compressors of a comma list as they are written there, ``none`` among them.
 
@@ -197,12 +208,7 @@ def read_specs(text: str) -> list[str]:
         >>> espresso_mpi.compressors.read_specs("none,fp16,topk:ratio=0.01")
         ['none', 'fp16', 'topk:ratio=0.01']
     """
-    found: list[str] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        if found and "=" in part and ":" not in part:
-            found[-1] += f",{part}"
-        else:
-            found.append(part)
+    found = split_specs(text)
     if not found:
         raise ConfigError("no compressor is named; expected a list such as none,fp16,topk:ratio=0.01")
     for spec in found:
