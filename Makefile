@@ -14,6 +14,8 @@ OUT ?= out
 REPORT = $(VENV)/bin/espresso-mpi bench report --keep --output BENCHMARKS.md --picture docs/train.png
 # Processes for the serial tests, beside which another job runs.
 WORKERS ?= 2
+# More jobs that `make test` runs, such as test-torch.
+ALSO ?=
 
 VENV := .venv
 VENV_MPICH := .venv-mpich
@@ -75,7 +77,7 @@ demo: $(VENV)/.demo ## train a small model with compressed gradients on an emula
 	$(VENV)/bin/espresso-mpi demo
 
 test: $(VENV)/.test ## each test once: in $(WORKERS) processes, on 4 ranks, and on 3 and 2 what depends on them (10 minutes; 15 while kernels compile)
-	$(call side_by_side,$(VENV),--quick,test-serial $(MPI_TESTS))
+	$(call side_by_side,$(VENV),--quick,test-serial $(MPI_TESTS) $(ALSO))
 
 test-all: $(VENV)/.test ## every test with every method and on 2, 3 and 4 ranks (half an hour)
 	$(call side_by_side,$(VENV),,test-serial $(MPI_TESTS))
@@ -116,8 +118,9 @@ test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linea
 	  python -m mpi4py -m pytest --with-mpi -q tests/gpu_sim/test_routes_gpu.py
 
 test-torch: $(VENV)/.test ## torch's own tests of backends, over the process group, on 4 ranks (2 minutes)
-	$(VENV)/bin/python -m pip install --quiet 'torch==2.13.0' expecttest
-	$(VENV)/bin/espresso-mpi run -n 4 --timeout $(MPI_TIMEOUT) -- \
+	@echo "== tests/torch_suite on 4 ranks ($(VENV))"
+	@$(VENV)/bin/python -m pip install --quiet 'torch==2.13.0' expecttest
+	@$(VENV)/bin/espresso-mpi run -n 4 --timeout $(MPI_TIMEOUT) -- \
 	  python -m mpi4py -m pytest --with-mpi -q --color=no -W ignore::DeprecationWarning tests/torch_suite
 
 check: $(VENV_CHECK)/.dev ## ruff, mypy, import-linter and the sizes of modules, classes and functions
