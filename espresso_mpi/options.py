@@ -45,7 +45,7 @@ a float32, those of scaled losses too. Left out are ``powersgd:rank=4`` (+2.3 % 
 
 POOR_UNDER_ADAM = (
     "onebit", "onebit_sgd", "signsgd", "signum", "topk", "topk_sampled", "topk_chunked", "threshold", "randomk", "dgc",
-    "count_sketch",
+    "count_sketch", "topk_in_chunks", "dct_topk",
 )  # fmt: skip
 """Compressors of gradients whose loss stays far above that of fp32 under optimizers that divide by the root of the
 second moment: signs and selections. Measured as above, ``onebit`` +16 %, ``dgc`` +29 % and ``topk`` +30 % after 200

@@ -54,7 +54,10 @@ def compressor_problems(spec: str, cases: Iterable[tuple[int, str]] = FEW) -> It
             yield f"{spec}, n = {n}, {kind}: {problem}"
 
 
-_WITH_POSITIONS = ("topk", "topk_chunked", "topk_sampled", "threshold", "dgc", "count_sketch")
+_WITH_POSITIONS = (
+    *("topk", "topk_chunked", "topk_sampled", "threshold", "dgc", "count_sketch"),
+    *("topk_in_chunks", "dct_topk"),
+)
 
 
 class _Twins:

@@ -63,6 +63,14 @@ class MomentumSGD(Oracle):
         self.m = new
 
 
+class DeMo(Oracle):
+    """x ← (1 - η λ) x - η sign of the mean; the momenta are the session's, and ``momenta_of`` has them."""
+
+    def step(self, g, lr, exchange, weight_decay, sign):
+        mean = exchange(g)
+        self.x = (1 - lr * weight_decay) * self.x - lr * (np.sign(mean) if sign else mean)
+
+
 class ZeroOneAdam(Oracle):
     """Algorithm 1 of Lu et al. with bias correction, decoupled decay, and dense steps that also move the momentum."""
 
@@ -130,10 +138,64 @@ class OnebitLamb(Oracle):
         self.x = self.x - lr * c * u
 
 
+class Extracted:
+    """What each rank keeps and sends with decaying error feedback in float64: DeMo's momenta, SparseLoCo's residuals.
+
+    Args:
+        decay: β.
+        choose: (values) → what a rank sends of them.
+    """
+
+    def __init__(self, decay, choose):
+        self._decay, self._choose, self._kept = decay, choose, {}
+
+    def mean(self, name, given):
+        """The mean over the ranks of what they send; ``given``: a rank's gradient or progress each."""
+        sent = []
+        for rank, values in enumerate(given):
+            total = self._decay * self._kept.get((name, rank), 0.0) + values
+            sent.append(self._choose(total))
+            self._kept[name, rank] = total - sent[-1]
+        return np.mean(sent, axis=0)
+
+
+def largest_in_chunks(chunk, k, values):
+    """The k largest magnitudes of each chunk of a flat array, the others zero."""
+    out = np.zeros_like(values)
+    for start in range(0, values.size, chunk):
+        part = values[start : start + chunk]
+        kept = np.argsort(-np.abs(part), kind="stable")[:k]
+        out[start + kept] = part[kept]
+    return out
+
+
+def largest_frequencies(chunk, k, values):
+    """The k largest DCT-II coefficients of each chunk, transformed back; no chunk is padded here."""
+    assert values.size % chunk == 0
+    i, j = np.arange(chunk), np.arange(chunk)[:, None]
+    matrix = np.cos(np.pi * (2 * i + 1) * j / (2 * chunk)) * np.sqrt(2 / chunk)
+    matrix[0] = np.sqrt(1 / chunk)
+    return (
+        largest_in_chunks(chunk, k, (values.reshape(-1, chunk) @ matrix.T).ravel()).reshape(-1, chunk) @ matrix
+    ).ravel()
+
+
+def in_two_bits(block, values):
+    """``int2`` of what is not zero, in order: -1, 0 or 1 times the largest magnitude of each block."""
+    out, where = np.zeros_like(values), np.flatnonzero(values)
+    for start in range(0, where.size, block):
+        part = values[where[start : start + block]]
+        scale = np.abs(part).max()
+        out[where[start : start + block]] = np.rint(part / scale) * scale
+    return out
+
+
 CASES = {
     "OnebitLamb": (OnebitLamb, {"warmup": 5, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1}),
     "MomentumSGD": (MomentumSGD, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": False, "warmup": 2}),
     "MomentumSGD Nesterov": (MomentumSGD, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True, "warmup": 0}),
+    "DeMo": (DeMo, {"weight_decay": 0.1, "sign": True}),
+    "DeMo plain": (DeMo, {"weight_decay": 0.1, "sign": False}),
     "ZeroOneAdam": (
         ZeroOneAdam,
         {"warmup": 8, "kappa": 2, "double_every": 3, "longest": 4}

@@ -126,7 +126,7 @@ def ways_of(text: str) -> list[Way]:
 def _way_of(spec: str) -> Way:
     kind, _, compressor = spec.partition(":")
     if kind in OWN:
-        compressor = compressor or ("int4" if kind == "diloco" else "onebit")
+        compressor = compressor or OWN[kind]
     elif kind not in AVERAGING or not compressor:
         raise ConfigError(
             f"--ways {spec!r}; expected {', '.join(AVERAGING)} with a method after a colon, or one of {', '.join(OWN)}"

@@ -18,7 +18,7 @@ from .harness.timing import Repetitions, TimedMethod, interleaved
 from .loss_curves import Method, Schedule, follow
 from .model import learning_rate
 from .optimizer_runs import WARMUP, momentum_of
-from .optimizer_ways import Optimizing
+from .optimizer_ways import FEEDBACK, Optimizing
 from .replica import Replica
 from .workloads import network, workload_of
 
@@ -77,7 +77,8 @@ class Training:
         if way.kind in AVERAGING:
             averaged = Averaged(comm, way.spec, self.replica.model, gloo, POWERSGD_DENSE, seed)
             return Averaging(averaged, self.replica), averaged.close
-        session = Session(comm, compressor=way.compressor, seed=seed)
+        feedback = FEEDBACK.get(way.kind, "auto")
+        session = Session(comm, compressor=way.compressor, seed=seed, feedback=feedback)
         return Optimizing(way.kind, session, self.replica, steps), session.close
 
     def rate(self, step: int) -> float:

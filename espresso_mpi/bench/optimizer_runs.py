@@ -18,7 +18,7 @@ from .gpt_shape import Shape as Shape
 from .harness.replicas import place_on_node, require_same_start
 from .loss_curves import Curve, Schedule, follow
 from .model import learning_rate
-from .optimizer_ways import BASES, MOMENTUM, Optimizing
+from .optimizer_ways import BASES, FEEDBACK, MOMENTUM, Optimizing
 from .training import Method
 
 RATES = {
@@ -29,6 +29,8 @@ RATES = {
     "zero-one-adam": 1e-3,
     "momentum-sgd": 0.003,
     "diloco": 1e-3,
+    "sparseloco": 1e-3,
+    "demo": 1e-3,
 }
 """The optimizers, and their peak learning rates: AdamW's usual one, and SGD's best of a sweep with fp32."""
 
@@ -132,7 +134,8 @@ def train(comm: Any, corpus: text.Corpus, config: RunConfig, settings: Settings,
     schedule = Schedule(
         settings.steps, settings.eval_every, lambda step: learning_rate(step, settings.steps, config.lr, WARMUP)
     )
-    with Session(comm, compressor=method.compressor, seed=config.seed, feedback=method.feedback) as session:
+    feedback = FEEDBACK.get(config.optimizer, method.feedback)
+    with Session(comm, compressor=method.compressor, seed=config.seed, feedback=feedback) as session:
         way = Optimizing(config.optimizer, session, replica, settings.steps)
         return _row(config, follow(comm, replica, way, data, batches, schedule, advance))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from espresso_mpi.session import Session
 
-from ..optim import DiLoCo, MomentumSGD, OnebitAdam, OnebitLamb, ZeroOneAdam
+from ..optim import DeMo, DiLoCo, MomentumSGD, OnebitAdam, OnebitLamb, ZeroOneAdam
 from ..optim.messages import wait_for
 from .datasets import Batch
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # needs torch, which only a run needs
     from .replica import Replica
 
 DENSE = 0.2
-"""Share of the steps in which ``onebit-adam``, ``onebit-lamb`` and ``diloco`` begin by synchronising gradients. The
-warm-up of ``zero-one-adam``, which synchronises gradients in some of them."""
+"""Share of the steps in which ``onebit-adam``, ``onebit-lamb``, ``diloco`` and ``sparseloco`` begin by synchronising
+gradients. The warm-up of ``zero-one-adam``, which synchronises gradients in some of them."""
 
 WARMUP = "int8"
 """How ``onebit-adam``, ``onebit-lamb`` and ``zero-one-adam`` synchronise gradients: it trains like uncompressed ones,
@@ -26,7 +26,7 @@ MOMENTUM = 0.9
 """Of SGD."""
 
 EVERY = 15
-"""Local steps of ``diloco`` between two averages: few, because runs are short."""
+"""Local steps of ``diloco`` and ``sparseloco`` between two averages: few, because runs are short."""
 
 INTERVALS = 3
 """How many intervals ``zero-one-adam`` has after its warm-up, of equal numbers of steps: 1, 2 and 4."""
@@ -39,12 +39,25 @@ BASES = {
     "zero-one-adam": "adamw",
     "momentum-sgd": "sgd",
     "diloco": "adamw",
+    "sparseloco": "adamw",
+    "demo": "adamw",
 }
 """The optimizers, and with which one, on uncompressed gradients, each is compared."""
 
 
-OWN = ("onebit-adam", "onebit-lamb", "zero-one-adam", "momentum-sgd", "diloco")
-"""Those of them that synchronise something else than gradients."""
+OWN = {
+    "onebit-adam": "onebit",
+    "onebit-lamb": "onebit",
+    "zero-one-adam": "onebit",
+    "momentum-sgd": "onebit",
+    "diloco": "int4",
+    "sparseloco": "topk_in_chunks:values=int2",
+    "demo": "dct_topk:values=int4",
+}
+"""Those of them that synchronise something else than gradients, and the compressors that are usual for that."""
+
+FEEDBACK = {"sparseloco": "plain:decay=0.95", "demo": "plain:decay=0.999"}
+"""The error feedback that belongs to an optimizer: those of the papers."""
 
 
 class Way(Protocol):
@@ -62,8 +75,8 @@ def way_of(optimizer: str, session: Session, replica: Replica, steps: int) -> Wa
     dense = max(1, round(DENSE * steps))
     if optimizer in _OWN:
         return _Own(_OWN[optimizer](dict(replica.model.named_parameters()), session, steps, dense))
-    if optimizer == "diloco":
-        return _Local(session, replica, dense)
+    if optimizer in ("diloco", "sparseloco"):
+        return _Local(session, replica, dense, DiLoCo if optimizer == "diloco" else DiLoCo.sparse)
     return _Gradients(session, replica)
 
 
@@ -113,6 +126,10 @@ def _momentum_sgd(params: dict[str, Any], session: Session, steps: int, dense: i
     return MomentumSGD(params, session, momentum=MOMENTUM)
 
 
+def _demo(params: dict[str, Any], session: Session, steps: int, dense: int) -> DeMo:
+    return DeMo(params, session)
+
+
 def _onebit_lamb(params: dict[str, Any], session: Session, steps: int, dense: int) -> OnebitLamb:
     return OnebitLamb(params, session, warmup=dense, warmup_compressor=WARMUP)
 
@@ -122,6 +139,7 @@ _OWN = {
     "onebit-adam": _onebit_adam,
     "zero-one-adam": _zero_one_adam,
     "momentum-sgd": _momentum_sgd,
+    "demo": _demo,
 }
 """The optimizers that synchronise by themselves; ``dense``: the first steps of a run of so many steps."""
 
@@ -144,8 +162,8 @@ class _Own:
 class _Local:
     """Gradients first, then the progress of local steps."""
 
-    def __init__(self, session: Session, replica: Replica, dense: int) -> None:
-        self._session, self._replica, self._dense = session, replica, dense
+    def __init__(self, session: Session, replica: Replica, dense: int, make: Callable[..., DiLoCo]) -> None:
+        self._session, self._replica, self._dense, self._make = session, replica, dense, make
         self._diloco: DiLoCo | None = None
 
     def step(self, grads: dict[str, Any], rate: float) -> None:
@@ -155,7 +173,7 @@ class _Local:
         self._replica.update(rate)
         if not self._dense:
             if self._diloco is None:
-                self._diloco = DiLoCo(dict(self._replica.model.named_parameters()), self._session, EVERY)
+                self._diloco = self._make(dict(self._replica.model.named_parameters()), self._session, EVERY)
                 return
             self._diloco.step()
 

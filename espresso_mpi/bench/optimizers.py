@@ -25,6 +25,7 @@ from .defaults import Optimizers as Defaults
 from .harness.replicas import world
 from .harness.resuming import Kept, begin
 from .optimizer_runs import RATES, WARMUP, Row, RunConfig, Settings, Shape, train
+from .optimizer_ways import FEEDBACK
 from .training import Method
 
 TOTAL_BATCH = 8
@@ -51,9 +52,9 @@ def main(
     Args:
         methods: comma list of specs of compressors; "none" is fp32.
         without_feedback: comma list of those to train once more, with what they lose dropped; "" for none of them.
-        optimizer: comma list of "adamw"; "sgd" and "momentum-sgd", which have a momentum of 0.9; "onebit-adam",
-            "onebit-lamb", "zero-one-adam" and "diloco", which begin with a fifth of the steps on gradients, or some of
-            them.
+        optimizer: comma list of "adamw" and "demo"; "sgd" and "momentum-sgd", which have a momentum of 0.9;
+            "onebit-adam", "onebit-lamb", "zero-one-adam", "diloco" and "sparseloco", which begin with a fifth of the
+            steps on gradients, or some of them. "demo" and "sparseloco" have the error feedback of their papers.
         lr: comma list of peak learning rates, of every optimizer named; default: ``optimizer_runs.RATES``.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
         steps: training steps of each run.
@@ -105,6 +106,8 @@ def _trained(
 def configs_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds: str) -> list[RunConfig]:
     """The runs that the arguments of ``main`` ask for, in the order in which they are made.
 
+    Optimizers that are made of error feedback have none without it.
+
     Raises:
         ConfigError: an argument cannot be read.
     """
@@ -117,6 +120,7 @@ def configs_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds:
         RunConfig(name, rate, method, seed)
         for seed, name in itertools.product(numbers("--seeds", seeds, int), names)
         for rate, method in itertools.product(rates or [RATES[name]], methods)
+        if method.feedback or name not in FEEDBACK
     ]
     return list(dict.fromkeys(runs))
 

@@ -339,7 +339,7 @@ def optimizers(
         str,
         typer.Option(
             metavar="LIST",
-            help="Of adamw, sgd, onebit-adam, onebit-lamb, zero-one-adam, momentum-sgd, diloco.",
+            help="Of adamw, sgd, onebit-adam, onebit-lamb, zero-one-adam, momentum-sgd, diloco, sparseloco, demo.",
         ),
     ] = defaults.Optimizers.optimizer,
     lr: Annotated[

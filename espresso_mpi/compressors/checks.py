@@ -34,6 +34,14 @@ def check_positive_int(owner: str, name: str, value: Any, low: int = 1, high: in
             raise ConfigError(f"{owner}: {name}={value}; expected a whole number from {low} to {high}")
 
 
+def check_power_of_two(owner: str, name: str, value: Any, low: int, high: int) -> None:
+    """Raise ConfigError unless ``value``, at both ends if it is a Schedule, is a power of two in [low, high]."""
+    check_positive_int(owner, name, value, low, high)
+    for v in (value.start, value.end) if isinstance(value, Schedule) else (value,):
+        if int(v).bit_count() != 1:
+            raise ConfigError(f"{owner}: {name}={value}; expected a power of two from {low} to {high}")
+
+
 def check_number(owner: str, name: str, value: Any, low: float, high: float, above: bool = False) -> None:
     """Raise ConfigError unless ``value``, at both ends if it is a Schedule, is in [low, high]; ``above``: above low."""
     for v in (value.start, value.end) if isinstance(value, Schedule) else (value,):

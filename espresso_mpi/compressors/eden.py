@@ -32,6 +32,7 @@ from .checks import check_choice, check_positive_int
 from .context import Context
 from .kernels.cpu import codebooks, host, rotations
 from .registry import register
+from .schedule import settled_power
 
 Self = TypeVar("Self", bound="Rotated")
 
@@ -55,7 +56,7 @@ class Rotated(Compressor):
         check_choice(self.name, "scale", self.scale, ("mse", "unbiased"))
 
     def at(self: Self, step: int | None) -> Self:
-        return super(Rotated, replace(self, block=rotations.settled_block(self.block, step))).at(step)
+        return super(Rotated, replace(self, block=settled_power(self.block, step))).at(step)
 
     @property
     def _bits(self) -> int:

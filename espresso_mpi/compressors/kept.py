@@ -24,7 +24,37 @@ VALUES = ("fp32", "fp16", "int8", "int4", "int2", "onebit")
 """How values may be stored."""
 
 
-class Kept(Compressor):
+class Rounded(Compressor):
+    """A method whose values may be rounded by another method."""
+
+    values: str
+
+    def _check_values(self) -> None:
+        """Raise ConfigError unless there is a method of that name."""
+        check_choice(self.name, "values", self.values, VALUES)
+
+    def _contraction_of(self, share: float, count: int) -> float:
+        """The δ of a choice of at least this share of ``‖x‖²``, in ``count`` values, which are then rounded."""
+        return share if self.values == "fp32" else share * self._coder.contraction(count)
+
+    def _gaussian_error(self, n: int, lost: float, share: float) -> float:
+        """With the rounding of values, which are the largest ``share`` of the elements; the others lose ``lost``."""
+        if self.values == "fp32":
+            return lost
+        return lost + (1 - lost) * _tail_error(self.values, share, max(1, round(share * n)))
+
+    @property
+    def _coder(self) -> Compressor:
+        return _method(self.values)
+
+    def _decoded(self, payload: Any, where: positions.Layout, k: int, context: Context) -> Any:
+        """The k values that a payload with coded positions holds, on its device."""
+        seen = context.scratch("kept-seen", k, np.float32, payload)
+        self._coder.decode(payload[where.nbytes :], seen, context)
+        return seen
+
+
+class Kept(Rounded):
     """What the methods have in common.
 
     A payload without ``values=fp32`` holds the positions, as ``positions.Layout`` says, zeros up to a multiple of
@@ -32,14 +62,16 @@ class Kept(Compressor):
     """
 
     ratio: float
-    values: str
     counted: ClassVar[bool] = False
     """Whether plain payloads begin with the number of elements that they hold: a uint32 and four zeros."""
 
     def _check_kept(self) -> None:
         """Raise ConfigError unless the parameters that all have are valid."""
         check_number(self.name, "ratio", self.ratio, 0, 1, above=True)
-        check_choice(self.name, "values", self.values, VALUES)
+        self._check_values()
+
+    def _check_values(self) -> None:
+        super()._check_values()
         object.__setattr__(self, "sparse", self.values == "fp32")
 
     # --- sizes and promises ---
@@ -59,18 +91,7 @@ class Kept(Compressor):
 
     def _contraction(self, n: int, least: int) -> float:
         """The δ of a choice of at least so many of the largest, whose values are then rounded."""
-        share = least / n if n else 1.0
-        return share if self.values == "fp32" else share * self._coder.contraction(self.count(n))
-
-    def _gaussian_error(self, n: int, lost: float, share: float) -> float:
-        """With the rounding of values, which are the largest ``share`` of the elements; the others lose ``lost``."""
-        if self.values == "fp32":
-            return lost
-        return lost + (1 - lost) * _tail_error(self.values, share, max(1, round(share * n)))
-
-    @property
-    def _coder(self) -> Compressor:
-        return _method(self.values)
+        return self._contraction_of(least / n if n else 1.0, self.count(n))
 
     # --- the work ---
 
@@ -137,12 +158,6 @@ class Kept(Compressor):
         where = positions.layout(out.size, k)
         seen = self._decoded(payload, where, k, context)
         cuda_positions.scatter(*where.split(payload), where.low, seen, out, add, context)
-
-    def _decoded(self, payload: Any, where: positions.Layout, k: int, context: Context) -> Any:
-        """The k values that a payload holds, on its device."""
-        seen = context.scratch("kept-seen", k, np.float32, payload)
-        self._coder.decode(payload[where.nbytes :], seen, context)
-        return seen
 
     # --- plain payloads ---
 

@@ -68,3 +68,8 @@ def settled(value: Any, step: int | None = None) -> Any:
     if not isinstance(value, Schedule):
         return value
     return value.end if step is None else value.at(step)
+
+
+def settled_power(value: Any, step: int | None) -> int:
+    """A power of two at a step; between the ends of a schedule the one below."""
+    return 1 << (int(settled(value, step)).bit_length() - 1)

@@ -30,6 +30,7 @@ from .kernels.cpu import host, rotations
 from .kernels.cpu.flips import square_sum
 from .kernels.cpu.hadamard import transform
 from .registry import register
+from .schedule import settled_power
 
 MAGIC = 12582912.0  # 1.5 * 2**23: adding it to a small float leaves the rounded integer in the low mantissa bits
 SMALLEST_NORM = 1e-33  # of a block that is not sent as zeros: TINY / √4096 is above it
@@ -67,7 +68,7 @@ class Thc(Compressor):
         check_number("thc", "clip", self.clip, 0, 64)
 
     def at(self, step: int | None) -> Thc:
-        block = rotations.settled_block(self.block, step)
+        block = settled_power(self.block, step)
         return super(Thc, replace(self, block=block)).at(step)
 
     @property

@@ -1,10 +1,11 @@
 """Optimizers that are made for compressed messages. Their arrays are of any framework: numpy, CuPy, torch, JAX.
 
 ``Clan`` takes gradients that are synchronised. ``OnebitAdam``, ``OnebitLamb``, ``ZeroOneAdam`` and ``MomentumSGD``
-synchronise momenta instead of gradients, and ``DiLoCo`` the progress of many local steps. Each is one file. ``rules``
-has what those that send momenta share; ``espresso_mpi.torch`` and ``espresso_mpi.jax`` use the same rules and formulas.
-``tensors`` sees parameters as flat arrays, and ``updates`` has the formulas, which run as fused kernels on the CPU and
-as array expressions elsewhere. ``settings``, ``messages`` and ``saved`` check numbers, sessions and saved states.
+synchronise momenta instead of gradients, ``DeMo`` the largest frequencies of each rank's own momentum, and ``DiLoCo``
+the progress of many local steps. Each is one file. ``rules`` has what those that send momenta share;
+``espresso_mpi.torch`` and ``espresso_mpi.jax`` use the same rules and formulas. ``tensors`` sees parameters as flat
+arrays, and ``updates`` has the formulas, which run as fused kernels on the CPU and as array expressions elsewhere.
+``settings``, ``messages`` and ``saved`` check numbers, sessions and saved states.
 
 A new optimizer that sends momenta is a rule, a class over it, and a class in ``espresso_mpi.torch``.
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "Clan": "clan",
+    "DeMo": "demo",
     "DiLoCo": "diloco",
     "MomentumSGD": "momentum_sgd",
     "OnebitAdam": "onebit_adam",
@@ -25,10 +27,11 @@ _HOMES = {
     "ZeroOneAdam": "zero_one_adam",
 }
 
-__all__ = ["Clan", "DiLoCo", "MomentumSGD", "OnebitAdam", "OnebitLamb", "ZeroOneAdam"]
+__all__ = ["Clan", "DeMo", "DiLoCo", "MomentumSGD", "OnebitAdam", "OnebitLamb", "ZeroOneAdam"]
 
 if TYPE_CHECKING:
     from .clan import Clan as Clan
+    from .demo import DeMo as DeMo
     from .diloco import DiLoCo as DiLoCo
     from .momentum_sgd import MomentumSGD as MomentumSGD
     from .onebit_adam import OnebitAdam as OnebitAdam

@@ -106,6 +106,43 @@ class DiLoCo:
         self._fragments = _parts([(t.name, t.size) for t in tensors if t.size], fragments)
         self._under: list[_Under] = []
 
+    @classmethod
+    def sparse(
+        cls, params: Any, session: Session, every: int = 100, lr: float = 1.0, fragments: int = 1, delay: int = 0
+    ) -> DiLoCo:
+        """SparseLoCo (Sarfi et al., 2025): sparse messages, whose error feedback takes the place of the momentum.
+
+        What a rank's message leaves out decays, and goes with the next ones::
+
+            eᵢ ← β eᵢ + (a - xᵢ);  qᵢ = C(eᵢ);  eᵢ ← eᵢ - qᵢ;  a ← a - η · mean of qᵢ;  x ← a
+
+        The paper's C is ``topk_in_chunks:chunk=4096,k=64`` with values in two bits, ``values=int2`` here; the messages
+        then are 0.16 bits an element. The equations are those of routes that compress once
+        (``route="flat-allgather"``).
+
+        Args:
+            params, every, lr, fragments, delay: as for ``DiLoCo``.
+            session: its compressor is C, and its feedback has β: ``feedback="plain:decay=0.95"`` in the paper.
+
+        Raises:
+            ConfigError: the session's feedback is not ``plain``; others as for ``DiLoCo``.
+
+        Example:
+            >>> params = {"w": np.ones((64, 64), np.float32)}
+            >>> options = {"compressor": "topk_in_chunks:values=int2", "feedback": "plain:decay=0.95"}
+            >>> with espresso_mpi.Session(**options) as session:
+            ...     sparse = espresso_mpi.optim.DiLoCo.sparse(params, session, every=10)
+            ...     for step in range(20):
+            ...         params["w"] -= 0.01  # a local step, by any optimizer
+            ...         params = sparse.step()
+        """
+        if session.feedback.kind != "plain":
+            raise ConfigError(
+                f"DiLoCo.sparse: the session has feedback={str(session.feedback)!r}; expected 'plain:decay=0.95' or "
+                f"another decay: it takes the place of the outer momentum"
+            )
+        return cls(params, session, every, lr, momentum=0.0, fragments=fragments, delay=delay)
+
     @property
     def lr(self) -> float:
         """The outer learning rate η."""

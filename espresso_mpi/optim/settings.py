@@ -76,6 +76,32 @@ class AdamSettings:
 
 
 @dataclass(frozen=True)
+class DeMoSettings:
+    """The hyperparameters of one parameter in one step of DeMo.
+
+    Attributes:
+        lr: η, the learning rate.
+        weight_decay: λ, decoupled.
+        sign: whether the step is along the sign of what the ranks extract.
+    """
+
+    lr: float
+    weight_decay: float
+    sign: bool
+
+    @classmethod
+    def checked(cls, lr: Any, weight_decay: Any, sign: Any) -> DeMoSettings:
+        """Checked settings.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        if not isinstance(sign, bool):
+            raise ConfigError(f"DeMo: sign={sign!r}; expected True or False")
+        return cls(number("DeMo", "lr", lr, 0, MOST), number("DeMo", "weight_decay", weight_decay, 0, MOST), sign)
+
+
+@dataclass(frozen=True)
 class SGDSettings:
     """The hyperparameters of one parameter in one step of SGD with momentum.
 

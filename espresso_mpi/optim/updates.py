@@ -98,6 +98,15 @@ def sgd(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     return formula
 
 
+def sign_step(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A step of DeMo: new x, from ``shrink``·x, along q and along its sign. Zeros have none."""
+
+    def formula(x, q, shrink, along, signed):  # type: ignore[no-untyped-def]
+        return shrink * x - along * q - signed * (q > 0) + signed * (q < 0)
+
+    return formula
+
+
 def local_adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     """A local step of 0/1 Adam: new x, m, and sum u of the momenta by which x has moved. ``shrink`` is 1 - η λ."""
 
@@ -168,7 +177,9 @@ _adam, _momentum, _frozen, _progress, _outer = (
 _decayed, _sgd, _local, _mean_momentum, _from_anchor = (
     host.inlined(make(np.sqrt)) for make in (decayed_momentum, sgd, local_adam, mean_momentum, from_anchor)
 )
-_lamb, _frozen_lamb, _along = (host.inlined(make(np.sqrt)) for make in (lamb_direction, frozen_direction, along))
+_lamb, _frozen_lamb, _along, _sign_step = (
+    host.inlined(make(np.sqrt)) for make in (lamb_direction, frozen_direction, along, sign_step)
+)
 
 
 @host.Kernel
@@ -213,6 +224,12 @@ def _decayed_kernel(g, m, x, inertia, decay):  # type: ignore[no-untyped-def]
 def _sgd_kernel(x, m, mean, rate, ahead, behind):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
         x[i], m[i] = _sgd(x[i], m[i], mean[i], rate, ahead, behind)
+
+
+@host.Kernel
+def _sign_step_kernel(x, q, shrink, along, signed):  # type: ignore[no-untyped-def]
+    for i in prange(x.size):
+        x[i] = _sign_step(x[i], q[i], shrink, along, signed)
 
 
 @host.Kernel
@@ -286,6 +303,7 @@ PROGRESS = Update(progress, _progress_kernel, 1)
 OUTER = Update(outer, _outer_kernel, 3)
 DECAYED_MOMENTUM = Update(decayed_momentum, _decayed_kernel, 1)
 SGD = Update(sgd, _sgd_kernel, 2)
+SIGN_STEP = Update(sign_step, _sign_step_kernel, 1)
 LOCAL_ADAM = Update(local_adam, _local_kernel, 3)
 MEAN_MOMENTUM = Update(mean_momentum, _mean_momentum_kernel, 1)
 FROM_ANCHOR = Update(from_anchor, _from_anchor_kernel, 2)

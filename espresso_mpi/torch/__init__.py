@@ -14,6 +14,7 @@ from __future__ import annotations
 from . import process_group
 from .accelerated import hook_accelerator
 from .ddp import ddp_hook
+from .demo import DeMo
 from .gradient_sync import GradientSync
 from .groups import group_session
 from .hooks import push_hook
@@ -28,6 +29,7 @@ from .zero_one_adam import ZeroOneAdam
 process_group.register()
 
 __all__ = [
+    "DeMo",
     "GradientSync",
     "MomentumSGD",
     "OnebitAdam",

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from espresso_mpi.bench import optimizer_runs, optimizers, text
 from espresso_mpi.bench.model import learning_rate
+from espresso_mpi.bench.optimizer_ways import OWN
 from espresso_mpi.bench.training import Method
 from espresso_mpi.errors import ConfigError
 
@@ -79,8 +80,8 @@ def test_fp32_trains_as_one_process_does_on_all_sequences_together(world, optimi
 def test_optimizers_that_synchronise_learn_and_end_with_equal_replicas(world):
     settings = optimizer_runs.Settings(steps=10, batch=2, eval_every=10, shape=SHAPE)
     wrong = []
-    for optimizer in sorted(set(optimizer_runs.RATES) - {"adamw", "sgd"}):
-        config = optimizer_runs.RunConfig(optimizer, 0.01, Method("onebit"), 3)
+    for optimizer in OWN:
+        config = optimizer_runs.RunConfig(optimizer, 0.01, Method(OWN[optimizer]), 3)
         row = optimizer_runs.train(world, text.load(), config, settings, lambda: None)
         wrong += [] if row.replicas_identical and row.curve[-1][1] < row.curve[0][1] - 0.01 else [(optimizer, row)]
     assert not wrong

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from optim_oracles import CASES, Exchanges, difference
+from optim_oracles import (
+    CASES,
+    Exchanges,
+    Extracted,
+    difference,
+    in_two_bits,
+    largest_frequencies,
+    largest_in_chunks,
+)
 
 from espresso_mpi import optim
 from espresso_mpi.errors import NonFiniteError
@@ -142,6 +150,66 @@ def test_diloco_averages_the_progress_of_all_ranks(world, open_session, options)
     other.average()
     found = [same_everywhere(world, dense), same_everywhere(world, small)]
     assert all(found)
+
+
+PIECES = {"w": (128, 64), "v": (2048,)}
+"""Shapes of whole chunks, and of payloads that need no padding to 16 bytes on their way."""
+
+
+def pieces(*seed):
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in PIECES.items()}
+
+
+@pytest.mark.parametrize("sign", [True, False])
+def test_demo_is_the_algorithm_on_all_ranks(world, open_session, sign):
+    """Momenta that decay, their largest frequencies, the mean of these, its sign: in float64, step by step."""
+    options = {"route": "flat-allgather", "feedback": "plain:decay=0.9", "min_bytes": 0}
+    params, session = pieces(0), open_session(compressor="dct_topk:chunk=16,k=3", **options)
+    demo = optim.DeMo(params, session, weight_decay=0.1, sign=sign)
+    reference = Extracted(0.9, lambda momentum: largest_frequencies(16, 3, momentum))
+    wrong = []
+    for step in range(8):
+        demo.lr, before = 0.05 / (1 + step), {name: array.astype(np.float64) for name, array in params.items()}
+        demo.step(pieces(1, world.rank, step))
+        for name in PIECES:
+            given = [pieces(1, rank, step)[name].astype(np.float64).ravel() for rank in range(world.size)]
+            mean = reference.mean(name, given).reshape(PIECES[name])
+            along = np.where(np.abs(mean) > 1e-5, np.sign(mean), np.nan) if sign else mean
+            off = params[name] - ((1 - demo.lr * 0.1) * before[name] - demo.lr * along)
+            if np.nanmax(np.abs(off)) > 1e-5 or np.isnan(off).mean() > 0.01:
+                wrong.append((step, name))
+    same = [np.array_equal(array, root) for array, root in zip(params.values(), world.bcast([*params.values()]))]
+    assert not wrong and all(same)
+
+
+def test_sparse_diloco_is_sparseloco_on_all_ranks(world, open_session):
+    """Residuals that decay, the largest of each chunk in two bits, their mean: in float64, and every byte counted."""
+    spec = "topk_in_chunks:chunk=64,k=8,values=int2"
+    options = {"route": "flat-allgather", "feedback": "plain:decay=0.95", "min_bytes": 0}
+    params, session = pieces(0), open_session(compressor=spec, **options)
+    sparse = DiLoCo.sparse(params, session, every=2, lr=0.8)
+    reference = Extracted(0.95, lambda values: in_two_bits(64, largest_in_chunks(64, 8, values)))
+    anchor = {name: array.astype(np.float64) for name, array in pieces(0).items()}
+    wrong, sent = [], []
+    for outer in range(5):
+        moved = [{name: np.zeros(shape) for name, shape in PIECES.items()} for _ in range(world.size)]
+        for inner in range(2):
+            for name in PIECES:
+                params[name] -= 0.1 * pieces(1, world.rank, outer, inner)[name]
+                for rank, total in enumerate(moved):
+                    total[name] += 0.1 * pieces(1, rank, outer, inner)[name].astype(np.float64)
+            sparse.step()
+        for name in PIECES:
+            mean = reference.mean(name, [total[name].ravel() for total in moved])
+            anchor[name] = anchor[name] - 0.8 * mean.reshape(PIECES[name])
+            if np.abs(params[name] - anchor[name]).max() > 1e-5:
+                wrong.append((outer, name))
+        counted = session.stats().tensors.values()
+        sent.append(sum(sum(tensor.bytes_by_level.values()) for tensor in counted))
+    position, value = 2 + 8 / 4 + 1, 2 + 32 / 64  # low bits, share of the bitmap, a one in it; code, share of a scale
+    payload = (position + value) / 8 * sum(int(np.prod(shape)) // 8 for shape in PIECES.values())
+    assert not wrong and np.diff(sent).tolist() == [payload * (world.size - 1)] * 4
 
 
 @pytest.mark.parametrize("case", CASES)

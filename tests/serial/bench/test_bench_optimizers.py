@@ -56,6 +56,14 @@ def test_a_method_with_a_momentum_of_its_own_gets_an_optimizer_without():
     assert [config.lr for config in configs] == [optimizer_runs.RATES["sgd"]] * 3 + [1e-3] * 3
 
 
+def test_what_is_made_of_feedback_has_no_run_without_it():
+    methods = [Method("onebit"), Method("onebit", feedback=False)]
+    configs = optimizers.configs_of("adamw,demo,sparseloco", None, methods, "0")
+    assert [(config.optimizer, config.method.feedback) for config in configs] == [
+        ("adamw", True), ("adamw", False), ("demo", True), ("sparseloco", True),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "arguments", [("adam", None, "0"), ("sgd", "fast", "0"), ("sgd", "-1", "0"), ("sgd", None, "1.5")]
 )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kept_payloads import read_positions
 
 from espresso_mpi.compressors import Context, get
 from espresso_mpi.compressors.kernels.cpu import positions
 from espresso_mpi.errors import ConfigError
 
-SPECS = ("topk:ratio=0.01", "topk_sampled:ratio=0.1", "dgc:ratio=0.05", "threshold:value=3.0,ratio=0.02")
+SPECS = (
+    *("topk:ratio=0.01", "topk_sampled:ratio=0.1", "dgc:ratio=0.05", "threshold:value=3.0,ratio=0.02"),
+    "topk_in_chunks:chunk=4000,k=30",
+)
 VALUES = ("fp16", "int8", "int4", "int2", "onebit")
 
 
@@ -26,20 +30,9 @@ def encode(spec, x, residual=None):
 
 def plain(spec, payload, n):
     """The indices that go and all slots of values, of a payload with ``values=fp32``."""
-    k, head = get(spec).count(n), 0 if spec.startswith("topk:") else 8
+    k, head = get(spec).count(n), 8 * type(get(spec)).counted
     indices, values = payload[head : head + 4 * k].view(np.uint32), payload[head + 4 * k :].view(np.float32)
     return indices[: payload[:4].view(np.uint32)[0]] if head else indices, values
-
-
-def read_positions(payload, n, k, low):
-    """Elias and Fano's code, bit by bit, and what stands after it."""
-    high_bytes, low_bytes = -(-(((n - 1) >> low) + k) // 64) * 8, -(-k * low // 32) * 4
-    ones = np.flatnonzero(np.unpackbits(payload[:high_bytes], bitorder="little"))
-    bits = np.unpackbits(payload[high_bytes : high_bytes + low_bytes], bitorder="little")
-    lows = bits[: k * low].reshape(k, low) @ (1 << np.arange(low)) if low else np.zeros(k, np.int64)
-    end = -(-(high_bytes + low_bytes) // 16) * 16
-    assert not bits[k * low :].any() and not payload[high_bytes + low_bytes : end].any()
-    return ((ones - np.arange(ones.size)) << low) + lows[: ones.size], payload[end:]
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -110,7 +103,7 @@ def test_a_bitmap_of_ones_stays_inside():
     assert 0 < np.count_nonzero(out) <= 100
 
 
-@pytest.mark.parametrize("name", ["topk", "topk_sampled", "dgc", "threshold"])
+@pytest.mark.parametrize("name", ["topk", "topk_sampled", "dgc", "threshold", "topk_in_chunks", "dct_topk"])
 def test_refuses_unknown_values(name):
     with pytest.raises(ConfigError, match="expected one of fp32, fp16, int8"):
         get(f"{name}:values=powersgd")

@@ -129,3 +129,19 @@ def test_bad_input(session):
     with pytest.raises(NonFiniteError, match="b"):
         diloco.step()
     np.testing.assert_array_equal(diloco.state_dict()["tensors"]["a"]["anchor"], anchor)
+
+
+def test_sparse_messages_need_feedback_that_is_named(session):
+    with pytest.raises(ConfigError, match=r"DiLoCo.sparse: .*feedback='auto'.*decay=0.95"):
+        DiLoCo.sparse(start(), session)
+    with Session(compressor="topk_in_chunks", feedback="plain:decay=0.95") as opened:
+        params, deltas = start(), moves(4)
+        diloco = DiLoCo.sparse(params, opened, every=4, fragments=2)
+        for delta in deltas:
+            for name in params:
+                params[name] += delta[name].astype(np.float32)
+            diloco.step()
+        diloco.average()
+    for name, x in start().items():
+        expected = x + sum(delta[name] for delta in deltas)
+        np.testing.assert_allclose(params[name], expected, rtol=1e-4, atol=1e-4)  # one rank, an outer rate of 1

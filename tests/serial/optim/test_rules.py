@@ -111,6 +111,9 @@ def test_a_bad_gradient_of_a_local_step_is_the_error_of_the_next_synchronisation
         ("OnebitLamb", {"warmup": 0}, "warmup=0"),
         ("OnebitLamb", {"coefficients": (2, 1)}, "coefficients="),
         ("OnebitLamb", {"coefficients": 1}, "coefficients="),
+        ("DeMo", {"sign": 1}, "sign=1"),
+        ("DeMo", {"lr": True}, "lr=True"),
+        ("DeMo", {"weight_decay": -1}, "weight_decay=-1"),
         ("ZeroOneAdam", {"warmup": 0}, "warmup=0"),
         ("ZeroOneAdam", {"kappa": 0.5}, "kappa=0.5"),
         ("ZeroOneAdam", {"double_every": 0}, "double_every=0"),
@@ -122,3 +125,12 @@ def test_a_bad_gradient_of_a_local_step_is_the_error_of_the_next_synchronisation
 def test_bad_numbers(name, options, text, session):
     with pytest.raises(ConfigError, match=f"{name}: {text}"):
         getattr(optim, name)(start(), session, **options)
+
+
+@pytest.mark.parametrize("feedback", ["none", "ef21"])
+def test_demo_needs_residuals_for_its_momenta(feedback):
+    with (
+        Session(compressor="dct_topk", feedback=feedback) as opened,
+        pytest.raises(ConfigError, match=f"DeMo: .*feedback='{feedback}'.*decay=0.999"),
+    ):
+        optim.DeMo(start(), opened)

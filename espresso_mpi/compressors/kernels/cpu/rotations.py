@@ -21,9 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from espresso_mpi.compressors.base import LIMIT
-from espresso_mpi.compressors.checks import check_positive_int
-from espresso_mpi.compressors.schedule import Schedule, settled
-from espresso_mpi.errors import ConfigError
+from espresso_mpi.compressors.checks import check_power_of_two
 
 from . import host
 from .flips import add_largest, flip, flip_add, flip_subtract, largest
@@ -41,15 +39,7 @@ CHUNK = 16384  # elements between two visits to the scheduler
 
 def check_block(owner: str, block: Any) -> None:
     """Raise ConfigError unless ``block`` is a power of two in [SMALLEST, LARGEST]."""
-    check_positive_int(owner, "block", block, SMALLEST, LARGEST)
-    for size in (block.start, block.end) if isinstance(block, Schedule) else (block,):
-        if int(size).bit_count() != 1:
-            raise ConfigError(f"{owner}: block={block}; expected a power of two from {SMALLEST} to {LARGEST}")
-
-
-def settled_block(block: Any, step: int | None) -> int:
-    """A block size at a step; between the ends of a schedule the power of two below."""
-    return 1 << (int(settled(block, step)).bit_length() - 1)
+    check_power_of_two(owner, "block", block, SMALLEST, LARGEST)
 
 
 def count(n: int, block: int) -> int:

@@ -1,0 +1,103 @@
+"""DeMo (Peng et al., 2024): momenta that stay on each rank, but for the largest of their frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import ConfigError
+from .rules import Count, Rule, Slot, SynchronizedOptimizer
+from .settings import DeMoSettings
+from .updates import SIGN_STEP
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The state of the optimizer: the number of steps. The momenta are residuals of the session."""
+
+    steps: Count
+
+
+class DeMoRule(Rule[Counters]):
+    """What DeMo does with the parameters of one step.
+
+    Args:
+        session: synchronises the gradients; its error feedback keeps the momenta.
+
+    Raises:
+        ConfigError: the session has no plain error feedback, or would skip values that are not finite.
+    """
+
+    owner: ClassVar[str] = "DeMo"
+    kept: ClassVar = {}
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, Counters(0))
+        if session.feedback.kind not in ("auto", "plain"):
+            raise ConfigError(
+                f"DeMo: the session has feedback={str(session.feedback)!r}; expected 'plain:decay=0.999', whose "
+                f"residuals are the momenta"
+            )
+
+    def step(self, slots: Sequence[Slot[DeMoSettings]]) -> None:
+        """The mean of what the ranks extract, then a step along it or along its sign."""
+        for slot in slots:
+            slot.put_gradient()
+        self._sync(slots)
+        self.counters = replace(self.counters, steps=self.counters.steps + 1)
+        for slot in slots:
+            s = slot.settings
+            along, signed = (0.0, s.lr) if s.sign else (s.lr, 0.0)
+            numbers = (1 - s.lr * s.weight_decay, along, signed)
+            SIGN_STEP(slot.tensor.library, (slot.tensor.array, slot.flat), numbers)
+
+
+class DeMo(SynchronizedOptimizer):
+    """Decoupled momentum: each rank keeps a momentum of its own, and the ranks share only its largest frequencies.
+
+    In each step a rank adds its gradient to its momentum, extracts the k largest coefficients of the cosine transform
+    of each chunk, and takes them out of the momentum. The mean of what was extracted, q, gives the step::
+
+        mᵢ ← β mᵢ + gᵢ;  qᵢ = C(mᵢ);  mᵢ ← mᵢ - qᵢ;  q = mean of qᵢ;  x ← (1 - η λ) x - η sign(q)
+
+    This is error feedback that decays, so the momenta are the residuals of the session and take no other memory: the
+    session's compressor is C and its decay β. The paper's equations are those of routes that compress once
+    (``route="flat-allgather"``); with nodes, what is extracted is a node's. Routes that compress the mean again keep a
+    residual of that, too. Tensors below the session's ``min_bytes``, and all on one rank, have q = g. The paper's
+    squares of 64 × 64 in two dimensions are here pieces of the flat tensor. Its code averages a coefficient over the
+    ranks that have sent it; here the mean is over all ranks.
+
+    All ranks must start from the same parameters. They stay equal to the bit.
+
+    Args:
+        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place, as for ``Clan``.
+        session: with ``compressor="dct_topk:…"`` and ``feedback="plain:decay=0.999"``, the paper's β. It needs
+            ``nonfinite="raise"``, the default.
+        lr: η. An attribute, to be set between steps.
+        weight_decay: λ, decoupled from the gradient.
+        sign: step along the sign of q, as the paper's experiments do; else along q.
+
+    Raises:
+        ConfigError: a number is out of its range, or the session has no plain error feedback, or would skip values that
+            are not finite.
+        GradientError: a parameter cannot be updated; the text names it.
+
+    Example:
+        >>> params = {"w": np.ones((64, 128), np.float32)}
+        >>> with espresso_mpi.Session(compressor="dct_topk:k=4", feedback="plain:decay=0.999") as session:
+        ...     demo = espresso_mpi.optim.DeMo(params, session, lr=0.125)
+        ...     for step in range(2):
+        ...         grads = {"w": np.full((64, 128), 0.5, np.float32)}  # of this rank, not synchronised
+        ...         params = demo.step(grads)
+        >>> round(float(params["w"].mean()), 3)
+        0.75
+    """
+
+    def __init__(
+        self, params: Any, session: Session, lr: float = 1e-3, weight_decay: float = 0.0, sign: bool = True
+    ) -> None:
+        super().__init__(params, DeMoRule(session), DeMoSettings.checked(lr, weight_decay, sign))
