@@ -24,8 +24,10 @@ class KernelCall:
         entry: the kernel.
         parameters: numbers that float64 holds exactly.
         draws: whether it needs the key of the random bits.
+        grain: at whose multiples the elements of a payload may be cut, to be encoded or decoded part by part.
     """
 
     entry: Entry
     parameters: tuple[float, ...] = ()
     draws: bool = False
+    grain: int = 1

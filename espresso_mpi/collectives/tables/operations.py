@@ -8,7 +8,7 @@ of random bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -34,16 +34,22 @@ class Code(IntEnum):
     DECODE = 1
     ADD = 2
     DIVIDE = 3
-    COPY = 4
-    SHOW = 5
-    MEET = 6
-    TAKE = 7
-    SEND = 8
-    RECEIVE = 9
-    WAIT = 10
-    MARK = 11
-    YIELD = 12
-    PYTHON = 13
+    SUM = 4
+    WRITE = 5
+    READ = 6
+    LAP = 7
+    TILES = 8
+    COPY = 9
+    SHOW = 10
+    MEET = 11
+    TAKE = 12
+    SEND = 13
+    RECEIVE = 14
+    WAIT = 15
+    MARK = 16
+    STACK = 17
+    YIELD = 18
+    PYTHON = 19
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,19 @@ class Operation:
 
     Attributes:
         code: what it does.
-        tensor: place of the tensor; of MARK its number; of PYTHON the number of the stage.
-        at, size: which elements of the tensor.
+        tensor: place of the tensor; of MARK, LAP and STACK the number of the time; of PYTHON that of the stage; of
+            TILES how many of the next operations are made tile by tile.
+        at, size: which elements of the tensor; size of TILES: their elements, and of MARK and STACK: how many of the
+            next times begin at 0, or are stacked.
         buffer, offset, nbytes: the payload: place of the buffer, and which bytes of it.
         kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
         number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE: where the divisor is; of COPY: the
-            other buffer; of TAKE, SEND and RECEIVE: the rank; of WAIT: the number of messages.
-        other: of COPY and TAKE: the byte in the source.
+            other buffer; of TAKE, READ, SEND and RECEIVE: the rank; of WAIT: the number of messages; of LAP: 1 at the
+            end and -1 at the beginning; of TILES: elements of one.
+        other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row.
         call: the kernel.
+        first, whole: of ENCODE, DECODE and ADD: the number of the first element in its payload, and how many that has.
     """
 
     code: Code
@@ -76,19 +86,31 @@ class Operation:
     number: int = 0
     other: int = 0
     call: KernelCall | None = None
+    first: int = 0
+    whole: int = 0
 
     @property
     def row(self) -> tuple[int, ...]:
-        """The operation as the interpreter reads it; the last column is the address of the kernel."""
+        """The operation as the interpreter reads it, the address of the kernel at place 12."""
         address = 0 if self.call is None else self.call.entry.address
         return (
             self.code, self.tensor, self.at, self.size, self.buffer, self.offset, self.nbytes,
-            self.kept, self.kept_at, self.key, self.number, self.other, address,
+            self.kept, self.kept_at, self.key, self.number, self.other, address, self.first, self.whole,
+        )  # fmt: skip
+
+    def cut(self, first: int, last: int) -> Operation:
+        """An operation on values, for the elements from ``first`` to ``last`` only."""
+        by = first - self.at
+        in_row = 4 * by if self.code in (Code.SUM, Code.WRITE, Code.READ) else 0
+        return replace(
+            self, at=first, size=last - first, kept_at=self.kept_at + by, first=self.first + by,
+            other=self.other + in_row,
         )  # fmt: skip
 
     def __str__(self) -> str:
         """The operation in words, for ``explain --program``."""
         elements = f"tensor {self.tensor - BUFFERS} [{self.at}:{self.at + self.size}]"
+        in_row = f"[{self.other}:{self.other + 4 * self.size}]"
         payload = f"buffer {self.buffer} [{self.offset}:{self.offset + self.nbytes}]"
         source = f"[{self.other}:{self.other + self.nbytes}]"
         kept = f" + residual at place {self.kept}" if self.kept != NOWHERE else ""
@@ -97,6 +119,11 @@ class Operation:
             Code.DECODE: f"{payload} -> {elements}",
             Code.ADD: f"{payload} + {elements}",
             Code.DIVIDE: elements,
+            Code.SUM: f"{elements} + {in_row} of the other rows, divided",
+            Code.WRITE: f"{elements} -> own row {in_row}",
+            Code.READ: f"row {self.number} {in_row} -> {elements}",
+            Code.LAP: f"time {self.tensor} {'goes on' if self.number < 0 else 'pauses'}",
+            Code.TILES: f"the next {self.tensor} by {self.number} of {self.size} elements at a time",
             Code.COPY: f"buffer {self.number} {source} -> {payload}",
             Code.SHOW: f"{payload} -> own row",
             Code.MEET: "barrier of the node",
@@ -104,7 +131,8 @@ class Operation:
             Code.SEND: f"{payload} -> rank {self.number}",
             Code.RECEIVE: f"rank {self.number} -> {payload}",
             Code.WAIT: f"{self.number} messages",
-            Code.MARK: f"time {self.tensor}",
+            Code.MARK: f"time {self.tensor}" + (f", and the next {self.size} from 0" if self.size else ""),
+            Code.STACK: f"times {self.tensor} to {self.tensor + self.size - 1} follow each other",
             Code.YIELD: "other work may run",
             Code.PYTHON: f"stage {self.tensor}",
         }[self.code]
