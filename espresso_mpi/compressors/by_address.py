@@ -24,6 +24,7 @@ class KernelCall:
         entry: the kernel.
         parameters: numbers that float64 holds exactly.
         draws: whether it needs the key of the random bits.
+        leading: bits of an element at the beginning of the payload that are final as soon as the element is encoded.
         grain: at whose multiples the elements of a payload may be cut, to be encoded or decoded part by part.
     """
 
@@ -31,3 +32,4 @@ class KernelCall:
     parameters: tuple[float, ...] = ()
     draws: bool = False
     grain: int = 1
+    leading: int = 0

@@ -53,7 +53,7 @@ class OneBit(signed.Blocked):
         cpu_signs.decode(out, words, scales, cpu_signs.NONE, self.block, add)
 
     def encoder(self, n: int) -> KernelCall:
-        return KernelCall(_encode_at, (self.block,), grain=self.block)
+        return KernelCall(_encode_at, (self.block,), grain=self.block, leading=1)
 
     def decoder(self, n: int) -> KernelCall:
         return KernelCall(_decode_at, (self.block,), grain=self.block)

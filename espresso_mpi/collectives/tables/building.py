@@ -11,11 +11,12 @@ from espresso_mpi.compressors import Compressor
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.optional import Result
 
-from ..data.layout import Dense, Packed
+from ..data.layout import Dense, Packed, Topology
 from ..data.transfers import Sources, Transfer, place, transfers
 from ..ops.base import Move
 from ..program import DecodeStep, EncodeStep
 from . import passes
+from .early import with_sends
 from .emission import Emission
 from .operations import BUFFERS, Code, Operation, OperationTable, PythonStage
 from .passes import DenseMove
@@ -36,6 +37,10 @@ def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
 
 class Ways(Protocol):
     """What a table must know of the ways between the ranks: a transport does, or a description."""
+
+    @property
+    def topology(self) -> Topology:
+        """All ranks."""
 
     @property
     def node(self) -> tuple[int, ...]:
@@ -89,6 +94,7 @@ class TableBuilder:
     _window: int = 0
     _posted: list[int] = field(default_factory=lambda: [0, 0])
     _waiting: DenseMove | _Decoding | None = None
+    _encoding: slice | None = None
 
     def __post_init__(self) -> None:
         self._to = Emission(self.tensors)
@@ -98,6 +104,7 @@ class TableBuilder:
     def encode(self, nbytes: int, steps: Sequence[tuple[EncodeStep, Compressor]], by_python: Sequence[Act]) -> None:
         """Encode every tensor into the first buffer; ``by_python``: what does it where there is no kernel."""
         self._hold(0, nbytes)
+        begin = len(self._to.operations)
         found, others = dict[int, list[Operation]](), list[int]()
         for tensor, (step, compressor) in enumerate(steps):
             if encodes_by_address(compressor, [part.size for part in step.packed.copies[0] if part.size]):
@@ -110,6 +117,7 @@ class TableBuilder:
             first = self._to.mark()
             self._to.operations += found[tensor]
             self._to.span("encode", tensor, first, self._to.mark(), whats[tensor])
+        self._encoding = None if others else slice(begin, len(self._to.operations))
         for tensor in others:
             self.python(by_python[tensor], f"encode {steps[tensor][1]} of tensor {tensor}")
 
@@ -170,6 +178,7 @@ class TableBuilder:
     def python(self, act: Act, what: str, payload: bool = False) -> None:
         """Let Python do something; ``payload``: it reads the payload."""
         self._flush()
+        self._encoding = None
         stage = PythonStage(act, what, self._now, self._held if payload else None)
         self._to.operations.append(Operation(Code.PYTHON, len(self._to.stages)))
         self._to.stages.append(stage)
@@ -194,6 +203,7 @@ class TableBuilder:
             weights: of the bytes that are sent, how many are each tensor's.
         """
         self._flush()
+        encoding, self._encoding = self._encoding, None
         me, first, source = move.index, self._to.mark(), self._now
         incoming = list(transfers(me, sources[me]))
         outgoing = [t for j in move.others for t in transfers(j, sources[j]) if t.source == me]
@@ -207,7 +217,7 @@ class TableBuilder:
             if room:
                 sent = self._by_window(room, move, incoming, source)
             else:
-                sent = self._by_messages(move, incoming, outgoing, source)
+                sent = self._by_messages(move, incoming, outgoing, source, encoding)
         else:
             self._yield()
         self._to.shared(op, move.context.level, (first, self._to.mark()), sent, weights)
@@ -290,27 +300,38 @@ class TableBuilder:
         return taken, 0
 
     def _by_messages(
-        self, move: Move, incoming: Sequence[Transfer], outgoing: Sequence[Transfer], source: int
+        self, move: Move, incoming: Sequence[Transfer], outgoing: Sequence[Transfer], source: int,
+        encoding: slice | None,
     ) -> tuple[int, int]:
         """As ``Transport.post`` and ``finish``. Returns as ``_by_window``."""
-        count, sent = 0, [0, 0]
+        receives, sends, sent = list[Operation](), list[Operation](), [0, 0]
         for t in (t for t in incoming if t.source != move.index):
-            count += self._message(Code.RECEIVE, move.group[t.source], self._now, t.target_offset, t.nbytes)
+            receives += self._message(Code.RECEIVE, move.group[t.source], self._now, t.target_offset, t.nbytes)
         for t in outgoing:
             rank = move.group[t.target]
-            count += self._message(Code.SEND, rank, source, t.source_offset, t.nbytes)
+            sends += self._message(Code.SEND, rank, source, t.source_offset, t.nbytes)
             sent[rank not in self.ways.node] += t.nbytes
+        self._start(receives, sends, encoding)
+        count = len(receives) + len(sends)
         self._yield()
         self._to.operations.append(Operation(Code.WAIT, number=count))
         self._messages = max(self._messages, count)
         self._posted = [before + new for before, new in zip(self._posted, sent)]
         return sent[0], sent[1]
 
-    def _message(self, code: Code, rank: int, buffer: int, offset: int, nbytes: int) -> int:
-        pieces = self.ways.pieces_of(rank, nbytes)
-        for first, size in pieces:
-            self._to.operations.append(Operation(code, buffer=buffer, offset=offset + first, nbytes=size, number=rank))
-        return len(pieces)
+    def _start(self, receives: list[Operation], sends: list[Operation], encoding: slice | None) -> None:
+        """Start messages: if the payload was encoded just before, while that is done."""
+        if encoding is None:
+            self._to.operations += [*receives, *sends]
+        else:
+            encodes = self._to.operations[encoding]
+            self._to.operations[encoding] = with_sends(encodes, receives, sends)
+
+    def _message(self, code: Code, rank: int, buffer: int, offset: int, nbytes: int) -> list[Operation]:
+        return [
+            Operation(code, buffer=buffer, offset=offset + first, nbytes=size, number=rank)
+            for first, size in self.ways.pieces_of(rank, nbytes)
+        ]
 
     def _copy(self, code: Code, t: Transfer, at: int, number: int) -> Operation:
         """A copy to the current buffer."""

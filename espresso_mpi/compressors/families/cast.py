@@ -39,7 +39,7 @@ class Cast(Compressor):
         decode(out, payload.view(np.uint16), self.rule == HALF, np.float32(LARGEST[self.to]), add)
 
     def encoder(self, n: int) -> KernelCall:
-        return KernelCall(encode_at, (self.rule,), draws=self.rule == STOCHASTIC)
+        return KernelCall(encode_at, (self.rule,), draws=self.rule == STOCHASTIC, leading=16)
 
     def decoder(self, n: int) -> KernelCall:
         return KernelCall(decode_at, (self.rule == HALF, float(np.float32(LARGEST[self.to]))))
