@@ -121,7 +121,7 @@ def _call(row, tile, x, size, parameters, places, state):  # type: ignore[no-unt
 
 
 @host.inline
-def _in_row(window, half, rank):  # type: ignore[no-untyped-def]
+def in_row(window, half, rank):  # type: ignore[no-untyped-def]
     """Where a rank's row begins in a half of the window."""
     return window[MEMORY] + window[STARTS + half] + rank * window[STRIDE]
 
@@ -131,12 +131,12 @@ def _with_rows(row, tile, x, size, parameters, window, state):  # type: ignore[n
     """Values of a tile to the own row of the half to use next, or with or from rows of the half that was met in."""
     place, half = row[11] + 4 * tile, state[USES] % 2
     if row[0] == _WRITE:
-        move(_in_row(window, half, window[ME]) + place, x, 4 * size)
+        move(in_row(window, half, window[ME]) + place, x, 4 * size)
     elif row[0] == _READ:
-        move(x, _in_row(window, 1 - half, row[10]) + place, 4 * size)
+        move(x, in_row(window, 1 - half, row[10]) + place, 4 * size)
     else:
         stride, count = window[STRIDE] // 4, window[COUNT]
-        span = entries.floats(_in_row(window, 1 - half, 0) + place, (count - 1) * stride + size)
+        span = entries.floats(in_row(window, 1 - half, 0) + place, (count - 1) * stride + size)
         how = (parameters[row[10]] != 0, parameters[row[10] + 1], False, 0, 0)
         shared_memory.sum_rows(entries.floats(x, size), span, stride, count, window[ME], how)
 
@@ -193,9 +193,9 @@ def _by_window(row, places, window, state):  # type: ignore[no-untyped-def]
     """Copy to the own row of the half to use next, or from another row of the half that was met in."""
     place = places[row[4]] + row[5]
     if row[0] == _SHOW:
-        move(_in_row(window, state[USES] % 2, window[ME]), place, row[6])
+        move(in_row(window, state[USES] % 2, window[ME]), place, row[6])
     else:
-        move(place, _in_row(window, 1 - state[USES] % 2, row[10]) + row[11], row[6])
+        move(place, in_row(window, 1 - state[USES] % 2, row[10]) + row[11], row[6])
 
 
 @host.inline
