@@ -160,12 +160,7 @@ def gather(mine, out, room, sizes, memory, start, stride, half, flags, me, count
 
 
 @host.inline
-def sum_rows(out, span, stride, count, me, how):  # type: ignore[no-untyped-def]
-    """``out``, in place of row ``me`` of ``count`` rows that lie ``stride`` elements apart in ``span``, becomes their sum.
-
-    Returns:
-        As ``reduction.reduce_rows``.
-    """
+def _sum(out, span, stride, count, me, how):  # type: ignore[no-untyped-def]
     saturated = 0
     for start in range(0, out.size, _BLOCK):
         saturated += sum_block(out[start : start + _BLOCK], span, start, stride, count, me, how)
@@ -184,7 +179,7 @@ def reduce_small(x, rows, start, stride, how, flags, me, count, epoch, pace, log
     _copy(rows[start + me * stride : start + me * stride + x.size], x)
     if not barrier(flags, me, count, epoch, pace, log):
         return False
-    log[SATURATED] += sum_rows(x, rows[start:], stride, count, me, how)
+    log[SATURATED] += _sum(x, rows[start:], stride, count, me, how)
     return True
 
 
@@ -226,7 +221,7 @@ def reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, ep
             return False
         log[STAGE] += 1
         if second == 0:
-            log[SATURATED] += sum_rows(part[a:b], rows[start + a :], stride, count, me, how)
+            log[SATURATED] += _sum(part[a:b], rows[start + a :], stride, count, me, how)
             _copy(row[a:b], part[a:b])
             _store(flags, me * _STEP, epoch + 2 * chunk + 2)
         else:
@@ -290,7 +285,7 @@ def agreed_reduce(  # type: ignore[no-untyped-def]
             return True
         log[MET] = now(log[CLOCK:])
     if whole:
-        log[SATURATED] += sum_rows(x, rows[starts[0] :], stride, count, me, how)
+        log[SATURATED] += _sum(x, rows[starts[0] :], stride, count, me, how)
         return True
     return reduce_large(x, rows, starts, room, stride, how, True, flags, me, count, epoch, pace, log)
 
@@ -344,7 +339,7 @@ def reduce_scatter(x, edges, longest, rows, starts, room, stride, own, how, flag
             return False
         a, b = _chunk_of(edges, me, first, room)
         out = own[a - edges[2 * me] : b - edges[2 * me]]
-        log[SATURATED] += sum_rows(out, rows[start + me * room :], stride, count, me, how)
+        log[SATURATED] += _sum(out, rows[start + me * room :], stride, count, me, how)
     return True
 
 
@@ -425,7 +420,7 @@ def scatter_joint(places, begins, edges, longest, rows, starts, room, stride, ho
         for array in range(places.size):
             piece, place = _piece(places, begins, edges, array, me, first, first + room)
             if piece.size:
-                log[SATURATED] += sum_rows(piece, rows[start + me * room + place :], stride, count, me, how)
+                log[SATURATED] += _sum(piece, rows[start + me * room + place :], stride, count, me, how)
     return True
 
 

@@ -252,9 +252,9 @@ class TableBuilder:
 
     def _follows(self, waiting: _Decoding, tensor: int, encodes: Sequence[Operation]) -> bool:
         """Whether a tensor can be encoded tile by tile as it is decoded, from the one buffer to the other."""
-        parts = waiting.parts.get(tensor, ())
-        one = len(parts) == len(encodes) == 1 and waiting.buffer != 0
-        return one and (parts[0][0].at, parts[0][0].size) == (encodes[0].at, encodes[0].size)
+        parts = waiting.parts.get(tensor, [])
+        same = [(part[0].at, part[0].size) for part in parts] == [(encode.at, encode.size) for encode in encodes]
+        return same and len(parts) == 1 and waiting.buffer != 0
 
     def _decoded(self, tensor: int, step: DecodeStep, compressor: Compressor) -> list[list[Operation]] | None:
         """The operations that decode a tensor, for each part: all copies, and the division.
@@ -300,7 +300,11 @@ class TableBuilder:
         return taken, 0
 
     def _by_messages(
-        self, move: Move, incoming: Sequence[Transfer], outgoing: Sequence[Transfer], source: int,
+        self,
+        move: Move,
+        incoming: Sequence[Transfer],
+        outgoing: Sequence[Transfer],
+        source: int,
         encoding: slice | None,
     ) -> tuple[int, int]:
         """As ``Transport.post`` and ``finish``. Returns as ``_by_window``."""

@@ -34,7 +34,7 @@ class Emission:
     _marks: int = 0
     _in_tiles: bool = False
 
-    def table(self, room: tuple[int, int], messages: int, window: int, posted: tuple[int, int]) -> OperationTable:
+    def table(self, buffers: tuple[int, int], messages: int, window: int, posted: tuple[int, int]) -> OperationTable:
         """What was collected. Places are numbered now that all are known: residuals follow the tensors, then keys."""
         residuals = BUFFERS + self.tensors
         keys = residuals + len(self._kept)
@@ -45,8 +45,18 @@ class Emission:
         ]
         return OperationTable(
             tuple(placed), self.tensors, tuple(self._kept), tuple(self._drawn), tuple(self._parameters),
-            tuple(self.spans), self._marks, tuple(self.stages), room, messages, window, posted,
+            tuple(self.spans), self._marks, tuple(self.stages), (*buffers, self._scratch()), messages, window, posted,
         )  # fmt: skip
+
+    def _scratch(self) -> int:
+        """Bytes of scratch memory: of the largest tile that is kept there."""
+        most = tiles = length = 0
+        for at, operation in enumerate(self.operations):
+            if operation.code == Code.TILES:
+                tiles, length = at + operation.tensor, operation.number
+            if operation.scratch:
+                most = max(most, min(operation.size, length) if at <= tiles else operation.size)
+        return 4 * most
 
     # --- operations on values -----------------------------------------------------------------------------------------
 
@@ -99,15 +109,14 @@ class Emission:
 
     def add(self, operations: Sequence[Operation]) -> None:
         """Collect operations. A duration that pauses and goes on at once does neither."""
-        last, now = (self.operations or [None])[-1], (operations or [None])[0]
-        if last is not None and now is not None and last.code == now.code == Code.LAP and not self._in_tiles:
-            if last.tensor == now.tensor and last.number > 0 > now.number:
-                self.operations.pop()
-                operations = operations[1:]
+        if not operations:
+            return
+        if self.operations and not self._in_tiles and operations[0].resumes(self.operations[-1]):
+            self.operations.pop()
+            operations = operations[1:]
+        tiles = [at + o.tensor for at, o in enumerate(operations) if o.code == Code.TILES]
         self.operations += operations
-        tiles = [at for at, o in enumerate(operations) if o.code == Code.TILES]
-        if operations:
-            self._in_tiles = bool(tiles) and tiles[-1] + operations[tiles[-1]].tensor >= len(operations) - 1
+        self._in_tiles = bool(tiles) and tiles[-1] == len(operations) - 1
 
     def mark(self, durations: int = 0) -> int:
         """Note the time; returns its number. The next numbers are those of so many durations."""

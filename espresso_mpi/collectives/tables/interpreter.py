@@ -15,11 +15,24 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import entries, host
 
+from ..data.reduction import sum_floats
 from ..messages import shared_memory
 from ..messages.mpi_calls import (
-    ANY, BYTE, COMM, FLAG, IPROBE, IRECV, ISEND, NEWS, REQUEST, REQUESTS, STATUSES, TAG, TESTALL,
-)  # fmt: skip
-from .operations import Code
+    ANY,
+    BYTE,
+    COMM,
+    FLAG,
+    IPROBE,
+    IRECV,
+    ISEND,
+    NEWS,
+    REQUEST,
+    REQUESTS,
+    STATUSES,
+    TAG,
+    TESTALL,
+)
+from .operations import BUFFERS, SCRATCH, Code
 
 GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, HALTED, ENDED = range(8)
 """Why the interpreter returned."""
@@ -117,7 +130,7 @@ def _call(row, tile, x, size, parameters, places, state):  # type: ignore[no-unt
         key = places[row[9]]
     adding = np.int64(row[0] == _ADD)
     at, first = parameters.ctypes.data + 8 * row[10], row[13] + tile
-    state[STATE + row[1] - 2] += entries.call(row[12], x, size, payload, kept, key, adding, at, first, row[14])
+    state[STATE + row[1] - BUFFERS] += entries.call(row[12], x, size, payload, kept, key, adding, at, first, row[14])
 
 
 @host.inline
@@ -127,7 +140,7 @@ def in_row(window, half, rank):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _with_rows(row, tile, x, size, parameters, window, state):  # type: ignore[no-untyped-def]
+def _with_rows(row, tile, x, mine, size, parameters, window, state):  # type: ignore[no-untyped-def]
     """Values of a tile to the own row of the half to use next, or with or from rows of the half that was met in."""
     place, half = row[11] + 4 * tile, state[USES] % 2
     if row[0] == _WRITE:
@@ -137,8 +150,8 @@ def _with_rows(row, tile, x, size, parameters, window, state):  # type: ignore[n
     else:
         stride, count = window[STRIDE] // 4, window[COUNT]
         span = entries.floats(in_row(window, 1 - half, 0) + place, (count - 1) * stride + size)
-        how = (parameters[row[10]] != 0, parameters[row[10] + 1], False, 0, 0)
-        shared_memory.sum_rows(entries.floats(x, size), span, stride, count, window[ME], how)
+        exact, factor = parameters[row[10]] != 0, np.float32(parameters[row[10] + 1])
+        sum_floats(entries.floats(x, size), entries.floats(mine, size), span, stride, count, window[ME], exact, factor)
 
 
 @host.inline
@@ -151,13 +164,14 @@ def _lap(row, marks, state):  # type: ignore[no-untyped-def]
 @host.inline
 def _on_values(row, tile, size, parameters, places, window, state):  # type: ignore[no-untyped-def]
     """An operation on values of a tensor: on ``size`` of them from number ``tile`` of its own on."""
-    x = places[row[1]] + 4 * (row[2] + tile)
+    mine = places[row[1]] + 4 * (row[2] + tile)
+    x = places[SCRATCH] if row[15] else mine
     if row[0] == _DIVIDE:
         _divide(entries.floats(x, size), parameters[row[10]] != 0, np.float32(parameters[row[10] + 1]))
     elif row[0] < _DIVIDE:
         _call(row, tile, x, size, parameters, places, state)
     else:
-        _with_rows(row, tile, x, size, parameters, window, state)
+        _with_rows(row, tile, x, mine, size, parameters, window, state)
 
 
 @host.inline

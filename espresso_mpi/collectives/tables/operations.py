@@ -23,8 +23,8 @@ from ..data.layout import Dense
 NOWHERE = -1
 """The place of a residual or of a key that there is not."""
 
-BUFFERS = 2
-"""The first places: the payload buffers."""
+BUFFERS, SCRATCH = 3, 2
+"""The first places: two payload buffers, and scratch memory for the values of a tile."""
 
 
 class Code(IntEnum):
@@ -72,6 +72,7 @@ class Operation:
         other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row.
         call: the kernel.
         first, whole: of ENCODE, DECODE and ADD: the number of the first element in its payload, and how many that has.
+        scratch: the values are in scratch memory instead; a sum of those of the tensor is written to it.
     """
 
     code: Code
@@ -89,6 +90,7 @@ class Operation:
     call: KernelCall | None = None
     first: int = 0
     whole: int = 0
+    scratch: bool = False
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -96,8 +98,12 @@ class Operation:
         address = 0 if self.call is None else self.call.entry.address
         return (
             self.code, self.tensor, self.at, self.size, self.buffer, self.offset, self.nbytes,
-            self.kept, self.kept_at, self.key, self.number, self.other, address, self.first, self.whole,
+            self.kept, self.kept_at, self.key, self.number, self.other, address, self.first, self.whole, self.scratch,
         )  # fmt: skip
+
+    def resumes(self, before: Operation) -> bool:
+        """Whether a time goes on that has just paused."""
+        return self.code == before.code == Code.LAP and self.tensor == before.tensor and self.number < 0 < before.number
 
     def cut(self, first: int, last: int) -> Operation:
         """An operation on values, for the elements from ``first`` to ``last`` only."""
@@ -110,7 +116,9 @@ class Operation:
 
     def __str__(self) -> str:
         """The operation in words, for ``explain --program``."""
-        elements = f"tensor {self.tensor - BUFFERS} [{self.at}:{self.at + self.size}]"
+        elements = (
+            f"{'scratch' if self.scratch else 'tensor'} {self.tensor - BUFFERS} [{self.at}:{self.at + self.size}]"
+        )
         in_row = f"[{self.other}:{self.other + 4 * self.size}]"
         payload = f"buffer {self.buffer} [{self.offset}:{self.offset + self.nbytes}]"
         source = f"[{self.other}:{self.other + self.nbytes}]"
@@ -212,7 +220,7 @@ class OperationTable:
         spans: what is recorded.
         marks: number of MARK operations.
         stages: what PYTHON operations run.
-        room: bytes of each payload buffer.
+        room: bytes of each payload buffer, and of scratch memory.
         messages: most messages in flight.
         window, posted: bytes that the rank sends through the window, and (inside the node, between nodes) by messages.
     """
@@ -225,7 +233,7 @@ class OperationTable:
     spans: Sequence[Span] = ()
     marks: int = 0
     stages: Sequence[PythonStage] = ()
-    room: tuple[int, int] = (0, 0)
+    room: tuple[int, int, int] = (0, 0, 0)
     messages: int = 0
     window: int = 0
     posted: tuple[int, int] = (0, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..data.layout import Dense
 from ..messages.window_places import ALIGN
@@ -109,15 +109,18 @@ def tile_of(operations: Sequence[Operation]) -> int:
 def by_tiles(groups: Sequence[tuple[int, Sequence[Operation]]], first: int, last: int) -> list[Operation]:
     """Operations on the elements from ``first`` to ``last``, tile by tile.
 
+    What is only made to be encoded at once is not written to the tensor, whose elements the next decode overwrites.
+
     Args:
         groups: (number of the duration to which their time is added; the operations).
     """
     if first >= last:
         return []
-    tile = tile_of([operation for _, operations in groups for operation in operations])
-    found = list[Operation]()
+    every = [operation for _, operations in groups for operation in operations]
+    tile, found = tile_of(every), list[Operation]()
+    scratch = tile <= TILE and len(every) > 1 and every[-1].code == Code.ENCODE
     for number, operations in groups:
-        cut = [operation.cut(first, last) for operation in operations]
+        cut = [replace(operation.cut(first, last), scratch=scratch) for operation in operations]
         found += Emission.lap(number, cut)
     if last - first <= tile or sum(len(operations) for _, operations in groups) == 1:
         return found

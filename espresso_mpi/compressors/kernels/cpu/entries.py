@@ -22,7 +22,7 @@ _SIGNATURE = types.int64(*[types.int64] * 9)
 
 
 class Entry:
-    """A decorator: a function (x, n, payload, residual, key, add, parameters, first, whole) of int64 that returns int64.
+    """A decorator: a function (x, n, payload, residual, key, add, parameters, first, whole) of int64 to int64.
 
     Args:
         function: gets the addresses of n float32 values, of a payload, of a residual of n values (0: none) and of
