@@ -101,6 +101,11 @@ class Operation:
             self.kept, self.kept_at, self.key, self.number, self.other, address, self.first, self.whole, self.scratch,
         )  # fmt: skip
 
+    @property
+    def grain(self) -> int:
+        """At whose multiples its elements may be cut."""
+        return 1 if self.call is None else self.call.grain or max(self.size, 1)
+
     def resumes(self, before: Operation) -> bool:
         """Whether a time goes on that has just paused."""
         return self.code == before.code == Code.LAP and self.tensor == before.tensor and self.number < 0 < before.number

@@ -102,7 +102,7 @@ class DenseMove:
 
 def tile_of(operations: Sequence[Operation]) -> int:
     """Elements of a tile of these operations."""
-    grain = math.lcm(*(o.call.grain for o in operations if o.call is not None))
+    grain = math.lcm(*(operation.grain for operation in operations))
     return max(grain, TILE // grain * grain)
 
 
@@ -145,8 +145,7 @@ class _Behind:
         """A sum, and the encode of what is complete then."""
         found, at, stop = list[Operation](), total.at, total.at + total.size
         for encode in self._encodes:
-            assert encode.call is not None
-            begin, end, grain = encode.at, encode.at + encode.size, encode.call.grain
+            begin, end, grain = encode.at, encode.at + encode.size, encode.grain
             last = end if stop >= end else begin + (stop - begin) // grain * grain
             first = max(self._done, begin)
             if last <= first:
@@ -198,9 +197,7 @@ class _Ahead:
         """The decode of what is shown, and what shows it."""
         found, at, stop = list[Operation](), shown.at, shown.at + shown.size
         for part in self._decodes:
-            decode = part[0]
-            assert decode.call is not None
-            begin, end, grain = decode.at, decode.at + decode.size, decode.call.grain
+            begin, end, grain = part[0].at, part[0].at + part[0].size, part[0].grain
             first, last = max(self._done, begin), min(end, begin - (begin - stop) // grain * grain)
             if begin >= stop or last <= first:
                 continue

@@ -1,5 +1,7 @@
 """Tables whose steps are passes: each element is worked on once, in order, and messages leave when they are final."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -10,6 +12,7 @@ from espresso_mpi.collectives.tables.describing import DescribedWays, table_of
 from espresso_mpi.collectives.tables.operations import Code
 from espresso_mpi.compressors import get
 from espresso_mpi.compressors.kernels.cpu import host
+from espresso_mpi.compressors.onebit import OneBit
 from espresso_mpi.types import Route
 
 PAIRS = Topology(((0, 1), (2, 3)))
@@ -40,7 +43,7 @@ def unrolled(operations):
         at += 1 + (len(body) if one.code == Code.TILES else 0)
 
 
-@pytest.mark.parametrize("method", ["onebit:block=192", "int8:block=100", "fp16"])
+@pytest.mark.parametrize("method", ["onebit:block=192", "int8:block=100", "fp16", "onebit:block=8192"])
 def test_every_element_is_summed_encoded_decoded_and_shown_once_in_this_order(monkeypatch, method):
     monkeypatch.setattr(passes, "TILE", 512)
     order = [Code.SUM, Code.ENCODE, Code.DECODE, Code.ADD, Code.DIVIDE, Code.WRITE]
@@ -67,6 +70,21 @@ def test_messages_leave_in_order_as_soon_as_their_bytes_are_final(method):
         assert operations[at].offset + operations[at].nbytes <= max(done) * bits // 8
     receives = [at for at, o in enumerate(operations) if o.code == Code.RECEIVE]
     assert max(receives) < encodes[0]
+
+
+def test_kernels_that_cannot_be_cut_work_on_whole_parts(monkeypatch):
+    whole = {way: partial(_uncut, getattr(OneBit, way)) for way in ("encoder", "decoder")}
+    for way, made in whole.items():
+        monkeypatch.setattr(OneBit, way, lambda self, n, made=made: made(self, n))
+    operations = table("hierarchical-allgather", "onebit", 9000).operations
+    calls = [o for o in unrolled(operations) if o.call is not None]
+    assert [(o.code, o.first, o.size) for o in calls] == [
+        (Code.ENCODE, 0, 4544), (Code.DECODE, 0, 4544), (Code.ADD, 0, 4544),
+    ]  # fmt: skip
+
+
+def _uncut(made, compressor, n):
+    return replace(made(compressor, n), grain=0)
 
 
 def test_a_buffer_that_is_still_read_receives_nothing():
