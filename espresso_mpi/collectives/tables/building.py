@@ -178,7 +178,6 @@ class TableBuilder:
     def python(self, act: Act, what: str, payload: bool = False) -> None:
         """Let Python do something; ``payload``: it reads the payload."""
         self._flush()
-        self._encoding = None
         stage = PythonStage(act, what, self._now, self._held if payload else None)
         self._to.operations.append(Operation(Code.PYTHON, len(self._to.stages)))
         self._to.stages.append(stage)
@@ -202,8 +201,8 @@ class TableBuilder:
             sources: what each member gets.
             weights: of the bytes that are sent, how many are each tensor's.
         """
+        encoding = self._encoding
         self._flush()
-        encoding, self._encoding = self._encoding, None
         me, first, source = move.index, self._to.mark(), self._now
         incoming = list(transfers(me, sources[me]))
         outgoing = [t for j in move.others for t in transfers(j, sources[j]) if t.source == me]
@@ -225,8 +224,8 @@ class TableBuilder:
     # --- passes -------------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Make the step that waits a pass of its own."""
-        waiting, self._waiting = self._waiting, None
+        """Make the step that waits a pass of its own; another step follows."""
+        waiting, self._waiting, self._encoding = self._waiting, None, None
         if isinstance(waiting, DenseMove):
             self._sum(waiting, {})
         elif isinstance(waiting, _Decoding):
