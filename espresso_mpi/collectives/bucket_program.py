@@ -27,12 +27,14 @@ from .messages.switches import EXECUTOR
 from .messages.transport import Transport
 from .ops.base import Action, Data, Move, idle, operations
 from .program import Compilation, DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep
-from .progress import DONE, Progress
+from .progress import DONE, Progress, at_once
 from .segment_run import SegmentLog, SegmentRun
-from .tables.building import TableBuilder, shares
+from .tables.building import TableBuilder
+from .tables.emission import shares
 from .tables.operations import OperationTable, described
 from .tables.running import Prepared, TableRunner, obstacle
 from .tables.running import Run as TableRun
+from .tables.segments import dense_move
 
 S = TypeVar("S", EncodeStep, DecodeStep)
 
@@ -149,10 +151,20 @@ class BucketProgram:
             self._add_move(step.op, move, what.nbytes)
             action = operations()[step.op].bind(self._transport, move)
             return what.of(lambda run: action(run.data))
-        dense = what.of(self._dense(step.op, moves))
+        return self._add_dense(str(step), moves, what)
+
+    def _add_dense(self, name: str, moves: Sequence[MoveStep], what: _Recorded) -> Stage:
+        """Add a collective on dense tensors to the table, and return what does it in Python."""
+        dense = what.of(self._dense(moves[0].op, moves))
+        inside = self._transport.windows_everywhere and moves[0].inside
+        stage: Stage = (lambda run: at_once(dense(run))) if inside else dense
         if isinstance(self._builder, TableBuilder):
-            self._builder.python(dense, str(step))
-        return dense
+            move = dense_move(self._transport, moves, what.nbytes)
+            if move is None:
+                self._builder.python(stage, name)
+            else:
+                self._builder.dense(move)
+        return stage
 
     def _add_move(self, op: str, move: Move, nbytes: Sequence[int]) -> None:
         """Add a collective of payloads to the table; there is no table if it does not know the collective."""

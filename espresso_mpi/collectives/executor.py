@@ -79,6 +79,7 @@ class Program:
     ) -> None:
         self._transport, self._dtype, self._route = transport, dtype, route
         self.compressor, self.n = compressor, n
+        self._inside_at_once = compressor is not None and transport.windows_everywhere
         self.owned: tuple[Dense, ...] = ()
         self._runners: dict[int, TableRunner | str] = {}
         self._operations: dict[DeviceKind, tuple[RouteOperation, ...]] = {}
@@ -168,7 +169,8 @@ class Program:
             yield runner.progress(self._table_run(number, x, job, recorder))
             return
         workspace, region = self._transport.borrow(kind), self._regions[number]
-        segment = SegmentRun(Data(x, self._dtype, workspace), job, SegmentLog(recorder, job, number, self._transport))
+        log, inside = SegmentLog(recorder, job, number, self._transport), self._inside_at_once and not route
+        segment = SegmentRun(Data(x, self._dtype, workspace), job, log, inside)
         steps = self._segments[number]
         for operation, then in zip(route, (*route[1:], None)):
             if operation.copies:
@@ -219,7 +221,7 @@ class Program:
         log = SegmentLog(recorder, job, number, self._transport)
 
         def subject(workspace: Workspace) -> SegmentRun:
-            return SegmentRun(Data(x, self._dtype, workspace), job, log)
+            return SegmentRun(Data(x, self._dtype, workspace), job, log, self._inside_at_once)
 
         return Run([x], [job], recorder, number, subject, lambda segment: segment.finish(self._regions[number]))
 

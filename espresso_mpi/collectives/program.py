@@ -80,6 +80,11 @@ class MoveStep:
     move: Move
     of_summary: bool = False
 
+    @property
+    def inside(self) -> bool:
+        """Whether it is a collective on the tensor, not on payloads or a summary, inside a node."""
+        return self.move.context.level == "intra" and not self.of_summary and isinstance(self.move.before[0], Dense)
+
 
 @dataclass(frozen=True)
 class IdleStep:

@@ -22,6 +22,13 @@ DONE = object()
 """``next(progress, DONE) is DONE`` if there was nothing left to do."""
 
 
+def at_once(progress: Progress) -> Progress:
+    """Make all progress steps of some work in this one; returns what is left: none."""
+    for _ in progress:
+        pass
+    return iter(())
+
+
 @dataclass
 class Segment:
     """One segment of a bucket, ready to be synchronised.

@@ -19,7 +19,7 @@ from .job import ALL_RANKS, Job, encode_key
 from .messages.transport import Transport
 from .ops.base import Action, Data
 from .program import DecodeStep, EncodeStep, MoveStep, ProgramStep, SummaryStep, UpdateStep, summary_sizes
-from .progress import DONE, Progress
+from .progress import DONE, Progress, at_once
 from .residuals import Residuals
 from .store_keys import OWN, StoreView
 
@@ -67,11 +67,14 @@ class SegmentRun:
         data: the segment's working data.
         job: names and seeds of this run.
         log: gets the spans.
+        inside_at_once: whether collectives on tensors inside a node are made in one progress step: where they pass
+            shared windows on every node, no message is ever in flight. The same on all ranks.
     """
 
-    def __init__(self, data: Data, job: Job, log: SegmentLog) -> None:
+    def __init__(self, data: Data, job: Job, log: SegmentLog, inside_at_once: bool = False) -> None:
         self._home, self._rank, self._job, self._log = data.x, log.transport.rank, job, log
         self._residuals = Residuals(job, data.x.size)
+        self._at_once = inside_at_once and device.device_of(data.x) == "cpu"
         self.data = data
 
     def summarise(self, step: SummaryStep, compressor: Compressor) -> Progress:
@@ -92,7 +95,8 @@ class SegmentRun:
         if step.of_summary:
             data = Data(data.summary, "float32", data.workspace)
         level = step.move.context.level
-        return self._log.recorded(action(data), f"{step.op}@{level}", level)
+        progress = self._log.recorded(action(data), f"{step.op}@{level}", level)
+        return at_once(progress) if self._at_once and step.inside else progress
 
     def _timed(
         self, kind: Kind, what: str, act: Callable[[Any, Compressor], None], step: Any, by: Compressor

@@ -24,8 +24,13 @@ class KernelCall:
         entry: the kernel.
         parameters: numbers that float64 holds exactly.
         draws: whether it needs the key of the random bits.
+        leading: bits of an element at the beginning of the payload that are final as soon as the element is encoded.
+        grain: at whose multiples the elements of a payload may be cut, to be encoded or decoded part by part; 0: they
+            may not be cut.
     """
 
     entry: Entry
     parameters: tuple[float, ...] = ()
     draws: bool = False
+    grain: int = 0
+    leading: int = 0

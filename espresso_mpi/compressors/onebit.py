@@ -53,10 +53,10 @@ class OneBit(signed.Blocked):
         cpu_signs.decode(out, words, scales, cpu_signs.NONE, self.block, add)
 
     def encoder(self, n: int) -> KernelCall:
-        return KernelCall(_encode_at, (self.block,))
+        return KernelCall(_encode_at, (self.block,), grain=self.block, leading=1)
 
     def decoder(self, n: int) -> KernelCall:
-        return KernelCall(_decode_at, (self.block,))
+        return KernelCall(_decode_at, (self.block,), grain=self.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import signs as cuda_signs
@@ -104,16 +104,23 @@ def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
 _encode_serial, _decode_serial = _encode.serial, cpu_signs.decode.serial
 
 
+@host.inline
+def _parts_at(payload, n, block, first, whole):  # type: ignore[no-untyped-def]
+    """The sign words and the scales of n elements of a payload."""
+    scales = payload + 8 * ((whole + 63) // 64) + 4 * (first // block)
+    return entries.words(payload + first // 8, (n + 63) // 64), entries.floats(scales, (n + block - 1) // block)
+
+
 @entries.Entry
-def _encode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
-    block, head = np.int64(entries.doubles(parameters, 1)[0]), (n + 63) // 64
-    words, scales = entries.words(payload, head), entries.floats(payload + 8 * head, (n + block - 1) // block)
+def _encode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    block = np.int64(entries.doubles(parameters, 1)[0])
+    words, scales = _parts_at(payload, n, block, first, whole)
     return _encode_serial(entries.floats(x, n), entries.floats(residual, n if residual else 0), words, scales, block)
 
 
 @entries.Entry
-def _decode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
-    block, head = np.int64(entries.doubles(parameters, 1)[0]), (n + 63) // 64
-    words, scales = entries.words(payload, head), entries.floats(payload + 8 * head, (n + block - 1) // block)
+def _decode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    block = np.int64(entries.doubles(parameters, 1)[0])
+    words, scales = _parts_at(payload, n, block, first, whole)
     _decode_serial(entries.floats(x, n), words, scales, entries.floats(0, 0), block, add != 0)
     return 0

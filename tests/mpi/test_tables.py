@@ -6,7 +6,9 @@ import pytest
 from session_cases import COMPRESSED, node_layouts, values
 
 from espresso_mpi import Session
+from espresso_mpi.collectives import bucket_program, executor
 from espresso_mpi.collectives.messages.switches import EXECUTOR
+from espresso_mpi.collectives.tables import passes
 from espresso_mpi.compressors.topk import TopK
 from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
 from espresso_mpi.types import Route
@@ -72,6 +74,39 @@ def test_payloads_that_pass_the_window_in_chunks_and_take_several_messages(world
     options = {"compressor": "fp16", "window_bytes": 2048, "message_bytes": 1024}
     for nodes in node_layouts(world.size)[::2]:
         assert not differences(world, monkeypatch, nodes, **options)[0]
+
+
+@pytest.mark.parametrize("method", ["onebit:block=192", "int8:block=100"])
+@pytest.mark.parametrize("route", ["hierarchical-allgather", "hierarchical-alltoall"])
+def test_passes_whose_tiles_and_chunks_end_elsewhere(world, monkeypatch, method, route):
+    """Chunks of the window end inside of blocks, so encodes lag behind the sums, and decodes go ahead."""
+    monkeypatch.setattr(passes, "TILE", 512)
+    options = {"compressor": method, "route": route, "window_bytes": 8192, "message_bytes": 256}
+    for nodes in node_layouts(world.size)[1::2]:
+        faults, executors = differences(world, monkeypatch, nodes, **options)
+        assert not faults
+        (mine,) = (node for node in nodes if world.rank in node)
+        assert all(("Python" in how) == (len(mine) == 1) for how in executors.values()), executors
+
+
+@pytest.mark.parametrize("route", ["hierarchical-allgather", "hierarchical-alltoall-packed", "flat-alltoall"])
+def test_a_rank_that_needs_python_among_others_that_do_not(world, monkeypatch, route):
+    """Several segments at once, and a dense tensor between them: all ranks make the same progress steps."""
+    options = {"compressor": "onebit", "route": route, "segment_bytes": 100, "message_bytes": 64, "min_bytes": 0}
+    results = []
+    for alone in (None, world.size - 1):
+        if world.rank == alone:
+            for module in (executor, bucket_program):
+                monkeypatch.setattr(module, "obstacle", lambda x, job: "a test")
+        with Session(world, seed=3, timeout=60, dense=["d"], nodes=node_layouts(world.size)[1], **options) as session:
+            grads = {name: values(world.rank, 0, 3001) for name in ("a", "d", "b")}
+            for _ in range(2):
+                handles = [session.push(name, array) for name, array in grads.items()]
+                [handle.wait() for handle in handles]
+            results.append({name: array.tobytes() for name, array in grads.items()})
+            ways = world.allgather({session.executors[name].startswith("table") for name in "ab"})
+        assert ways == [{rank != alone} for rank in range(world.size)]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("feedback", ["ef21", "plain:decay=0.9"])

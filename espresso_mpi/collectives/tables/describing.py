@@ -29,6 +29,7 @@ class DescribedWays:
     rank: int
     window_bytes: int
     message_bytes: int
+    windows_everywhere: bool = True
 
     @property
     def node(self) -> tuple[int, ...]:

@@ -15,9 +15,24 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import entries, host
 
+from ..data.reduction import sum_floats
 from ..messages import shared_memory
-from ..messages.mpi_calls import BYTE, COMM, FLAG, IRECV, ISEND, REQUEST, REQUESTS, STATUSES, TAG, TESTALL
-from .operations import Code
+from ..messages.mpi_calls import (
+    ANY,
+    BYTE,
+    COMM,
+    FLAG,
+    IPROBE,
+    IRECV,
+    ISEND,
+    NEWS,
+    REQUEST,
+    REQUESTS,
+    STATUSES,
+    TAG,
+    TESTALL,
+)
+from .operations import BUFFERS, SCRATCH, Code
 
 GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, HALTED, ENDED = range(8)
 """Why the interpreter returned."""
@@ -33,9 +48,10 @@ PAUSES, HALTS, RUNS = range(3)
 MEMORY, STRIDE, STARTS, ME, COUNT, WINDOW = 0, 1, 2, 4, 5, 6
 """Places of what is known of the window, an int64 array: see ``SharedWindow.places``."""
 
-_ENCODE, _DECODE, _ADD, _DIVIDE, _COPY = (int(c) for c in (Code.ENCODE, Code.DECODE, Code.ADD, Code.DIVIDE, Code.COPY))
-_SHOW, _MEET, _TAKE, _SEND, _RECEIVE = (int(c) for c in (Code.SHOW, Code.MEET, Code.TAKE, Code.SEND, Code.RECEIVE))
-_WAIT, _MARK, _YIELD = (int(c) for c in (Code.WAIT, Code.MARK, Code.YIELD))
+_ADD, _DIVIDE, _SUM, _WRITE, _READ = (int(c) for c in (Code.ADD, Code.DIVIDE, Code.SUM, Code.WRITE, Code.READ))
+_LAP, _TILES, _COPY, _SHOW, _MEET = (int(c) for c in (Code.LAP, Code.TILES, Code.COPY, Code.SHOW, Code.MEET))
+_TAKE, _SEND, _RECEIVE, _WAIT = (int(c) for c in (Code.TAKE, Code.SEND, Code.RECEIVE, Code.WAIT))
+_MARK, _STACK, _POLL, _YIELD = (int(c) for c in (Code.MARK, Code.STACK, Code.POLL, Code.YIELD))
 
 
 @intrinsic
@@ -80,27 +96,110 @@ def _test_all(typingctx, function, count, requests, flag, statuses):  # type: ig
     return types.int64(*[types.int64] * 5), codegen
 
 
+@intrinsic
+def _probe(typingctx, function, source, tag, comm, flag, status):  # type: ignore[no-untyped-def]
+    """Call MPI_Iprobe."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        word, number = ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(number, [number, number, word, word, word])
+        function, source, tag, comm, flag, status = args
+        called = [builder.trunc(source, number), builder.trunc(tag, number), comm, flag, status]
+        return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), called), word)
+
+    return types.int64(*[types.int64] * 6), codegen
+
+
 @host.inline
-def _apply(row, parameters, places, state):  # type: ignore[no-untyped-def]
-    """Call a kernel, or divide."""
-    x, size = places[row[1]] + 4 * row[2], row[3]
-    if row[0] == _DIVIDE:
-        values, exact, by = entries.floats(x, size), parameters[row[10]] != 0, np.float32(parameters[row[10] + 1])
-        if exact:
-            for i in range(size):
-                values[i] *= by
-        else:
-            for i in range(size):
-                values[i] /= by
-        return
+def _divide(values, exact, by):  # type: ignore[no-untyped-def]
+    if exact:
+        for i in range(values.size):
+            values[i] *= by
+    else:
+        for i in range(values.size):
+            values[i] /= by
+
+
+@host.inline
+def _call(row, tile, x, size, parameters, places, state):  # type: ignore[no-untyped-def]
+    """Call a kernel for the elements of a tile."""
     payload, kept, key = places[row[4]] + row[5], np.int64(0), np.int64(0)
     if row[7] >= 0 and places[row[7]] != 0:
-        kept = places[row[7]] + 4 * row[8]
+        kept = places[row[7]] + 4 * (row[8] + tile)
     if row[9] >= 0:
         key = places[row[9]]
     adding = np.int64(row[0] == _ADD)
-    at = parameters.ctypes.data + 8 * row[10]
-    state[STATE + row[1] - 2] += entries.call(row[12], x, size, payload, kept, key, adding, at)
+    at, first = parameters.ctypes.data + 8 * row[10], row[13] + tile
+    state[STATE + row[1] - BUFFERS] += entries.call(row[12], x, size, payload, kept, key, adding, at, first, row[14])
+
+
+@host.inline
+def in_row(window, half, rank):  # type: ignore[no-untyped-def]
+    """Where a rank's row begins in a half of the window."""
+    return window[MEMORY] + window[STARTS + half] + rank * window[STRIDE]
+
+
+@host.inline
+def _with_rows(row, tile, x, mine, size, parameters, window, state):  # type: ignore[no-untyped-def]
+    """Values of a tile to the own row of the half to use next, or with or from rows of the half that was met in."""
+    place, half = row[11] + 4 * tile, state[USES] % 2
+    if row[0] == _WRITE:
+        move(in_row(window, half, window[ME]) + place, x, 4 * size)
+    elif row[0] == _READ:
+        move(x, in_row(window, 1 - half, row[10]) + place, 4 * size)
+    else:
+        stride, count = window[STRIDE] // 4, window[COUNT]
+        span = entries.floats(in_row(window, 1 - half, 0) + place, (count - 1) * stride + size)
+        exact, factor = parameters[row[10]] != 0, np.float32(parameters[row[10] + 1])
+        sum_floats(entries.floats(x, size), entries.floats(mine, size), span, stride, count, window[ME], exact, factor)
+
+
+@host.inline
+def _lap(row, marks, state):  # type: ignore[no-untyped-def]
+    """A time begins to run, or stops."""
+    marks[row[1], 0] += row[10] * shared_memory.now(state[shared_memory.CLOCK :])
+    marks[row[1], 1] += row[10] * state[shared_memory.WAITED]
+
+
+@host.inline
+def _on_values(row, tile, size, parameters, places, window, state):  # type: ignore[no-untyped-def]
+    """An operation on values of a tensor: on ``size`` of them from number ``tile`` of its own on."""
+    mine = places[row[1]] + 4 * (row[2] + tile)
+    x = places[SCRATCH] if row[15] else mine
+    if row[0] == _DIVIDE:
+        _divide(entries.floats(x, size), parameters[row[10]] != 0, np.float32(parameters[row[10] + 1]))
+    elif row[0] < _DIVIDE:
+        _call(row, tile, x, size, parameters, places, state)
+    else:
+        _with_rows(row, tile, x, mine, size, parameters, window, state)
+
+
+@host.inline
+def _by_tiles(rows, parameters, places, marks, window, state):  # type: ignore[no-untyped-def]
+    """The operations that follow, all of them for one tile before the next: it stays in a cache."""
+    first, count, size, length = state[AT] + 1, rows[state[AT], 1], rows[state[AT], 3], rows[state[AT], 10]
+    for tile in range(0, size, length):
+        for number in range(first, first + count):
+            row = rows[number]
+            if row[0] == _LAP:
+                _lap(row, marks, state)
+            else:
+                _on_values(row, tile, min(length, size - tile), parameters, places, window, state)
+    state[AT] += count
+
+
+@host.inline
+def _mark(row, marks, state):  # type: ignore[no-untyped-def]
+    """Note the time, and let the times that follow begin at 0; or make durations times that follow each other."""
+    at, count = row[1], row[3]
+    if row[0] == _MARK:
+        marks[at : at + count + 1] = 0
+        marks[at, 0] = shared_memory.now(state[shared_memory.CLOCK :])
+        marks[at, 1] = state[shared_memory.WAITED]
+    else:
+        for number in range(at, at + count):
+            marks[number, 0] += marks[number - 1, 0]
+            marks[number, 1] += marks[number - 1, 1]
 
 
 @host.inline
@@ -108,11 +207,9 @@ def _by_window(row, places, window, state):  # type: ignore[no-untyped-def]
     """Copy to the own row of the half to use next, or from another row of the half that was met in."""
     place = places[row[4]] + row[5]
     if row[0] == _SHOW:
-        mine = window[MEMORY] + window[STARTS + state[USES] % 2] + window[ME] * window[STRIDE]
-        move(mine, place, row[6])
+        move(in_row(window, state[USES] % 2, window[ME]), place, row[6])
     else:
-        other = window[MEMORY] + window[STARTS + (state[USES] - 1) % 2] + row[10] * window[STRIDE]
-        move(place, other + row[11], row[6])
+        move(place, in_row(window, 1 - state[USES] % 2, row[10]) + row[11], row[6])
 
 
 @host.inline
@@ -182,8 +279,12 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
     while state[AT] < rows.shape[0]:
         row, found = rows[state[AT]], GOING
         code = row[0]
-        if code <= _DIVIDE:
-            _apply(row, parameters, places, state)
+        if code <= _READ:
+            _on_values(row, 0, row[3], parameters, places, window, state)
+        elif code == _TILES:
+            _by_tiles(rows, parameters, places, marks, window, state)
+        elif code == _LAP:
+            _lap(row, marks, state)
         elif code == _COPY:
             move(places[row[4]] + row[5], places[row[10]] + row[11], row[6])
         elif code in (_SHOW, _TAKE):
@@ -195,9 +296,11 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
             found = FAILED if state[ERROR] != 0 else GOING
         elif code == _WAIT:
             found = _await_messages(mpi, flag, state, pace)
-        elif code == _MARK:
-            marks[row[1], 0] = shared_memory.now(state[shared_memory.CLOCK :])
-            marks[row[1], 1] = state[shared_memory.WAITED]
+        elif code in (_MARK, _STACK):
+            _mark(row, marks, state)
+        elif code == _POLL:
+            state[ERROR] = _probe(mpi[IPROBE], mpi[ANY], mpi[NEWS], mpi[COMM], mpi[FLAG], mpi[STATUSES])
+            found = FAILED if state[ERROR] != 0 else GOING
         elif code == _YIELD:
             found = YIELDED if state[MODE] == PAUSES else GOING
         else:

@@ -8,7 +8,7 @@ of random bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -23,8 +23,8 @@ from ..data.layout import Dense
 NOWHERE = -1
 """The place of a residual or of a key that there is not."""
 
-BUFFERS = 2
-"""The first places: the payload buffers."""
+BUFFERS, SCRATCH = 3, 2
+"""The first places: two payload buffers, and scratch memory for the values of a tile."""
 
 
 class Code(IntEnum):
@@ -34,16 +34,23 @@ class Code(IntEnum):
     DECODE = 1
     ADD = 2
     DIVIDE = 3
-    COPY = 4
-    SHOW = 5
-    MEET = 6
-    TAKE = 7
-    SEND = 8
-    RECEIVE = 9
-    WAIT = 10
-    MARK = 11
-    YIELD = 12
-    PYTHON = 13
+    SUM = 4
+    WRITE = 5
+    READ = 6
+    LAP = 7
+    TILES = 8
+    COPY = 9
+    SHOW = 10
+    MEET = 11
+    TAKE = 12
+    SEND = 13
+    RECEIVE = 14
+    WAIT = 15
+    MARK = 16
+    STACK = 17
+    POLL = 18
+    YIELD = 19
+    PYTHON = 20
 
 
 @dataclass(frozen=True)
@@ -52,15 +59,20 @@ class Operation:
 
     Attributes:
         code: what it does.
-        tensor: place of the tensor; of MARK its number; of PYTHON the number of the stage.
-        at, size: which elements of the tensor.
+        tensor: place of the tensor; of MARK, LAP and STACK the number of the time; of PYTHON that of the stage; of
+            TILES how many of the next operations are made tile by tile.
+        at, size: which elements of the tensor; size of TILES: their elements, and of MARK and STACK: how many of the
+            next times begin at 0, or are stacked.
         buffer, offset, nbytes: the payload: place of the buffer, and which bytes of it.
         kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
         number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE: where the divisor is; of COPY: the
-            other buffer; of TAKE, SEND and RECEIVE: the rank; of WAIT: the number of messages.
-        other: of COPY and TAKE: the byte in the source.
+            other buffer; of TAKE, READ, SEND and RECEIVE: the rank; of WAIT: the number of messages; of LAP: 1 at the
+            end and -1 at the beginning; of TILES: elements of one.
+        other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row.
         call: the kernel.
+        first, whole: of ENCODE, DECODE and ADD: the number of the first element in its payload, and how many that has.
+        scratch: the values are in scratch memory instead; a sum of those of the tensor is written to it.
     """
 
     code: Code
@@ -76,19 +88,43 @@ class Operation:
     number: int = 0
     other: int = 0
     call: KernelCall | None = None
+    first: int = 0
+    whole: int = 0
+    scratch: bool = False
 
     @property
     def row(self) -> tuple[int, ...]:
-        """The operation as the interpreter reads it; the last column is the address of the kernel."""
+        """The operation as the interpreter reads it, the address of the kernel at place 12."""
         address = 0 if self.call is None else self.call.entry.address
         return (
             self.code, self.tensor, self.at, self.size, self.buffer, self.offset, self.nbytes,
-            self.kept, self.kept_at, self.key, self.number, self.other, address,
+            self.kept, self.kept_at, self.key, self.number, self.other, address, self.first, self.whole, self.scratch,
+        )  # fmt: skip
+
+    @property
+    def grain(self) -> int:
+        """At whose multiples its elements may be cut."""
+        return 1 if self.call is None else self.call.grain or max(self.size, 1)
+
+    def resumes(self, before: Operation) -> bool:
+        """Whether a time goes on that has just paused."""
+        return self.code == before.code == Code.LAP and self.tensor == before.tensor and self.number < 0 < before.number
+
+    def cut(self, first: int, last: int) -> Operation:
+        """An operation on values, for the elements from ``first`` to ``last`` only."""
+        by = first - self.at
+        in_row = 4 * by if self.code in (Code.SUM, Code.WRITE, Code.READ) else 0
+        return replace(
+            self, at=first, size=last - first, kept_at=self.kept_at + by, first=self.first + by,
+            other=self.other + in_row,
         )  # fmt: skip
 
     def __str__(self) -> str:
         """The operation in words, for ``explain --program``."""
-        elements = f"tensor {self.tensor - BUFFERS} [{self.at}:{self.at + self.size}]"
+        elements = (
+            f"{'scratch' if self.scratch else 'tensor'} {self.tensor - BUFFERS} [{self.at}:{self.at + self.size}]"
+        )
+        in_row = f"[{self.other}:{self.other + 4 * self.size}]"
         payload = f"buffer {self.buffer} [{self.offset}:{self.offset + self.nbytes}]"
         source = f"[{self.other}:{self.other + self.nbytes}]"
         kept = f" + residual at place {self.kept}" if self.kept != NOWHERE else ""
@@ -97,6 +133,11 @@ class Operation:
             Code.DECODE: f"{payload} -> {elements}",
             Code.ADD: f"{payload} + {elements}",
             Code.DIVIDE: elements,
+            Code.SUM: f"{elements} + {in_row} of the other rows, divided",
+            Code.WRITE: f"{elements} -> own row {in_row}",
+            Code.READ: f"row {self.number} {in_row} -> {elements}",
+            Code.LAP: f"time {self.tensor} {'goes on' if self.number < 0 else 'pauses'}",
+            Code.TILES: f"the next {self.tensor} by {self.number} of {self.size} elements at a time",
             Code.COPY: f"buffer {self.number} {source} -> {payload}",
             Code.SHOW: f"{payload} -> own row",
             Code.MEET: "barrier of the node",
@@ -104,7 +145,9 @@ class Operation:
             Code.SEND: f"{payload} -> rank {self.number}",
             Code.RECEIVE: f"rank {self.number} -> {payload}",
             Code.WAIT: f"{self.number} messages",
-            Code.MARK: f"time {self.tensor}",
+            Code.MARK: f"time {self.tensor}" + (f", and the next {self.size} from 0" if self.size else ""),
+            Code.STACK: f"times {self.tensor} to {self.tensor + self.size - 1} follow each other",
+            Code.POLL: "MPI may make progress",
             Code.YIELD: "other work may run",
             Code.PYTHON: f"stage {self.tensor}",
         }[self.code]
@@ -182,7 +225,7 @@ class OperationTable:
         spans: what is recorded.
         marks: number of MARK operations.
         stages: what PYTHON operations run.
-        room: bytes of each payload buffer.
+        room: bytes of each payload buffer, and of scratch memory.
         messages: most messages in flight.
         window, posted: bytes that the rank sends through the window, and (inside the node, between nodes) by messages.
     """
@@ -195,7 +238,7 @@ class OperationTable:
     spans: Sequence[Span] = ()
     marks: int = 0
     stages: Sequence[PythonStage] = ()
-    room: tuple[int, int] = (0, 0)
+    room: tuple[int, int, int] = (0, 0, 0)
     messages: int = 0
     window: int = 0
     posted: tuple[int, int] = (0, 0)

@@ -16,7 +16,7 @@ from ..data.magnitudes import in_range
 from ..messages import shared_memory
 from ..messages.window_places import SLOT
 from . import interpreter
-from .interpreter import AT, COUNT, EPOCH, HALTED, HALTS, ME, MEMORY, MODE, RUNS, STARTS, STRIDE, USES
+from .interpreter import AT, COUNT, EPOCH, HALTED, HALTS, ME, MODE, RUNS, USES
 
 ODD, DIFFERENT = interpreter.ENDED + 1, interpreter.ENDED + 2
 """More reasons why ``ride`` returned: values are too large, or the headers differ."""
@@ -54,7 +54,7 @@ def _keep(setup, places):  # type: ignore[no-untyped-def]
 @host.inline
 def _slot(window, rank, half):  # type: ignore[no-untyped-def]
     """Where the small data of a rank are in a half of the window."""
-    return window[MEMORY] + window[STARTS + half] - SLOT + rank * window[STRIDE]
+    return interpreter.in_row(window, half, rank) - SLOT
 
 
 @host.inline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -145,11 +145,9 @@ class TableRunner:
     def ranks_before(self, at: int) -> list[int]:
         """The other ends of the messages that the operation at ``at`` waits for."""
         found = list[int]()
-        for operation in reversed(self.table.operations[:at]):
+        for operation in itertools.takewhile(lambda o: o.code != Code.WAIT, reversed(self.table.operations[:at])):
             if operation.code in (Code.SEND, Code.RECEIVE):
                 found.append(operation.number)
-            elif operation.code != Code.YIELD:
-                break
         return found[::-1]
 
 
@@ -281,14 +279,15 @@ def wait_for_ranks(
     waited = waiter.waited
     if why == interpreter.AT_BARRIER:
         assert window is not None
-        window.wait_at_barrier()
+        wait = window.wait_at_barrier
     else:
         messages.in_flight = int(state[interpreter.IN_FLIGHT])
-        try:
-            transport.finish_calls(messages, runner.ranks_before(int(state[interpreter.AT])))
-        except BaseException:
-            transport.outlive([messages, alive])
-            raise
+        wait = partial(transport.finish_calls, messages, runner.ranks_before(int(state[interpreter.AT])))
+    try:
+        wait()
+    except BaseException:
+        transport.outlive([messages, alive])
+        raise
     state[shared_memory.WAITED] += round((waiter.waited - waited) * 1e9)
 
 

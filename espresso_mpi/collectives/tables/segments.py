@@ -7,11 +7,12 @@ from typing import Any
 
 from espresso_mpi.compressors import Compressor
 
-from ..data.layout import Packed
+from ..data.layout import Dense, Packed
 from ..ops.base import operations
 from ..program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, SummaryStep, UpdateStep
 from .building import TableBuilder, Ways
 from .operations import OperationTable
+from .passes import DenseMove
 
 Bound = tuple[ProgramStep, Callable[[Any], Iterator[None]]]
 """A step, and what runs it in Python, given a ``SegmentRun``."""
@@ -57,8 +58,35 @@ def _packed(step: MoveStep) -> bool:
 
 
 def _move(builder: TableBuilder, step: MoveStep, act: Callable[[Any], Iterator[None]]) -> None:
-    sources = operations()[step.op].payload_sources(step.move) if _packed(step) else None
-    if sources is None:
+    if _packed(step):
+        sources = operations()[step.op].payload_sources(step.move)
+        assert sources is not None
+        builder.move(step.op, step.move, sources, [1])
+        return
+    dense = dense_move(builder.ways, [step], [1])
+    if dense is None:
         builder.python(act, f"{step.op}@{step.move.context.level}")
     else:
-        builder.move(step.op, step.move, sources, [1])
+        builder.dense(dense)
+
+
+def dense_move(ways: Ways, steps: Sequence[MoveStep], weights: Sequence[int]) -> DenseMove | None:
+    """A collective on dense tensors as an operation of tables; None: they do not know it, or no window serves it.
+
+    Args:
+        steps: the same collective of each tensor.
+        weights: the bytes that each of them sends.
+    """
+    op, move = steps[0].op, steps[0].move
+    known = op in ("reduce_scatter", "allgather") and move.reduce_op.operator == "sum"
+    if not (ways.windows_everywhere and steps[0].inside and known):
+        return None
+    room = ways.window_room(move.group)
+    if not room or any(step.move.dtype != "float32" for step in steps):
+        return None
+    regions = [
+        step.move.before if op == "allgather" else operations()[op].advance(step.move.context, step.move.before)
+        for step in steps
+    ]
+    dense = [[region for region in each if isinstance(region, Dense)] for each in regions]
+    return DenseMove(op, move.index, dense, room, move.reduce_op.divisor, weights, polls=len(ways.topology.nodes) > 1)

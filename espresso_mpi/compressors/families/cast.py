@@ -39,10 +39,10 @@ class Cast(Compressor):
         decode(out, payload.view(np.uint16), self.rule == HALF, np.float32(LARGEST[self.to]), add)
 
     def encoder(self, n: int) -> KernelCall:
-        return KernelCall(encode_at, (self.rule,), draws=self.rule == STOCHASTIC)
+        return KernelCall(encode_at, (self.rule,), draws=self.rule == STOCHASTIC, grain=1, leading=16)
 
     def decoder(self, n: int) -> KernelCall:
-        return KernelCall(decode_at, (self.rule == HALF, float(np.float32(LARGEST[self.to]))))
+        return KernelCall(decode_at, (self.rule == HALF, float(np.float32(LARGEST[self.to]))), grain=1)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from ..kernels.cuda import casts as cuda_casts

@@ -71,10 +71,10 @@ class BlockQuantiser(Compressor):
 
     def encoder(self, n: int) -> KernelCall:
         parameters = (self.block, self.per, *map(float, self._encoding(n)))
-        return KernelCall(encode_at, parameters, draws=self.rule == STOCHASTIC)
+        return KernelCall(encode_at, parameters, self.rule == STOCHASTIC, self.block)
 
     def decoder(self, n: int) -> KernelCall:
-        return KernelCall(decode_at, (self.block, self.per, *map(float, self._decoding())))
+        return KernelCall(decode_at, (self.block, self.per, *map(float, self._decoding())), grain=self.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from ..kernels.cuda import blocks as cuda_blocks

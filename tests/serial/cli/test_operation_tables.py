@@ -35,7 +35,7 @@ def test_the_second_rank_of_a_node_takes_from_the_first(capsys):
     printed = capsys.readouterr().out
     assert "encode topk of tensor 0" in printed
     assert "rank 1 -> buffer 1" in printed
-    assert "reduce_scatter@intra" in printed
+    assert "of the other rows, divided" in printed
 
 
 def test_what_has_no_table_says_why(capsys):

@@ -319,21 +319,22 @@ _decode, _decode_packed = decode.serial, decode_packed.serial
 
 
 @host.inline
-def _codes_at(payload, n, block, per):  # type: ignore[no-untyped-def]
-    """The scales and the codes of a payload."""
-    blocks, rest = (n + block - 1) // block, n % block
-    size = n // block * ((block + per - 1) // per) + (rest + per - 1) // per
-    return entries.floats(payload, blocks), entries.codes8(payload + 4 * blocks, size)
+def _codes_at(payload, n, block, per, first, whole):  # type: ignore[no-untyped-def]
+    """The scales and the codes of n elements of a payload."""
+    before, width, rest = first // block, (block + per - 1) // per, n % block
+    codes = payload + 4 * ((whole + block - 1) // block) + before * width
+    size = n // block * width + (rest + per - 1) // per
+    return entries.floats(payload + 4 * before, (n + block - 1) // block), entries.codes8(codes, size)
 
 
 @entries.Entry
-def encode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+def encode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: block, codes in a byte, then ``how`` of ``encode``."""
     p = entries.doubles(parameters, 7)
     block, per = np.int64(p[0]), np.int64(p[1])
-    scales, codes = _codes_at(payload, n, block, per)
+    scales, codes = _codes_at(payload, n, block, per, first, whole)
     how = (np.int64(p[2]), np.float32(p[3]), np.float32(p[4]), np.uint32(p[5]), np.uint32(p[6]))
-    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
+    low, high = host.key_from(key, first)
     values, kept = entries.floats(x, n), entries.floats(residual, n if residual else 0)
     if per == 1:
         _encode(values, kept, scales, codes, block, how, low, high)
@@ -343,11 +344,11 @@ def encode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no
 
 
 @entries.Entry
-def decode_at(x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+def decode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: block, codes in a byte, then ``how`` of ``decode``."""
     p = entries.doubles(parameters, 6)
     block, per = np.int64(p[0]), np.int64(p[1])
-    scales, codes = _codes_at(payload, n, block, per)
+    scales, codes = _codes_at(payload, n, block, per, first, whole)
     how = (p[2] != 0, np.float32(p[3]), np.uint32(p[4]), np.uint32(p[5]))
     if per == 1:
         _decode(entries.floats(x, n), scales, codes, block, how, add != 0)

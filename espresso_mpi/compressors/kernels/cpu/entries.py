@@ -18,16 +18,17 @@ from espresso_mpi.files.compiled import cached
 
 from . import host
 
-_SIGNATURE = types.int64(*[types.int64] * 7)
+_SIGNATURE = types.int64(*[types.int64] * 9)
 
 
 class Entry:
-    """A decorator: a function (x, n, payload, residual, key, add, parameters) of int64 that returns int64.
+    """A decorator: a function (x, n, payload, residual, key, add, parameters, first, whole) of int64 to int64.
 
     Args:
         function: gets the addresses of n float32 values, of a payload, of a residual of n values (0: none) and of
-            parameters, all float64; the key of the random bits; and whether a decode adds. An encode returns how many
-            values it cut, a decode 0.
+            parameters, all float64; the key of the random bits; and whether a decode adds. The payload is that of
+            ``whole`` elements, of which the values are those from ``first`` on, a multiple of ``KernelCall.grain``;
+            the rest of it is left alone. An encode returns how many values it cut, a decode 0.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -93,12 +94,12 @@ def integers(address, size):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def call(typingctx, address, x, n, payload, residual, key, add, parameters):  # type: ignore[no-untyped-def]
+def call(typingctx, address, x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Call the entry at an address."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         word = ir.IntType(64)
-        function = builder.inttoptr(args[0], ir.FunctionType(word, [word] * 7).as_pointer())
+        function = builder.inttoptr(args[0], ir.FunctionType(word, [word] * 9).as_pointer())
         return builder.call(function, args[1:])
 
-    return types.int64(*[types.int64] * 8), codegen
+    return types.int64(*[types.int64] * 10), codegen

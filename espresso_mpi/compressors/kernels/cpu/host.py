@@ -231,6 +231,12 @@ def counter(index, low):  # type: ignore[no-untyped-def]
 
 
 @inline
+def key_from(key, first):  # type: ignore[no-untyped-def]
+    """The halves of a key, for a kernel that counts its elements from ``first`` on."""
+    return counter(first, np.uint32(key & 0xFFFFFFFF)), np.uint32((key >> 32) & 0xFFFFFFFF)
+
+
+@inline
 def random_bits(at, high):  # type: ignore[no-untyped-def]
     """32 random bits, from an element's counter and the key's high half.
 

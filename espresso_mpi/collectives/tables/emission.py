@@ -1,0 +1,174 @@
+"""The operations of a table as they are collected: numbered parameters, residuals, keys, times and spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+
+from espresso_mpi.compressors import Compressor
+from espresso_mpi.compressors.by_address import KernelCall
+from espresso_mpi.tracing.recording import Kind
+
+from ..data import reduction
+from ..data.layout import Part
+from ..program import EncodeStep
+from .operations import BUFFERS, Code, Drawn, Kept, Operation, OperationTable, PythonStage, Span
+
+
+@dataclass
+class Emission:
+    """Collects operations.
+
+    Args:
+        tensors: number of tensors.
+    """
+
+    tensors: int
+    operations: list[Operation] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    stages: list[PythonStage] = field(default_factory=list)
+    _parameters: list[float] = field(default_factory=list)
+    _kept: list[Kept] = field(default_factory=list)
+    _drawn: list[Drawn] = field(default_factory=list)
+    _marks: int = 0
+    _in_tiles: bool = False
+
+    def table(self, buffers: tuple[int, int], messages: int, window: int, posted: tuple[int, int]) -> OperationTable:
+        """What was collected. Places are numbered now that all are known: residuals follow the tensors, then keys."""
+        residuals = BUFFERS + self.tensors
+        keys = residuals + len(self._kept)
+        placed = [
+            replace(o, kept=o.kept + residuals if o.kept >= 0 else o.kept, key=o.key + keys if o.key >= 0 else o.key)
+            for o in self.operations
+            if messages or o.code != Code.POLL
+        ]
+        return OperationTable(
+            tuple(placed), self.tensors, tuple(self._kept), tuple(self._drawn), tuple(self._parameters),
+            tuple(self.spans), self._marks, tuple(self.stages), (*buffers, self._scratch()), messages, window, posted,
+        )  # fmt: skip
+
+    def _scratch(self) -> int:
+        """Bytes of scratch memory: of the largest tile that is kept there."""
+        most = tiles = length = 0
+        for at, operation in enumerate(self.operations):
+            if operation.code == Code.TILES:
+                tiles, length = at + operation.tensor, operation.number
+            if operation.scratch:
+                most = max(most, min(operation.size, length) if at <= tiles else operation.size)
+        return 4 * most
+
+    # --- operations on values -----------------------------------------------------------------------------------------
+
+    def encode(self, tensor: int, step: EncodeStep, compressor: Compressor, buffer: int) -> list[Operation]:
+        """The encodes of a tensor, one for each part that is not empty; its residual is noted."""
+        if not step.region.size:
+            return []
+        self._kept.append(Kept(tensor, step.point, step.region, step.weight))
+        kept = len(self._kept) - 1
+        parts = [part for part in step.packed.copies[0] if part.size]
+        return [self._encode(tensor, part, step, compressor, buffer, kept) for part in parts]
+
+    def _encode(
+        self, tensor: int, part: Part, step: EncodeStep, compressor: Compressor, buffer: int, kept: int
+    ) -> Operation:
+        call = compressor.encoder(part.size)
+        assert call is not None
+        key = -1
+        if call.draws:
+            key = len(self._drawn)
+            self._drawn.append(Drawn(tensor, step.point, part.start, step.who))
+        return Operation(
+            Code.ENCODE, BUFFERS + tensor, part.start, part.size, buffer, part.offset, part.nbytes, kept,
+            part.start - step.region.start, key, self._parameters_of(call), call=call, whole=part.size,
+        )  # fmt: skip
+
+    def decode(self, code: Code, tensor: int, part: Part, compressor: Compressor, buffer: int) -> Operation:
+        """A decode of a part that overwrites, or adds."""
+        call = compressor.decoder(part.size)
+        assert call is not None
+        return Operation(
+            code, BUFFERS + tensor, part.start, part.size, buffer, part.offset, part.nbytes,
+            number=self._parameters_of(call), call=call, whole=part.size,
+        )  # fmt: skip
+
+    def divisor(self, divisor: float) -> int:
+        """Where a divisor is among the parameters."""
+        exact, factor = reduction.factor_of(divisor)
+        return self._place([float(exact), factor])
+
+    def _parameters_of(self, call: KernelCall) -> int:
+        return self._place(call.parameters)
+
+    def _place(self, parameters: Sequence[float]) -> int:
+        """Where parameters begin among all."""
+        self._parameters += parameters
+        return len(self._parameters) - len(parameters)
+
+    # --- times --------------------------------------------------------------------------------------------------------
+
+    def add(self, operations: Sequence[Operation]) -> None:
+        """Collect operations. A duration that pauses and goes on at once does neither."""
+        if not operations:
+            return
+        if self.operations and not self._in_tiles and operations[0].resumes(self.operations[-1]):
+            self.operations.pop()
+            operations = operations[1:]
+        tiles = [at + o.tensor for at, o in enumerate(operations) if o.code == Code.TILES]
+        self.operations += operations
+        self._in_tiles = bool(tiles) and tiles[-1] == len(operations) - 1
+
+    def mark(self, durations: int = 0) -> int:
+        """Note the time; returns its number. The next numbers are those of so many durations."""
+        first = self._marks
+        self.operations.append(Operation(Code.MARK, first, size=durations))
+        self._marks += 1 + durations
+        return first
+
+    @staticmethod
+    def lap(number: int, operations: Sequence[Operation]) -> list[Operation]:
+        """Operations whose time is added to a duration; none is where ``number`` is negative."""
+        if number < 0:
+            return list(operations)
+        return [Operation(Code.LAP, number, number=-1), *operations, Operation(Code.LAP, number, number=1)]
+
+    def durations(self, count: int) -> tuple[Sequence[int], Callable[[], list[int]]]:
+        """From here on several things are done by turns; their numbers, for ``lap``.
+
+        Also returns what ends that: it makes of the durations times that follow each other, and returns the marks
+        between which they are.
+        """
+        first = self.mark(count if count > 1 else 0)
+
+        def end() -> list[int]:
+            if count == 1:
+                return [first, self.mark()]
+            self.operations.append(Operation(Code.STACK, first + 1, size=count))
+            return list(range(first, first + count + 1))
+
+        return (range(first + 1, first + 1 + count) if count > 1 else [-1] * count), end
+
+    def span(self, kind: Kind, tensor: int, first: int, last: int, what: str) -> None:
+        """Record the time between two marks."""
+        self.spans.append(Span(kind, tensor, first, last, what))
+
+    def shared(
+        self, op: str, level: str, marks: tuple[int, int], sent: tuple[int, int], weights: Sequence[int]
+    ) -> None:  # fmt: skip
+        """Record a collective for each tensor; each has its share of the bytes and of the waiting."""
+        first, last = marks
+        parts = list(shares(1.0, weights))
+        intra, inter = ([round(sent[k] * b) - round(sent[k] * a) for a, b in parts] for k in range(2))
+        self.spans += [
+            Span("wire", tensor, first, last, f"{op}@{level}", level, intra[tensor], inter[tensor], share)
+            for tensor, share in enumerate(parts)
+        ]
+
+
+def shares(total: float, weights: Sequence[int]) -> Iterator[tuple[float, float]]:
+    """A length cut in proportion to weights."""
+    whole = sum(weights)
+    if not whole:
+        weights, whole = [1] * len(weights), len(weights)
+    edges = [total * part / whole for part in accumulate(weights, initial=0)]
+    return pairwise(edges)
