@@ -40,6 +40,17 @@ def test_allreduce_is_exact(world, session, dtype, op):
     assert np.array_equal(x, expected.astype(dtype))
 
 
+def test_segments_of_an_array_that_travels_alone_change_no_bits(world, open_session):
+    x = np.random.default_rng(world.rank).standard_normal(300_000).astype(np.float32)
+    found, cut = [], []
+    for segment_bytes in (0, 1 << 20):
+        session = open_session(nodes=layouts(world.size)[1], segment_bytes=segment_bytes)
+        found.append(session.allreduce(x.copy()).tobytes())
+        cut.append([program.count for program in session._engine._dispatcher._programs.values()])
+    assert found[0] == found[1]
+    assert cut == [[1], [5 if world.size > 2 else 1]]
+
+
 def test_allreduce_of_bool_and_into_another_array(world, session):
     assert session.allreduce(np.array([world.rank == 0, False]), op="lor").tolist() == [True, False]
     assert session.allreduce(np.array([world.rank == 0, True]), op="band").tolist() == [world.size == 1, True]
@@ -68,20 +79,22 @@ def test_copies(world, session, n):
     assert np.array_equal(session.alltoall(sent), np.repeat(10 * np.arange(size) + rank, n))
 
 
+@pytest.mark.parametrize("share", [12, 240_000])
 @pytest.mark.parametrize("kind", ["broadcast", "gather_all", "alltoall", "alltoallv", "reduce_scatter"])
-def test_all_ranks_yield_equally_often(world, open_session, kind):
+@pytest.mark.parametrize("even", [False, True], ids=["uneven nodes", "even nodes"])
+def test_all_ranks_yield_equally_often(world, open_session, kind, share, even):
     """Also where a node has one rank: ranks that end earlier would take part in other rounds than the rest."""
     size = world.size
     nodes = [list(range(size - 1)), [size - 1]] if size > 1 else [[0]]
-    transport = open_session(nodes=nodes)._transport
-    x, spans = np.zeros(12 * size, np.uint8), [(12 * rank, 12 * rank + 12) for rank in range(size)]
+    transport = open_session(nodes=layouts(size)[1] if even else nodes)._transport
+    x, spans = np.zeros(share * size, np.uint8), [(share * rank, share * (rank + 1)) for rank in range(size)]
     steps = {
         "broadcast": lambda: calls.broadcast(transport, x, 0),
         "gather_all": lambda: calls.gather_all(transport, x, spans),
         "alltoall": lambda: calls.alltoall(transport, x, x.copy(), spans, spans, True),
         "alltoallv": lambda: calls.alltoall(transport, x, x.copy(), spans, spans, False),
         "reduce_scatter": lambda: calls.reduce_scatter(
-            transport, x.view("f4"), np.empty(3, "f4"), "float32", [(a // 4, b // 4) for a, b in spans], None
+            transport, x.view("f4"), np.empty(share // 4, "f4"), "float32", [(a // 4, b // 4) for a, b in spans], None
         ),
     }[kind]()
     assert len(set(world.allgather(len(list(steps))))) == 1
