@@ -15,7 +15,6 @@ from .data.layout import Copy, Dense, Layout, Packed, Part, Topology
 from .data.reduction import ReduceOp
 from .ops.base import CollectiveContext, Move, advance, operations
 
-
 _ALONE, _LEAST = 16, 256 << 10
 """Segments of a dense tensor that travels alone, and bytes of the shortest one: each costs some progress steps."""
 

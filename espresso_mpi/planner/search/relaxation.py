@@ -244,7 +244,7 @@ def _silent_solver() -> Any:
     """
     import highspy
 
-    class Silent(highspy.Highs):  # type: ignore[misc]
+    class Silent(highspy.Highs):
         def enableCallbacks(self) -> Any:  # noqa: N802
             self.setOptionValue("output_flag", False)
             return super().enableCallbacks()
