@@ -30,8 +30,8 @@ class GradientSync(KeepsState):
         session: over the ranks; default: a new one from ``options``, which ``close`` closes.
         overlap: send gradients during the backward pass (True), or all at once in ``wait`` (False), with the same
             bits. The latter is quicker where ranks have no free core for communication, and where payloads are small.
-            Default: the first 16 steps take turns, and the quicker way stays; with ``plan="auto"``, the first 16 steps
-            after a plan was chosen. True for a session that was given a plan.
+            Default: the first 16 steps take turns, and the quicker way stays; True for a session with a plan, which
+            says itself when pushes start: ``plan="auto"`` tries both.
         broadcast: copy the parameters and buffers of rank 0 to all ranks first.
         scaler: the ``torch.amp.GradScaler`` of the loop. When its scale changes, the session's residuals are scaled
             alike. The session must have ``nonfinite="skip_all"``, which is the default for a new one then.

@@ -62,8 +62,6 @@ class Groups:
 class Overlap:
     """Decides for each step. The same on every rank.
 
-    With ``plan="auto"``, plans are tried on pushes; whether the chosen one is quicker without is tried after that.
-
     Attributes:
         now: whether gradients of this step travel during the backward pass.
     """
@@ -72,8 +70,8 @@ class Overlap:
         if told not in (True, False, "auto"):
             raise ConfigError(f"GradientSync: overlap={told!r}; expected True, False or 'auto'")
         self._session, self.now = session, bool(told)
-        given = session.planned and not session.planning  # a plan that was made for pushes
-        self._seconds: dict[bool, list[float]] | None = {} if told == "auto" and not given else None
+        tries = told == "auto" and not session.planned  # a plan says itself whether pushes are held
+        self._seconds: dict[bool, list[float]] | None = {True: [], False: []} if tries else None
         self._steps, self._last = 0, 0.0
 
     @property
@@ -85,13 +83,10 @@ class Overlap:
         """A step has ended on every rank; collective when the last one that is measured has."""
         if self._seconds is None:
             return
-        if self._session.planning:  # for the first time, or anew
-            self._seconds, self._steps, self.now = {}, 0, True
-            return
         self._steps += 1
         now, before = time.perf_counter(), self._last
         if self._steps > _WARM:
-            self._seconds.setdefault(self.now, []).append(now - before)
+            self._seconds[self.now].append(now - before)
         self._last = now
         if self._steps < _WARM + 2 * _EACH:
             self.now = self._steps % 2 == 0

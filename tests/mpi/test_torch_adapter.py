@@ -72,7 +72,7 @@ def test_hook_and_gradient_sync_have_the_bits_of_sync(world, group, open_session
 
 
 def test_the_way_is_chosen_in_the_first_steps_and_alike(world, open_session):
-    """A session that was given a plan is not tried: its plan is for one way."""
+    """A session with a plan is not tried: its plan is for one way."""
     model = network()
     sync = adapter.GradientSync(model, open_session(compressor="onebit", min_bytes=0))
     ways = []
@@ -88,32 +88,6 @@ def test_the_way_is_chosen_in_the_first_steps_and_alike(world, open_session):
     assert planned._overlap._seconds is None and planned._overlap.now
     with pytest.raises(ConfigError, match="expected True, False or 'auto'"):
         adapter.GradientSync(network(), open_session(), overlap="maybe")
-
-
-def test_a_session_that_plans_tries_its_plan_without_overlap(world, open_session):
-    """Plans are tried on pushes; the ways take turns after one was chosen, and again from the start after a new one."""
-    session, planning = open_session(), [True] * 3 + [False] * 6 + [True] + [False] * 17
-    overlap = adapter.overlap.Overlap("auto", _Planning(session, planning))
-    ways = []
-    while planning:
-        ways.append(overlap.now)
-        overlap.step_ended()
-        planning.pop(0)
-    assert all(ways[:4]) and not ways[4] and ways[10] and not ways[11]
-    assert overlap.settled and len(set(world.allgather(overlap.now))) == 1
-
-
-class _Planning:
-    """A session of which is told whether it plans."""
-
-    planned = True
-
-    def __init__(self, session, steps):
-        self.allreduce, self._steps = session.allreduce, steps
-
-    @property
-    def planning(self):
-        return self._steps[0]
 
 
 def test_a_loop_with_accumulation_and_uneven_use(world):
