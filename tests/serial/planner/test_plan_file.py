@@ -99,9 +99,7 @@ def test_held_is_checked():
         Plan(STRATEGIES, held=1)
 
 
-@pytest.mark.parametrize(
-    "plan", [Plan({"w": DENSE}), Plan(default=ONEBIT, held=True), made(), made(default=ONEBIT)]
-)
+@pytest.mark.parametrize("plan", [Plan({"w": DENSE}), Plan(default=ONEBIT, held=True), made(), made(default=ONEBIT)])
 def test_round_trip(tmp_path, plan):
     save(plan, tmp_path / "plan.json")
     back = load(tmp_path / "plan.json")
