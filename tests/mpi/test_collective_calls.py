@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi.collectives import calls
+from espresso_mpi.collectives.to_root import reduce
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, GradientError, MismatchError
 
@@ -79,9 +80,8 @@ def test_copies(world, session, n):
     assert np.array_equal(session.alltoall(sent), np.repeat(10 * np.arange(size) + rank, n))
 
 
-@pytest.mark.parametrize("share", [12, 240_000])
-@pytest.mark.parametrize("kind", ["broadcast", "gather_all", "alltoall", "alltoallv", "reduce_scatter"])
-@pytest.mark.parametrize("even", [False, True], ids=["uneven nodes", "even nodes"])
+@pytest.mark.parametrize("kind", ["broadcast", "gather_all", "alltoall", "alltoallv", "reduce_scatter", "reduce"])
+@pytest.mark.parametrize("even,share", [(False, 12), (True, 240_000)], ids=["uneven nodes", "even nodes"])
 def test_all_ranks_yield_equally_often(world, open_session, kind, share, even):
     """Also where a node has one rank: ranks that end earlier would take part in other rounds than the rest."""
     size = world.size
@@ -96,6 +96,7 @@ def test_all_ranks_yield_equally_often(world, open_session, kind, share, even):
         "reduce_scatter": lambda: calls.reduce_scatter(
             transport, x.view("f4"), np.empty(share // 4, "f4"), "float32", [(a // 4, b // 4) for a, b in spans], None
         ),
+        "reduce": lambda: reduce(transport, x.view("f4"), "float32", 0, None, 1 << 18),
     }[kind]()
     assert len(set(world.allgather(len(list(steps))))) == 1
 
@@ -165,6 +166,17 @@ def test_reduce_gives_the_root_the_result(world, session):
         for x in (np.full(9, world.rank + 1.0), np.full(9, world.rank + 1)):
             found = session.reduce(x, op="sum", root=root)
             assert world.rank != root or np.all(found == world.size * (world.size + 1) / 2)
+
+
+@pytest.mark.parametrize("nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1], [2], [3]]], ids=str)
+def test_reduce_gives_the_root_the_bits_of_allreduce(world, open_session, nodes):
+    session = open_session(nodes=[own for ranks in nodes if (own := [r for r in sorted(ranks) if r < world.size])])
+    x = np.random.default_rng(world.rank).standard_normal(200_001)
+    for dtype, op, root in (("float32", "mean", 0), ("float64", "sum", world.size - 1), ("int32", "max", 1)):
+        root, mine = root % world.size, (99 * x).astype(dtype)
+        every = session.allreduce(mine.copy(), op=op)
+        found = session.reduce(mine.copy(), op=op, root=root)
+        assert world.rank != root or found.tobytes() == every.tobytes()
 
 
 @pytest.mark.parametrize("compressor", ["fp16", "int8", "onebit"])
