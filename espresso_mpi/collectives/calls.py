@@ -31,9 +31,10 @@ from .progress import Progress, interleaved
 _ONE_COPY = 128 << 10
 """Bytes from which messages between two ranks of a node beat the window: see ``_is_pair``."""
 
-_BY_NODES = 128 << 10
-"""Bytes that a rank has for all, from which an alltoall of equal parts goes by nodes: its messages are fewer, but come
-after each other. On 2 x 4 emulated ranks at 1 Gbit, 256 KiB took 2.4 ms, not 2.5, and 64 KiB 1.0 ms, not 0.7."""
+_MANY = 24
+"""Ranks from which an alltoall of short equal parts goes by nodes: fewer messages, but one after the other. Emulated at
+1 Gbit on 2 cores, with 8 KiB to 2 MiB of a rank on 4 to 24 ranks, messages to all targets at once took 0.81 to 1.06 of
+that time; from 24 ranks on by less than the noise."""
 
 _SEGMENTS, _SHORTEST, _LONGEST = 16, 120 << 10, 1 << 20
 """Segments of a broadcast or an allgather between nodes, where these have so many bytes: while one is between the
@@ -216,14 +217,19 @@ def exchange(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spa
 
 
 def alltoall(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans, equal: bool) -> Progress:
-    """As ``exchange``; on several nodes with several ranks by ``by_nodes.alltoall``, unless it is short.
+    """As ``exchange``; on nodes with several ranks, many in all, by ``by_nodes.alltoall`` if that saves messages.
+
+    Both ways, data cross each link once.
 
     Args:
-        equal: whether the parts of all ranks are of one size; otherwise no rank knows whether it is short for all.
+        equal: whether the parts of all ranks are of one size; otherwise no rank knows what the others send.
     """
-    by_node = crosses(transport.topology) and device_of(x) == "cpu" and not (equal and x.size < _BY_NODES)
-    yield from (by_nodes.alltoall(transport, x, out, sends, receives, equal) if by_node else
-                exchange(transport, x, out, sends, receives))  # fmt: skip
+    topology, block = transport.topology, sends[0][1] - sends[0][0]
+    short = equal and crosses(topology) and topology.size >= _MANY and by_nodes.merges(topology, block)
+    if short and device_of(x) == "cpu":
+        yield from by_nodes.alltoall(transport, x, out, sends, receives)
+    else:
+        yield from exchange(transport, x, out, sends, receives)
 
 
 def allreduce(transport: Transport, x: Any, reduce_op: ReduceOp, route: Route, segment_bytes: int) -> Progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from espresso_mpi.collectives import calls
+from espresso_mpi.collectives import by_nodes, calls
 from espresso_mpi.collectives.to_root import reduce
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, GradientError, MismatchError
@@ -80,7 +80,9 @@ def test_copies(world, session, n):
     assert np.array_equal(session.alltoall(sent), np.repeat(10 * np.arange(size) + rank, n))
 
 
-@pytest.mark.parametrize("kind", ["broadcast", "gather_all", "alltoall", "alltoallv", "reduce_scatter", "reduce"])
+@pytest.mark.parametrize(
+    "kind", ["broadcast", "gather_all", "alltoall", "alltoall by nodes", "reduce_scatter", "reduce"]
+)
 @pytest.mark.parametrize("even,share", [(False, 12), (True, 240_000)], ids=["uneven nodes", "even nodes"])
 def test_all_ranks_yield_equally_often(world, open_session, kind, share, even):
     """Also where a node has one rank: ranks that end earlier would take part in other rounds than the rest."""
@@ -92,7 +94,7 @@ def test_all_ranks_yield_equally_often(world, open_session, kind, share, even):
         "broadcast": lambda: calls.broadcast(transport, x, 0),
         "gather_all": lambda: calls.gather_all(transport, x, spans),
         "alltoall": lambda: calls.alltoall(transport, x, x.copy(), spans, spans, True),
-        "alltoallv": lambda: calls.alltoall(transport, x, x.copy(), spans, spans, False),
+        "alltoall by nodes": lambda: by_nodes.alltoall(transport, x, x.copy(), spans, spans),
         "reduce_scatter": lambda: calls.reduce_scatter(
             transport, x.view("f4"), np.empty(share // 4, "f4"), "float32", [(a // 4, b // 4) for a, b in spans], None
         ),
@@ -103,8 +105,10 @@ def test_all_ranks_yield_equally_often(world, open_session, kind, share, even):
 
 @pytest.mark.parametrize("share", [3, 20000])
 @pytest.mark.parametrize("nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1], [2, 3]]], ids=str)
-def test_rails_of_any_nodes(world, open_session, nodes, share):
+def test_rails_of_any_nodes(world, open_session, nodes, share, monkeypatch):
     """Ranks of a node that do not follow each other, and ranks without a rail; small blocks and large."""
+    monkeypatch.setattr(calls, "_MANY", 0)
+    monkeypatch.setattr(by_nodes, "merges", lambda topology, block: True)
     size, me = world.size, world.rank
     session = open_session(nodes=[own for ranks in nodes if (own := [r for r in sorted(ranks) if r < size])])
     rows = [[share * (1 + (3 * a + b) % 4) for b in range(size)] for a in range(size)]
