@@ -252,4 +252,5 @@ def summary(plan: Plan) -> str:
         how = short(strategy)
         counts[how] = counts.get(how, 0) + 1
     several = [f"{count} x {how}" for how, count in sorted(counts.items(), key=lambda pair: -pair[1])]
-    return "; ".join(several) + (f"; {len(plan.groups)} shared buffers" if plan.groups else "")
+    shared = [f"{len(plan.groups)} shared buffers"] if plan.groups else []
+    return "; ".join([*several, *shared, *(["after the backward pass"] if plan.held else [])])

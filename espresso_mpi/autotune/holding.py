@@ -18,7 +18,7 @@ class Held:
     """Hands pushes to the engine; while ``active()``, only when one is waited for or asked for.
 
     Traffic that travels beside the backward pass slows it down, most where ranks share cores, and by another amount
-    with every plan. A workload is to say when gradients are there without that.
+    with every plan. A workload is to say when gradients are there without that, and some plans are quicker without it.
     """
 
     def __init__(self, engine: Engine, active: Callable[[], bool]) -> None:

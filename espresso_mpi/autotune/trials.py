@@ -105,15 +105,16 @@ class Trials:
         most: steps after which the trials end.
         budget: seconds that may be spent, given the seconds of a step of the quickest plan; default: any.
         spent: what was spent before.
+        pushed: whether the steps push gradients, so that it makes a difference when pushes start.
     """
 
     def __init__(
         self, plans: Sequence[Plan], most: int, budget: Callable[[float], float] = lambda step: math.inf,
-        spent: Spent | None = None,
+        spent: Spent | None = None, pushed: bool = False,
     ) -> None:  # fmt: skip
         self._tried = [_Tried(plan) for plan in _hopeful(plans)]
         self._plain = next(plan for plan in plans if not compresses(plan))
-        self._most, self._steps = most, 0
+        self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._spent, self._seconds = budget, spent or Spent(), 0.0
         self._rounds = self._all_rounds()
         self.current: Plan | None = None
@@ -199,17 +200,19 @@ class Trials:
         """The quickest plans, and the quickest without compression.
 
         The best also runs without its schedule, if it has one: turns hide latencies of small operations, which the
-        timeline counts in full.
+        timeline counts in full. And if gradients are pushed, the quickest also run after the backward pass: traffic
+        beside it slows it down, most where ranks share cores, which the model does not see.
         """
         order = sorted(self._tried, key=lambda one: one.least)
         plain = [one for one in order if not compresses(one.plan)][:1]
         final = order[:_FINALISTS] + [one for one in plain if one not in order[:_FINALISTS]]
-        variant = _Tried(replace(order[0].plan, schedule=None)) if order[0].plan.schedule else None
-        if variant is not None:
-            final.append(variant)
-            self._tried.append(variant)
+        others = [replace(order[0].plan, schedule=None)] if order[0].plan.schedule else []
+        if self._pushed:
+            others += [replace(one.plan, schedule=None, held=True) for one in order[:_FINALISTS]]
+        variants = [_Tried(plan) for plan in {plan.digest: plan for plan in others}.values()]
+        self._tried += variants
         limit = _BEHIND * order[0].least
-        return [one for one in final if one.least <= limit or one is variant]
+        return [one for one in final if one.least <= limit] + variants
 
 
 def _told_apart(going: Sequence[_Tried]) -> bool:

@@ -110,7 +110,8 @@ class Tuner:
         plans = autoplan.proposed(self._transport, self._options(), self._tuning, steps)
         self._tensors, self._noted = frozenset(steps[-1].specs), clock.steps[-1]
         spent = self._spent_on(list(clock.steps) if dense else [], time.perf_counter() - start)
-        self.trials = Trials(plans, self._tuning.trial_steps, self._tuning.budget_for, spent)
+        tuning, pushed = self._tuning, steps[-1].pushed
+        self.trials = Trials(plans, tuning.trial_steps, tuning.budget_for, spent, pushed)
         assert self.trials.current is not None
         self._adopt(self.trials.current)
 

@@ -66,12 +66,14 @@ class Averaged:
         run: computes the loss of inputs and targets; its backward pass leaves gradients, or begins to average them.
         wait: to be called between the backward pass and what reads the gradients.
         session: of this library, if it is used.
+        settled: returns whether the next steps run as all later ones do.
     """
 
     def __init__(self, comm: Any, spec: str, model: nn.Module, gloo: Any, dense: int = 2, seed: int = 0) -> None:
         self._comm, self._model = comm, model
         self.run: Callable[..., torch.Tensor] = model
         self.wait: Callable[[], object] = lambda: None
+        self.settled: Callable[[], bool] = lambda: self.session is None or not self.session.planning
         self.session: Session | None = None
         self._gloo: _Gloo | None = None
         way, _, method = spec.partition(":")
@@ -95,7 +97,7 @@ class Averaged:
             return
         if way != "ddp":
             sync = adapter.GradientSync(self._model, self.session, overlap=_OVERLAP[way], broadcast=False)
-            self.wait = sync.wait
+            self.wait, self.settled = sync.wait, lambda: sync.overlaps is not None and not sync.session.planning
             return
         ddp = DistributedDataParallel(self._model)
         if method != "none":  # dense by the process group itself

@@ -15,8 +15,8 @@ from .averaging import open_groups as open_groups
 from .gpt import GPT
 from .gpt_shape import Shape
 
-_PLANNING_STEPS = 200
-"""Steps after which a session that plans by itself must have a plan."""
+_MOST = 200
+"""Steps after which a session that plans by itself must have a plan, and ``GradientSync`` must know what is quicker."""
 
 
 class Way:
@@ -36,15 +36,12 @@ class Way:
         self._data = torch.randint(0, shape.alphabet, (2, batch, shape.context), generator=generator)
 
     def settle(self) -> None:
-        """Compile, rebuild buckets, and plan."""
-        start, session = time.perf_counter(), self._averaged.session
-        for _ in range(4):
+        """Compile, rebuild buckets, plan, and find out whether to overlap."""
+        start, steps = time.perf_counter(), 0
+        while steps < 4 or (not self._averaged.settled() and steps < _MOST):
             self.step()
-        if self.spec.endswith(":auto") and session is not None:
-            steps = 4
-            while session.planning and steps < _PLANNING_STEPS:
-                self.step()
-                steps += 1
+            steps += 1
+        if self.spec.endswith(":auto") and self._averaged.session is not None:
             self.planning = (time.perf_counter() - start, steps)
 
     def step(self) -> None:

@@ -1,32 +1,48 @@
 """Runs a bucket: several compressed tensors that share messages, each with its own blocks, residual and random numbers.
 
 The steps are those of the route. Each tensor encodes into its slot of a payload buffer and decodes from it, with the
-regions and keys that it has alone. A collective of payloads moves the buffer, once for all tensors. Nothing else is
+regions and keys that it has alone. A collective of payloads moves the buffer, once for all tensors. Where payloads are
+summed, their bodies are summed as one array, and so are the summaries that the ranks agree on before. Nothing else is
 shared, so every result has the bits of a tensor that travels alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..arrays import device
 from ..arrays.workspace import Workspace
 from ..compressors import Compressor
 from ..tracing.recording import Recorder
-from ..types import Collective, Encode, Route
+from ..types import SUMS, Collective, Encode, Route
 from .bucket_layout import SharedStates, slots_of
 from .data.layout import Dense, Packed
+from .data.reduction import stored
 from .executor import compressor_at
 from .job import Job
 from .messages.joint import JointRegions
 from .messages.switches import EXECUTOR
 from .messages.transport import Transport
+from .ops.allreduce import summed
 from .ops.base import Action, Data, Move, idle, operations
-from .program import Compilation, DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep
+from .program import (
+    Compilation,
+    DecodeStep,
+    EncodeStep,
+    IdleStep,
+    MoveStep,
+    ProgramStep,
+    SummaryStep,
+    UpdateStep,
+    summary_sizes,
+)
 from .progress import DONE, Progress, at_once
 from .segment_run import SegmentLog, SegmentRun
 from .tables.building import TableBuilder
@@ -37,6 +53,7 @@ from .tables.running import Run as TableRun
 from .tables.segments import dense_move
 
 S = TypeVar("S", EncodeStep, DecodeStep)
+P = TypeVar("P", bound=ProgramStep)
 
 Stage = Callable[["BucketRun"], Progress]
 """One step of the route for all tensors of a bucket."""
@@ -56,7 +73,7 @@ class BucketProgram:
 
     Args:
         transport: used for all messages.
-        route: the route; ``bucket_layout.can_share`` holds for it.
+        route: the route; ``bucket_layout.way_of`` is the same for it and each compressor.
         tensors: (compressor, elements) of each tensor. Each makes one segment. All are where they are encoded.
         total: the results are sums over the ranks instead of means.
     """
@@ -73,7 +90,9 @@ class BucketProgram:
         ]
         self._shared: SharedStates | None = None
         self._builder: TableBuilder | str = f"{EXECUTOR}=python"
-        if transport.by_tables:
+        if route.sums_payloads:
+            self._builder = "payloads are summed"
+        elif transport.by_tables:
             self._builder = TableBuilder(transport, len(tensors))
         self._stages = [self._stage(position, step) for position, step in enumerate(route.steps)]
         self.table = self._builder if isinstance(self._builder, str) else self._builder.table()
@@ -132,21 +151,28 @@ class BucketProgram:
     def _stage(self, position: int, step: object) -> Stage:
         """What a step of the route is for the bucket; advances the layouts."""
         levels = set(self._compilations[0].averaged)
-        steps = [self._take(compilation, position) for compilation in self._compilations]
+        taken = [self._take(compilation, position) for compilation in self._compilations]
         if isinstance(step, Encode):
             self._shared = SharedStates(self._compilations[0].topology, [c.states for c in self._compilations])
-            return self._encode([s for s in steps if isinstance(s, EncodeStep)])
+            return _in_turn([*self._agreement(taken), self._encode(_of(taken, EncodeStep))])
         if not isinstance(step, Collective):
-            return self._decode([s for s in steps if isinstance(s, DecodeStep)])
+            return self._decode(_of(taken, DecodeStep))
         packed = self._shared
         move = packed.advance(step, levels, self._rank) if packed is not None else None
-        if isinstance(steps[0], IdleStep):
+        moving = self._collective(step, move, taken)
+        return _in_turn([moving, self._update(_of(taken, UpdateStep))]) if _of(taken, UpdateStep) else moving
+
+    def _collective(self, step: Collective, move: Move | None, taken: Sequence[Sequence[ProgramStep]]) -> Stage:
+        """A collective of payloads by ``move``, or of dense tensors."""
+        if isinstance(taken[0][0], IdleStep):
             phases = operations()[step.op].phases
             if isinstance(self._builder, TableBuilder):
                 self._builder.idle(phases)
             return lambda run: idle(run, phases)
-        moves = [s for s in steps if isinstance(s, MoveStep)]
+        moves = _of(taken, MoveStep)
         what = _Recorded(self._transport, moves)
+        if move is not None and step.op in SUMS:
+            return what.of(self._sum(step.op, move))
         if move is not None:
             self._add_move(step.op, move, what.nbytes)
             action = operations()[step.op].bind(self._transport, move)
@@ -166,6 +192,70 @@ class BucketProgram:
                 self._builder.dense(move)
         return stage
 
+    def _sum(self, op: str, move: Move) -> Stage:
+        """The payloads without their headers, side by side, are summed as one array."""
+        regions, inner = summed(move)
+        if not regions:
+            return partial(idle, phases=operations()[op].phases)
+        edges = list(itertools.accumulate((region.size for region in regions), initial=0))
+        action = operations()[op].bind(self._transport, replace(inner, before=(Dense(0, edges[-1]),) * len(move.group)))
+
+        def run(bucket: BucketRun) -> Progress:
+            data = bucket.data
+            bodies = data.payload.view(stored(inner.dtype))
+            parts = [bodies[region.start : region.stop] for region in regions]
+            joined = Data(data.workspace.array("bodies", edges[-1], bodies.dtype, "cpu"), inner.dtype, data.workspace)
+            device.join(joined.x, parts)
+            yield from action(joined)
+            device.part(joined.x, parts)
+            bucket.tensors[0].data.saturated += joined.saturated  # all count in one place
+
+        return run
+
+    def _agreement(self, taken: Sequence[Sequence[ProgramStep]]) -> list[Stage]:
+        """What the ranks do before an encode to agree on the summaries of all tensors; nothing if there are none."""
+        steps = _of(taken, SummaryStep)
+        if not steps:
+            return []
+        pairs = [(step, compressor_at(step.point, c)) for step, c in zip(steps, self._compressors)]
+        sizes = [sum(summary_sizes(compressor, step.packed.copies[0])) for step, compressor in pairs]
+        edges = list(itertools.accumulate(sizes, initial=0))
+
+        def summarise(run: BucketRun) -> Progress:
+            whole = run.data.workspace.array("summary", edges[-1], np.float32, "cpu")
+            run.data.summary = whole
+            for tensor, pair, (a, b) in zip(run.tensors, pairs, itertools.pairwise(edges)):
+                tensor.summarise(*pair, into=whole[a:b])
+            return iter(())
+
+        moves = _of(taken, MoveStep)
+        if not moves:
+            phases = operations()["allreduce"].phases
+            return [summarise, lambda run: idle(run, phases)]
+        like = next((one.move for one, size in zip(moves, sizes) if size), moves[0].move)
+        move = replace(like, before=(Dense(0, edges[-1]),) * len(like.group))
+        action = operations()["allreduce"].bind(self._transport, move)
+        agree = _Recorded(self._transport, moves).of(
+            lambda run: action(Data(run.data.summary, "float32", run.data.workspace))
+        )
+        return [summarise, agree]
+
+    def _update(self, steps: Sequence[UpdateStep]) -> Stage:
+        """Pass the summed payloads to the compressors."""
+        assert self._shared is not None
+        alone = [c.states[self._rank] for c in self._compilations]
+        slots = slots_of(self._shared.of(self._rank), [state for state in alone if isinstance(state, Packed)])
+        placed = [replace(step, packed=own) if any(step.packed.copies) else step for step, own in zip(steps, slots)]
+        pairs = [(step, compressor_at(step.point, c)) for step, c in zip(placed, self._compressors)]
+
+        def run(bucket: BucketRun) -> Progress:
+            for tensor, (step, compressor) in zip(bucket.tensors, pairs):
+                tensor.data.payload = bucket.data.payload
+                tensor.update(step, compressor)
+            return iter(())
+
+        return run
+
     def _add_move(self, op: str, move: Move, nbytes: Sequence[int]) -> None:
         """Add a collective of payloads to the table; there is no table if it does not know the collective."""
         sources = operations()[op].payload_sources(move)
@@ -174,10 +264,11 @@ class BucketProgram:
         elif isinstance(self._builder, TableBuilder):
             self._builder.move(op, move, sources, nbytes)
 
-    def _take(self, compilation: Compilation, position: int) -> ProgramStep:
-        """The only step of one tensor for a step of the route."""
+    def _take(self, compilation: Compilation, position: int) -> list[ProgramStep]:
+        """The steps of one tensor for a step of the route."""
         compilation.take(position)
-        return compilation.steps.pop()
+        taken, compilation.steps = compilation.steps, []
+        return taken
 
     def _placed(self, steps: Sequence[S]) -> tuple[Packed, list[tuple[S, Compressor]]]:
         """The layout of the bucket on this rank; the step of each tensor with its slots there, and its compressor."""
@@ -253,6 +344,16 @@ class BucketProgram:
         else:
             return None
         return JointRegions.of([[(r.start, r.stop) for r in regions if isinstance(r, Dense)] for regions in owned])
+
+
+def _of(taken: Sequence[Sequence[ProgramStep]], kind: type[P]) -> list[P]:
+    """The steps of a kind, of which each tensor has one or none."""
+    return [step for steps in taken for step in steps if isinstance(step, kind)]
+
+
+def _in_turn(stages: Sequence[Stage]) -> Stage:
+    """Stages as one; each is asked for when the one before has ended."""
+    return stages[0] if len(stages) == 1 else lambda run: itertools.chain.from_iterable(act(run) for act in stages)
 
 
 def _in_step(transport: Transport, actions: Sequence[Action], run: BucketRun) -> Progress:

@@ -8,8 +8,7 @@ own; its data take one of the others, from which it gets them in the end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,43 +100,25 @@ def _sums(
 # --- alltoall ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """How many bytes a rank of this node sends to every rank, and receives from every rank."""
-
-    to: Sequence[int]
-    come: Sequence[int]
+def merges(topology: Topology, block: int) -> bool:
+    """Whether what each node has for a rank travels as one message, if a rank has so many bytes for each."""
+    return all(_together(ranks, block) for ranks in topology.nodes)
 
 
-def alltoall(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans, equal: bool) -> Progress:
+def _together(ranks: Sequence[int], block: int) -> bool:
+    return ranks[-1] - ranks[0] == len(ranks) - 1 and len(ranks) * block <= _TOGETHER
+
+
+def alltoall(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans) -> Progress:
     """Ranks pass to each rail of their node what goes to that rail of others; the rails exchange it.
 
     A rank sends what it has for its own rail at once, so that the links are busy while the node passes on the rest.
 
-    Args: as of ``calls.alltoall``, in host memory.
+    Args: as of ``calls.alltoall``, in host memory, with parts of one size.
     """
     workspace = transport.borrow()
-    mine = _Parts([b - a for a, b in sends], [b - a for a, b in receives])
-    parts = dict.fromkeys(transport.node, mine)
-    if not equal:
-        yield from _tell_parts(transport, mine, parts, workspace)
-    run = _Alltoall(transport, x, out, sends, receives, parts, workspace)
-    yield from run.progress()
+    yield from _Alltoall(transport, x, out, sends, receives, workspace).progress()
     transport.give_back(workspace)
-
-
-def _tell_parts(transport: Transport, mine: _Parts, parts: dict[int, _Parts], workspace: Workspace) -> Progress:
-    """Complete the parts of all ranks of this node."""
-    numbers = np.array([mine.to, mine.come], np.int64)
-    others = {rank: np.empty_like(numbers) for rank in transport.node if rank != transport.rank}
-    pending = transport.post(
-        [(rank, numbers.reshape(-1)) for rank in others],
-        [(rank, array.reshape(-1)) for rank, array in others.items()],
-        workspace,
-    )
-    yield
-    transport.finish(pending)
-    parts.update({rank: _Parts(*array.tolist()) for rank, array in others.items()})
 
 
 Place = tuple[Any, int, int]
@@ -147,19 +128,14 @@ Place = tuple[Any, int, int]
 class _Alltoall:
     """One alltoall of one rank.
 
-    Both ends of a message know its size: they know the parts of their whole nodes. Two ranks send each other messages
-    in one order: by target, in the order of nodes, then by source.
-
-    Args:
-        parts: of all ranks of this node.
+    Two ranks send each other messages in one order: by target, in the order of nodes, then by source.
     """
 
     def __init__(
-        self, transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans, parts: Mapping[int, _Parts],
-        workspace: Workspace,
-    ) -> None:  # fmt: skip
+        self, transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans, workspace: Workspace
+    ) -> None:
         self.transport, self.x, self.out, self.workspace = transport, x, out, workspace
-        self.sends, self.receives, self.parts = sends, receives, parts
+        self.sends, self.receives, self.block = sends, receives, sends[0][1] - sends[0][0]
         topology, self.me, self.node = transport.topology, transport.rank, transport.node
         self.uneven, self.far = _uneven(topology), [ranks for ranks in topology.nodes if ranks != self.node]
         local = self.node.index(self.me)
@@ -171,23 +147,21 @@ class _Alltoall:
         """The ranks of other nodes to which this one passes on what its node has for them."""
         self.inward = [s for s in self.node if s in mine]
         """The ranks of this node for which this one receives from the others: itself, and those without a rail."""
-        self.staged = self._reserved("passed on", [(s, r) for s in self.onward for r in self.node], "to")
+        self.staged = self._reserved("passed on", [(s, r) for s in self.onward for r in self.node])
         foreign = [(s, r) for s in self.inward if s != self.me for ranks in self.far for r in ranks]
-        self.arriving = self._reserved("handed on", foreign, "come")
+        self.arriving = self._reserved("handed on", foreign)
         self.arriving |= {(self.me, r): (out, *receives[r]) for ranks in self.far for r in ranks}
 
-    def _reserved(self, name: str, blocks: Sequence[tuple[int, int]], way: str) -> dict[tuple[int, int], Place]:
+    def _reserved(self, name: str, blocks: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Place]:
         """Memory for blocks, one after the other: by target and source."""
-        sizes = [self.parts[r].to[s] if way == "to" else self.parts[s].come[r] for s, r in blocks]
-        edges = list(itertools.accumulate(sizes, initial=0))
-        memory = self.workspace.array(name, edges[-1], np.uint8, "cpu")
-        return {block: (memory, a, b) for block, (a, b) in zip(blocks, itertools.pairwise(edges))}
+        memory = self.workspace.array(name, len(blocks) * self.block, np.uint8, "cpu")
+        return {place: (memory, n * self.block, (n + 1) * self.block) for n, place in enumerate(blocks)}
 
     def progress(self) -> Progress:
         """Yields equally often on every rank."""
         transport = self.transport
         near = transport.post(self._into_node(), self._from_node(), self.workspace)
-        early = [(s, self._block(s)) for s in self.onward if not self._together(self.node, s)]
+        early = [(s, self._block(s)) for s in self.onward if not _together(self.node, self.block)]
         first = transport.post([(self._head(s), b) for s, b in early], self._from_far(), self.workspace)
         _view((self.out, *self.receives[self.me]))[:] = self._block(self.me)
         yield
@@ -209,13 +183,6 @@ class _Alltoall:
         ranks = next(ranks for ranks in self.far if rank in ranks)
         return ranks[self.rail[rank]]
 
-    def _together(self, source: tuple[int, ...], s: int) -> bool:
-        """Whether what a node has for a rank travels as one message; both ends find the same."""
-        known = (
-            [self.parts[r].to[s] for r in source] if source == self.node else [self.parts[s].come[r] for r in source]
-        )
-        return source[-1] - source[0] == len(source) - 1 and sum(known) <= _TOGETHER
-
     def _into_node(self) -> list[tuple[int, Any]]:
         """What goes to ranks of this node, and then what they pass on."""
         mates = [rank for rank in self.node if rank != self.me]
@@ -231,7 +198,7 @@ class _Alltoall:
         """What this rank passes on from its node."""
         found = []
         for s in self.onward:
-            if self._together(self.node, s):
+            if _together(self.node, self.block):
                 _view(self.staged[s, self.me])[:] = self._block(s)
                 found.append((self._head(s), _joined([self.staged[s, r] for r in self.node])))
             else:
@@ -244,7 +211,7 @@ class _Alltoall:
         for ranks in self.far if self.leads else []:
             head = ranks[self.rail[self.me]]
             for s in self.inward:
-                if self._together(ranks, s):
+                if _together(ranks, self.block):
                     rest.append((head, _joined([self.arriving[s, r] for r in ranks])))
                     continue
                 first.append((head, _view(self.arriving[s, head])))

@@ -25,18 +25,20 @@ from .messages.transport import Transport
 from .ops import allgather
 from .ops import reduce_scatter as scatter
 from .ops.base import CollectiveContext, Data, Move, idle, operations
-from .program import IdleStep, MoveStep, compile_route, segments
+from .program import IdleStep, MoveStep, compile_route, segment_of, segments
 from .progress import Progress, interleaved
 
 _ONE_COPY = 128 << 10
 """Bytes from which messages between two ranks of a node beat the window: see ``_is_pair``."""
 
-_BY_NODES = 128 << 10
-"""Bytes that a rank has for all, from which an alltoall of equal parts goes by nodes: its messages are fewer, but come
-after each other. On 2 x 4 emulated ranks at 1 Gbit, 256 KiB took 2.4 ms, not 2.5, and 64 KiB 1.0 ms, not 0.7."""
+_MANY = 24
+"""Ranks from which an alltoall of short equal parts goes by nodes: fewer messages, but one after the other. Emulated at
+1 Gbit on 2 cores, with 8 KiB to 2 MiB of a rank on 4 to 24 ranks, messages to all targets at once took 0.81 to 1.06 of
+that time; from 24 ranks on by less than the noise."""
 
-_SEGMENT = 1 << 20
-"""Bytes of a segment of a broadcast."""
+_SEGMENTS, _SHORTEST, _LONGEST = 16, 120 << 10, 1 << 20
+"""Segments of a broadcast or an allgather between nodes, where these have so many bytes: while one is between the
+nodes, another one passes through them. Fewer bytes would take no fewer messages."""
 
 Spans = Sequence[tuple[int, int]]
 """(first byte, byte after the last) of each rank's part of a buffer."""
@@ -50,11 +52,16 @@ def broadcast(transport: Transport, x: Any, root: int) -> Progress:
     Args:
         x: flat uint8; the same size on every rank.
     """
-    pieces = segments(x.size, x.size, transport.topology, _SEGMENT if crosses(transport.topology) else 0)
-    yield from interleaved(_broadcast(transport, x[piece.start : piece.stop], root) for piece in pieces)
+    several = crosses(transport.topology)
+    pieces = segments(x.size, x.size, transport.topology, _segment(x.size) if several else 0)
+    yield from interleaved(_broadcast(transport, x[piece.start : piece.stop], root, x.size) for piece in pieces)
 
 
-def _broadcast(transport: Transport, x: Any, root: int) -> Progress:
+def _segment(nbytes: int) -> int:
+    return min(max(nbytes // _SEGMENTS, _SHORTEST), _LONGEST)
+
+
+def _broadcast(transport: Transport, x: Any, root: int, nbytes: int) -> Progress:
     """A rank without a part in a phase yields as often as those that have one: all must be busy for as many steps."""
     topology, me = transport.topology, transport.rank
     first = [root if root in ranks else ranks[0] for ranks in topology.nodes]
@@ -62,17 +69,20 @@ def _broadcast(transport: Transport, x: Any, root: int) -> Progress:
     node = transport.node
     workspace = transport.borrow()
     if len(heads) > 1 and me in heads:
-        yield from _broadcast_in(transport, heads, 0, x, workspace)
+        yield from _broadcast_in(transport, heads, 0, x, nbytes, workspace)
     elif len(heads) > 1:
         yield from idle(None, operations()["broadcast"].phases)
     if topology.size > len(topology.nodes):
-        yield from _broadcast_in(transport, node, node.index(first[topology.node_of[me]]), x, workspace)
+        yield from _broadcast_in(transport, node, node.index(first[topology.node_of[me]]), x, nbytes, workspace)
     transport.give_back(workspace)
 
 
-def _broadcast_in(transport: Transport, group: tuple[int, ...], root: int, x: Any, workspace: Workspace) -> Progress:
+def _broadcast_in(
+    transport: Transport, group: tuple[int, ...], root: int, x: Any, nbytes: int, workspace: Workspace
+) -> Progress:
+    """``nbytes``: of the whole array."""
     phases = operations()["broadcast"].phases
-    if _is_pair(group, x.size):
+    if _is_pair(group, nbytes):
         other = [(rank, x) for rank in group if rank != transport.rank]
         sends = transport.rank == group[root]
         pending = transport.post(other if sends else [], [] if sends else other, workspace)
@@ -88,35 +98,67 @@ def _broadcast_in(transport: Transport, group: tuple[int, ...], root: int, x: An
 def gather_all(transport: Transport, x: Any, spans: Spans) -> Progress:
     """Complete a buffer on every rank of which each rank has filled its own part.
 
-    On several nodes with several ranks each: inside each node first; then each local rank exchanges its share of the
-    node's parts with those of the other nodes; then inside the nodes again.
+    On several nodes with equally many ranks, several each, every rank sends its part at once to the ranks with its
+    local rank, and what arrives is joined inside the node, piece by piece. Where nodes differ, the parts are joined
+    inside each node first; then each local rank exchanges its share of them, and the shares are joined.
 
     Args:
         x: flat uint8; spans: by rank.
     """
-    topology, node = transport.topology, transport.node
+    topology = transport.topology
     workspace = transport.borrow()
     data = Data(x, "uint8", workspace)
     if len(topology.nodes) == 1 or topology.local_size == 1:
         yield from _join(transport, tuple(range(topology.size)), [[Dense(*span)] for span in spans], data)
+    elif all(len(ranks) == topology.local_size for ranks in topology.nodes):
+        yield from _gather_by_rails(transport, spans, data)
     else:
-        yield from _join(transport, node, [[Dense(*spans[rank])] for rank in node], data)
-        shares = _shares(topology, spans)
-        local = node.index(transport.rank)
-        if local < topology.local_size:
-            group = tuple(ranks[local] for ranks in topology.nodes)
-            yield from _join(transport, group, [shares[number][local] for number in range(len(group))], data)
-        else:
-            yield
-        here = topology.node_of[transport.rank]
-        others = [number for number in range(len(topology.nodes)) if number != here]
-        owned = [
-            [piece for number in others for piece in (shares[number][local] if local < topology.local_size else [])]
-            for local in range(len(node))
-        ]
-        most = max(map(len, owned))
-        yield from _join(transport, node, [[*pieces, *[Dense(0, 0)] * (most - len(pieces))] for pieces in owned], data)
+        yield from _gather_by_shares(transport, spans, data)
     transport.give_back(workspace)
+
+
+def _gather_by_rails(transport: Transport, spans: Spans, data: Data) -> Progress:
+    node, x = transport.node, data.x
+    far = [ranks for ranks in transport.topology.nodes if ranks != node]
+    largest = max(b - a for a, b in spans)
+    count = max(1, round(largest / _segment(largest))) if device_of(x) == "cpu" else 1  # staging lends two buffers
+    pieces = [_cut(Dense(*span), count) for span in spans]
+    rail = [ranks[node.index(transport.rank)] for ranks in far]
+
+    def of(rank: int, number: int) -> Any:
+        return x[pieces[rank][number].start : pieces[rank][number].stop]
+
+    under_way = [
+        transport.post(
+            [(rank, of(transport.rank, n)) for rank in rail], [(rank, of(rank, n)) for rank in rail], data.workspace
+        )
+        for n in range(count)
+    ]
+    yield from _join(transport, node, [[Dense(*spans[rank])] for rank in node], data)
+    for n, pending in enumerate(under_way):
+        transport.finish(pending)
+        arrived = [[pieces[ranks[local]][n] for ranks in far] for local in range(len(node))]
+        yield from _join(transport, node, arrived, data)
+
+
+def _gather_by_shares(transport: Transport, spans: Spans, data: Data) -> Progress:
+    topology, node = transport.topology, transport.node
+    yield from _join(transport, node, [[Dense(*spans[rank])] for rank in node], data)
+    shares = _shares(topology, spans)
+    local = node.index(transport.rank)
+    if local < topology.local_size:
+        group = tuple(ranks[local] for ranks in topology.nodes)
+        yield from _join(transport, group, [shares[number][local] for number in range(len(group))], data)
+    else:
+        yield
+    here = topology.node_of[transport.rank]
+    others = [number for number in range(len(topology.nodes)) if number != here]
+    owned = [
+        [piece for number in others for piece in (shares[number][local] if local < topology.local_size else [])]
+        for local in range(len(node))
+    ]
+    most = max(map(len, owned))
+    yield from _join(transport, node, [[*pieces, *[Dense(0, 0)] * (most - len(pieces))] for pieces in owned], data)
 
 
 def _join(transport: Transport, group: tuple[int, ...], owned: Sequence[Sequence[Dense]], data: Data) -> Progress:
@@ -175,14 +217,19 @@ def exchange(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spa
 
 
 def alltoall(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spans, equal: bool) -> Progress:
-    """As ``exchange``; on several nodes with several ranks by ``by_nodes.alltoall``, unless it is short.
+    """As ``exchange``; on nodes with several ranks, many in all, by ``by_nodes.alltoall`` if that saves messages.
+
+    Both ways, data cross each link once.
 
     Args:
-        equal: whether the parts of all ranks are of one size; otherwise no rank knows whether it is short for all.
+        equal: whether the parts of all ranks are of one size; otherwise no rank knows what the others send.
     """
-    by_node = crosses(transport.topology) and device_of(x) == "cpu" and not (equal and x.size < _BY_NODES)
-    yield from (by_nodes.alltoall(transport, x, out, sends, receives, equal) if by_node else
-                exchange(transport, x, out, sends, receives))  # fmt: skip
+    topology, block = transport.topology, sends[0][1] - sends[0][0]
+    short = equal and crosses(topology) and topology.size >= _MANY and by_nodes.merges(topology, block)
+    if short and device_of(x) == "cpu":
+        yield from by_nodes.alltoall(transport, x, out, sends, receives)
+    else:
+        yield from exchange(transport, x, out, sends, receives)
 
 
 def allreduce(transport: Transport, x: Any, reduce_op: ReduceOp, route: Route, segment_bytes: int) -> Progress:
@@ -192,7 +239,7 @@ def allreduce(transport: Transport, x: Any, reduce_op: ReduceOp, route: Route, s
         x: flat; replaced. On a GPU, a copy in host memory is reduced.
     """
     here = x if device_of(x) == "cpu" else to_host(x)
-    pieces = segments(x.size, x.nbytes, transport.topology, segment_bytes)
+    pieces = segments(x.size, x.nbytes, transport.topology, segment_of(x.nbytes, segment_bytes))
     yield from interleaved(_along(transport, here, piece, reduce_op, route) for piece in pieces)
     if here is not x:
         copy(x, here)

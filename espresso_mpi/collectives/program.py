@@ -15,6 +15,9 @@ from .data.layout import Copy, Dense, Layout, Packed, Part, Topology
 from .data.reduction import ReduceOp
 from .ops.base import CollectiveContext, Move, advance, operations
 
+_ALONE, _LEAST = 16, 256 << 10
+"""Segments of a dense tensor that travels alone, and bytes of the shortest one: each costs some progress steps."""
+
 
 @dataclass(frozen=True)
 class SummaryStep:
@@ -110,6 +113,15 @@ def segments(n: int, nbytes: int, topology: Topology, segment_bytes: int) -> lis
     count = max(1, min(round(nbytes / segment_bytes), -(-n // ALIGN))) if several else 1
     pieces = Dense(0, n).split(count, count)
     return [piece for piece in pieces if piece.size] or pieces[:1]
+
+
+def segment_of(nbytes: int, segment_bytes: int) -> int:
+    """The target size of a segment of a dense tensor that travels alone.
+
+    No other tensor's messages hide its sums, nor what it does inside the nodes at its begin and its end. So it has
+    ``_ALONE`` segments if they have ``_LEAST`` bytes.
+    """
+    return min(segment_bytes, max(_LEAST, nbytes // _ALONE))
 
 
 def check_payloads(route: Route, compressor: Compressor | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,9 @@ class SegmentRun:
         self._at_once = inside_at_once and device.device_of(data.x) == "cpu"
         self.data = data
 
-    def summarise(self, step: SummaryStep, compressor: Compressor) -> Progress:
-        return self._timed("encode", "summary", self._summarise, step, compressor)
+    def summarise(self, step: SummaryStep, compressor: Compressor, into: Any = None) -> Progress:
+        """Compute the summaries for the encode to come; ``into``: memory for them, if it is not this tensor's own."""
+        return self._timed("encode", "summary", partial(self._summarise, into=into), step, compressor)
 
     def encode(self, step: EncodeStep, compressor: Compressor) -> Progress:
         return self._timed("encode", f"encode@{step.device}", self._encode, step, compressor)
@@ -106,12 +108,14 @@ class SegmentRun:
         self._log.add(kind, start, time.perf_counter(), what)
         return iter(())
 
-    def _summarise(self, step: SummaryStep, compressor: Compressor) -> None:
+    def _summarise(self, step: SummaryStep, compressor: Compressor, into: Any) -> None:
         """Compute the summaries of an encode that the ranks must agree on."""
         self._move_to(step.device, step.region)
         data, region = self.data, step.region
-        size = sum(summary_sizes(compressor, step.packed.copies[0]))
-        data.summary = data.workspace.array("summary", size, np.float32, device.device_of(data.x))
+        if into is None:
+            size = sum(summary_sizes(compressor, step.packed.copies[0]))
+            into = data.workspace.array("summary", size, np.float32, device.device_of(data.x))
+        data.summary = into
         if region.size == 0:
             return
         x = data.x[region.start : region.stop]

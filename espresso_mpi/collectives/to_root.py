@@ -1,4 +1,4 @@
-"""Gather of bytes: the parts of all ranks at one of them."""
+"""What ends at one rank: a gather of bytes, and a reduction between nodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import numpy as np
 
 from ..arrays.device import device_of
 from . import calls
+from .data.layout import Dense
+from .data.reduction import ReduceOp
 from .messages.transport import Transport
-from .progress import Progress
+from .ops.base import CollectiveContext, Data, Move, idle, operations
+from .program import segment_of, segments
+from .progress import Progress, interleaved
 
 _TOGETHER = 4 << 10
 """Bytes of a node up to which they travel as one message: their latency costs more than a copy."""
@@ -68,3 +72,45 @@ def _by_nodes(transport: Transport, own: Any, every: Any, root: int) -> Progress
         for (_, ranks), (a, b) in zip(far, itertools.pairwise(edges)):
             rows[list(ranks)] = beyond[a:b].reshape(-1, size)
     transport.give_back(workspace)
+
+
+def reduce(
+    transport: Transport, x: Any, dtype: str, root: int, reduce_op: ReduceOp | None, segment_bytes: int
+) -> Progress:
+    """Reduce an array of host memory over ranks on several nodes; the root gets what an allreduce would give it.
+
+    Inside each node, each local rank sums a share; the root's node gets the shares of the others, and the root those of
+    its node. So nothing comes back from the root's node, as it would in an allreduce.
+
+    Args:
+        x: flat, of a type whose sums are never cut; replaced at the root, undefined afterwards on other ranks.
+        reduce_op: None for the mean; segment_bytes: as of ``calls.allreduce``.
+    """
+    pieces = segments(x.size, x.nbytes, transport.topology, segment_of(x.nbytes, segment_bytes))
+    yield from interleaved(_reduced(transport, x, dtype, root, reduce_op, piece) for piece in pieces)
+
+
+def _reduced(transport: Transport, x: Any, dtype: str, root: int, reduce_op: ReduceOp | None, piece: Dense) -> Progress:
+    """Yields equally often on every rank."""
+    topology, me, node, known = transport.topology, transport.rank, transport.node, operations()
+    local, target = node.index(me), topology.nodes[topology.node_of[root]]
+    data = Data(x, dtype, transport.borrow())
+    if calls.crosses(topology):
+        inside = CollectiveContext(topology, "intra", False)
+        move = Move(inside, node, local, (piece,) * len(node), dtype, reduce_op)
+        yield from known["reduce_scatter"].bind(transport, move)(data)
+    shares = piece.split(topology.local_size, topology.local_size)
+    if local < topology.local_size:
+        group = tuple(ranks[local] for ranks in topology.nodes)
+        between = CollectiveContext(topology, "inter", False, topology.node_of[root])
+        move = Move(between, group, group.index(me), (shares[local],) * len(group), dtype, reduce_op)
+        yield from known["reduce"].bind(transport, move)(data)
+    else:
+        yield from idle(data, known["reduce"].phases)
+    if calls.crosses(topology):
+        owned = [(rank, x[share.start : share.stop]) for rank, share in zip(target, shares) if rank != root]
+        sends = [(root, part) for rank, part in owned if rank == me]
+        pending = transport.post(sends, owned if me == root else [], data.workspace)
+        yield
+        transport.finish(pending)
+    transport.give_back(data.workspace)

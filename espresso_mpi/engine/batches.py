@@ -13,7 +13,7 @@ from typing import Any
 from .. import compressors
 from ..cluster import environment
 from ..collectives import ranges
-from ..collectives.bucket_layout import can_share
+from ..collectives.bucket_layout import way_of
 from ..collectives.copies import Copies
 from ..collectives.data.layout import Topology
 from ..collectives.halves import Half
@@ -142,7 +142,7 @@ class Shares:
         payload, dense: bytes of its payload, and of the tensor as float32.
     """
 
-    way: tuple[bool, str]
+    way: tuple[bool | str, ...]
     payload: int
     dense: int
 
@@ -205,11 +205,14 @@ class Bucket:
     def shares(self) -> Shares | None:
         """With which other tensors it may share messages; None: with none."""
         item, route = self.members[0][1], self.strategy.route
-        if self.compressor is None or item.group or item.half is not None or not can_share(route):
+        if self.compressor is None or item.group or item.half is not None:
             return None
         if any(getattr(step, "device", item.spec.device) != item.spec.device for step in route.steps):
             return None  # its payload changes its place
-        return Shares((item.total, str(route)), self.compressor.at(None).nbytes(self.size), 4 * self.size)
+        way = way_of(route, self.compressor)
+        if way is None or (route.sums_payloads and item.spec.device == "gpu"):
+            return None
+        return Shares((item.total, *way), self.compressor.at(None).nbytes(self.size), 4 * self.size)
 
     @cached_property
     def uniform(self) -> bool:

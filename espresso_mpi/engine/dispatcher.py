@@ -12,10 +12,12 @@ from ..collectives import ranges
 from ..collectives.executor import Program
 from ..collectives.lanes import LaneRunner
 from ..collectives.messages.transport import Transport
+from ..collectives.program import segment_of
 from ..collectives.progress import Progress, RoundRobinRunner, Segment
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
+from ..types import ITEMSIZE
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
@@ -170,8 +172,9 @@ class Dispatcher(Rides):
         buckets = self._payload_buckets.together(ready, self._options)
         if len(new) == len(buckets) == 1 == len(buckets[0]) and not isinstance(self.runner, LaneRunner):
             self._rides.learn(new[0], buckets[0][0].bucket)
+        alone = len(buckets) == 1 and not self.runner.busy and not isinstance(self.runner, LaneRunner)
         for together in buckets:
-            for segment in self._segments(together):
+            for segment in self._segments(together, alone):
                 self.runner.add(segment, together[0].priority)
         if len(new) == 1:
             self._steady.learn(new[0], buckets, lambda several: self._payload_buckets.program_of(
@@ -251,9 +254,9 @@ class Dispatcher(Rides):
                 checks.append(check)
         return checks
 
-    def _segments(self, together: Sequence[Ready]) -> list[Segment]:
-        """The segments of a bucket, or the one of several buckets that share messages."""
-        started = [self._started(one) for one in together]
+    def _segments(self, together: Sequence[Ready], alone: bool = False) -> list[Segment]:
+        """The segments of a bucket, or the one of several buckets that share messages; ``alone``: nothing else runs."""
+        started = [self._started(one, alone) for one in together]
         if len(started) > 1:
             return [self._payload_buckets.segment(started, self._segment_ended, self.executors)]
         run, bucket = started[0], together[0].bucket
@@ -273,12 +276,12 @@ class Dispatcher(Rides):
         count = run.program.count
         return [Segment(bucket.name, n, operation_progress(n), run.free, operations) for n in range(count)]
 
-    def _started(self, ready: Ready) -> Running:
+    def _started(self, ready: Ready, alone: bool) -> Running:
         """A bucket that starts; the first segment fills its buffer, the last one empties it."""
         bucket, arrays = ready.bucket, ready.arrays
         shift = ranges.shift(bucket.dtype, self._transport.topology) if ready.large and not bucket.compressor else 0
         job = self._jobs.job(bucket, self._jobs.count(bucket, self.sync_state), self.sync_state, self.seed)
-        program = self._program(bucket, job.step)
+        program = self._program(bucket, job.step, alone)
         buffer = buffer_of(program, ready.owners, bucket, arrays, ready.skip, self._transport, self.sync_state.store,
                            self.tally, ready.checks, shift)  # fmt: skip
         before, left = self._latest.get(bucket.name), [program.count]
@@ -309,16 +312,19 @@ class Dispatcher(Rides):
         self.running.pop(call, None)
         self._finish(call)
 
-    def _program(self, bucket: Bucket, step: int) -> Program:
-        compressor = bucket.compressor and bucket.compressor.at(step)
+    def _program(self, bucket: Bucket, step: int, alone: bool = False) -> Program:
+        """What runs a bucket; ``alone``: nothing else does, so that a dense one is cut into more segments."""
+        compressor, segment_bytes = bucket.compressor and bucket.compressor.at(step), self._options.segment_bytes
         dtype = bucket.dtype if compressor is None else "float32"
-        key = (bucket.compressor, compressor, bucket.strategy.route, bucket.size, dtype, bucket.total, bucket.half)
+        if alone and compressor is None:
+            segment_bytes = segment_of(bucket.size * ITEMSIZE[dtype], segment_bytes)
+        route, half = bucket.strategy.route, bucket.half
+        key = (bucket.compressor, compressor, route, bucket.size, dtype, bucket.total, half, segment_bytes)
         program = self._programs.get(key)
         if program is None:
             final = None if bucket.compressor is None else bucket.compressor.at(None).nbytes(bucket.size)
             program = Program(
-                self._transport, bucket.strategy.route, compressor, bucket.size, dtype, self._options.segment_bytes,
-                final, bucket.total, bucket.half,
+                self._transport, route, compressor, bucket.size, dtype, segment_bytes, final, bucket.total, half,
             )  # fmt: skip
             if len(self._programs) >= _PROGRAMS:
                 self._programs.clear()

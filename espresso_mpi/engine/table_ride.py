@@ -96,7 +96,8 @@ class TableRides:
     def learn(self, call: PendingCall, bucket: Bucket) -> None:
         """Let a call take the fast path from now on, if its only bucket is one compressed tensor of a small size."""
         small = bucket.dtype == "float32" and 4 * bucket.size <= _LARGEST
-        if call.number is not None and bucket.shares is not None and small and self._window is not None:
+        alone = bucket.shares is not None and not bucket.strategy.route.sums_payloads
+        if call.number is not None and alone and small and self._window is not None:
             self._buckets[call.number] = bucket
             if bucket.compressor is not None and bucket.compressor.at(None) is bucket.compressor:
                 self._settled.add(call.number)

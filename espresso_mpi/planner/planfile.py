@@ -72,6 +72,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         if forecast is None
         else {**_values(forecast), "buffers": [_outlook_to_json(entry) for entry in forecast.buffers]},
         "schedule": None if plan.schedule is None else asdict(plan.schedule),
+        "held": plan.held,
     }
 
 
@@ -125,6 +126,7 @@ class _Document:
     made_for: MadeFor | None
     forecast: _Forecast | None
     schedule: Schedule | None
+    held: bool = False
 
 
 def from_json(document: Any) -> Plan:
@@ -143,6 +145,7 @@ def from_json(document: Any) -> Plan:
         found.made_for,
         None if found.forecast is None else _forecast(found.forecast),
         found.schedule,
+        found.held,
     )
     for buffer in plan.forecast.buffers if plan.forecast else ():
         for name in buffer.tensors:

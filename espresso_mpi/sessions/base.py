@@ -56,7 +56,7 @@ class SessionBase:
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, SyncState(), self._recorder)
         self._transport.register_calls(self._engine.unfinished)
-        self._held = Held(self._engine, self._watching)
+        self._held = Held(self._engine, self._holding)
         _limit_threads(len(self._transport.node))
         lifetime.watch(self._engine)
 
@@ -68,8 +68,8 @@ class SessionBase:
             self._transport.close()
             raise
 
-    def _watching(self) -> bool:
-        """Whether steps are recorded; if so, pushes are held back."""
+    def _holding(self) -> bool:
+        """Whether pushes are held back: while steps are recorded, and by a plan that says so."""
         return self._clock is not None
 
     @property

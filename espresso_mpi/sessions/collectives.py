@@ -30,6 +30,7 @@ from .exchanges import (
     in_place,
     operator_for,
     part_of,
+    reduce_to,
     reduction_of,
     require_like,
     require_plain,
@@ -113,6 +114,11 @@ class Collectives(Calling):
             spec = gradients[0].spec
             self._check_root("reduce", root)
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
+                plain = compressor in (None, "none") and route is None and feedback in ("none", False)
+                segment_bytes = self._options.segment_bytes
+                found = reduce_to(gradients[0], op, root, self.topology, segment_bytes) if plain else None
+                if found is not None:
+                    return found
                 return reduction_of(spec, op, self.topology, name, compressor, route, feedback, root, "reduce")
             require_plain("reduce", op, compressor, route)
             return by_mpi("reduce", gradients[0], op, root, *dense_way(self._options, self.topology))

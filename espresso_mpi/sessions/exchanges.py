@@ -12,8 +12,9 @@ import numpy as np
 from .. import compressors
 from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
-from ..collectives import calls
+from ..collectives import calls, to_root
 from ..collectives.data.layout import Topology
+from ..collectives.data.reduction import ReduceOp
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
@@ -76,11 +77,29 @@ def reduction_of(
     return Batch((named,), (item,) if spec.size else (), digest, exact=method is None)
 
 
+def reduce_to(gradient: Gradient, op: str, root: int, topology: Topology, segment_bytes: int) -> Exchange | None:
+    """A dense sum or mean at a root on another node; None where it takes the way of an allreduce.
+
+    That counts the sums that are cut to the range of their type, which only those of 16 bits are.
+    """
+    spec = gradient.spec
+    if len(topology.nodes) == 1 or spec.device != "cpu" or spec.dtype not in ("float32", "float64"):
+        return None
+    dtype, reduce_op = str(spec.dtype), None if op == "mean" else ReduceOp("sum")
+    return exchange_of(
+        ["reduce", op, root], [gradient],
+        lambda transport: to_root.reduce(transport, gradient.array, dtype, root, reduce_op, segment_bytes),
+    )  # fmt: skip
+
+
 def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None, route: Route, segment_bytes: int) -> Exchange:
-    """A reduction by MPI's own operator; ``root``: of a reduce, which takes the way of an allreduce."""
+    """A reduction by MPI's own operator; ``root``: of a reduce."""
     op = operator_for(kind, gradient.spec, op)
 
     def progress(transport: Transport) -> Progress:
+        if root is not None and len(transport.topology.nodes) > 1 and gradient.spec.device == "cpu":
+            x = gradient.array
+            return to_root.reduce(transport, x, str(x.dtype), root, operator_of(transport, op), segment_bytes)
         return calls.allreduce(transport, gradient.array, operator_of(transport, op), route, segment_bytes)
 
     return exchange_of([kind, op, root], [gradient], progress)

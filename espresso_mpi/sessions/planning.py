@@ -39,8 +39,10 @@ class Planning(SessionBase):
             self._clock = StepClock(max(16, tuning.steps))
             self._tuner = Tuner(self._transport, tuning, self._together, lambda: self._options, self._adopt)
 
-    def _watching(self) -> bool:
-        return super()._watching() and (self._tuner is None or self._tuner.watching)
+    def _holding(self) -> bool:
+        plan = self._options.plan
+        watching = super()._holding() and (self._tuner is None or self._tuner.watching)
+        return watching or (plan is not None and plan.held)
 
     @property
     def plan(self) -> Plan | None:

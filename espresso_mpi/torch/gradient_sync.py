@@ -30,7 +30,8 @@ class GradientSync(KeepsState):
         session: over the ranks; default: a new one from ``options``, which ``close`` closes.
         overlap: send gradients during the backward pass (True), or all at once in ``wait`` (False), with the same
             bits. The latter is quicker where ranks have no free core for communication, and where payloads are small.
-            Default: the first 16 steps take turns, and the quicker way stays; True for a session with a plan.
+            Default: the first 16 steps take turns, and the quicker way stays; True for a session with a plan, which
+            says itself when pushes start: ``plan="auto"`` tries both.
         broadcast: copy the parameters and buffers of rank 0 to all ranks first.
         scaler: the ``torch.amp.GradScaler`` of the loop. When its scale changes, the session's residuals are scaled
             alike. The session must have ``nonfinite="skip_all"``, which is the default for a new one then.
@@ -89,6 +90,18 @@ class GradientSync(KeepsState):
             broadcast_module(module, self.session)
         self._hook_new()
         advice.watch(self.session, module.parameters())
+
+    @property
+    def overlaps(self) -> bool | None:
+        """Whether gradients are sent during the backward pass; None while the first steps find out what is quicker.
+
+        Example:
+            >>> sync = espresso_mpi.torch.GradientSync(torch.nn.Linear(3, 2), overlap=False)
+            >>> sync.overlaps
+            False
+            >>> sync.close()
+        """
+        return self._overlap.now if self._overlap.settled else None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -70,9 +70,14 @@ class Overlap:
         if told not in (True, False, "auto"):
             raise ConfigError(f"GradientSync: overlap={told!r}; expected True, False or 'auto'")
         self._session, self.now = session, bool(told)
-        tries = told == "auto" and not session.planned  # a plan is made for pushes, or is being made of them
+        tries = told == "auto" and not session.planned  # a plan says itself whether pushes are held
         self._seconds: dict[bool, list[float]] | None = {True: [], False: []} if tries else None
         self._steps, self._last = 0, 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether it stays so."""
+        return self._seconds is None
 
     def step_ended(self) -> None:
         """A step has ended on every rank; collective when the last one that is measured has."""

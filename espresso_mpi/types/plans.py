@@ -146,6 +146,8 @@ class Plan:
         groups: names of tensors that travel together in one buffer, in this order, by the strategy that all of a
             group have.
         schedule: in which order operations are done; None: tensors start as they arrive, and overlap.
+        held: pushes start when one of them is waited for: quicker where ranks have no core free for communication
+            during the backward pass, and payloads are small.
 
     Raises:
         PlanError: something is no Strategy; a group is empty, its tensors have different strategies, or a name stands
@@ -166,6 +168,7 @@ class Plan:
     made_for: MadeFor | None = None
     forecast: Forecast | None = None
     schedule: Schedule | None = None
+    held: bool = False
 
     def __post_init__(self) -> None:
         fuse = self.fuse_bytes
@@ -178,6 +181,8 @@ class Plan:
                 )
         if self.schedule is not None and not isinstance(self.schedule, Schedule):
             raise PlanError(f"plan: schedule={self.schedule!r}; expected a Schedule, or None")
+        if not isinstance(self.held, bool):
+            raise PlanError(f"plan: held={self.held!r}; expected True or False")
         if isinstance(self.groups, str) or any(isinstance(group, str) for group in self.groups):
             raise PlanError(
                 f"plan: groups={self.groups!r}; expected tuples of names, such as (('w1', 'b1'), ('w2', 'b2'))"
@@ -235,4 +240,6 @@ class Plan:
             content.append(self.fuse_bytes)
         if self.schedule is not None:
             content.append(asdict(self.schedule))
+        if self.held:
+            content.append("held")
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

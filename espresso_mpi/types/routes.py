@@ -94,6 +94,12 @@ class Route:
         """Whether payloads are summed, which only linear compressors allow."""
         return any(self._packed_at(i) and s.op in SUMS for i, s in enumerate(self.steps) if _moves(s))
 
+    @property
+    def scatters_sums(self) -> bool:
+        """Whether sums of payloads are left on some ranks only, not on all."""
+        moves = [(i, s) for i, s in enumerate(self.steps) if isinstance(s, Collective)]
+        return any(self._packed_at(i) and move.op in SUMS and move.op != "allreduce" for i, move in moves)
+
     def _packed_at(self, position: int) -> bool:
         coded = [step for step in self.steps[:position] if not _moves(step)]
         return bool(coded) and isinstance(coded[-1], Encode)

@@ -317,6 +317,22 @@ def test_a_plan_from_a_file_is_followed(world, open_session, tmp_path):
     assert load(path).digest == session.plan.digest
 
 
+def test_pushes_of_a_plan_that_holds_them_travel_when_one_is_waited_for(world, open_session):
+    default = Strategy("int8", "flat-alltoall")
+    found = []
+    for held in (True, False):
+        session, grads = open_session(plan=Plan(default=default, held=held)), gradients(world.rank, 0)
+        handles = [session.push(name, grad) for name, grad in grads.items()]
+        if held:
+            time.sleep(0.05)
+            before = gradients(world.rank, 0)
+            assert not session._engine.busy and all(np.array_equal(grads[name], before[name]) for name in grads)
+        handles[1].wait()
+        session.wait_all()
+        found.append({name: grad.tobytes() for name, grad in grads.items()})
+    assert found[0] == found[1]
+
+
 def test_a_plan_for_other_ranks_is_refused(world):
     plan = Plan(PLANS[1].strategies, made_for=made_for(nodes=1, ranks_per_node=SIZE + 1))
     with pytest.raises(PlanError, match="ranks on each node"):

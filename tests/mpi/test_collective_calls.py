@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from espresso_mpi.collectives import calls
+from espresso_mpi.collectives import by_nodes, calls
+from espresso_mpi.collectives.to_root import reduce
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, GradientError, MismatchError
 
@@ -40,6 +41,17 @@ def test_allreduce_is_exact(world, session, dtype, op):
     assert np.array_equal(x, expected.astype(dtype))
 
 
+def test_segments_of_an_array_that_travels_alone_change_no_bits(world, open_session):
+    x = np.random.default_rng(world.rank).standard_normal(300_000).astype(np.float32)
+    found, cut = [], []
+    for segment_bytes in (0, 1 << 20):
+        session = open_session(nodes=layouts(world.size)[1], segment_bytes=segment_bytes)
+        found.append(session.allreduce(x.copy()).tobytes())
+        cut.append([program.count for program in session._engine._dispatcher._programs.values()])
+    assert found[0] == found[1]
+    assert cut == [[1], [5 if world.size > 2 else 1]]
+
+
 def test_allreduce_of_bool_and_into_another_array(world, session):
     assert session.allreduce(np.array([world.rank == 0, False]), op="lor").tolist() == [True, False]
     assert session.allreduce(np.array([world.rank == 0, True]), op="band").tolist() == [world.size == 1, True]
@@ -68,29 +80,35 @@ def test_copies(world, session, n):
     assert np.array_equal(session.alltoall(sent), np.repeat(10 * np.arange(size) + rank, n))
 
 
-@pytest.mark.parametrize("kind", ["broadcast", "gather_all", "alltoall", "alltoallv", "reduce_scatter"])
-def test_all_ranks_yield_equally_often(world, open_session, kind):
+@pytest.mark.parametrize(
+    "kind", ["broadcast", "gather_all", "alltoall", "alltoall by nodes", "reduce_scatter", "reduce"]
+)
+@pytest.mark.parametrize("even,share", [(False, 12), (True, 240_000)], ids=["uneven nodes", "even nodes"])
+def test_all_ranks_yield_equally_often(world, open_session, kind, share, even):
     """Also where a node has one rank: ranks that end earlier would take part in other rounds than the rest."""
     size = world.size
     nodes = [list(range(size - 1)), [size - 1]] if size > 1 else [[0]]
-    transport = open_session(nodes=nodes)._transport
-    x, spans = np.zeros(12 * size, np.uint8), [(12 * rank, 12 * rank + 12) for rank in range(size)]
+    transport = open_session(nodes=layouts(size)[1] if even else nodes)._transport
+    x, spans = np.zeros(share * size, np.uint8), [(share * rank, share * (rank + 1)) for rank in range(size)]
     steps = {
         "broadcast": lambda: calls.broadcast(transport, x, 0),
         "gather_all": lambda: calls.gather_all(transport, x, spans),
         "alltoall": lambda: calls.alltoall(transport, x, x.copy(), spans, spans, True),
-        "alltoallv": lambda: calls.alltoall(transport, x, x.copy(), spans, spans, False),
+        "alltoall by nodes": lambda: by_nodes.alltoall(transport, x, x.copy(), spans, spans),
         "reduce_scatter": lambda: calls.reduce_scatter(
-            transport, x.view("f4"), np.empty(3, "f4"), "float32", [(a // 4, b // 4) for a, b in spans], None
+            transport, x.view("f4"), np.empty(share // 4, "f4"), "float32", [(a // 4, b // 4) for a, b in spans], None
         ),
+        "reduce": lambda: reduce(transport, x.view("f4"), "float32", 0, None, 1 << 18),
     }[kind]()
     assert len(set(world.allgather(len(list(steps))))) == 1
 
 
 @pytest.mark.parametrize("share", [3, 20000])
 @pytest.mark.parametrize("nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1], [2, 3]]], ids=str)
-def test_rails_of_any_nodes(world, open_session, nodes, share):
+def test_rails_of_any_nodes(world, open_session, nodes, share, monkeypatch):
     """Ranks of a node that do not follow each other, and ranks without a rail; small blocks and large."""
+    monkeypatch.setattr(calls, "_MANY", 0)
+    monkeypatch.setattr(by_nodes, "merges", lambda topology, block: True)
     size, me = world.size, world.rank
     session = open_session(nodes=[own for ranks in nodes if (own := [r for r in sorted(ranks) if r < size])])
     rows = [[share * (1 + (3 * a + b) % 4) for b in range(size)] for a in range(size)]
@@ -152,6 +170,17 @@ def test_reduce_gives_the_root_the_result(world, session):
         for x in (np.full(9, world.rank + 1.0), np.full(9, world.rank + 1)):
             found = session.reduce(x, op="sum", root=root)
             assert world.rank != root or np.all(found == world.size * (world.size + 1) / 2)
+
+
+@pytest.mark.parametrize("nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1], [2], [3]]], ids=str)
+def test_reduce_gives_the_root_the_bits_of_allreduce(world, open_session, nodes):
+    session = open_session(nodes=[own for ranks in nodes if (own := [r for r in sorted(ranks) if r < world.size])])
+    x = np.random.default_rng(world.rank).standard_normal(200_001)
+    for dtype, op, root in (("float32", "mean", 0), ("float64", "sum", world.size - 1), ("int32", "max", 1)):
+        root, mine = root % world.size, (99 * x).astype(dtype)
+        every = session.allreduce(mine.copy(), op=op)
+        found = session.reduce(mine.copy(), op=op, root=root)
+        assert world.rank != root or found.tobytes() == every.tobytes()
 
 
 @pytest.mark.parametrize("compressor", ["fp16", "int8", "onebit"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi import Plan, Strategy, compressors
+from espresso_mpi import Plan, Route, Strategy, compressors
 from espresso_mpi.collectives.messages.transport import Transport
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
@@ -30,9 +30,10 @@ def gradients(step):
 
 
 def plan(route):
-    """Every tensor compressed by the method of its name."""
-    names = set(compressors.names())
-    return Plan({name: Strategy(name if name in names else "int4", route) for name in shapes()})
+    """Every tensor compressed by the method of its name, if its payloads can be summed where the route does it."""
+    summed = Route.parse(route).sums_payloads
+    names = {name for name in compressors.names() if not summed or compressors.get(name).linear}
+    return Plan({n: Strategy(n if n in names else "randomk" if summed else "int4", route) for n in shapes()})
 
 
 def pairs():
@@ -45,6 +46,8 @@ WAYS = {
     "flat-alltoall": {"nodes": [[rank] for rank in range(WORLD.size)]},
     "hierarchical-allgather": {"nodes": pairs()},
     "hierarchical-alltoall-packed": {"nodes": pairs(), "window_bytes": 0},
+    "hierarchical-linear": {"nodes": pairs()},
+    "encode@cpu/allreduce@flat/decode@cpu": {"nodes": [[rank] for rank in range(WORLD.size)]},
     "reduce@intra/encode@cpu/gather@inter/broadcast@inter/decode@cpu/broadcast@intra": {"nodes": pairs()},
 }
 
@@ -93,5 +96,5 @@ def test_a_tensor_has_the_bits_that_it_has_alone(route, posted, open_session):
     for apart, shared in zip(*results):
         assert [name for name in apart if apart[name] != shared[name]] == []
     np.testing.assert_equal(states[1], states[0])
-    if route == "flat-alltoall":
+    if route in ("flat-alltoall", "encode@cpu/allreduce@flat/decode@cpu"):
         assert posts[1] < posts[0] / 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,12 +60,19 @@ class LowRank(Compressor):
 
     def matrix(self, n: int) -> Matrix:
         """How n values are seen."""
-        own, nearly_square = self._matrix(n, self.cols), self._matrix(n, side(n))
-        return own if own.rank * (own.rows + own.cols) < n else nearly_square
+        return _matrix_of(n, self.rank, self.cols)
 
-    def _matrix(self, n: int, cols: int) -> Matrix:
-        rows = -(-n // cols) if cols else n
-        return Matrix(rows, cols or n, min(self.rank, rows, cols or n))
+
+@lru_cache(maxsize=4096)
+def _matrix_of(n: int, rank: int, cols: int) -> Matrix:
+    """Every step asks for it several times for each tensor."""
+    own, nearly_square = _cut(n, rank, cols), _cut(n, rank, side(n))
+    return own if own.rank * (own.rows + own.cols) < n else nearly_square
+
+
+def _cut(n: int, rank: int, cols: int) -> Matrix:
+    rows = -(-n // cols) if cols else n
+    return Matrix(rows, cols or n, min(rank, rows, cols or n))
 
 
 # --- factors ----------------------------------------------------------------------------------------------------------

@@ -237,6 +237,21 @@ class _Relaxation:
         return float(total), prices, costs
 
 
+def _silent_solver() -> Any:
+    """A solver that prints nothing: the first function that is called prints a banner, unless this option was set.
+
+    That is ``enableCallbacks``, which ``highspy.Highs()`` calls itself, so the option must be set in between.
+    """
+    import highspy
+
+    class Silent(highspy.Highs):
+        def enableCallbacks(self) -> Any:  # noqa: N802
+            self.setOptionValue("output_flag", False)
+            return super().enableCallbacks()
+
+    return Silent()
+
+
 def _solved(column: np.ndarray, weights: np.ndarray, constants: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Solve the program by HiGHS: least T, shares of each class sum up to 1, T at least every inequality.
 
@@ -249,8 +264,8 @@ def _solved(column: np.ndarray, weights: np.ndarray, constants: np.ndarray) -> t
     import highspy
 
     columns, kinds, none = column.size, int(column[-1]) + 1, highspy.kHighsInf
-    solver: Any = highspy.Highs()
-    for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0), ("presolve", "off")):
+    solver = _silent_solver()
+    for name, value in (("threads", 1), ("random_seed", 0), ("presolve", "off")):
         solver.setOptionValue(name, value)
     inequalities = kinds + np.arange(constants.size)  # the rows after those of the classes
     index = np.append(np.column_stack([column, np.tile(inequalities, (columns, 1))]), inequalities)

@@ -125,6 +125,19 @@ def test_the_best_plan_with_a_schedule_is_tried_without_it():
     assert best.plan.schedule is None and best.seconds == 0.5 and len(others) == 2
 
 
+@pytest.mark.parametrize("pushed", [False, True])
+def test_the_quickest_plans_are_tried_after_the_backward_pass_if_gradients_are_pushed(pushed):
+    plans = [candidate("a"), candidate("b"), candidate("far", predicted=1.1), candidate("dense", DENSE)]
+    trials = Trials(plans, 100, pushed=pushed)
+    lengths, held = {"a": 1.0, "b": 1.1, "far": 9.0, "dense": 1.2}, {"a": 1.05, "b": 0.8, "dense": 1.3}
+    while not trials.ended:
+        name = name_of(trials.current)
+        trials.step_ended((held if trials.current.held else lengths)[name])
+    found = [(name_of(one.plan), one.plan.held) for one in trials.results()]
+    assert found[0] == (("b", True) if pushed else ("a", False))
+    assert len(set(found)) == len(found) == (7 if pushed else 4)
+
+
 def test_trials_end_after_so_many_steps_and_other_steps_are_none():
     plans = [candidate("a"), candidate("dense", DENSE)]
     names, results = tried(plans, {"a": math.nan, "dense": math.nan}, most=7)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espresso_mpi import compressors
+from espresso_mpi.collectives.bucket_layout import way_of
 from espresso_mpi.collectives.data.layout import Dense, Topology
 from espresso_mpi.collectives.ops.base import operations
 from espresso_mpi.collectives.program import DecodeStep, EncodeStep, MoveStep, UpdateStep, bytes_sent, compile_route
@@ -192,3 +193,17 @@ def test_references_say_what_the_operations_do(members):
         held = np.concatenate(outputs).sum()
         if name in ("reduce_scatter", "alltoall", "reduce", "gather"):
             assert np.isclose(held, total)
+
+
+def test_payloads_share_messages_if_all_ranks_get_one_sum_of_them():
+    summed, scattered = (
+        Route.parse("flat-linear"),
+        Route.parse("encode@cpu/reduce_scatter@flat/allgather@flat/decode@cpu"),
+    )
+    ways = [way_of(summed, compressors.get(name)) for name in ("powersgd", "count_sketch", "acpsgd", "fp16", "thc")]
+    assert ways[0] == ways[1] and len(set(ways)) == 4, "of one element type, and agreed on alike"
+    assert (
+        way_of(scattered, compressors.get("powersgd")) is None is way_of(Route.parse("flat"), compressors.get("fp16"))
+    )
+    gathered = Route.parse("flat-allgather")
+    assert way_of(gathered, compressors.get("int8")) == way_of(gathered, compressors.get("onebit"))

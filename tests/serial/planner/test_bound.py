@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from dataclasses import replace
 
@@ -183,3 +184,10 @@ def test_fusion_bound_is_below_every_fusion(order: Order, segment_bytes: int) ->
             best = min(best, *(problem.seconds(choice) for choice in [*quick, *tried]))
         bound = (relaxation.fusion_bound if order == "schedule" else fusion_bound)(problem, workload)
         assert 0.3 * best < bound <= best
+
+
+def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    shares, _, value = relaxation._solved(np.array([0, 0]), np.array([[2.0, 3.0]]), np.zeros(1))
+    assert (list(shares), value) == ([1.0, 0.0], 2.0)
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr() == ("", "")

@@ -49,6 +49,7 @@ def test_digest_holds_what_is_done_and_nothing_else():
     plan = made()
     assert replace(plan, made_for=None, forecast=None).digest == plan.digest
     assert len({replace(plan, fuse_bytes=fuse).digest for fuse in (None, 0, 4096)}) == 3
+    assert replace(plan, held=True).digest != plan.digest
     later = replace(SCHEDULE.buffers["w"], starts=((0.1, 0.11), (0.11, 0.14)))
     others = (None, SCHEDULE, replace(SCHEDULE, buffers={"w": later}))
     assert len({replace(plan, schedule=schedule).digest for schedule in others}) == 3
@@ -93,7 +94,12 @@ def test_schedules_are_checked():
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", [Plan({"w": DENSE}), Plan(default=ONEBIT), made(), made(default=ONEBIT)])
+def test_held_is_checked():
+    with pytest.raises(PlanError, match="held=1; expected True or False"):
+        Plan(STRATEGIES, held=1)
+
+
+@pytest.mark.parametrize("plan", [Plan({"w": DENSE}), Plan(default=ONEBIT, held=True), made(), made(default=ONEBIT)])
 def test_round_trip(tmp_path, plan):
     save(plan, tmp_path / "plan.json")
     back = load(tmp_path / "plan.json")
