@@ -17,16 +17,20 @@ from ..engine.batches import Batch
 from ..engine.calls import Exchange
 from ..feedback import Feedback
 from ..types import ITEMSIZE, Route, TensorSpec
-from .calling import Calling
+from .calling import DENSE, Calling
 from .copies import Coding, copies_of
 from .exchanges import (
+    NOTHING,
     Taken,
     beside,
     by_mpi,
     bytes_of,
+    copying,
     dense_alltoall,
     dense_way,
     exchange_of,
+    from_root,
+    here,
     in_place,
     operator_for,
     part_of,
@@ -34,7 +38,10 @@ from .exchanges import (
     require_like,
     require_plain,
     rows_of,
+    scattering,
     spans_of,
+    to_all,
+    to_root,
 )
 from .halves import half_of
 
@@ -92,7 +99,8 @@ class Collectives(Calling):
             require_plain("allreduce", op, compressor, route)
             return by_mpi("allreduce", gradients[0], op, None, *dense_way(self._options, self.topology))
 
-        return self._collective("allreduce", name, lambda: in_place("allreduce", x, out), make, blocking)
+        plain = (x, out, op) if blocking and route is None and (compressor, feedback) == DENSE else None
+        return self._collective("allreduce", name, lambda: in_place("allreduce", x, out), make, blocking, plain)
 
     def reduce(
         self, x: Any, op: ReduceName = "mean", *, root: int = 0, name: str = "", out: Any = None,
@@ -117,7 +125,8 @@ class Collectives(Calling):
             require_plain("reduce", op, compressor, route)
             return by_mpi("reduce", gradients[0], op, root, *dense_way(self._options, self.topology))
 
-        return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking)
+        plain = (x, out, (op, root)) if blocking and route is None and (compressor, feedback) == DENSE else None
+        return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking, plain)
 
     def broadcast(
         self, x: Any, root: int = 0, *, name: str = "", compressor: str = "none",
@@ -146,9 +155,13 @@ class Collectives(Calling):
             if coded is not None:
                 return coded
             data = bytes_of(gradients[0])
-            return exchange_of(["broadcast", root], gradients, lambda transport: calls.broadcast(transport, data, root))
+            moves = copying(data, data, from_root(self.topology.size, data.size, root, me)) if here(gradients) else None
+            return exchange_of(
+                ["broadcast", root], gradients, lambda transport: calls.broadcast(transport, data, root), moves
+            )
 
-        return self._collective("broadcast", name, lambda: in_place("broadcast", x, None), make, blocking)
+        plain = (x, None, root) if blocking and (compressor, feedback) == DENSE else None
+        return self._collective("broadcast", name, lambda: in_place("broadcast", x, None), make, blocking, plain)
 
     def allgather(
         self, x: Any, *, name: str = "", out: Any = None, compressor: str = "none", route: str | Route | None = None,
@@ -186,9 +199,12 @@ class Collectives(Calling):
                 every[spans[me][0] : spans[me][1]] = own
                 yield from calls.gather_all(transport, every, spans)
 
-            return exchange_of(["allgather"], gradients, progress)
+            moves = copying(own, every, to_all(size, own.size)) if here(gradients) else None
+            return exchange_of(["allgather"], gradients, progress, moves)
 
-        return self._collective("allgather", name, lambda: beside("allgather", x, out, size.__mul__), make, blocking)
+        plain = (x, out, None) if blocking and route is None and (compressor, feedback) == DENSE else None
+        taken = partial(beside, "allgather", x, out, size.__mul__)
+        return self._collective("allgather", name, taken, make, blocking, plain)
 
     def reduce_scatter(
         self, x: Any, op: ReduceName = "mean", *, name: str = "", out: Any = None, compressor: str = "none",
@@ -228,6 +244,7 @@ class Collectives(Calling):
                 return exchange_of(
                     ["reduce_scatter", op], gradients,
                     lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, reduce_op),
+                    scattering(whole.array, own.array, dtype, spans, op) if here(gradients) and whole.spec.size else None,
                 )  # fmt: skip
             operator, kind = operator_for("reduce_scatter", spec, op), str(whole.array.dtype)
             return exchange_of(
@@ -235,10 +252,12 @@ class Collectives(Calling):
                 lambda transport: calls.reduce_scatter(
                     transport, whole.array, own.array, kind, spans, operator_of(transport, operator)
                 ),
+                NOTHING, rest=True,
             )  # fmt: skip
 
         taken = partial(beside, "reduce_scatter", x, out, lambda rows: part_of(rows, size))
-        return self._collective("reduce_scatter", name, taken, make, blocking)
+        plain = (x, out, op) if blocking and route is None and (compressor, feedback) == DENSE else None
+        return self._collective("reduce_scatter", name, taken, make, blocking, plain)
 
     def gather(
         self, x: Any, *, root: int = 0, name: str = "", out: Any = None, compressor: str = "none",
@@ -263,7 +282,8 @@ class Collectives(Calling):
             if coded is not None:
                 return coded
             given = bytes_of(x), bytes_of(every)
-            return exchange_of(["gather", root], [x], lambda transport: gather(transport, *given, root))
+            moves = copying(*given, to_root(size, given[0].size, root, me)) if here([x]) else None
+            return exchange_of(["gather", root], [x], lambda transport: gather(transport, *given, root), moves)
 
         def take() -> Taken:
             if me == root:
@@ -271,7 +291,8 @@ class Collectives(Calling):
             found, nothing = beside("gather", x, None, lambda rows: 0)
             return {"out": nothing, "x": found["x"]}, None
 
-        return self._collective("gather", name, take, make, blocking)
+        plain = (x, out, root) if blocking and (compressor, feedback) == DENSE and (me == root or out is None) else None
+        return self._collective("gather", name, take, make, blocking, plain)
 
     def alltoall(
         self,
@@ -318,10 +339,11 @@ class Collectives(Calling):
             if coded is not None:
                 self._splits.require_same(coding, sent)
                 return coded
-            return dense_alltoall(gradients, kind, sent, got, splits is None)
+            return dense_alltoall(gradients, kind, sent, got, splits is None, me)
 
         taken = partial(beside, "alltoall", x, out, lambda rows: sum(rows_of(rows, splits, received, size)[1]))
-        return self._collective("alltoall", name, taken, make, blocking)
+        plain = (x, out, (splits, received)) if blocking and (compressor, feedback) == DENSE else None
+        return self._collective("alltoall", name, taken, make, blocking, plain)
 
     def barrier(self) -> None:
         """Wait until every rank has called it and all calls before it have ended.

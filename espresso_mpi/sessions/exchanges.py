@@ -14,6 +14,8 @@ from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
 from ..collectives import calls
 from ..collectives.data.layout import Topology
+from ..collectives.data.reduction import arithmetic
+from ..collectives.messages.agreed import Parts
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
@@ -21,6 +23,7 @@ from ..collectives.program import check_route
 from ..collectives.progress import Progress
 from ..engine.batches import Batch, Item
 from ..engine.calls import Exchange
+from ..engine.dense_rides import NOTHING, Copying, Moves, Scattering, place_of
 from ..errors import ConfigError
 from ..feedback import NO_FEEDBACK, Feedback
 from ..options import Options, default_route
@@ -39,8 +42,18 @@ def bytes_of(gradient: Gradient) -> Any:
     return gradient.array.view(np.uint8)
 
 
-def exchange_of(said: list[Any], gradients: Sequence[Gradient], progress: Callable[[Transport], Progress]) -> Exchange:
-    return Exchange(said, tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients), progress)
+def exchange_of(
+    said: list[Any], gradients: Sequence[Gradient], progress: Callable[[Transport], Progress],
+    moves: Moves | None = None, rest: bool = False,
+) -> Exchange:  # fmt: skip
+    """What a call does; ``moves``, ``rest``: as of ``Exchange``, left out where the data are on a GPU."""
+    tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients)
+    return Exchange(said, tensors, progress, moves if here(gradients) else None, rest)
+
+
+def here(gradients: Sequence[Gradient]) -> bool:
+    """Whether all arrays are in host memory."""
+    return all(gradient.spec.device == "cpu" for gradient in gradients)
 
 
 def reduction_of(
@@ -83,7 +96,7 @@ def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None, route: Rout
     def progress(transport: Transport) -> Progress:
         return calls.allreduce(transport, gradient.array, operator_of(transport, op), route, segment_bytes)
 
-    return exchange_of([kind, op, root], [gradient], progress)
+    return exchange_of([kind, op, root], [gradient], progress, NOTHING, rest=True)
 
 
 def dense_way(options: Options, topology: Topology) -> tuple[Route, int]:
@@ -189,20 +202,53 @@ def rows_of(
 
 
 def dense_alltoall(
-    gradients: Sequence[Gradient], row: TensorSpec, sent: Sequence[int], got: Sequence[int], equal: bool
+    gradients: Sequence[Gradient], row: TensorSpec, sent: Sequence[int], got: Sequence[int], equal: bool, me: int
 ) -> Exchange:
     """An alltoall of rows.
 
     Args:
         gradients: what is read, and what gets the result; sent, got: rows to and from each rank.
-        equal: whether all parts of all ranks have the same size.
+        equal: whether all parts of all ranks have the same size; me: this rank.
     """
     mine, every = (bytes_of(gradient) for gradient in gradients)
     sends, receives = spans_of(sent, row.nbytes), spans_of(got, row.nbytes)
+    begins = [sends[me][0]] * len(sends) if equal else [0] * len(sends)
     return Exchange(
         ["alltoall", gradients[0].spec.shape[0] if equal else None], ((row.name, f"rows of {row}", row.device),),
         lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
+        copying(mine, every, Parts(sends, receives, begins, known=equal)) if row.device == "cpu" else None,
     )  # fmt: skip
+
+
+def copying(given: Any, result: Any, parts: Parts) -> Copying:
+    """What travels of flat arrays of bytes on the host."""
+    return Copying(place_of(given), place_of(result), parts)
+
+
+def to_all(size: int, nbytes: int) -> Parts:
+    """Every rank gives the same bytes to all, which come one after the other."""
+    none = [0] * size
+    return Parts([(0, nbytes)] * size, spans_of([1] * size, nbytes), none, shared=True)
+
+
+def from_root(size: int, nbytes: int, root: int, me: int) -> Parts:
+    """The root gives its bytes to all others."""
+    here = [(0, nbytes) if rank != root and me == root else (0, 0) for rank in range(size)]
+    there = [(0, nbytes) if rank == root and me != root else (0, 0) for rank in range(size)]
+    return Parts(here, there, [0] * size, shared=True)
+
+
+def to_root(size: int, nbytes: int, root: int, me: int) -> Parts:
+    """Every rank gives its bytes to the root, where they come one after the other."""
+    gives = [(0, nbytes) if rank == root else (0, 0) for rank in range(size)]
+    takes = spans_of([1] * size, nbytes) if me == root else [(0, 0)] * size
+    return Parts(gives, takes, [0] * size, shared=True)
+
+
+def scattering(x: Any, own: Any, dtype: str, spans: Sequence[tuple[int, int]], op: str) -> Scattering:
+    """A reduce-scatter of floating-point numbers on the host."""
+    how = arithmetic(float(len(spans)) if op == "mean" else 1.0, dtype)
+    return Scattering(x, own, how, np.array(spans, np.int64).reshape(-1))
 
 
 def spans_of(counts: Sequence[int], width: int) -> list[tuple[int, int]]:

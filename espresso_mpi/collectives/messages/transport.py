@@ -17,14 +17,15 @@ from espresso_mpi.cluster.launch import cores
 from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
 from espresso_mpi.types import ALIGN
 
-from . import leftovers, opening, probe
+from . import leftovers, opening, probe, single_copy
 from .compiled_calls import DATA_TAG, CompiledCalls
 from .deadlock import DeadlockDetector
 from .failures import failure, named
 from .leftovers import Leftover
 from .opening import Identity
 from .roll_call import RollCall
-from .switches import SWITCH
+from .single_copy import SingleCopy
+from .switches import SINGLE_COPY, SWITCH
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -67,6 +68,7 @@ class Settings:
         device_aware: whether device pointers go to MPI; otherwise messages are staged by the host. None: staged until
             ``choose_device_way`` has found out.
         by_tables: whether segments in host memory run as tables of operations; otherwise Python runs them.
+        single_copy: whether ranks of a node read each other's memory where the system allows it.
     """
 
     timeout: float
@@ -75,6 +77,7 @@ class Settings:
     nodes: Sequence[Sequence[int]] | None = None
     device_aware: bool | None = None
     by_tables: bool = True
+    single_copy: bool = True
 
 
 class Transport(CompiledCalls):
@@ -109,6 +112,7 @@ class Transport(CompiledCalls):
         self.by_tables = settings.by_tables
         self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
         self._window = self._open_window(settings.window_bytes)
+        self.single_copy = self._try_single_copy(settings.single_copy)
         served = self._window is not None or self._local.size == 1
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
         """Whether on every node all ranks share a window."""
@@ -362,6 +366,18 @@ class Transport(CompiledCalls):
             _LOG.warning("shared memory: %s; using messages inside the node", failures[0])
             return None
         return window
+
+    def _try_single_copy(self, wanted: bool) -> SingleCopy:
+        """Whether the ranks of this node read each other's memory. Collective over the node."""
+        if self._window is None:
+            return SingleCopy((), "the node has no shared window")
+        if not wanted:
+            return SingleCopy((), f"switched off by {SINGLE_COPY}=0")
+        found = single_copy.probe(self._local)
+        if self.rank == 0:
+            way = "read from each other's memory" if found else "pass through the shared window"
+            _LOG.info("large dense collectives inside the node %s: %s", way, found.why)
+        return found
 
     @named("freeing its communicators")
     def close(self) -> None:

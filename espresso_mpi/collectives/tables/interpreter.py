@@ -10,13 +10,14 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import entries, host
 
 from ..messages import shared_memory
 from ..messages.mpi_calls import BYTE, COMM, FLAG, IRECV, ISEND, REQUEST, REQUESTS, STATUSES, TAG, TESTALL
+from ..messages.shared_memory import move
+from ..messages.window_places import COUNT, ME, MEMORY, STARTS, STRIDE
 from .operations import Code
 
 GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, HALTED, ENDED = range(8)
@@ -30,25 +31,9 @@ how many values were cut."""
 PAUSES, HALTS, RUNS = range(3)
 """Modes: return at every YIELD, because others run as well; return before the next barrier; return only if needed."""
 
-MEMORY, STRIDE, STARTS, ME, COUNT, WINDOW = 0, 1, 2, 4, 5, 6
-"""Places of what is known of the window, an int64 array: see ``SharedWindow.places``."""
-
 _ENCODE, _DECODE, _ADD, _DIVIDE, _COPY = (int(c) for c in (Code.ENCODE, Code.DECODE, Code.ADD, Code.DIVIDE, Code.COPY))
 _SHOW, _MEET, _TAKE, _SEND, _RECEIVE = (int(c) for c in (Code.SHOW, Code.MEET, Code.TAKE, Code.SEND, Code.RECEIVE))
 _WAIT, _MARK, _YIELD = (int(c) for c in (Code.WAIT, Code.MARK, Code.YIELD))
-
-
-@intrinsic
-def move(typingctx, to, source, nbytes):  # type: ignore[no-untyped-def]
-    """Copy bytes from one address to another."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        byte = ir.IntType(8).as_pointer()
-        target, origin = builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte)
-        cgutils.raw_memcpy(builder, target, origin, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic
