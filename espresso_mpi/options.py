@@ -170,7 +170,9 @@ class Options:
         good: dict[str, Any] = {}
         problems: list[str] = []
         for key, read in (
-            ("device_aware", device_aware), ("by_tables", by_tables), ("single_copy", single_copy),
+            ("device_aware", device_aware),
+            ("by_tables", by_tables),
+            ("single_copy", single_copy),
         ):  # from the environment
             try:
                 good[key] = read()

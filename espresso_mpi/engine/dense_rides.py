@@ -1,8 +1,8 @@
 """Dense collectives of one node whose data travel with the header of the round: one compiled call does it all.
 
-A collective is learnt when it runs for the first time, by its number, on all ranks at once; ``agreed`` prepares it. When
-it comes again as the only call of its rank, its header and its data are shown together. If a rank deviates, nothing was
-copied or summed, and the round is an ordinary one.
+A collective is learnt when it runs for the first time, by its number, on all ranks at once. When it comes again as the
+only call of its rank, its header and its data are shown together. If a rank deviates, nothing was copied or summed, and
+the round is an ordinary one.
 """
 
 from __future__ import annotations

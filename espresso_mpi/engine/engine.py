@@ -287,6 +287,7 @@ class Engine(Rounds):
                 raise AssertionError("the call that all ranks have is not the next one here")
             said = self._negotiation.bad.pop(number, {})
             if call.action is not None:
+                self._dispatcher.learn_action(call)
                 self._actions.append(call)
             elif call.exchange is not None:
                 self._dispatcher.begin_exchange(call, call.exchange)

@@ -17,7 +17,7 @@ from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Bucket
 from .calls import PendingCall
-from .dense_rides import DenseRide, DenseRides, Summing
+from .dense_rides import NOTHING, DenseRide, DenseRides, Summing
 from .jobs import Jobs
 from .negotiation import Ride
 from .table_ride import TableRide, TableRides
@@ -70,6 +70,11 @@ class Rides:
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None
         return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
+
+    def learn_action(self, call: PendingCall) -> None:
+        """An action begins the ordinary way; a barrier does nothing beyond that, so that ranks need only agree."""
+        if call.key == ("barrier", ""):
+            self._dense.learn(call.number, NOTHING)
 
     def repeated(self, number: int, moves: Any) -> DenseRide | None:
         """As ``ride``, for a dense call of a session that was made before, which has no more than its data and number.

@@ -12,6 +12,7 @@ import numpy as np
 from ..arrays.buffers import Gradient
 from ..engine.batches import Batch
 from ..engine.calls import Exchange, PendingCall
+from ..engine.dense_rides import NOTHING
 from ..errors import ConfigError
 from .base import SessionBase
 from .copies import Splits
@@ -19,9 +20,13 @@ from .exchanges import Taken
 from .handles import Handle
 from .repeated import Repeated, RepeatedCalls, key_of
 
+Plain = tuple[Any, Any, Any] | None
+"""Of a dense blocking call: x, out, and what tells it apart from others of its kind and name; None: of others."""
 
-DENSE = ("none", "none")
-"""Compressor and feedback of a dense call."""
+
+def plainly(x: Any, out: Any, told: Any, blocking: bool, compressor: Any, feedback: Any, route: Any = None) -> Plain:
+    """The arguments of a call if it is a dense blocking one."""
+    return (x, out, told) if blocking and route is None and compressor == feedback == "none" else None
 
 
 class Calling(SessionBase):
@@ -38,16 +43,20 @@ class Calling(SessionBase):
     def _repeated(self) -> RepeatedCalls:
         return RepeatedCalls()
 
+    @cached_property
+    def _barrier(self) -> PendingCall:
+        return _barrier()
+
     def _collective(
         self, kind: str, name: str, take: Callable[[], Taken],
         make: Callable[[Sequence[Gradient]], Batch | Exchange], blocking: bool,
-        plain: tuple[Any, Any, Any] | None = None,
+        plain: Plain = None,
     ) -> Any:  # fmt: skip
         """Make a call.
 
         Args:
             take, make: as of ``Intake.collective``.
-            plain: of a dense blocking call: (x, out, what tells it apart from others of its kind and name).
+            plain: see ``plainly``.
         """
         self._engine.require_usable()
         self._held.release()
@@ -58,7 +67,8 @@ class Calling(SessionBase):
             if key is not None and known is None:
                 call = self._made(kind, name, take, make, self.guards_memory)
                 result = self._wait(self._engine.submit(call))
-                self._repeated.learn(key, call, x, result, told[1] == self._transport.rank if kind == "reduce" else None)
+                reads = kind != "reduce" or bool(told[1] == self._transport.rank)
+                self._repeated.learn(key, call, x, result, reads)
                 return result
             if known is not None:
                 found = self._again(known, x, out, lambda: self._made(kind, name, take, make, False))
@@ -107,6 +117,23 @@ class Calling(SessionBase):
             raise error
         return result
 
+    def _barrier_again(self) -> bool:
+        """A barrier that was made before, while nothing else is under way; False: it must take the ordinary way."""
+        engine, stand_in = self._engine, self._barrier
+        engine.require_usable()
+        self._held.release()
+        number = None if engine.busy else engine.number_of(stand_in.signature)
+        if number is None or not engine.again(number, stand_in, NOTHING, _barrier):
+            return False
+        if stand_in.error is not None:
+            error, stand_in.error = stand_in.error, None
+            raise error
+        return True
+
     def _check_root(self, kind: str, root: int) -> None:
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.topology.size:
             raise ConfigError(f"{kind}: root={root!r}; expected a rank, from 0 to {self.topology.size - 1}")
+
+
+def _barrier() -> PendingCall:
+    return PendingCall(("barrier", ""), action=lambda: None)

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from ..arrays.buffers import Gradient
 from ..collectives import calls
-from ..collectives.data.reduction import ReduceOp
-from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress
 from ..collectives.to_root import gather
@@ -17,29 +15,26 @@ from ..engine.batches import Batch
 from ..engine.calls import Exchange
 from ..feedback import Feedback
 from ..types import ITEMSIZE, Route, TensorSpec
-from .calling import DENSE, Calling
+from .calling import Calling, plainly
 from .copies import Coding, copies_of
 from .exchanges import (
-    NOTHING,
     Taken,
     beside,
     by_mpi,
     bytes_of,
     copying,
     dense_alltoall,
+    dense_scatter,
     dense_way,
     exchange_of,
     from_root,
     here,
     in_place,
-    operator_for,
     part_of,
     reduction_of,
     require_like,
     require_plain,
     rows_of,
-    scattering,
-    spans_of,
     to_all,
     to_root,
 )
@@ -99,7 +94,7 @@ class Collectives(Calling):
             require_plain("allreduce", op, compressor, route)
             return by_mpi("allreduce", gradients[0], op, None, *dense_way(self._options, self.topology))
 
-        plain = (x, out, op) if blocking and route is None and (compressor, feedback) == DENSE else None
+        plain = plainly(x, out, op, blocking, compressor, feedback, route)
         return self._collective("allreduce", name, lambda: in_place("allreduce", x, out), make, blocking, plain)
 
     def reduce(
@@ -125,7 +120,7 @@ class Collectives(Calling):
             require_plain("reduce", op, compressor, route)
             return by_mpi("reduce", gradients[0], op, root, *dense_way(self._options, self.topology))
 
-        plain = (x, out, (op, root)) if blocking and route is None and (compressor, feedback) == DENSE else None
+        plain = plainly(x, out, (op, root), blocking, compressor, feedback, route)
         return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking, plain)
 
     def broadcast(
@@ -160,7 +155,7 @@ class Collectives(Calling):
                 ["broadcast", root], gradients, lambda transport: calls.broadcast(transport, data, root), moves
             )
 
-        plain = (x, None, root) if blocking and (compressor, feedback) == DENSE else None
+        plain = plainly(x, None, root, blocking, compressor, feedback)
         return self._collective("broadcast", name, lambda: in_place("broadcast", x, None), make, blocking, plain)
 
     def allgather(
@@ -202,7 +197,7 @@ class Collectives(Calling):
             moves = copying(own, every, to_all(size, own.size)) if here(gradients) else None
             return exchange_of(["allgather"], gradients, progress, moves)
 
-        plain = (x, out, None) if blocking and route is None and (compressor, feedback) == DENSE else None
+        plain = plainly(x, out, None, blocking, compressor, feedback, route)
         taken = partial(beside, "allgather", x, out, size.__mul__)
         return self._collective("allgather", name, taken, make, blocking, plain)
 
@@ -238,25 +233,10 @@ class Collectives(Calling):
             half = half_of("reduce_scatter", spec, spec, op, self.topology, name, compressor, route, feedback)
             if half is not None:
                 return half
-            spans = spans_of([1] * size, own.spec.size)
-            if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
-                dtype, reduce_op = str(whole.spec.dtype), None if op == "mean" else ReduceOp("sum")
-                return exchange_of(
-                    ["reduce_scatter", op], gradients,
-                    lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, reduce_op),
-                    scattering(whole.array, own.array, dtype, spans, op) if here(gradients) and whole.spec.size else None,
-                )  # fmt: skip
-            operator, kind = operator_for("reduce_scatter", spec, op), str(whole.array.dtype)
-            return exchange_of(
-                ["reduce_scatter", operator], gradients,
-                lambda transport: calls.reduce_scatter(
-                    transport, whole.array, own.array, kind, spans, operator_of(transport, operator)
-                ),
-                NOTHING, rest=True,
-            )  # fmt: skip
+            return dense_scatter(whole, own, op, size)
 
         taken = partial(beside, "reduce_scatter", x, out, lambda rows: part_of(rows, size))
-        plain = (x, out, op) if blocking and route is None and (compressor, feedback) == DENSE else None
+        plain = plainly(x, out, op, blocking, compressor, feedback, route)
         return self._collective("reduce_scatter", name, taken, make, blocking, plain)
 
     def gather(
@@ -291,7 +271,7 @@ class Collectives(Calling):
             found, nothing = beside("gather", x, None, lambda rows: 0)
             return {"out": nothing, "x": found["x"]}, None
 
-        plain = (x, out, root) if blocking and (compressor, feedback) == DENSE and (me == root or out is None) else None
+        plain = plainly(x, out if me == root else None, root, blocking, compressor, feedback)
         return self._collective("gather", name, take, make, blocking, plain)
 
     def alltoall(
@@ -342,7 +322,7 @@ class Collectives(Calling):
             return dense_alltoall(gradients, kind, sent, got, splits is None, me)
 
         taken = partial(beside, "alltoall", x, out, lambda rows: sum(rows_of(rows, splits, received, size)[1]))
-        plain = (x, out, (splits, received)) if blocking and (compressor, feedback) == DENSE else None
+        plain = plainly(x, out, (splits, received), blocking, compressor, feedback)
         return self._collective("alltoall", name, taken, make, blocking, plain)
 
     def barrier(self) -> None:
@@ -352,4 +332,5 @@ class Collectives(Calling):
             >>> with espresso_mpi.Session() as session:
             ...     session.barrier()
         """
-        self._together("barrier", lambda: None)
+        if not self._barrier_again():
+            self._together("barrier", lambda: None)

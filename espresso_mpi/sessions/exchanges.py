@@ -14,7 +14,7 @@ from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
 from ..collectives import calls
 from ..collectives.data.layout import Topology
-from ..collectives.data.reduction import arithmetic
+from ..collectives.data.reduction import ReduceOp, arithmetic
 from ..collectives.messages.agreed import Parts
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.mpi_reduction import operator_of
@@ -245,7 +245,27 @@ def to_root(size: int, nbytes: int, root: int, me: int) -> Parts:
     return Parts(gives, takes, [0] * size, shared=True)
 
 
-def scattering(x: Any, own: Any, dtype: str, spans: Sequence[tuple[int, int]], op: str) -> Scattering:
+def dense_scatter(whole: Gradient, own: Gradient, op: str, size: int) -> Exchange:
+    """A reduce-scatter into equal parts."""
+    spans, gradients = spans_of([1] * size, own.spec.size), (whole, own)
+    if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
+        dtype, reduce_op = str(whole.spec.dtype), None if op == "mean" else ReduceOp("sum")
+        return exchange_of(
+            ["reduce_scatter", op], gradients,
+            lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, reduce_op),
+            _scattering(whole.array, own.array, dtype, spans, op) if here(gradients) and whole.spec.size else None,
+        )  # fmt: skip
+    operator, kind = operator_for("reduce_scatter", whole.spec, op), str(whole.array.dtype)
+    return exchange_of(
+        ["reduce_scatter", operator], gradients,
+        lambda transport: calls.reduce_scatter(
+            transport, whole.array, own.array, kind, spans, operator_of(transport, operator)
+        ),
+        NOTHING, rest=True,
+    )  # fmt: skip
+
+
+def _scattering(x: Any, own: Any, dtype: str, spans: Sequence[tuple[int, int]], op: str) -> Scattering:
     """A reduce-scatter of floating-point numbers on the host."""
     how = arithmetic(float(len(spans)) if op == "mean" else 1.0, dtype)
     return Scattering(x, own, how, np.array(spans, np.int64).reshape(-1))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..collectives.data.reduction import stored
 from ..engine.calls import PendingCall
-from ..engine.dense_rides import Copying, Moves, Scattering, Summing, place_of
+from ..engine.dense_rides import Copying, Scattering, Summing, place_of
 
 _PLAIN, _WRITABLE = 0x1 | 0x100, 0x400
 """numpy's flags of an array that is C-contiguous and aligned, and of one that may be written to."""
@@ -54,7 +54,11 @@ class Repeated:
     """
 
     def __init__(
-        self, call: PendingCall, shape: tuple[int, ...] | None, in_place: bool, make: Callable[[Any, Any], Moves | Summing]
+        self,
+        call: PendingCall,
+        shape: tuple[int, ...] | None,
+        in_place: bool,
+        make: Callable[[Any, Any], Any],
     ) -> None:
         self.stand_in, self.signature = PendingCall(call.key, title=call.title), call.signature
         self.shape, self.in_place, self._make = shape, in_place, make
@@ -88,16 +92,16 @@ class RepeatedCalls:
         """A call that was made before."""
         return self._known.get(key)
 
-    def learn(self, key: tuple[Any, ...], call: PendingCall, x: np.ndarray, result: Any, root: int | None) -> None:
+    def learn(self, key: tuple[Any, ...], call: PendingCall, x: np.ndarray, result: Any, reads: bool) -> None:
         """A call has ended well.
 
         Args:
             x: what was passed; result: what was returned.
-            root: of a reduce.
+            reads: whether this rank has a use for a sum.
         """
         kind = call.key[0]
         in_place = kind in ("allreduce", "reduce", "broadcast")
-        make = _maker(call, x.dtype, root)
+        make = _maker(call, reads)
         if make is None or call.number is None or type(x) is not np.ndarray:
             return
         if len(self._known) >= _KNOWN:
@@ -106,13 +110,13 @@ class RepeatedCalls:
         self._known[key] = Repeated(call, shape, in_place, make)
 
 
-def _maker(call: PendingCall, dtype: Any, root: Any) -> Callable[[Any, Any], Any] | None:
+def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | None:
     """Makes what travels, of other arrays than those of a call; refers to none of them."""
     if call.exchange is None:
         spec = call.batch.specs[0] if call.batch is not None and len(call.batch.specs) == 1 else None
         if spec is None or call.key[0] not in ("allreduce", "reduce"):
             return None
-        reads, bits = root is None or root, stored(str(spec.dtype))
+        bits = stored(str(spec.dtype))
         return lambda x, result: Summing(result.ravel().view(bits), reads)
     moves = call.exchange.moves
     if isinstance(moves, Copying) and not call.exchange.rest:

@@ -204,9 +204,9 @@ class AgreedCopies(AgreedCall):
         stage = int(log[shared_memory.STAGE])
         self._ended(stage, 1 if choice.way else stage, self._given)
         if log[agreed_copies.FAILED]:
+            why = os.strerror(int(log[agreed_copies.FAILED]))
             raise TransportError(
-                f"reading the memory of another rank of this node failed: {os.strerror(int(log[agreed_copies.FAILED]))}; "
-                f"set {SINGLE_COPY}=0 to do without it"
+                f"reading the memory of another rank of this node: {why}; set {SINGLE_COPY}=0 to do without it"
             )
         choice.add(int(log[agreed_copies.SLOWEST]))
         setup[agreed_copies.TOOK] = self.marks[ENDED, 0] - self.marks[ANSWERED, 0]

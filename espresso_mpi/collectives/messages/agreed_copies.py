@@ -19,7 +19,7 @@ from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
 from . import headers
-from .shared_memory import LINE, LOG, MET, SHOWN, STAGE, WAITED, CLOCK, await_all, keep_polling, load, move, now, store
+from .shared_memory import CLOCK, LINE, LOG, MET, SHOWN, STAGE, WAITED, await_all, keep_polling, load, move, now, store
 from .window_places import COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
 
 SOURCE, TARGET, DIRECT, ROOM, LONGEST, SHARED, SPLITS, READ, ERRNO, TOOK, PLACES = range(
@@ -35,12 +35,14 @@ GIVE_AT, GIVE, TAKE_AT, TAKE, FROM, PROCESS, COLUMNS = range(7)
 """Columns of a table of the ranks of the node, int64: where in what is given their part begins, and its bytes; where in
 the result their part begins, and its bytes; where it begins in what they give, and the number of their process."""
 
-SLOWEST, UNEQUAL, FAILED, PIECES, COPIED = range(LOG, LOG + 5)
-"""Places of the log behind those of ``shared_memory``, and its length less the pieces: the largest ``TOOK`` of all ranks;
-1 + giver * ranks + taker if two ranks differ in the size of a part, or -1 if they differ in the way; the error of a
-read; and room for its arguments. Before them, ``MET`` is when all headers were found equal; it stays 0 if they differ."""
+SLOWEST, UNEQUAL, FAILED, PIECES = range(LOG, LOG + 4)
+"""Places of the log behind those of ``shared_memory``: the largest ``TOOK`` of all ranks; 1 + giver * ranks + taker if
+two ranks differ in the size of a part, or -1 if they differ in the way; the error of a read; room for its arguments.
+Before them, ``MET`` is when all headers were found equal; it stays 0 if they differ."""
 
 LENGTH = PIECES + 4
+"""Length of the log."""
+
 ASKED, ANSWERED, ENDED, MARKS = range(4)
 """Rows of the marks: when the header was shown, when all were compared, and when the call ended."""
 

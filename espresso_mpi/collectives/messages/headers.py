@@ -11,7 +11,7 @@ from numba import carray, types
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
-from .shared_memory import LINE, WAITED, CLOCK, move, now
+from .shared_memory import CLOCK, LINE, WAITED, move, now
 from .window_places import COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
 
 HEADER, SIZE, IGNORED, WIDTH, SETUP = range(5)

@@ -8,6 +8,7 @@ namespace of process numbers. Nothing of this is guessed: every rank tries it wi
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from .switches import SINGLE_COPY
+
 _BYTES = 64
+_LOG = logging.getLogger("espresso_mpi")
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -72,6 +76,24 @@ def read_from(process: int, address: int, nbytes: int) -> bytes:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return here.raw[:found]
+
+
+def of_node(local: Any, served: bool, wanted: bool) -> SingleCopy:
+    """Whether the ranks of a node read each other's memory. Collective over them.
+
+    Args:
+        local: mpi4py communicator of the node's ranks.
+        served: whether they have a shared window, through which they agree; wanted: whether nobody has forbidden it.
+    """
+    if not served:
+        return SingleCopy((), "the node has no shared window")
+    if not wanted:
+        return SingleCopy((), f"switched off by {SINGLE_COPY}=0")
+    found = probe(local)
+    if local.rank == 0:
+        way = "are read from each other's memory where that is quicker" if found else "pass through the shared window"
+        _LOG.info("dense collectives inside the node %s: %s", way, found.why)
+    return found
 
 
 def probe(local: Any) -> SingleCopy:

@@ -24,8 +24,7 @@ from .failures import failure, named
 from .leftovers import Leftover
 from .opening import Identity
 from .roll_call import RollCall
-from .single_copy import SingleCopy
-from .switches import SINGLE_COPY, SWITCH
+from .switches import SWITCH
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -112,7 +111,7 @@ class Transport(CompiledCalls):
         self.by_tables = settings.by_tables
         self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
         self._window = self._open_window(settings.window_bytes)
-        self.single_copy = self._try_single_copy(settings.single_copy)
+        self.single_copy = single_copy.of_node(self._local, self._window is not None, settings.single_copy)
         served = self._window is not None or self._local.size == 1
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
         """Whether on every node all ranks share a window."""
@@ -366,18 +365,6 @@ class Transport(CompiledCalls):
             _LOG.warning("shared memory: %s; using messages inside the node", failures[0])
             return None
         return window
-
-    def _try_single_copy(self, wanted: bool) -> SingleCopy:
-        """Whether the ranks of this node read each other's memory. Collective over the node."""
-        if self._window is None:
-            return SingleCopy((), "the node has no shared window")
-        if not wanted:
-            return SingleCopy((), f"switched off by {SINGLE_COPY}=0")
-        found = single_copy.probe(self._local)
-        if self.rank == 0:
-            way = "read from each other's memory" if found else "pass through the shared window"
-            _LOG.info("large dense collectives inside the node %s: %s", way, found.why)
-        return found
 
     @named("freeing its communicators")
     def close(self) -> None:

@@ -178,9 +178,7 @@ class SharedWindow(WindowPlaces):
         room = out.size // self._count
         self._run(shared_memory.gather, 1, mine, out, room, sizes, rows.flat, rows.start, rows.stride, half)
 
-    def agreed_allreduce(
-        self, header: np.ndarray, ignored: int, x: np.ndarray, how: How
-    ) -> Agreed:
+    def agreed_allreduce(self, header: np.ndarray, ignored: int, x: np.ndarray, how: How) -> Agreed:
         """See ``AgreedSums.reduce``; ``how``: from ``reduction.arithmetic``."""
         sums = self._sums.get((x.dtype, how))
         if sums is None:
