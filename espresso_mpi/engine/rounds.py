@@ -78,14 +78,17 @@ class Rounds:
         negotiation.declare(call)
         self._settle([call], result, sent)
 
-    def again(self, number: int, stand_in: PendingCall, moves: Any, real: Callable[[], PendingCall]) -> bool:
-        """Make a dense call once more, as the only one of this rank; False if it may not run so: nothing was done.
+    def again(self, number: int, stand_in: PendingCall, moves: Any, real: Callable[[], PendingCall]) -> PendingCall | None:
+        """Make a dense call once more, as the only one of this rank.
 
         Args:
             number: of the call.
             stand_in: names it while it runs; its error is the call's.
             moves: its data.
             real: makes the pending call itself, for the case that another rank deviates; it is waited for then.
+
+        Returns:
+            What has ended: the stand-in, or the pending call; None if it may not run so: nothing was done.
         """
         done = list[PendingCall]()
 
@@ -113,12 +116,11 @@ class Rounds:
 
         self._driver.run(act)
         if not done:
-            return False
+            return None
         call = done[0]
         if call is not stand_in:
             self.wait_for(lambda: call.finished)
-            stand_in.error, stand_in.result = call.error, call.result
-        return True
+        return call
 
     def _compare(self, front: list[PendingCall]) -> RoundResult:
         """Exchange headers."""

@@ -106,16 +106,15 @@ class Calling(SessionBase):
         try:
             if known.in_place and out is not None:
                 np.copyto(out, x)
-            if not engine.again(number, stand_in, known.moves(x, result), ordinary):
-                return NotImplemented
+            ended = engine.again(number, stand_in, known.moves(x, result), ordinary)
         finally:
             if memory is not None:
                 self._intake.drop(memory)
             self._seconds += time.perf_counter() - start
-        if stand_in.error is not None:
-            error, stand_in.error = stand_in.error, None
-            raise error
-        return result
+        if ended is None:
+            return NotImplemented
+        _raise_error_of(ended)
+        return result if ended is stand_in else ended.result
 
     def _barrier_again(self) -> bool:
         """A barrier that was made before, while nothing else is under way; False: it must take the ordinary way."""
@@ -123,16 +122,21 @@ class Calling(SessionBase):
         engine.require_usable()
         self._held.release()
         number = None if engine.busy else engine.number_of(stand_in.signature)
-        if number is None or not engine.again(number, stand_in, NOTHING, _barrier):
+        ended = None if number is None else engine.again(number, stand_in, NOTHING, _barrier)
+        if ended is None:
             return False
-        if stand_in.error is not None:
-            error, stand_in.error = stand_in.error, None
-            raise error
+        _raise_error_of(ended)
         return True
 
     def _check_root(self, kind: str, root: int) -> None:
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.topology.size:
             raise ConfigError(f"{kind}: root={root!r}; expected a rank, from 0 to {self.topology.size - 1}")
+
+
+def _raise_error_of(call: PendingCall) -> None:
+    error, call.error = call.error, None  # a stand-in is used again
+    if error is not None:
+        raise error
 
 
 def _barrier() -> PendingCall:
