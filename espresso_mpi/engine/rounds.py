@@ -78,7 +78,9 @@ class Rounds:
         negotiation.declare(call)
         self._settle([call], result, sent)
 
-    def again(self, number: int, stand_in: PendingCall, moves: Any, real: Callable[[], PendingCall]) -> PendingCall | None:
+    def again(
+        self, number: int, stand_in: PendingCall, moves: Any, real: Callable[[], PendingCall]
+    ) -> PendingCall | None:
         """Make a dense call once more, as the only one of this rank.
 
         Args:
