@@ -209,7 +209,7 @@ class DenseRides:
         self._known.clear()
 
 
-NOTHING = Copying(0, 0, Parts((), (), (), shared=True))
+NOTHING = Copying(0, 0, Parts((), (), (), (), shared=True))
 """For a call whose ranks only agree."""
 
 

@@ -194,7 +194,7 @@ class Collectives(Calling):
                 every[spans[me][0] : spans[me][1]] = own
                 yield from calls.gather_all(transport, every, spans)
 
-            moves = copying(own, every, to_all(size, own.size)) if here(gradients) else None
+            moves = copying(own, every, to_all(size, own.size, me)) if here(gradients) else None
             return exchange_of(["allgather"], gradients, progress, moves)
 
         plain = plainly(x, out, None, blocking, compressor, feedback, route)

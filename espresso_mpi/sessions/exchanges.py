@@ -212,11 +212,11 @@ def dense_alltoall(
     """
     mine, every = (bytes_of(gradient) for gradient in gradients)
     sends, receives = spans_of(sent, row.nbytes), spans_of(got, row.nbytes)
-    begins = [sends[me][0]] * len(sends) if equal else [0] * len(sends)
+    begins, lands = [sends[me][0]] * len(sends), [receives[me][0]] * len(sends)
     return Exchange(
         ["alltoall", gradients[0].spec.shape[0] if equal else None], ((row.name, f"rows of {row}", row.device),),
         lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
-        copying(mine, every, Parts(sends, receives, begins, known=equal)) if row.device == "cpu" else None,
+        copying(mine, every, Parts(sends, receives, begins, lands, known=equal)) if row.device == "cpu" else None,
     )  # fmt: skip
 
 
@@ -225,24 +225,24 @@ def copying(given: Any, result: Any, parts: Parts) -> Copying:
     return Copying(place_of(given), place_of(result), parts)
 
 
-def to_all(size: int, nbytes: int) -> Parts:
+def to_all(size: int, nbytes: int, me: int) -> Parts:
     """Every rank gives the same bytes to all, which come one after the other."""
-    none = [0] * size
-    return Parts([(0, nbytes)] * size, spans_of([1] * size, nbytes), none, shared=True)
+    lands = [me * nbytes] * size
+    return Parts([(0, nbytes)] * size, spans_of([1] * size, nbytes), [0] * size, lands, shared=True)
 
 
 def from_root(size: int, nbytes: int, root: int, me: int) -> Parts:
     """The root gives its bytes to all others."""
     here = [(0, nbytes) if rank != root and me == root else (0, 0) for rank in range(size)]
     there = [(0, nbytes) if rank == root and me != root else (0, 0) for rank in range(size)]
-    return Parts(here, there, [0] * size, shared=True)
+    return Parts(here, there, [0] * size, [0] * size, shared=True)
 
 
 def to_root(size: int, nbytes: int, root: int, me: int) -> Parts:
     """Every rank gives its bytes to the root, where they come one after the other."""
     gives = [(0, nbytes) if rank == root else (0, 0) for rank in range(size)]
     takes = spans_of([1] * size, nbytes) if me == root else [(0, 0)] * size
-    return Parts(gives, takes, [0] * size, shared=True)
+    return Parts(gives, takes, [0] * size, [me * nbytes] * size, shared=True)
 
 
 def dense_scatter(whole: Gradient, own: Gradient, op: str, size: int) -> Exchange:

@@ -8,6 +8,7 @@ import pytest
 
 import espresso_mpi
 from espresso_mpi.collectives.messages import agreed, single_copy
+from espresso_mpi.collectives.messages.agreed_copies import BY_READS, BY_WRITES
 from espresso_mpi.collectives.messages.single_copy import SingleCopy
 from espresso_mpi.errors import (
     EspressoError,
@@ -24,23 +25,26 @@ SIZES = (1, 6000, 250001)
 """Elements: of which each rank sums all, of one chunk, and of several."""
 
 
-class Direct(agreed.Choice):
-    """Always the last way: direct reads, where they are possible."""
+class Fixed(agreed.Choice):
+    """Always one way, where it is possible."""
+
+    wanted = BY_WRITES
 
     def __init__(self, ways):
         super().__init__(1)
-        self.way = ways - 1
+        self.way = min(self.wanted, ways - 1)
 
 
-@pytest.fixture(params=["window", "direct", "chosen"])
+@pytest.fixture(params=["window", "reads", "writes", "chosen"])
 def session(request, open_session, monkeypatch):
     """A session whose copies go one way, or by turns."""
     if request.param == "window":
         monkeypatch.setenv("ESPRESSO_SINGLE_COPY", "0")
-    if request.param == "direct":
-        monkeypatch.setattr(agreed, "Choice", Direct)
+    if request.param in ("reads", "writes"):
+        monkeypatch.setattr(agreed, "Choice", Fixed)
+        monkeypatch.setattr(Fixed, "wanted", {"reads": BY_READS, "writes": BY_WRITES}[request.param])
     found = open_session()
-    if request.param == "direct" and not found._transport.single_copy:
+    if request.param in ("reads", "writes") and not found._transport.single_copy:
         pytest.skip(found._transport.single_copy.why)
     return found
 
@@ -83,8 +87,9 @@ def shown(x):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "complex64"])
-def test_sums_that_come_again_have_the_same_bits(world, session, dtype):
+def test_sums_that_come_again_have_the_same_bits(world, open_session, dtype):
     """The first call goes the ordinary way, the next ones with their headers."""
+    session = open_session()
     kind, size, me = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype), world.size, world.rank
     floats = dtype in ("float16", "bfloat16", "float32", "float64")
     for n in SIZES:
@@ -102,8 +107,9 @@ def test_sums_that_come_again_have_the_same_bits(world, session, dtype):
             assert mean is None or shown(session.reduce_scatter(x)) == shown(mean)
 
 
-def test_ranks_that_do_not_ride_get_the_same(world, session):
+def test_ranks_that_do_not_ride_get_the_same(world, open_session):
     """One rank has strided or read-only arrays, makes handles, or has a push under way; the others do not."""
+    session = open_session()
     size, me, n = world.size, world.rank, 5000
     for step in range(12):
         x, odd, how = values(me, n, step), step % size == me, step % 4
@@ -127,8 +133,9 @@ def repeated(session, x, out):
 
 
 @pytest.mark.parametrize("what", ["shape", "call", "root"])
-def test_a_rank_that_deviates_is_named_by_all(world, session, what):
+def test_a_rank_that_deviates_is_named_by_all(world, open_session, what):
     """Nothing is copied, and the session goes on."""
+    session = open_session()
     size, me, last = world.size, world.rank, world.size - 1
     x, out = values(me, 70000, 0), np.empty(70000 * size, np.int32)
     repeated(session, x, out)
@@ -154,8 +161,9 @@ def test_a_rank_that_deviates_is_named_by_all(world, session, what):
     assert np.array_equal(out, np.concatenate([values(rank, 70000, 1) for rank in range(size)]))
 
 
-def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, session):
+def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, open_session):
     """Of a first call MPI would find it, or nobody; of one that rides, all ranks do."""
+    session = open_session()
     size, me, last = world.size, world.rank, world.size - 1
     fit = [3] * size
     for _ in range(3):
@@ -202,11 +210,11 @@ def test_memory_in_flight_is_refused_as_ever(world, open_session):
 
 
 def test_where_one_rank_may_not_read_none_does(world, open_session, monkeypatch):
-    def refused(process, address, nbytes):
+    def refused(*arguments):
         raise PermissionError(1, "Operation not permitted")
 
     if world.rank == world.size - 1:
-        monkeypatch.setattr(single_copy, "read_from", refused)
+        monkeypatch.setattr(single_copy, "copy_across", refused)
     session = open_session()
     found = session._transport.single_copy
     assert not found and "Operation not permitted" in found.why
@@ -217,14 +225,16 @@ def test_where_one_rank_may_not_read_none_does(world, open_session, monkeypatch)
 
 
 def test_processes_of_other_namespaces_are_found_out(world, open_session, monkeypatch):
-    monkeypatch.setattr(single_copy, "read_from", lambda process, address, nbytes: bytes(nbytes))
+    monkeypatch.setattr(single_copy, "copy_across", lambda *arguments: 0)
     session = open_session()
     assert not session._transport.single_copy and "other processes" in session._transport.single_copy.why
 
 
-def test_a_read_that_fails_is_an_error_of_all_ranks(world, monkeypatch):
-    """The session cannot go on: this rank's data are incomplete."""
-    monkeypatch.setattr(agreed, "Choice", Direct)
+@pytest.mark.parametrize("way", [BY_READS, BY_WRITES])
+def test_a_copy_that_fails_is_an_error_of_all_ranks(world, monkeypatch, way):
+    """The session cannot go on: data are incomplete."""
+    monkeypatch.setattr(agreed, "Choice", Fixed)
+    monkeypatch.setattr(Fixed, "wanted", way)
     session = espresso_mpi.Session(timeout=20.0)
     if not session._transport.single_copy:
         pytest.skip(session._transport.single_copy.why)
@@ -262,8 +272,7 @@ def test_bytes_and_steps_are_counted_as_ever(world, open_session):
 
 
 def test_a_choice_is_made_once():
-    choice = agreed.Choice(2)
-    ways = []
+    choice, ways = agreed.Choice(2), []
     for took in (9, 5, 2, 5, 3, 6, 1, 1, 1):  # each is of the run before: the first one says nothing
         ways.append(choice.way)
         choice.add(took)

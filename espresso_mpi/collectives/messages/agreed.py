@@ -18,7 +18,7 @@ from espresso_mpi.arrays import device
 from espresso_mpi.errors import TransportError
 
 from . import agreed_copies, agreed_sums, headers, shared_memory, single_copy
-from .agreed_copies import ANSWERED, ENDED, FROM, GIVE, GIVE_AT, MARKS, PROCESS, TAKE, TAKE_AT
+from .agreed_copies import ANSWERED, ENDED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
 from .single_copy import SingleCopy
 from .switches import SINGLE_COPY
 from .waiting import Waiter
@@ -65,7 +65,8 @@ class Parts:
     Attributes:
         gives: (first, behind the last) of what this rank gives to each, in what it has; empty: nothing moves.
         takes: likewise what it gets of each, in the result.
-        begins: where that begins in what the other one has; 0 where ``known`` is not.
+        begins: where that begins in what the other one has; lands: where what this rank gives to each begins in the
+            other one's result. Anything where ``known`` is not.
         shared: whether each rank gives the same bytes to all others that get any.
         known: whether every rank knows the sizes of all parts.
     """
@@ -73,6 +74,7 @@ class Parts:
     gives: Spans
     takes: Spans
     begins: Sequence[int]
+    lands: Sequence[int]
     shared: bool = False
     known: bool = True
 
@@ -80,10 +82,10 @@ class Parts:
     def table(self) -> np.ndarray:
         """As ``agreed_copies`` takes it, without the numbers of processes."""
         table = np.zeros((len(self.gives), agreed_copies.COLUMNS), np.int64)
-        for row, (given, taken, begin) in zip(table, zip(self.gives, self.takes, self.begins)):
+        for row, given, taken, begin, land in zip(table, self.gives, self.takes, self.begins, self.lands):
             row[[GIVE_AT, GIVE]] = given[0], given[1] - given[0]
             row[[TAKE_AT, TAKE]] = taken[0], taken[1] - taken[0]
-            row[FROM] = begin
+            row[[FROM, LANDS]] = begin, land
         return table
 
     def given(self, me: int) -> int:
@@ -144,12 +146,13 @@ class AgreedCall:
 class AgreedCopies(AgreedCall):
     """A copying collective: broadcast, allgather, gather, alltoall; or with no parts, a barrier.
 
-    Where a node's ranks may read each other's memory, the first calls do so by turns, and the way that is quicker for
-    the slowest rank is kept. All ranks get to know the times with the headers, so they choose alike.
+    Where a node's ranks may copy from and to each other's memory, the first calls take all ways by turns, and the one
+    that is the quickest for the slowest rank is kept. All ranks get to know the times with the headers, so they choose
+    alike.
 
     Args:
         window, waiter: as of ``AgreedCall``.
-        single: whether ranks may read each other's memory.
+        single: whether ranks may copy from and to each other's memory.
         parts: of the first call.
     """
 
@@ -160,10 +163,10 @@ class AgreedCopies(AgreedCall):
         setup = self._setup
         setup[agreed_copies.ROOM] = room if parts.shared else room // self._count // ALIGN * ALIGN
         setup[agreed_copies.SHARED], setup[agreed_copies.SPLITS] = parts.shared, not parts.known
-        setup[agreed_copies.READ], setup[agreed_copies.ERRNO] = single_copy.functions()
+        setup[[agreed_copies.READ, agreed_copies.WRITE, agreed_copies.ERRNO]] = single_copy.functions()
         longest = self._use(parts)
         choice = bool(single) and (not parts.known or longest > _PAGE)
-        self.choice = Choice(2 if choice else 1)
+        self.choice = Choice(agreed_copies.WAYS if choice else 1)
 
     def _use(self, parts: Parts) -> int:
         """Use these parts from now on; returns the bytes of the longest one of any rank."""
@@ -191,7 +194,7 @@ class AgreedCopies(AgreedCall):
             self._use(parts)
         setup, log, choice = self._setup, self._log, self.choice
         setup[agreed_copies.SOURCE], setup[agreed_copies.TARGET] = source, target
-        setup[agreed_copies.DIRECT] = choice.way
+        setup[agreed_copies.WAY] = way = choice.way
         self._run(header, ignored, _copies, self._table)
         if not log[shared_memory.MET]:
             return self._differing()
@@ -202,11 +205,11 @@ class AgreedCopies(AgreedCall):
             self._ended(1, 1, 0)
             return Agreed(met, unequal=divmod(unequal - 1, self._count))
         stage = int(log[shared_memory.STAGE])
-        self._ended(stage, 1 if choice.way else stage, self._given)
+        self._ended(stage, stage if way == agreed_copies.BY_WINDOW else 1, self._given)
         if log[agreed_copies.FAILED]:
             why = os.strerror(int(log[agreed_copies.FAILED]))
             raise TransportError(
-                f"reading the memory of another rank of this node: {why}; set {SINGLE_COPY}=0 to do without it"
+                f"copying from or to the memory of another rank: {why}; set {SINGLE_COPY}=0 to do without it"
             )
         choice.add(int(log[agreed_copies.SLOWEST]))
         setup[agreed_copies.TOOK] = self.marks[ENDED, 0] - self.marks[ANSWERED, 0]

@@ -1,8 +1,8 @@
-"""Whether the ranks of a node may read each other's memory: one copy in place of two through the shared window.
+"""Whether the ranks of a node may copy from and to each other's memory: once, not twice as through the shared window.
 
-Linux lets a process read another one's memory by ``process_vm_readv`` (cross-memory attach) if it might also trace it:
-of the same user, not forbidden by Yama (``kernel.yama.ptrace_scope``) or a container's seccomp profile, and in the same
-namespace of process numbers. Nothing of this is guessed: every rank tries it with all others of its node.
+Linux lets a process do so by ``process_vm_readv`` and ``process_vm_writev`` (cross-memory attach) if it might trace the
+other one, too: of the same user, not forbidden by Yama (``kernel.yama.ptrace_scope``) or a container's seccomp profile,
+and in the same namespace of process numbers. Nothing of this is guessed: every rank tries it with all others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import numpy as np
 from .switches import SINGLE_COPY
 
 _BYTES = 64
+_OTHERS = "process numbers of other ranks stand for other processes here (containers)"
 _LOG = logging.getLogger("espresso_mpi")
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 @dataclass(frozen=True)
 class SingleCopy:
-    """Whether the ranks of a node read each other's memory.
+    """Whether the ranks of a node copy from and to each other's memory.
 
     Attributes:
         processes: the numbers of their processes, by index in the node; empty: they do not.
@@ -47,39 +48,38 @@ class _Piece(ctypes.Structure):
 
 
 @lru_cache(maxsize=1)
-def functions() -> tuple[int, int]:
-    """The addresses of the functions that read, and that say where the error number is; 0: this system has none."""
+def functions() -> tuple[int, int, int]:
+    """The addresses of the functions that read, that write, and that say where the error number is; 0: there is none."""
     library = ctypes.CDLL(None)
     try:
-        found = library.process_vm_readv, library.__errno_location
+        found = library.process_vm_readv, library.process_vm_writev, library.__errno_location
     except AttributeError:
-        return 0, 0
-    read, errno = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
-    return read, errno
+        return 0, 0, 0
+    read, write, errno = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
+    return read, write, errno
 
 
-def read_from(process: int, address: int, nbytes: int) -> bytes:
-    """Read the memory of another process.
+def copy_across(name: str, process: int, here: int, there: int, nbytes: int) -> int:
+    """Copy between addresses of this process and of another one; returns the number of bytes.
+
+    Args:
+        name: ``process_vm_readv`` or ``process_vm_writev``.
 
     Raises:
         OSError: the system refuses.
     """
-    here = ctypes.create_string_buffer(nbytes)
-    library = ctypes.CDLL(None, use_errno=True)
-    local, remote = _Piece(ctypes.addressof(here), nbytes), _Piece(address, nbytes)
-    library.process_vm_readv.restype = ctypes.c_ssize_t
-    found = library.process_vm_readv(
-        ctypes.c_int(process), ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1),
-        ctypes.c_ulong(0),
-    )  # fmt: skip
-    if found < 0:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.restype = ctypes.c_ssize_t
+    one, local, remote = ctypes.c_ulong(1), _Piece(here, nbytes), _Piece(there, nbytes)
+    done = function(ctypes.c_int(process), ctypes.byref(local), one, ctypes.byref(remote), one, ctypes.c_ulong(0))
+    if done < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return here.raw[:found]
+    return int(done)
 
 
 def of_node(local: Any, served: bool, wanted: bool) -> SingleCopy:
-    """Whether the ranks of a node read each other's memory. Collective over them.
+    """Whether the ranks of a node copy from and to each other's memory. Collective over them.
 
     Args:
         local: mpi4py communicator of the node's ranks.
@@ -91,7 +91,7 @@ def of_node(local: Any, served: bool, wanted: bool) -> SingleCopy:
         return SingleCopy((), f"switched off by {SINGLE_COPY}=0")
     found = probe(local)
     if local.rank == 0:
-        way = "are read from each other's memory where that is quicker" if found else "pass through the shared window"
+        way = "are copied once where that is quicker" if found else "pass through the shared window"
         _LOG.info("dense collectives inside the node %s: %s", way, found.why)
     return found
 
@@ -105,25 +105,32 @@ def probe(local: Any) -> SingleCopy:
     Returns:
         The same on all of them.
     """
-    token = np.frombuffer(bytearray(os.urandom(_BYTES)), np.uint8)
-    everyone = local.allgather((os.getpid(), token.ctypes.data, token.tobytes()))
-    failures = [text for text in local.allgather(_refusal(everyone)) if text]  # until then the tokens live
-    if failures:
-        return SingleCopy((), failures[0])
-    return SingleCopy(tuple(process for process, *_ in everyone), f"{local.size} ranks have read each other's memory")
+    memory = np.frombuffer(bytearray(os.urandom(_BYTES * (1 + local.size))), np.uint8)
+    mine, written = memory[:_BYTES], memory[_BYTES:].reshape(local.size, _BYTES)
+    everyone = local.allgather((os.getpid(), memory.ctypes.data, mine.tobytes()))
+    failures = local.allgather(_refusal(everyone, mine, local.rank))  # behind it, all have read and written
+    if not any(failures) and any(row.tobytes() != token for row, (_, _, token) in zip(written, everyone)):
+        failures[local.rank] = _OTHERS
+    failures = local.allgather(failures[local.rank])
+    why = next((text for text in failures if text), "")
+    if why:
+        return SingleCopy((), why)
+    return SingleCopy(tuple(process for process, *_ in everyone), f"{local.size} ranks have tried it with each other")
 
 
-def _refusal(everyone: list[tuple[int, int, bytes]]) -> str:
-    """Why this rank cannot read from all others; empty: it can."""
+def _refusal(everyone: list[tuple[int, int, bytes]], mine: np.ndarray, me: int) -> str:
+    """Read from all ranks and write to them; returns why that does not work, empty: it does."""
     if not all(functions()):
         return "this system has no process_vm_readv"
+    here = np.empty(_BYTES, np.uint8)
     for process, address, token in everyone:
         try:
-            found = read_from(process, address, _BYTES)
+            copy_across("process_vm_readv", process, here.ctypes.data, address, _BYTES)
+            if here.tobytes() != token:
+                return _OTHERS
+            copy_across("process_vm_writev", process, mine.ctypes.data, address + _BYTES * (1 + me), _BYTES)
         except OSError as error:
-            return f"process_vm_readv of another rank: {error.strerror}{_hint()}"
-        if found != token:
-            return "process numbers of other ranks stand for other processes here (containers)"
+            return f"the memory of another rank: {error.strerror}{_hint()}"
     return ""
 
 
