@@ -150,7 +150,7 @@ def _single_copy() -> str:
     """How dense collectives pass data between ranks of a node. Collective over the ranks of each node."""
     from espresso_mpi.collectives.messages import single_copy, switches
 
-    MPI = sys.modules["mpi4py.MPI"] if "mpi4py.MPI" in sys.modules else None
+    MPI = sys.modules.get("mpi4py.MPI")
     if MPI is None or not MPI.Is_initialized() or MPI.COMM_WORLD.size == 1:
         return "not tried: one rank"
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)

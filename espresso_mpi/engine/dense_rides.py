@@ -21,6 +21,7 @@ from ..errors import EspressoError, MismatchError
 from ..tracing.ledger import Interval, Ledger
 from ..tracing.recording import Recorder
 
+_NOT_YET = Agreed(0.0)
 _AGREE = Interval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
 
 
@@ -149,7 +150,7 @@ class DenseRide:
 
     def __init__(self, prepared: Prepared, moves: Any) -> None:
         self._prepared, self._moves = prepared, moves
-        self.met, self.agreed = 0.0, Agreed(0.0)
+        self.met, self.agreed = 0.0, _NOT_YET
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """As of ``fast_path.Ride``."""

@@ -99,7 +99,7 @@ class Rounds:
             if ride is None or self.unfinished or self._inbox or self._dispatcher.pending_groups.count:
                 return
             self.unfinished[id(stand_in)] = stand_in
-            stand_in.number, sent = number, self._transport.sent
+            stand_in.number = number
             done.append(stand_in)
             result = self._timed([stand_in], lambda: self._negotiation.show(stand_in, ride))
             del self.unfinished[id(stand_in)]
@@ -114,7 +114,7 @@ class Rounds:
                 self.unfinished[id(call)] = call
             call.number = number
             self._negotiation.declare(call)
-            self._settle([call], result, sent)
+            self._settle([call], result, self._transport.sent)
 
         self._driver.run(act)
         if not done:

@@ -6,6 +6,7 @@ differ, it was an exchange of headers and no more. See ``agreed_copies`` and ``a
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from espresso_mpi.arrays import device
 from espresso_mpi.errors import TransportError
 
 from . import agreed_copies, agreed_sums, headers, shared_memory, single_copy
-from .agreed_copies import ANSWERED, ENDED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
+from .agreed_copies import FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
 from .single_copy import SingleCopy
 from .switches import SINGLE_COPY
 from .waiting import Waiter
@@ -146,9 +147,9 @@ class AgreedCall:
 class AgreedCopies(AgreedCall):
     """A copying collective: broadcast, allgather, gather, alltoall; or with no parts, a barrier.
 
-    Where a node's ranks may copy from and to each other's memory, the first calls take all ways by turns, and the one
-    that is the quickest for the slowest rank is kept. All ranks get to know the times with the headers, so they choose
-    alike.
+    Where a node's ranks may copy from and to each other's memory, calls take all ways by turns, at first and then more
+    rarely, and else the one that is the quickest for the slowest rank. All ranks get to know the times with the
+    headers, so they choose alike.
 
     Args:
         window, waiter: as of ``AgreedCall``.
@@ -198,21 +199,20 @@ class AgreedCopies(AgreedCall):
         self._run(header, ignored, _copies, self._table)
         if not log[shared_memory.MET]:
             return self._differing()
-        met = int(log[shared_memory.MET]) * 1e-9
-        unequal = int(log[agreed_copies.UNEQUAL])
+        found = log.tolist()
+        met, unequal, stage = found[shared_memory.MET] * 1e-9, found[agreed_copies.UNEQUAL], found[shared_memory.STAGE]
         if unequal:
             assert unequal > 0, "ranks have chosen different ways"
             self._ended(1, 1, 0)
             return Agreed(met, unequal=divmod(unequal - 1, self._count))
-        stage = int(log[shared_memory.STAGE])
         self._ended(stage, stage if way == agreed_copies.BY_WINDOW else 1, self._given)
-        if log[agreed_copies.FAILED]:
-            why = os.strerror(int(log[agreed_copies.FAILED]))
+        if found[agreed_copies.FAILED]:
+            why = os.strerror(found[agreed_copies.FAILED])
             raise TransportError(
                 f"copying from or to the memory of another rank: {why}; set {SINGLE_COPY}=0 to do without it"
             )
-        choice.add(int(log[agreed_copies.SLOWEST]))
-        setup[agreed_copies.TOOK] = self.marks[ENDED, 0] - self.marks[ANSWERED, 0]
+        if not choice.settled:
+            choice.add(found[agreed_copies.SLOWEST])
         return Agreed(met)
 
 
@@ -221,7 +221,9 @@ def _copies(setup: Any, heads: Any, sizes: Any, table: Any, *rest: Any) -> bool:
 
 
 class Choice:
-    """Which of several ways is the quickest, found out in the first runs.
+    """Which of several ways is the quickest: in the first runs they take turns, and then again, ever more rarely.
+
+    Of each way the least time counts, which other load on the node disturbs least.
 
     Args:
         ways: their number.
@@ -231,14 +233,15 @@ class Choice:
     """
 
     def __init__(self, ways: int) -> None:
-        self.way = 0
-        self._times: list[list[int]] = [[] for _ in range(ways)]
+        self.way, self._ways = 0, ways
+        self._best: list[float] = [math.inf] * ways
         self._latest: int | None = None
+        self._runs, self._turns, self._again = 0, _TRIES * ways, 4 * _TRIES * ways
 
     @property
     def settled(self) -> bool:
-        """Whether the way does not change any more."""
-        return len(self._times) == 1
+        """Whether the way never changes."""
+        return self._ways == 1
 
     def add(self, took: int) -> None:
         """A run has ended.
@@ -246,15 +249,15 @@ class Choice:
         Args:
             took: nanoseconds of the run before; the same on all ranks.
         """
-        if self.settled:
-            return
         if self._latest is not None:
-            self._times[self._latest].append(took)
+            self._best[self._latest] = min(self._best[self._latest], took)
         self._latest = self.way
-        self.way = (self.way + 1) % len(self._times)
-        if all(len(times) >= _TRIES for times in self._times):
-            best = [min(times) for times in self._times]
-            self.way, self._times = best.index(min(best)), [[]]
+        self._runs += 1
+        if self._turns:
+            self._turns -= 1
+        elif self._runs >= self._again:
+            self._turns, self._again = self._ways, 2 * self._again
+        self.way = self._runs % self._ways if self._turns else self._best.index(min(self._best))
 
 
 class AgreedSums(AgreedCall):

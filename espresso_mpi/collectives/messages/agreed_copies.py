@@ -28,10 +28,10 @@ SOURCE, TARGET, WAY, ROOM, LONGEST, SHARED, SPLITS, READ, WRITE, ERRNO, TOOK, PL
     headers.SETUP, headers.SETUP + 12
 )
 """Places of a set-up behind those of ``headers``, and its length: addresses of what is given and of the result; the
-way; bytes of a part in a chunk; bytes of the longest part of any rank, which are found out if there are ``SPLITS``; whether
-all others get the same bytes; whether sizes differ and are shown; addresses of the functions that read, that write and
-that say where the error is; nanoseconds that this rank took for the latest such call, which all get to know.
-The same on all ranks, but for the addresses and ``TOOK``."""
+way; bytes of a part in a chunk; bytes of the longest part of any rank, which are found out if there are ``SPLITS``;
+whether all others get the same bytes; whether sizes differ and are shown; addresses of the functions that read, that
+write and that say where the error is; nanoseconds that this rank took for the latest such call, or for each MiB of it
+if there are splits, which all get to know. The same on all ranks, but for the addresses and ``TOOK``."""
 
 BY_WINDOW, BY_READS, BY_WRITES, WAYS = range(4)
 """The ways, and their number."""
@@ -41,10 +41,11 @@ GIVE_AT, GIVE, TAKE_AT, TAKE, FROM, LANDS, PROCESS, COLUMNS = range(8)
 the result their part begins, and its bytes; where it begins in what they give; where the part of this rank begins in
 their result; and the number of their process."""
 
-SLOWEST, UNEQUAL, FAILED, PIECES = range(LOG, LOG + 4)
+SLOWEST, UNEQUAL, FAILED, TOTAL, PIECES = range(LOG, LOG + 5)
 """Places of the log behind those of ``shared_memory``: the largest ``TOOK`` of all ranks; 1 + giver * ranks + taker if
-two ranks differ in the size of a part, or -1 if they differ in the way; the error of a read; room for its arguments.
-Before them, ``MET`` is when all headers were found equal; it stays 0 if they differ."""
+two ranks differ in the size of a part, or -1 if they differ in the way; the error of a copy; the bytes of all parts, if
+there are splits; and room for arguments. Before them, ``MET`` is when all headers were found equal; it stays 0 if they
+differ."""
 
 LENGTH = PIECES + 4
 """Length of the log."""
@@ -187,6 +188,7 @@ def _learn(setup, table, window, half, log):  # type: ignore[no-untyped-def]
                     log[UNEQUAL] = 1 + giver * count + taker
                     return False
                 setup[LONGEST] = max(setup[LONGEST], shown[4 * (1 + taker) + 1])
+                log[TOTAL] += shown[4 * (1 + taker) + 1]
             table[giver, FROM], table[giver, LANDS] = shown[4 * (1 + me)], shown[4 * (1 + me) + 2]
     return True
 
@@ -298,4 +300,7 @@ def copies(setup, table, heads, sizes, marks, flags, window, uses, epoch, pace, 
     elif not _by_chunks(setup, table, flags, window, uses, epoch, pace, log):
         return False
     headers.note(marks, ENDED, log)
+    setup[TOOK] = marks[ENDED, 0] - marks[ANSWERED, 0]
+    if setup[SPLITS]:
+        setup[TOOK] = (setup[TOOK] << 20) // max(log[TOTAL], 1)
     return True

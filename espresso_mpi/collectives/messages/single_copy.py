@@ -49,7 +49,7 @@ class _Piece(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def functions() -> tuple[int, int, int]:
-    """The addresses of the functions that read, that write, and that say where the error number is; 0: there is none."""
+    """The addresses of the functions that read, that write, and that say where the error number is; 0: none."""
     library = ctypes.CDLL(None)
     try:
         found = library.process_vm_readv, library.process_vm_writev, library.__errno_location
