@@ -46,12 +46,13 @@ class Copying:
     """A broadcast, an allgather, a gather or an alltoall; without parts, ranks only agree.
 
     Args:
-        source, target: flat arrays of bytes that own their places, or addresses; 0 for none.
+        source, target: arrays that are contiguous on the host; None: there is none.
         parts: what goes where, in bytes.
     """
 
-    def __init__(self, source: int, target: int, parts: Parts) -> None:
-        self.source, self.target, self.parts = source, target, parts
+    def __init__(self, source: Any, target: Any, parts: Parts) -> None:
+        self.given, self.result, self.parts = source, target, parts
+        self.source, self.target = _place_of(source), _place_of(target)
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
         """See ``Moves``."""
@@ -141,6 +142,7 @@ class DenseRide:
     """The data of the only call of this rank.
 
     Args:
+        transport: what it uses.
         prepared: what runs the call; moves: its data.
 
     Attributes:
@@ -148,13 +150,17 @@ class DenseRide:
         agreed: what came of it.
     """
 
-    def __init__(self, prepared: Prepared, moves: Any) -> None:
-        self._prepared, self._moves = prepared, moves
+    def __init__(self, transport: Transport, prepared: Prepared, moves: Any) -> None:
+        self._transport, self._prepared, self._moves = transport, prepared, moves
         self.met, self.agreed = 0.0, _NOT_YET
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """As of ``fast_path.Ride``."""
-        self.agreed = self._prepared.run(self._moves, header, ignored)
+        try:
+            self.agreed = self._prepared.run(self._moves, header, ignored)
+        except BaseException:
+            self._transport.outlive(self._moves)  # another rank may still write there
+            raise
         self.met = self.agreed.met
         return self.agreed.headers
 
@@ -165,10 +171,11 @@ class DenseRide:
         """Report the times of the run, which has ended."""
         self._prepared.record(step)
 
-    def problem(self, title: str, transport: Transport) -> EspressoError | None:
+    def problem(self, title: str) -> EspressoError | None:
         """What is wrong with the call, the same on all ranks; None: it is done."""
         if self.agreed.unequal is None:
             return None
+        transport = self._transport
         giver, taker = (transport.describe(transport.node[member]) for member in self.agreed.unequal)
         return MismatchError(
             f"{title}: what {giver} sends to {taker} has another size than what that rank expects; the splits of the "
@@ -210,10 +217,10 @@ class DenseRides:
         self._known.clear()
 
 
-NOTHING = Copying(0, 0, Parts((), (), (), (), shared=True))
+def _place_of(array: Any) -> int:
+    """The address of an array on the host; 0 if it is empty."""
+    return device.begin_of(array) if array is not None and array.size else 0
+
+
+NOTHING = Copying(None, None, Parts((), (), (), (), shared=True))
 """For a call whose ranks only agree."""
-
-
-def place_of(array: Any) -> int:
-    """The address of a flat array on the host; 0 if it is empty."""
-    return device.begin_of(array) if array.size else 0

@@ -55,7 +55,11 @@ class Rides:
         assert call.number is not None
         if call.exchange is not None:
             known = self._dense.of(call.number)
-            return None if known is None or call.exchange.moves is None else DenseRide(known, call.exchange.moves)
+            return (
+                None
+                if known is None or call.exchange.moves is None
+                else DenseRide(self._transport, known, call.exchange.moves)
+            )
         assert call.batch is not None
         bucket = self._rides.bucket_of(call.number)
         if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
@@ -90,7 +94,7 @@ class Rides:
             known = self._dense.sums(number, buckets[0].name, moves.x, how)
         if known is None or self.sync_state.store.any_pending:
             return None
-        return DenseRide(known, moves)
+        return DenseRide(self._transport, known, moves)
 
     def count_repeated(self, number: int, ride: DenseRide) -> None:
         """Count and record what ``repeated`` has returned, which has ended."""
@@ -102,7 +106,7 @@ class Rides:
         assert call.exchange is not None
         ride.record(0)
         self.tally["saturated"] += ride.agreed.saturated
-        call.error = ride.problem(call.title, self._transport)
+        call.error = ride.problem(call.title)
         if call.exchange.rest:
             for _ in call.exchange.progress(self._transport):
                 pass

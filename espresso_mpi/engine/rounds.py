@@ -105,7 +105,7 @@ class Rounds:
             del self.unfinished[id(stand_in)]
             if ride.met:
                 self._dispatcher.count_repeated(number, ride)
-                stand_in.error = ride.problem(stand_in.title, self._transport)
+                stand_in.error = ride.problem(stand_in.title)
                 self._quiet, self._since_round = True, 0
                 self._progressed()
                 return

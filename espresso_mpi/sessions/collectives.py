@@ -13,6 +13,7 @@ from ..collectives.progress import Progress
 from ..collectives.to_root import gather
 from ..engine.batches import Batch
 from ..engine.calls import Exchange
+from ..engine.dense_rides import Copying
 from ..feedback import Feedback
 from ..types import ITEMSIZE, Route, TensorSpec
 from .calling import Calling, plainly
@@ -22,7 +23,6 @@ from .exchanges import (
     beside,
     by_mpi,
     bytes_of,
-    copying,
     dense_alltoall,
     dense_scatter,
     dense_way,
@@ -150,7 +150,7 @@ class Collectives(Calling):
             if coded is not None:
                 return coded
             data = bytes_of(gradients[0])
-            moves = copying(data, data, from_root(self.topology.size, data.size, root, me)) if here(gradients) else None
+            moves = Copying(data, data, from_root(self.topology.size, data.size, root, me)) if here(gradients) else None
             return exchange_of(
                 ["broadcast", root], gradients, lambda transport: calls.broadcast(transport, data, root), moves
             )
@@ -194,7 +194,7 @@ class Collectives(Calling):
                 every[spans[me][0] : spans[me][1]] = own
                 yield from calls.gather_all(transport, every, spans)
 
-            moves = copying(own, every, to_all(size, own.size, me)) if here(gradients) else None
+            moves = Copying(own, every, to_all(size, own.size, me)) if here(gradients) else None
             return exchange_of(["allgather"], gradients, progress, moves)
 
         plain = plainly(x, out, None, blocking, compressor, feedback, route)
@@ -262,7 +262,7 @@ class Collectives(Calling):
             if coded is not None:
                 return coded
             given = bytes_of(x), bytes_of(every)
-            moves = copying(*given, to_root(size, given[0].size, root, me)) if here([x]) else None
+            moves = Copying(*given, to_root(size, given[0].size, root, me)) if here([x]) else None
             return exchange_of(["gather", root], [x], lambda transport: gather(transport, *given, root), moves)
 
         def take() -> Taken:

@@ -23,7 +23,7 @@ from ..collectives.program import check_route
 from ..collectives.progress import Progress
 from ..engine.batches import Batch, Item
 from ..engine.calls import Exchange
-from ..engine.dense_rides import NOTHING, Copying, Moves, Scattering, place_of
+from ..engine.dense_rides import NOTHING, Copying, Moves, Scattering
 from ..errors import ConfigError
 from ..feedback import NO_FEEDBACK, Feedback
 from ..options import Options, default_route
@@ -216,13 +216,8 @@ def dense_alltoall(
     return Exchange(
         ["alltoall", gradients[0].spec.shape[0] if equal else None], ((row.name, f"rows of {row}", row.device),),
         lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
-        copying(mine, every, Parts(sends, receives, begins, lands, known=equal)) if row.device == "cpu" else None,
+        Copying(mine, every, Parts(sends, receives, begins, lands, known=equal)) if row.device == "cpu" else None,
     )  # fmt: skip
-
-
-def copying(given: Any, result: Any, parts: Parts) -> Copying:
-    """What travels of flat arrays of bytes on the host."""
-    return Copying(place_of(given), place_of(result), parts)
 
 
 def to_all(size: int, nbytes: int, me: int) -> Parts:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..collectives.data.reduction import stored
 from ..engine.calls import PendingCall
-from ..engine.dense_rides import Copying, Scattering, Summing, place_of
+from ..engine.dense_rides import Copying, Scattering, Summing
 
 _PLAIN, _WRITABLE = 0x1 | 0x100, 0x400
 """numpy's flags of an array that is C-contiguous and aligned, and of one that may be written to."""
@@ -122,8 +122,8 @@ def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | None:
     if isinstance(moves, Copying) and not call.exchange.rest:
         parts, in_place = moves.parts, call.key[0] == "broadcast"
         if in_place:
-            return lambda x, result: Copying(place_of(x), place_of(x), parts)
-        return lambda x, result: Copying(place_of(x), 0 if result is None else place_of(result), parts)
+            return lambda x, result: Copying(x, x, parts)
+        return lambda x, result: Copying(x, result, parts)
     if isinstance(moves, Scattering):
         over, kind = moves.over, moves.x.dtype
         return lambda x, result: over(x.ravel().view(kind), result.ravel().view(kind))
