@@ -6,12 +6,17 @@ PYTHON ?= python3
 RANKS ?= 4 3 2
 # Jobs of tests at a time: one mostly waits while another computes. Each prints when it has ended.
 JOBS ?= 2
-MPI_TIMEOUT ?= 1500
+# A last resort: each test has a limit of its own, and a busy node takes long.
+MPI_TIMEOUT ?= 3600
 BENCH_TIMEOUT ?= 1800
 BENCH_THREADS ?= 1,2
 OUT ?= out
+# Sections of benchmarks that were not run again stay as they are, with their date and node.
+REPORT = $(VENV)/bin/espresso-mpi bench report --keep --output BENCHMARKS.md --picture docs/train.png
 # Processes for the serial tests, beside which another job runs.
 WORKERS ?= 2
+# More jobs that `make test` runs, such as test-torch.
+ALSO ?=
 
 VENV := .venv
 VENV_MPICH := .venv-mpich
@@ -73,7 +78,7 @@ demo: $(VENV)/.demo ## train a small model with compressed gradients on an emula
 	$(VENV)/bin/espresso-mpi demo
 
 test: $(VENV)/.test ## each test once: in $(WORKERS) processes, on 4 ranks, and on 3 and 2 what depends on them (10 minutes; 15 while kernels compile)
-	$(call side_by_side,$(VENV),--quick,test-serial $(MPI_TESTS))
+	$(call side_by_side,$(VENV),--quick,test-serial $(MPI_TESTS) $(ALSO))
 
 test-all: $(VENV)/.test ## every test with every method and on 2, 3 and 4 ranks (half an hour)
 	$(call side_by_side,$(VENV),,test-serial $(MPI_TESTS))
@@ -114,8 +119,9 @@ test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linea
 	  python -m mpi4py -m pytest --with-mpi -q tests/gpu_sim/test_routes_gpu.py
 
 test-torch: $(VENV)/.test ## torch's own tests of backends, over the process group, on 4 ranks (2 minutes)
-	$(VENV)/bin/python -m pip install --quiet 'torch==2.13.0' expecttest
-	$(VENV)/bin/espresso-mpi run -n 4 --timeout $(MPI_TIMEOUT) -- \
+	@echo "== tests/torch_suite on 4 ranks ($(VENV))"
+	@$(VENV)/bin/python -m pip install --quiet 'torch==2.13.0' expecttest
+	@$(VENV)/bin/espresso-mpi run -n 4 --timeout $(MPI_TIMEOUT) -- \
 	  python -m mpi4py -m pytest --with-mpi -q --color=no -W ignore::DeprecationWarning tests/torch_suite
 
 check: $(VENV_CHECK)/.dev ## ruff, mypy, import-linter and the sizes of modules, classes and functions
@@ -132,6 +138,7 @@ docs: $(VENV_DOCS)/.docs ## build the documentation into docs/_build; a warning 
 bench-compressors: $(VENV)/.demo ## every compressor against the speed of memory, and its error; no MPI
 	@mkdir -p $(OUT)
 	$(VENV)/bin/espresso-mpi bench compressors --threads $(BENCH_THREADS) --repeats 10 --json $(OUT)/compressors.json
+	$(REPORT) $(OUT)/compressors.json
 
 bench-optimizers: $(VENV)/.demo ## what methods lose under AdamW and momentum SGD; needs PyTorch (20 minutes)
 	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || \
@@ -139,6 +146,7 @@ bench-optimizers: $(VENV)/.demo ## what methods lose under AdamW and momentum SG
 	@mkdir -p $(OUT)
 	$(VENV)/bin/espresso-mpi run -n 2 --timeout 7200 -- python -m espresso_mpi bench optimizers \
 	  --json $(OUT)/optimizers.json
+	$(REPORT) $(OUT)/optimizers.json
 
 bench-accuracy: $(VENV)/.demo ## seconds and megabytes to the loss of fp32, at two rates in the lab; needs PyTorch (2 hours)
 	@$(VENV)/bin/python -c 'import torch, sklearn' 2>/dev/null || \
@@ -154,6 +162,7 @@ bench-accuracy: $(VENV)/.demo ## seconds and megabytes to the loss of fp32, at t
 	      --json $(OUT)/accuracy-$$workload-$$rate.json; \
 	  done; \
 	done
+	$(REPORT) $(OUT)/accuracy-*.json
 
 bench-torch: $(VENV)/.demo ## training steps by DDP over gloo and by this library, in the lab; needs PyTorch (10 minutes)
 	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || \
@@ -164,6 +173,7 @@ bench-torch: $(VENV)/.demo ## training steps by DDP over gloo and by this librar
 	  $(VENV)/bin/espresso-mpi lab --hosts 2 --ranks $$ranks --rate $$rate --timeout $(BENCH_TIMEOUT) -- \
 	    python -m mpi4py -m espresso_mpi bench torch --seconds 4 --json $(OUT)/torch-2x$$ranks-$$rate.json; \
 	done; done
+	$(REPORT) $(OUT)/torch-*.json
 
 # $(call bench_lab,HOSTS,RANKS,RATE,BENCHMARK): a benchmark on the emulated cluster.
 define bench_lab
@@ -209,11 +219,9 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	$(call bench_lab,2,2,unlimited,validate --json $(OUT)/validate-unlimited.json)
 	$(VENV)/bin/espresso-mpi bench planner --json $(OUT)/planner.json --plot docs/planner-growth.png
 	$(MAKE) bench-compressors
-	$(VENV)/bin/espresso-mpi bench report --output BENCHMARKS.md --picture docs/train.png \
-	  $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local \
-	  sync-1g-mpich sync-10g-mpich sync-local-mpich tensors-1g tensors-local \
-	  overlap scaling train validate-100m validate-1g validate-unlimited planner compressors)) \
-	  $(wildcard $(OUT)/collectives-*.json $(OUT)/optimizers.json $(OUT)/accuracy-*.json $(OUT)/torch-*.json $(OUT)/gpu*.json)
+	$(REPORT) $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local \
+	  sync-1g-mpich sync-10g-mpich sync-local-mpich tensors-1g tensors-local collectives-local collectives-2x2 \
+	  collectives-4x2 overlap scaling train validate-100m validate-1g validate-unlimited planner compressors))
 
 clean: ## remove the environments, caches and measurements
 	rm -rf $(VENV) $(VENV_MPICH) $(VENV_PTX) $(VENV_CHECK) $(VENV_DOCS) build docs/_build docs/_generated $(OUT) \

@@ -14,7 +14,7 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
 from ..files.output import RESULT_BYTES
-from . import defaults, sync_tables, validate_tables
+from . import defaults, kept_sections, sync_tables, validate_tables
 from .gpu import report as gpu_report
 from .harness.columns import size_text
 from .harness.rows import R, completed
@@ -163,18 +163,20 @@ gradients were there, over the recorded time: with `sync` it shows how far the n
 """
 
 
-def main(*, results: Sequence[Path], output: Path, picture: Path | None = None) -> None:
+def main(*, results: Sequence[Path], output: Path, picture: Path | None = None, keep: bool = False) -> None:
     """Write ``output`` from the results of the benchmarks, in the order given; then where compression loses.
 
     Args:
         picture: the plot of ``bench train``, as the report is to link it.
+        keep: sections of ``output`` stay if ``results`` has none with their title.
 
     Raises:
         ConfigError: a file is missing or is no such result.
     """
     loaded = _merged([_load(path) for path in results])
     sections = [_made_of(result, partial(_section, result, picture)) for result in loaded]
-    output.write_text(_HEAD + _losses(loaded) + _SYNC + "".join(sections))
+    text = _HEAD + _losses(loaded) + _SYNC + "".join(sections)
+    output.write_text(kept_sections.joined(output.read_text(), text) if keep and output.exists() else text)
     print(f"wrote {output}")
 
 

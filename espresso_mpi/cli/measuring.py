@@ -426,8 +426,9 @@ def report(
     results: Annotated[list[Path], typer.Argument(metavar="FILE…", help="JSON results of the benchmarks.")],
     output: Annotated[Path, typer.Option(metavar="FILE", help="The report to write.")] = Path("BENCHMARKS.md"),
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot of bench train to show.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the sections that were not measured anew.")] = False,
 ) -> None:
     """Write a report from the JSON results of benchmarks."""
     from espresso_mpi.bench import report
 
-    report.main(results=results, output=output, picture=picture)
+    report.main(results=results, output=output, picture=picture, keep=keep)

@@ -268,7 +268,9 @@ def test_a_rank_that_never_comes_is_named(world):
     with pytest.raises(EspressoError) as caught:
         session.sync(np.ones(10, np.float32))
     patient_barrier(world)
-    assert caught.type is RankTimeoutError and f"rank {world.size - 1} " in str(caught.value)
+    # A rank that the node starves for the whole timeout hears of it from another one.
+    assert caught.type in (RankTimeoutError, RemoteError) and "RankTimeoutError" in repr(caught.value)
+    assert f"rank {world.size - 1} " in str(caught.value)
     with pytest.raises(EspressoError, match="open a new one"):
         session.sync(np.ones(10, np.float32))
 

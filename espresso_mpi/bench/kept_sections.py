@@ -1,0 +1,51 @@
+"""A report of which only some sections are measured anew: the others keep their text, date and node."""
+
+from __future__ import annotations
+
+import re
+
+LOSSES = "## Where compression loses"
+
+
+def joined(former: str, new: str) -> str:
+    """``former`` with every section of ``new`` in the place of the one with the same title.
+
+    Args:
+        former: a report in Markdown; sections begin with ``## ``.
+        new: a report of some benchmarks.
+
+    Returns:
+        The sections of ``former`` in their order. Those that only ``new`` has follow the section that they follow in
+        ``new``. The list of losses keeps the lines of runs that ``new`` does not have.
+    """
+    old, fresh = _sections(former), _sections(new)
+    if LOSSES in old and LOSSES in fresh:
+        fresh[LOSSES] = _joined_losses(old[LOSSES], fresh[LOSSES])
+    titles = list(old)
+    for before, title in zip([None, *fresh], fresh, strict=False):
+        if title not in titles:
+            titles.insert(titles.index(before) + 1 if before in titles else len(titles), title)
+    return "".join(fresh.get(title) or old[title] for title in titles).rstrip("\n") + "\n"
+
+
+def _sections(text: str) -> dict[str, str]:
+    """The sections by their first lines, each with one empty line at its end; the head is under an empty title."""
+    head, *parts = re.split(r"(?m)^(?=## )", text)
+    return {"": head, **{part.partition("\n")[0]: part.rstrip("\n") + "\n\n" for part in parts}}
+
+
+def _joined_losses(former: str, new: str) -> str:
+    fresh = _lines(new)
+    runs = {_run(line) for line in fresh}
+    kept = [line for line in _lines(former) if _run(line) not in runs]
+    text = new.partition("\n- ")[0].rstrip("\n")
+    return f"{text}\n\n" + "\n".join([*fresh, *kept]) + "\n\n"
+
+
+def _lines(section: str) -> list[str]:
+    return [line for line in section.splitlines() if line.startswith("- ")]
+
+
+def _run(line: str) -> str:
+    """Which run a line of the losses is about."""
+    return line.partition(", against ")[0]
