@@ -16,7 +16,7 @@ from . import compressors
 from .collectives.data.layout import Topology
 from .collectives.messages.agreement import fingerprint
 from .collectives.messages.compiled_calls import MESSAGE_MAX
-from .collectives.messages.switches import by_tables, device_aware
+from .collectives.messages.switches import by_tables, device_aware, single_copy
 from .collectives.messages.transport import MESSAGE_BYTES, Settings
 from .collectives.program import check_payloads
 from .errors import ConfigError, EspressoError
@@ -160,6 +160,7 @@ class Options:
     nodes: tuple[tuple[int, ...], ...] | None = None
     device_aware: bool | None = None
     by_tables: bool = True
+    single_copy: bool = True
     tuning: Tuning | None = None
     debug: bool = False
 
@@ -168,7 +169,11 @@ class Options:
         """The options and their problems: a rank with invalid options still has to report them to the others."""
         good: dict[str, Any] = {}
         problems: list[str] = []
-        for key, read in (("device_aware", device_aware), ("by_tables", by_tables)):  # from the environment
+        for key, read in (
+            ("device_aware", device_aware),
+            ("by_tables", by_tables),
+            ("single_copy", single_copy),
+        ):  # from the environment
             try:
                 good[key] = read()
             except ConfigError as error:
@@ -231,8 +236,9 @@ class Options:
     def transport(self) -> Settings:
         """The settings of the transport."""
         return Settings(
-            self.timeout, self.window_bytes, self.message_bytes, self.nodes, self.device_aware, self.by_tables
-        )
+            self.timeout, self.window_bytes, self.message_bytes, self.nodes, self.device_aware, self.by_tables,
+            self.single_copy,
+        )  # fmt: skip
 
     @property
     def fusion(self) -> int | None:

@@ -106,6 +106,12 @@ class Case:
         """The array that has the result."""
         return self.x if self.in_place else self._other
 
+    def parts_of(self, rank: int) -> list[int]:
+        """Elements of the parts that a rank has for each other one; as a whole, if it has the same for all."""
+        if self.collective.startswith("alltoall"):
+            return [self._unit * share for share in self._shares[rank]]
+        return [self.x.size]
+
     def prepare(self) -> None:
         """Put this rank's values in place."""
         if self.in_place:
@@ -163,12 +169,12 @@ class Case:
         if name == "barrier":
             return session.barrier
         if name == "broadcast":
-            return partial(session.broadcast, x)
+            return partial(session.broadcast, x, **how)
         if name in REDUCING:
             return partial(getattr(session, name), x, self.elements.op, out=out, **how)
         if name == "alltoallv":
-            return partial(session.alltoall, x, splits=self.splits, received=self.splits, out=out)
-        return partial(getattr(session, name), x, out=out if name != "gather" or self.comm.rank == 0 else None)
+            return partial(session.alltoall, x, splits=self.splits, received=self.splits, out=out, **how)
+        return partial(getattr(session, name), x, out=out if name != "gather" or self.comm.rank == 0 else None, **how)
 
     def _by_mpi(self) -> Callable[[], object] | None:
         """MPI's own collective on the same buffers. Elements that MPI lacks are copied as bytes."""

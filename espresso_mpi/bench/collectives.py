@@ -1,35 +1,27 @@
 """``bench collectives``: every collective of a session beside MPI's own on the same buffers, in turns, checked.
 
 In the manner of OSU's benchmarks and of nccl-tests: sizes, element types, operators, in place or not; algbw, busbw, and
-wrong elements. Allreduces are also compressed; the bytes that they send are compared with what the payloads' sizes say.
+wrong elements. All are also compressed; the bytes that they send are compared with what the payloads' sizes say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..collectives.data.layout import Topology
-from ..collectives.program import bytes_sent, compile_route, segments
-from ..compressors import Compressor, read_specs
+from ..compressors import read_specs
 from ..errors import ConfigError
 from ..files.output import check_plot, check_writable, parse_sizes, progress
-from ..options import DEFAULT_SEGMENT
-from ..types import Route, TensorSpec
 from .collective_cases import COLLECTIVES, REDUCING, Case, Elements
 from .collective_tables import TABLE, Row, draw
+from .compressed_cases import CompressedCase
 from .defaults import Collectives as Defaults
-from .harness.checks import Inputs, wrong_bits, wrong_together
-from .harness.measuring import CHECKED, Measured, measure
+from .harness.measuring import Measured, measure
 from .harness.rows import publish
 from .harness.timing import Repetitions, TimedMethod
-
-NAME = "allreduce"
-"""The tensor of an allreduce without a name, from which random bits are drawn."""
 
 DENSE = "none"
 
@@ -53,7 +45,7 @@ def main(
         collectives: comma list, or ``all``.
         sizes: comma list of sizes of the largest array of a rank, or ``FROM-TO``, by ``factor`` and both ends.
         dtype, op: element type, and operator of the reductions.
-        compressors: comma list of specs to allreduce with beside dense; default: some for sums and means of float32.
+        compressors: comma list of specs to measure beside dense; default: some for sums and means of float32.
         out_of_place: reductions write to a second array.
         repeats: most timed repetitions of each collective and size.
         seconds: time for each of them after which no further repetition is begun, but for the first three.
@@ -76,7 +68,7 @@ def main(
     with progress("bench collectives", len(points) * repeats, world.rank == 0) as tick:
         for name, nbytes in points:
             case = Case(world, name, nbytes, elements, out_of_place)
-            rows += _measured(case, specs if name == "allreduce" else (), Repetitions(repeats, seconds, tick))
+            rows += _measured(case, specs if name != "barrier" else (), Repetitions(repeats, seconds, tick))
     if world.rank == 0 and plot is not None:
         draw(rows, plot)
         print(f"wrote {plot}")
@@ -138,7 +130,7 @@ def _measured(case: Case, specs: Sequence[str], repetitions: Repetitions) -> lis
         check = None if case.elements.op == "mean" and case.collective in REDUCING else partial(case.wrong, case.by_mpi)
         methods.append(TimedMethod("mpi", case.by_mpi, check, case.prepare))
     mpi = len(methods) - 1
-    compressed = [_Compressed(case, spec) for spec in specs]
+    compressed = [CompressedCase(case, spec) for spec in specs]
     found = measure(comm, [*methods, *(one.method for one in compressed)], repetitions)
     case.close()
     theirs = found[1] if mpi else None
@@ -160,59 +152,4 @@ def _row(case: Case, one: Measured, mpi: Measured | None, expected: int | None =
         mpi_best=None if mpi is None else float(np.min(mpi.times)),
         mpi_wrong=None if mpi is None else mpi.wrong,
         expected_bytes=expected,
-    )
-
-
-class _Compressed:
-    """A compressed allreduce. Collective to make."""
-
-    def __init__(self, case: Case, spec: str) -> None:
-        from ..session import Session
-
-        self._case, self._spec = case, spec
-        self._inputs = Inputs(case.comm, {NAME: case.x.shape})
-        session = Session(case.comm, compressor=spec, min_bytes=0, feedback=False)
-        strategy = session.strategy(TensorSpec(NAME, case.x.shape, "float32"))
-        self._route, self._topology = strategy.route, session.topology
-        self.expected = expected_bytes(self._route, self._topology, self._compressor, case.x.size)
-        check = self._check if case.nbytes <= CHECKED and not self._route.sums_payloads else None
-        self.method = TimedMethod(
-            spec, case.by_session(session, compressor=spec), check, case.prepare, self._route,
-            partial(_payloads_sent, session), close=session.close,
-        )  # fmt: skip
-
-    @property
-    def _compressor(self) -> Compressor:
-        from .. import compressors
-
-        return compressors.get(self._spec).shaped(self._case.x.shape)
-
-    def _check(self) -> int:
-        """Wrong elements of the first mean of a session, bit for bit."""
-        from ..session import Session
-
-        comm = self._case.comm
-        with Session(comm) as session:
-            x = self._inputs.copies()[NAME]
-            session.allreduce(x, compressor=self._spec)
-        return wrong_together(comm, [x], lambda: self._wrong(x))
-
-    def _wrong(self, x: np.ndarray) -> int:
-        sources = [source[NAME] for source in self._inputs.of_all()]
-        return wrong_bits(x, self._route, self._topology, sources, self._spec, NAME)
-
-
-def _payloads_sent(session: Any) -> Mapping[str, int]:
-    """Bytes that a session's tensor has sent so far, by level, without those by which ranks agree."""
-    known = session.stats().tensors.get(NAME)
-    return {"intra": 0, "inter": 0} if known is None else known.bytes_by_level
-
-
-def expected_bytes(route: Route, topology: Topology, compressor: Compressor, n: int) -> int:
-    """Bytes that all ranks together send for a tensor of n elements: payloads of known sizes along the route."""
-    cut = segments(n, compressor.at(None).nbytes(n), topology, 0 if compressor.whole else DEFAULT_SEGMENT)
-    return sum(
-        bytes_sent(compile_route(route, topology, region, "float32", rank, compressor.at(0)))
-        for region in cut
-        for rank in range(topology.size)
     )

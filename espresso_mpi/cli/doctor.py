@@ -125,6 +125,7 @@ def _facts() -> dict[str, Any]:
     facts["mpi_compression"] = facts_of.mpi_compression()
     facts["lab_problems"] = lab.problems() if first else []
     facts["shared_memory_bytes"] = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else None
+    facts["single_copy"] = _single_copy()
     facts["mpi_pytest"] = facts_of.version("mpi-pytest")
     return facts
 
@@ -143,6 +144,25 @@ def _gpu_messages(gpus: list[dict[str, Any]] | str) -> dict[str, Any]:
         return {"device_pointers": forced, "why": f"forced by {switches.SWITCH}={int(forced)}", "forced": True}
     result = probe.probe_gpu(gpu=0)
     return {"device_pointers": result.works, "why": f"the probe says: {result.why}", "forced": False}
+
+
+def _single_copy() -> str:
+    """How dense collectives pass data between ranks of a node. Collective over the ranks of each node."""
+    from espresso_mpi.collectives.messages import single_copy, switches
+
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not MPI.Is_initialized() or MPI.COMM_WORLD.size == 1:
+        return "not tried: one rank"
+    local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        found = single_copy.probe(local)
+        if found and not switches.single_copy():
+            return f"twice, through the shared window: {switches.SINGLE_COPY}=0"
+    except ConfigError as error:
+        return str(error)
+    finally:
+        local.Free()
+    return f"once where that is quicker: {found.why}" if found else f"twice, through the shared window: {found.why}"
 
 
 def _mpirun() -> dict[str, str] | str:
@@ -267,6 +287,16 @@ def _check_shared_memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
+def _check_single_copy(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    if "not permitted" in facts["single_copy"]:
+        yield Finding(
+            f"ranks of a node may not copy from each other's memory, so that dense collectives copy twice: "
+            f"{facts['single_copy'].partition(': ')[2]}",
+            "docker run --cap-add=SYS_PTRACE, or as root: sysctl kernel.yama.ptrace_scope=0; ESPRESSO_SINGLE_COPY=0 "
+            "accepts it",
+        )
+
+
 def _check_lab(facts: Mapping[str, Any]) -> Iterator[Finding]:
     for problem in facts["lab_problems"]:
         what, _, cure = problem.partition("; ")
@@ -283,6 +313,7 @@ CHECKS: tuple[Callable[[Mapping[str, Any]], Iterable[Finding]], ...] = (
     _check_float16,
     _check_packages,
     _check_shared_memory,
+    _check_single_copy,
     _check_lab,
 )
 
@@ -354,6 +385,7 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "packages", ", ".join(f"{name} {number or '–'}" for name, number in facts["versions"].items())
     shared = facts["shared_memory_bytes"]
     yield "/dev/shm", "none" if shared is None else f"{shared / 2**30:.1f} GiB"
+    yield "copies inside a node", facts["single_copy"]
     yield "lab", "can run" if not facts["lab_problems"] else "cannot run"
 
 

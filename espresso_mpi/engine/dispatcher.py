@@ -21,6 +21,7 @@ from ..types import ITEMSIZE
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
+from .dense_rides import DenseRides
 from .dense_steps import begun
 from .fusion import measured_limit
 from .guard import Check
@@ -73,6 +74,7 @@ class Dispatcher(Rides):
         self.runner = _runner_of(options, transport.rank)
         self._outdated = False
         self._jobs, self._rides = Jobs(self.tally, transport.rank == 0), TableRides(transport, recorder)
+        self._dense = DenseRides(transport, self._window, recorder)
         self._latest: dict[str, list[int]] = {}
         self._steady = SteadyCalls(recorder, self._latest)
         self.executors: dict[str, str] = {}
@@ -97,6 +99,7 @@ class Dispatcher(Rides):
         self._arrangements.clear()
         self._fast.clear()
         self._rides.forget()
+        self._dense.forget()
         self._steady.forget()
 
     def renew(self) -> None:
@@ -139,6 +142,7 @@ class Dispatcher(Rides):
 
     def begin_exchange(self, call: PendingCall, exchange: Exchange) -> None:
         """Queue a call that is no mean of gradients."""
+        self._dense.learn(call.number, exchange.moves)
         self.running[call], call.left = None, 1
         self.runner.add(exchange.segment(call, self._transport, self._bucket_done), call.priority)
 

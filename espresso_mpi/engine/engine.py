@@ -122,6 +122,10 @@ class Engine(Rounds):
         """Drive the engine, or let another thread drive it, until ``done()``."""
         self._driver.wait_for(done)
 
+    def number_of(self, signature: tuple[Any, ...]) -> int | None:
+        """The number of a call that was made before and may be made again at once; see ``again``."""
+        return self._negotiation.number_of(signature)
+
     @property
     def busy(self) -> bool:
         """Whether there are unfinished calls."""
@@ -295,6 +299,7 @@ class Engine(Rounds):
                 raise AssertionError("the call that all ranks have is not the next one here")
             said = self._negotiation.bad.pop(number, {})
             if call.action is not None:
+                self._dispatcher.learn_action(call)
                 self._actions.append(call)
             elif call.exchange is not None:
                 self._dispatcher.begin_exchange(call, call.exchange)

@@ -193,6 +193,20 @@ class Owned:
         return self._made
 
 
+class Alone(Owned):
+    """The memory of a call with a few numpy arrays, the only one that claims any."""
+
+    def __init__(self, arrays: Sequence[Any], title: str) -> None:
+        self._arrays, self._title, self._made = arrays, title, list[Span]()
+
+    def spans(self) -> list[Span]:
+        """See ``Owned``."""
+        if not self._made:
+            places = {device.address(x): x.nbytes for x in self._arrays if x is not None and x.size}
+            self._made = [Span(at, at + places[at], self._title, self._title) for at in sorted(places)]
+        return self._made
+
+
 Spans = Sequence[Span] | Owned
 """The memory of a call."""
 
@@ -337,6 +351,14 @@ class Claims:
             if self._packed or self._strided:
                 self._refuse(wanted)
             self._add(wanted)
+
+    def claim_alone(self, wanted: Owned) -> bool:
+        """Claim the memory of a call if nothing is claimed; returns whether it was."""
+        with self.lock:
+            if self._owned is not None or self._packed or self._strided:
+                return False
+            self._owned = wanted
+            return True
 
     def _add(self, wanted: Sequence[Span]) -> None:
         packed = [span for span in wanted if span.strided is None]

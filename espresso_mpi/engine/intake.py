@@ -127,6 +127,15 @@ class Intake:
             key, given, result, batch, problem, title=title, gpu=gpu, arrival=arrival, watch=watch, exchange=exchange
         )  # fmt: skip
 
+    def claim_alone(self, arrays: Sequence[Any], title: str) -> guard.Alone | None:
+        """Claim the memory of numpy arrays, some of which may be None, if nothing else is claimed; else None."""
+        memory = guard.Alone(arrays, title)
+        return memory if self._claims.claim_alone(memory) else None
+
+    def drop(self, memory: guard.Alone) -> None:
+        """Release it."""
+        self._claims.drop(memory)
+
     def release(self, call: PendingCall, read: bool = True) -> EspressoError | None:
         """Release the memory of a finished call, and check that the caller has not changed it before.
 

@@ -23,6 +23,7 @@ from ..collectives.messages.transport import Transport
 from ..errors import EspressoError
 from . import fast_path
 from .calls import PendingCall
+from .dense_rides import DenseRide
 from .diagnostics import CallKey, Content, absent_error, conflict_error, problem_error
 from .table_ride import TableRide
 
@@ -30,7 +31,7 @@ _NEWS, _BLOCKED, _STUCK, _FAST_PATH = 1, 2, 4, 8
 _OWN_STATE = _BLOCKED | _STUCK
 """What ranks may differ in that run the same call."""
 
-Ride = fast_path.Ride | TableRide
+Ride = fast_path.Ride | TableRide | DenseRide
 """Data that travel with a header."""
 
 _KNOWN = 1 << 14
@@ -177,6 +178,15 @@ class Negotiation:
         """As ``compare``, where the data of the only call in front travel with the header and a thread waits for it."""
         assert call.number is not None
         return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), ride)
+
+    def number_of(self, signature: tuple[Any, ...]) -> int | None:
+        """The number of a call that has begun before; None: it has none, or something is in its way."""
+        number = self._numbers.get(signature)
+        if number is None or number in self.bad or self._failed_early.get(signature[0]) or self.declared:
+            return None
+        if len(self.contents) >= _KNOWN:  # the next round forgets all numbers
+            return None
+        return number
 
     def knows(self, call: PendingCall) -> bool:
         """Whether a call of this rank has a number, and nothing is known of values that forbid it, or of failures."""

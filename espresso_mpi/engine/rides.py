@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..collectives.data.reduction import arithmetic
 from ..collectives.executor import Program
 from ..collectives.messages.transport import Transport
 from ..options import Options
@@ -16,6 +17,7 @@ from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Bucket
 from .calls import PendingCall
+from .dense_rides import NOTHING, DenseRide, DenseRides, Summing
 from .jobs import Jobs
 from .negotiation import Ride
 from .table_ride import TableRide, TableRides
@@ -34,6 +36,7 @@ class Rides:
     _rides: TableRides
     _fast: dict[int, tuple[Bucket, ...]]
     _window: Any
+    _dense: DenseRides
 
     def _program(self, bucket: Bucket, step: int) -> Program:
         raise NotImplementedError
@@ -49,7 +52,15 @@ class Rides:
         Args:
             search: look for values that cannot be summed first; only for calls that ``may_ride``.
         """
-        assert call.number is not None and call.batch is not None
+        assert call.number is not None
+        if call.exchange is not None:
+            known = self._dense.of(call.number)
+            return (
+                None
+                if known is None or call.exchange.moves is None
+                else DenseRide(self._transport, known, call.exchange.moves)
+            )
+        assert call.batch is not None
         bucket = self._rides.bucket_of(call.number)
         if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
             state = self.sync_state
@@ -64,12 +75,51 @@ class Rides:
             return None
         return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
 
+    def learn_action(self, call: PendingCall) -> None:
+        """An action begins the ordinary way; a barrier does nothing beyond that, so that ranks need only agree."""
+        if call.key == ("barrier", ""):
+            self._dense.learn(call.number, NOTHING)
+
+    def repeated(self, number: int, moves: Any) -> DenseRide | None:
+        """As ``ride``, for a dense call of a session that was made before, which has no more than its data and number.
+
+        None: it may not take the fast path.
+        """
+        known = self._dense.of(number)
+        if known is None and isinstance(moves, Summing):
+            buckets = self._fast.get(number)
+            if not buckets or len(buckets) > 1 or len(buckets[0].members) > 1 or self._options.debug:
+                return None
+            how = arithmetic(1.0 if buckets[0].total else float(self._transport.topology.size), buckets[0].dtype)
+            known = self._dense.sums(number, buckets[0].name, moves.x, how)
+        if known is None or self.sync_state.store.any_pending:
+            return None
+        return DenseRide(self._transport, known, moves)
+
+    def count_repeated(self, number: int, ride: DenseRide) -> None:
+        """Count and record what ``repeated`` has returned, which has ended."""
+        buckets = self._fast.get(number)
+        ride.record(self._jobs.count(buckets[0], self.sync_state) if buckets else 0)
+        self.tally["saturated"] += ride.agreed.saturated
+
+    def _finish_exchange(self, call: PendingCall, ride: DenseRide) -> None:
+        assert call.exchange is not None
+        ride.record(0)
+        self.tally["saturated"] += ride.agreed.saturated
+        call.error = ride.problem(call.title)
+        if call.exchange.rest:
+            for _ in call.exchange.progress(self._transport):
+                pass
+
     def finish_ride(
         self, call: PendingCall, ride: Ride, messages: Sequence[np.ndarray], header_size: int,
         before: Mapping[str, int],
     ) -> None:  # fmt: skip
         """Finish a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
         assert call.number is not None
+        if isinstance(ride, DenseRide):
+            self._finish_exchange(call, ride)
+            return
         if isinstance(ride, TableRide):
             shown = self._rides.bucket_of(call.number)
             assert shown is not None

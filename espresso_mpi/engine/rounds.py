@@ -11,6 +11,7 @@ from ..options import Options
 from ..tracing.recording import Recorder
 from . import fast_path
 from .calls import PendingCall
+from .dense_rides import DenseRide
 from .dispatcher import Dispatcher
 from .driver import Driver
 from .gpu_ends import GpuEnds
@@ -37,11 +38,16 @@ class Rounds:
     _ends: GpuEnds
     _actions: list[PendingCall]
     _stuck_since: float | None
+    _quiet: bool
+    _since_round: int
 
     def submit(self, call: PendingCall, background: bool = False) -> PendingCall:
         raise NotImplementedError
 
     def wait_for(self, done: Callable[[], bool]) -> None:
+        raise NotImplementedError
+
+    def _progressed(self) -> None:
         raise NotImplementedError
 
     def _settle(self, front: list[PendingCall], result: RoundResult, sent: Any) -> None:
@@ -74,6 +80,52 @@ class Rounds:
         negotiation.declare(call)
         self._settle([call], result, sent)
 
+    def again(
+        self, number: int, stand_in: PendingCall, moves: Any, real: Callable[[], PendingCall]
+    ) -> PendingCall | None:
+        """Make a dense call once more, as the only one of this rank.
+
+        Args:
+            number: of the call.
+            stand_in: names it while it runs; its error is the call's.
+            moves: its data.
+            real: makes the pending call itself, for the case that another rank deviates; it is waited for then.
+
+        Returns:
+            What has ended: the stand-in, or the pending call; None if it may not run so: nothing was done.
+        """
+        done = list[PendingCall]()
+
+        def act() -> None:
+            ride = self._dispatcher.repeated(number, moves)
+            if ride is None or self.unfinished or self._inbox or self._dispatcher.pending_groups.count:
+                return
+            self.unfinished[id(stand_in)] = stand_in
+            stand_in.number = number
+            done.append(stand_in)
+            result = self._timed([stand_in], lambda: self._negotiation.show(stand_in, ride))
+            del self.unfinished[id(stand_in)]
+            if ride.met:
+                self._dispatcher.count_repeated(number, ride)
+                stand_in.error = ride.problem(stand_in.title)
+                self._quiet, self._since_round = True, 0
+                self._progressed()
+                return
+            call = done[0] = real()
+            with self._driver.changed:
+                self.unfinished[id(call)] = call
+            call.number = number
+            self._negotiation.declare(call)
+            self._settle([call], result, self._transport.sent)
+
+        self._driver.run(act)
+        if not done:
+            return None
+        call = done[0]
+        if call is not stand_in:
+            self.wait_for(lambda: call.finished)
+        return call
+
     def _compare(self, front: list[PendingCall]) -> RoundResult:
         """Exchange headers."""
         stuck = self._stuck_since is not None and time.perf_counter() - self._stuck_since > GRACE
@@ -89,8 +141,10 @@ class Rounds:
             waiter.what = front[0].title
         start, waited = time.perf_counter(), waiter.waited
         result = exchange()
+        if isinstance(result.ride, DenseRide) and result.ride.met:
+            return result  # it records the time itself
         if isinstance(result.ride, TableRide) and (result.ride.met or result.ride.odd):
-            return result  # it has recorded the time, or there was no exchange
+            return result  # it has, or there was no exchange
         stop, waited = time.perf_counter(), waiter.waited - waited
         if isinstance(result.ride, fast_path.Ride):
             start, stop = max(start, result.ride.began), result.ride.met or stop
@@ -103,6 +157,8 @@ class Rounds:
         """The data of the only call of this rank, if they may travel with the header."""
         if len(front) != 1 or front[0].number is None or self._actions or self._options.debug:
             return None
-        if front[0].number in self._negotiation.bad or front[0].batch is None:  # bad: known to all ranks from before
+        if front[0].number in self._negotiation.bad:  # known to all ranks from before
+            return None
+        if front[0].batch is None and front[0].exchange is None:
             return None
         return self._dispatcher.ride(front[0])

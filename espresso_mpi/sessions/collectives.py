@@ -8,16 +8,15 @@ from typing import Any, Literal
 
 from ..arrays.buffers import Gradient
 from ..collectives import calls
-from ..collectives.data.reduction import ReduceOp
-from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress
 from ..collectives.to_root import gather
 from ..engine.batches import Batch
 from ..engine.calls import Exchange
+from ..engine.dense_rides import Copying
 from ..feedback import Feedback
 from ..types import ITEMSIZE, Route, TensorSpec
-from .calling import Calling
+from .calling import Calling, plainly
 from .copies import Coding, copies_of
 from .exchanges import (
     Taken,
@@ -25,17 +24,20 @@ from .exchanges import (
     by_mpi,
     bytes_of,
     dense_alltoall,
+    dense_scatter,
     dense_way,
     exchange_of,
+    from_root,
+    here,
     in_place,
-    operator_for,
+    onto_root,
     part_of,
     reduce_to,
     reduction_of,
     require_like,
     require_plain,
     rows_of,
-    spans_of,
+    to_all,
 )
 from .halves import half_of
 
@@ -93,7 +95,8 @@ class Collectives(Calling):
             require_plain("allreduce", op, compressor, route)
             return by_mpi("allreduce", gradients[0], op, None, *dense_way(self._options, self.topology))
 
-        return self._collective("allreduce", name, lambda: in_place("allreduce", x, out), make, blocking)
+        plain = plainly(x, out, op, blocking, compressor, feedback, route)
+        return self._collective("allreduce", name, lambda: in_place("allreduce", x, out), make, blocking, plain)
 
     def reduce(
         self, x: Any, op: ReduceName = "mean", *, root: int = 0, name: str = "", out: Any = None,
@@ -123,7 +126,8 @@ class Collectives(Calling):
             require_plain("reduce", op, compressor, route)
             return by_mpi("reduce", gradients[0], op, root, *dense_way(self._options, self.topology))
 
-        return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking)
+        plain = plainly(x, out, (op, root), blocking, compressor, feedback, route)
+        return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking, plain)
 
     def broadcast(
         self, x: Any, root: int = 0, *, name: str = "", compressor: str = "none",
@@ -152,9 +156,13 @@ class Collectives(Calling):
             if coded is not None:
                 return coded
             data = bytes_of(gradients[0])
-            return exchange_of(["broadcast", root], gradients, lambda transport: calls.broadcast(transport, data, root))
+            moves = Copying(data, data, from_root(self.topology.size, data.size, root, me)) if here(gradients) else None
+            return exchange_of(
+                ["broadcast", root], gradients, lambda transport: calls.broadcast(transport, data, root), moves
+            )
 
-        return self._collective("broadcast", name, lambda: in_place("broadcast", x, None), make, blocking)
+        plain = plainly(x, None, root, blocking, compressor, feedback)
+        return self._collective("broadcast", name, lambda: in_place("broadcast", x, None), make, blocking, plain)
 
     def allgather(
         self, x: Any, *, name: str = "", out: Any = None, compressor: str = "none", route: str | Route | None = None,
@@ -192,9 +200,12 @@ class Collectives(Calling):
                 every[spans[me][0] : spans[me][1]] = own
                 yield from calls.gather_all(transport, every, spans)
 
-            return exchange_of(["allgather"], gradients, progress)
+            moves = Copying(own, every, to_all(size, own.size, me)) if here(gradients) else None
+            return exchange_of(["allgather"], gradients, progress, moves)
 
-        return self._collective("allgather", name, lambda: beside("allgather", x, out, size.__mul__), make, blocking)
+        plain = plainly(x, out, None, blocking, compressor, feedback, route)
+        taken = partial(beside, "allgather", x, out, size.__mul__)
+        return self._collective("allgather", name, taken, make, blocking, plain)
 
     def reduce_scatter(
         self, x: Any, op: ReduceName = "mean", *, name: str = "", out: Any = None, compressor: str = "none",
@@ -228,23 +239,11 @@ class Collectives(Calling):
             half = half_of("reduce_scatter", spec, spec, op, self.topology, name, compressor, route, feedback)
             if half is not None:
                 return half
-            spans = spans_of([1] * size, own.spec.size)
-            if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
-                dtype, reduce_op = str(whole.spec.dtype), None if op == "mean" else ReduceOp("sum")
-                return exchange_of(
-                    ["reduce_scatter", op], gradients,
-                    lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, reduce_op),
-                )  # fmt: skip
-            operator, kind = operator_for("reduce_scatter", spec, op), str(whole.array.dtype)
-            return exchange_of(
-                ["reduce_scatter", operator], gradients,
-                lambda transport: calls.reduce_scatter(
-                    transport, whole.array, own.array, kind, spans, operator_of(transport, operator)
-                ),
-            )  # fmt: skip
+            return dense_scatter(whole, own, op, size)
 
         taken = partial(beside, "reduce_scatter", x, out, lambda rows: part_of(rows, size))
-        return self._collective("reduce_scatter", name, taken, make, blocking)
+        plain = plainly(x, out, op, blocking, compressor, feedback, route)
+        return self._collective("reduce_scatter", name, taken, make, blocking, plain)
 
     def gather(
         self, x: Any, *, root: int = 0, name: str = "", out: Any = None, compressor: str = "none",
@@ -269,7 +268,8 @@ class Collectives(Calling):
             if coded is not None:
                 return coded
             given = bytes_of(x), bytes_of(every)
-            return exchange_of(["gather", root], [x], lambda transport: gather(transport, *given, root))
+            moves = Copying(*given, onto_root(size, given[0].size, root, me)) if here([x]) else None
+            return exchange_of(["gather", root], [x], lambda transport: gather(transport, *given, root), moves)
 
         def take() -> Taken:
             if me == root:
@@ -277,7 +277,8 @@ class Collectives(Calling):
             found, nothing = beside("gather", x, None, lambda rows: 0)
             return {"out": nothing, "x": found["x"]}, None
 
-        return self._collective("gather", name, take, make, blocking)
+        plain = plainly(x, out if me == root else None, root, blocking, compressor, feedback)
+        return self._collective("gather", name, take, make, blocking, plain)
 
     def alltoall(
         self,
@@ -324,10 +325,11 @@ class Collectives(Calling):
             if coded is not None:
                 self._splits.require_same(coding, sent)
                 return coded
-            return dense_alltoall(gradients, kind, sent, got, splits is None)
+            return dense_alltoall(gradients, kind, sent, got, splits is None, me)
 
         taken = partial(beside, "alltoall", x, out, lambda rows: sum(rows_of(rows, splits, received, size)[1]))
-        return self._collective("alltoall", name, taken, make, blocking)
+        plain = plainly(x, out, (splits, received), blocking, compressor, feedback)
+        return self._collective("alltoall", name, taken, make, blocking, plain)
 
     def barrier(self) -> None:
         """Wait until every rank has called it and all calls before it have ended.
@@ -336,4 +338,5 @@ class Collectives(Calling):
             >>> with espresso_mpi.Session() as session:
             ...     session.barrier()
         """
-        self._together("barrier", lambda: None)
+        if not self._barrier_again():
+            self._together("barrier", lambda: None)

@@ -14,7 +14,8 @@ from ..arrays.any_dtype import empty_like
 from ..arrays.buffers import Gradient
 from ..collectives import calls, to_root
 from ..collectives.data.layout import Topology
-from ..collectives.data.reduction import ReduceOp
+from ..collectives.data.reduction import ReduceOp, arithmetic
+from ..collectives.messages.agreed import Parts
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
@@ -22,6 +23,7 @@ from ..collectives.program import check_route
 from ..collectives.progress import Progress
 from ..engine.batches import Batch, Item
 from ..engine.calls import Exchange
+from ..engine.dense_rides import NOTHING, Copying, Moves, Scattering
 from ..errors import ConfigError
 from ..feedback import NO_FEEDBACK, Feedback
 from ..options import Options, default_route
@@ -40,8 +42,18 @@ def bytes_of(gradient: Gradient) -> Any:
     return gradient.array.view(np.uint8)
 
 
-def exchange_of(said: list[Any], gradients: Sequence[Gradient], progress: Callable[[Transport], Progress]) -> Exchange:
-    return Exchange(said, tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients), progress)
+def exchange_of(
+    said: list[Any], gradients: Sequence[Gradient], progress: Callable[[Transport], Progress],
+    moves: Moves | None = None, rest: bool = False,
+) -> Exchange:  # fmt: skip
+    """What a call does; ``moves``, ``rest``: as of ``Exchange``, left out where the data are on a GPU."""
+    tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients)
+    return Exchange(said, tensors, progress, moves if here(gradients) else None, rest)
+
+
+def here(gradients: Sequence[Gradient]) -> bool:
+    """Whether all arrays are in host memory."""
+    return all(gradient.spec.device == "cpu" for gradient in gradients)
 
 
 def reduction_of(
@@ -102,7 +114,7 @@ def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None, route: Rout
             return to_root.reduce(transport, x, str(x.dtype), root, operator_of(transport, op), segment_bytes)
         return calls.allreduce(transport, gradient.array, operator_of(transport, op), route, segment_bytes)
 
-    return exchange_of([kind, op, root], [gradient], progress)
+    return exchange_of([kind, op, root], [gradient], progress, NOTHING, rest=True)
 
 
 def dense_way(options: Options, topology: Topology) -> tuple[Route, int]:
@@ -208,20 +220,68 @@ def rows_of(
 
 
 def dense_alltoall(
-    gradients: Sequence[Gradient], row: TensorSpec, sent: Sequence[int], got: Sequence[int], equal: bool
+    gradients: Sequence[Gradient], row: TensorSpec, sent: Sequence[int], got: Sequence[int], equal: bool, me: int
 ) -> Exchange:
     """An alltoall of rows.
 
     Args:
         gradients: what is read, and what gets the result; sent, got: rows to and from each rank.
-        equal: whether all parts of all ranks have the same size.
+        equal: whether all parts of all ranks have the same size; me: this rank.
     """
     mine, every = (bytes_of(gradient) for gradient in gradients)
     sends, receives = spans_of(sent, row.nbytes), spans_of(got, row.nbytes)
+    begins, lands = [sends[me][0]] * len(sends), [receives[me][0]] * len(sends)
     return Exchange(
         ["alltoall", gradients[0].spec.shape[0] if equal else None], ((row.name, f"rows of {row}", row.device),),
         lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
+        Copying(mine, every, Parts(sends, receives, begins, lands, known=equal)) if row.device == "cpu" else None,
     )  # fmt: skip
+
+
+def to_all(size: int, nbytes: int, me: int) -> Parts:
+    """Every rank gives the same bytes to all, which come one after the other."""
+    lands = [me * nbytes] * size
+    return Parts([(0, nbytes)] * size, spans_of([1] * size, nbytes), [0] * size, lands, shared=True)
+
+
+def from_root(size: int, nbytes: int, root: int, me: int) -> Parts:
+    """The root gives its bytes to all others."""
+    here = [(0, nbytes) if rank != root and me == root else (0, 0) for rank in range(size)]
+    there = [(0, nbytes) if rank == root and me != root else (0, 0) for rank in range(size)]
+    return Parts(here, there, [0] * size, [0] * size, shared=True)
+
+
+def onto_root(size: int, nbytes: int, root: int, me: int) -> Parts:
+    """Every rank gives its bytes to the root, where they come one after the other."""
+    gives = [(0, nbytes) if rank == root else (0, 0) for rank in range(size)]
+    takes = spans_of([1] * size, nbytes) if me == root else [(0, 0)] * size
+    return Parts(gives, takes, [0] * size, [me * nbytes] * size, shared=True)
+
+
+def dense_scatter(whole: Gradient, own: Gradient, op: str, size: int) -> Exchange:
+    """A reduce-scatter into equal parts."""
+    spans, gradients = spans_of([1] * size, own.spec.size), (whole, own)
+    if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
+        dtype, reduce_op = str(whole.spec.dtype), None if op == "mean" else ReduceOp("sum")
+        return exchange_of(
+            ["reduce_scatter", op], gradients,
+            lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, reduce_op),
+            _scattering(whole.array, own.array, dtype, spans, op) if here(gradients) and whole.spec.size else None,
+        )  # fmt: skip
+    operator, kind = operator_for("reduce_scatter", whole.spec, op), str(whole.array.dtype)
+    return exchange_of(
+        ["reduce_scatter", operator], gradients,
+        lambda transport: calls.reduce_scatter(
+            transport, whole.array, own.array, kind, spans, operator_of(transport, operator)
+        ),
+        NOTHING, rest=True,
+    )  # fmt: skip
+
+
+def _scattering(x: Any, own: Any, dtype: str, spans: Sequence[tuple[int, int]], op: str) -> Scattering:
+    """A reduce-scatter of floating-point numbers on the host."""
+    how = arithmetic(float(len(spans)) if op == "mean" else 1.0, dtype)
+    return Scattering(x, own, how, np.array(spans, np.int64).reshape(-1))
 
 
 def spans_of(counts: Sequence[int], width: int) -> list[tuple[int, int]]:

@@ -106,8 +106,7 @@ def _add_integers(out: Any, rows: Any, own: int, counted: bool) -> int:
         return int(cuda_sums.add_integers(out, rows, own, counted))
     limits = np.iinfo(out.dtype)
     span, stride = _span(rows)
-    saturated = int(_sum_integers(out, span, stride, rows.shape[0], own, limits.min, limits.max))
-    return saturated if counted else 0
+    return counted * int(_sum_integers(out, span, stride, rows.shape[0], own, limits.min, limits.max))
 
 
 def blend(out: Any, a: float, b: float, x: Any) -> None:
@@ -132,8 +131,7 @@ def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str, counted
         counted: whether to count; of ranks that sum the same rows, one does.
 
     Returns:
-        How many results were beyond float16 and became 65504. On a GPU the counts of a session's stream are read at
-        the end of a call (``device.OwnStream.new_cuts``), and this is 0.
+        How many results were beyond float16 and became 65504; 0 on a session's stream, see ``gpu.cuts_of``.
     """
     if out.size == 0:
         return 0
@@ -142,8 +140,7 @@ def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str, counted
 
         return int(cuda_sums.mean_rows(out, rows, own, divisor, dtype, counted))
     span, stride = _span(rows)
-    saturated = reduce_span(out, span, stride, rows.shape[0], own, ReduceOp("sum", divisor), dtype)
-    return saturated if counted else 0
+    return counted * reduce_span(out, span, stride, rows.shape[0], own, ReduceOp("sum", divisor), dtype)
 
 
 def _span(rows: np.ndarray) -> tuple[np.ndarray, int]:

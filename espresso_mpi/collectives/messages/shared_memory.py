@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
@@ -37,7 +39,7 @@ def _place(context: Any, builder: Any, array_type: Any, array: Any, index: Any) 
 
 
 @intrinsic
-def _load(typingctx, flags, index):  # type: ignore[no-untyped-def]
+def load(typingctx, flags, index):  # type: ignore[no-untyped-def]
     """``flags[index]``; what its writer wrote before is seen from here on."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -47,7 +49,7 @@ def _load(typingctx, flags, index):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _store(typingctx, flags, index, value):  # type: ignore[no-untyped-def]
+def store(typingctx, flags, index, value):  # type: ignore[no-untyped-def]
     """``flags[index] = value``, after all that was written before."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -68,8 +70,21 @@ def _address(typingctx, array):  # type: ignore[no-untyped-def]
     return types.intp(array), codegen
 
 
+@intrinsic
+def move(typingctx, to, source, nbytes):  # type: ignore[no-untyped-def]
+    """Copy bytes from one address to another."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        byte = ir.IntType(8).as_pointer()
+        target, origin = builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte)
+        cgutils.raw_memcpy(builder, target, origin, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
 @host.inline
-def _copy(target, source):  # type: ignore[no-untyped-def]
+def copy(target, source):  # type: ignore[no-untyped-def]
     """Vectorised; numba's assignment of slices is not."""
     for i in range(source.size):
         target[i] = source[i]
@@ -99,7 +114,7 @@ def keep_polling(polled, pace):  # type: ignore[no-untyped-def]
 def _poll(flags, count, epoch, pace):  # type: ignore[no-untyped-def]
     polled = 0
     for rank in range(count):
-        while _load(flags, rank * _STEP) < epoch:
+        while load(flags, rank * _STEP) < epoch:
             polled += 1
             if not keep_polling(polled, pace):
                 return False
@@ -113,7 +128,7 @@ def arrived(flags, count, epoch):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _await(flags, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+def await_all(flags, count, epoch, pace, log):  # type: ignore[no-untyped-def]
     """Poll until all have arrived; False if that takes too many polls. Adds to the time in ``log``."""
     if arrived(flags, count, epoch):
         return True
@@ -138,8 +153,8 @@ def barrier(flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
         log: int64 of ``LOG`` places, zero at first; ``WAITED`` becomes the nanoseconds spent in waiting, ``STAGE`` the
             number of barriers that are over.
     """
-    _store(flags, me * _STEP, epoch + 1)
-    return _await(flags, count, epoch + 1, pace, log)
+    store(flags, me * _STEP, epoch + 1)
+    return await_all(flags, count, epoch + 1, pace, log)
 
 
 @host.inline
@@ -148,19 +163,19 @@ def gather(mine, out, room, sizes, memory, start, stride, half, flags, me, count
 
     The number stands beside the flag, where the others look anyway, in a place for each half.
     """
-    _copy(memory[start + me * stride : start + me * stride + mine.size], mine)
+    copy(memory[start + me * stride : start + me * stride + mine.size], mine)
     flags[me * _STEP + 1 + half] = mine.size
     if not barrier(flags, me, count, epoch, pace, log):
         return False
     for rank in range(count):
         size = sizes[rank] = flags[rank * _STEP + 1 + half]
         place = start + rank * stride
-        _copy(out[rank * room : rank * room + size], memory[place : place + size])
+        copy(out[rank * room : rank * room + size], memory[place : place + size])
     return True
 
 
 @host.inline
-def _sum(out, span, stride, count, me, how):  # type: ignore[no-untyped-def]
+def sum_rows(out, span, stride, count, me, how):  # type: ignore[no-untyped-def]
     saturated = 0
     for start in range(0, out.size, _BLOCK):
         saturated += sum_block(out[start : start + _BLOCK], span, start, stride, count, me, how)
@@ -176,15 +191,15 @@ def reduce_small(x, rows, start, stride, how, flags, me, count, epoch, pace, log
         how: from ``reduction.arithmetic``.
         log: ``SATURATED`` becomes the number of sums that were cut, of integers or to the largest float16.
     """
-    _copy(rows[start + me * stride : start + me * stride + x.size], x)
+    copy(rows[start + me * stride : start + me * stride + x.size], x)
     if not barrier(flags, me, count, epoch, pace, log):
         return False
-    log[SATURATED] += _sum(x, rows[start:], stride, count, me, how)
+    log[SATURATED] += sum_rows(x, rows[start:], stride, count, me, how)
     return True
 
 
 @host.inline
-def _share_of(rank, size, count):  # type: ignore[no-untyped-def]
+def share_of(rank, size, count):  # type: ignore[no-untyped-def]
     """The elements of a chunk that a rank sums: whole cache lines of any element type."""
     share = ((size + count - 1) // count + 63) // 64 * 64
     return min(size, rank * share), min(size, (rank + 1) * share)
@@ -195,8 +210,8 @@ def _copy_others(x, rows, start, stride, me, count):  # type: ignore[no-untyped-
     """The shares of a chunk that others have summed, beginning with the next rank's: not all read one at first."""
     for k in range(1, count):
         rank = (me + k) % count
-        a, b = _share_of(rank, x.size, count)
-        _copy(x[a:b], rows[start + rank * stride + a : start + rank * stride + b])
+        a, b = share_of(rank, x.size, count)
+        copy(x[a:b], rows[start + rank * stride + a : start + rank * stride + b])
 
 
 @host.inline
@@ -210,84 +225,25 @@ def reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, ep
     while log[STAGE] < 2 * ((x.size + room - 1) // room):
         chunk, second = divmod(log[STAGE], 2)
         start, part = starts[chunk % 2], x[chunk * room : (chunk + 1) * room]
-        a, b = _share_of(me, part.size, count)
+        a, b = share_of(me, part.size, count)
         row = rows[start + me * stride : start + me * stride + part.size]
         if second == 0 and log[SHOWN] == 0:
-            _copy(row[:a], part[:a])
-            _copy(row[b:], part[b:])
+            copy(row[:a], part[:a])
+            copy(row[b:], part[b:])
             log[SHOWN] = 1
-            _store(flags, me * _STEP, epoch + 2 * chunk + 1)
-        if not _await(flags, count, epoch + log[STAGE] + 1, pace, log):
+            store(flags, me * _STEP, epoch + 2 * chunk + 1)
+        if not await_all(flags, count, epoch + log[STAGE] + 1, pace, log):
             return False
         log[STAGE] += 1
         if second == 0:
-            log[SATURATED] += _sum(part[a:b], rows[start + a :], stride, count, me, how)
-            _copy(row[a:b], part[a:b])
-            _store(flags, me * _STEP, epoch + 2 * chunk + 2)
+            log[SATURATED] += sum_rows(part[a:b], rows[start + a :], stride, count, me, how)
+            copy(row[a:b], part[a:b])
+            store(flags, me * _STEP, epoch + 2 * chunk + 2)
         else:
             log[SHOWN] = 0
             if reads:
                 _copy_others(part, rows, start, stride, me, count)
     return True
-
-
-@host.inline
-def _same_headers(memory, start, stride, sizes, size, me, count, half, ignored):  # type: ignore[no-untyped-def]
-    """Whether all ranks show the header of this one, but for some bits of its first byte."""
-    mine = start + me * stride
-    for rank in range(count):
-        other = start + rank * stride
-        if sizes[rank * _STEP + 1 + half] != size or (memory[mine] ^ memory[other]) & ~ignored:
-            return False
-        for i in range(1, size):
-            if memory[mine + i] != memory[other + i]:
-                return False
-    return True
-
-
-@host.inline
-def agreed_reduce(  # type: ignore[no-untyped-def]
-    header, heads, room_of_head, sizes, memory, slot, gap, half, ignored,
-    x, rows, starts, room, stride, how, whole, flags, me, count, epoch, pace, log,
-):  # fmt: skip
-    """A gather of headers and, if all are equal, the sum of x over the ranks, which has begun with it.
-
-    The first chunk is shown together with the header, so the sum needs no barrier for the headers. If they differ, x
-    has not changed, and this was a ``gather``.
-
-    Args:
-        header, heads, room_of_head, sizes, memory, slot, gap, half: as ``mine`` and so on of ``gather``.
-        ignored: bits of the first byte that may differ.
-        x, rows, starts, room, stride, how: as of ``reduce_large``.
-        whole: every rank sums all of x, which is one chunk, so that the barrier of the headers is the only one.
-        log: ``MET`` becomes the time at which all headers were found equal, in nanoseconds; it stays 0 if they differ.
-    """
-    if log[STAGE] == 0:
-        if log[SHOWN] == 0:
-            first = x[:room]
-            row = rows[starts[0] + me * stride : starts[0] + me * stride + first.size]
-            a, b = _share_of(me, first.size, count)
-            if whole:
-                a, b = 0, 0
-            _copy(row[:a], first[:a])
-            _copy(row[b:], first[b:])
-            _copy(memory[slot + me * gap : slot + me * gap + header.size], header)
-            flags[me * _STEP + 1 + half] = header.size
-            log[SHOWN] = 1
-            _store(flags, me * _STEP, epoch + 1)
-        if not _await(flags, count, epoch + 1, pace, log):
-            return False
-        if not _same_headers(memory, slot, gap, flags, header.size, me, count, half, ignored):
-            for rank in range(count):
-                size = sizes[rank] = flags[rank * _STEP + 1 + half]
-                place = slot + rank * gap
-                _copy(heads[rank * room_of_head : rank * room_of_head + size], memory[place : place + size])
-            return True
-        log[MET] = now(log[CLOCK:])
-    if whole:
-        log[SATURATED] += _sum(x, rows[starts[0] :], stride, count, me, how)
-        return True
-    return reduce_large(x, rows, starts, room, stride, how, True, flags, me, count, epoch, pace, log)
 
 
 @host.inline
@@ -298,13 +254,13 @@ def _chunk_of(edges, rank, first, room):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _show(x, edges, first, rows, start, room, stride, parts, me, count):  # type: ignore[no-untyped-def]
+def show_regions(x, edges, first, rows, start, room, stride, parts, me, count):  # type: ignore[no-untyped-def]
     """Write a chunk of what others want into the own row: their regions of x, or (``parts`` 1) the own one."""
     for k in range(1, count):
         rank = (me + k) % count if parts > 1 else me
         a, b = _chunk_of(edges, rank, first, room)
         place = start + me * stride + (rank * room if parts > 1 else 0)
-        _copy(rows[place : place + b - a], x[a:b])
+        copy(rows[place : place + b - a], x[a:b])
         if parts == 1:
             break
 
@@ -314,10 +270,10 @@ def _begin_chunk(x, edges, rows, start, room, stride, parts, flags, me, count, e
     """Write the current chunk of ``log`` and wait at the barrier; False as ``barrier``."""
     chunk = log[STAGE]
     if log[SHOWN] == 0:
-        _show(x, edges, chunk * room, rows, start, room, stride, parts, me, count)
+        show_regions(x, edges, chunk * room, rows, start, room, stride, parts, me, count)
         log[SHOWN] = 1
-        _store(flags, me * _STEP, epoch + chunk + 1)
-    if not _await(flags, count, epoch + chunk + 1, pace, log):
+        store(flags, me * _STEP, epoch + chunk + 1)
+    if not await_all(flags, count, epoch + chunk + 1, pace, log):
         return False
     log[SHOWN], log[STAGE] = 0, chunk + 1
     return True
@@ -339,7 +295,7 @@ def reduce_scatter(x, edges, longest, rows, starts, room, stride, own, how, flag
             return False
         a, b = _chunk_of(edges, me, first, room)
         out = own[a - edges[2 * me] : b - edges[2 * me]]
-        log[SATURATED] += _sum(out, rows[start + me * room :], stride, count, me, how)
+        log[SATURATED] += sum_rows(out, rows[start + me * room :], stride, count, me, how)
     return True
 
 
@@ -353,7 +309,7 @@ def allgather(x, edges, longest, rows, starts, room, stride, flags, me, count, e
         for k in range(1, count):
             rank = (me + k) % count
             a, b = _chunk_of(edges, rank, first, room)
-            _copy(x[a:b], rows[start + rank * stride : start + rank * stride + b - a])
+            copy(x[a:b], rows[start + rank * stride : start + rank * stride + b - a])
     return True
 
 
@@ -384,7 +340,7 @@ def _write(places, begins, edges, rank, first, room, rows, start):  # type: igno
     for array in range(places.size):
         piece, place = _piece(places, begins, edges, array, rank, first, first + room)
         if piece.size:
-            _copy(rows[start + place : start + place + piece.size], piece)
+            copy(rows[start + place : start + place + piece.size], piece)
 
 
 @host.inline
@@ -393,7 +349,7 @@ def _read(places, begins, edges, rank, first, room, rows, start):  # type: ignor
     for array in range(places.size):
         piece, place = _piece(places, begins, edges, array, rank, first, first + room)
         if piece.size:
-            _copy(piece, rows[start + place : start + place + piece.size])
+            copy(piece, rows[start + place : start + place + piece.size])
 
 
 @host.inline
@@ -413,14 +369,14 @@ def scatter_joint(places, begins, edges, longest, rows, starts, room, stride, ho
                 rank = (me + k) % count
                 _write(places, begins, edges, rank, first, room, rows, start + me * stride + rank * room)
             log[SHOWN] = 1
-            _store(flags, me * _STEP, epoch + chunk + 1)
-        if not _await(flags, count, epoch + chunk + 1, pace, log):
+            store(flags, me * _STEP, epoch + chunk + 1)
+        if not await_all(flags, count, epoch + chunk + 1, pace, log):
             return False
         log[SHOWN], log[STAGE] = 0, chunk + 1
         for array in range(places.size):
             piece, place = _piece(places, begins, edges, array, me, first, first + room)
             if piece.size:
-                log[SATURATED] += _sum(piece, rows[start + me * room + place :], stride, count, me, how)
+                log[SATURATED] += sum_rows(piece, rows[start + me * room + place :], stride, count, me, how)
     return True
 
 
@@ -433,8 +389,8 @@ def gather_joint(places, begins, edges, longest, rows, starts, room, stride, fla
         if log[SHOWN] == 0:
             _write(places, begins, edges, me, first, room, rows, start + me * stride)
             log[SHOWN] = 1
-            _store(flags, me * _STEP, epoch + chunk + 1)
-        if not _await(flags, count, epoch + chunk + 1, pace, log):
+            store(flags, me * _STEP, epoch + chunk + 1)
+        if not await_all(flags, count, epoch + chunk + 1, pace, log):
             return False
         log[SHOWN], log[STAGE] = 0, chunk + 1
         for k in range(1, count):

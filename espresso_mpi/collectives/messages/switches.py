@@ -8,6 +8,7 @@ from espresso_mpi.errors import ConfigError
 
 SWITCH = "ESPRESSO_CUDA_AWARE"
 EXECUTOR = "ESPRESSO_EXECUTOR"
+SINGLE_COPY = "ESPRESSO_SINGLE_COPY"
 _EXECUTORS = {"compiled": True, "python": False}
 _WAYS = {"auto": None, "1": True, "0": False}
 
@@ -37,3 +38,15 @@ def device_aware() -> bool | None:
             f"finds, as if unset)"
         )
     return _WAYS[setting]
+
+
+def single_copy() -> bool:
+    """Whether ranks of a node may read each other's memory, as ``ESPRESSO_SINGLE_COPY`` has it: 1, the default, or 0.
+
+    Raises:
+        ConfigError: the environment variable is neither.
+    """
+    setting = os.environ.get(SINGLE_COPY, "1")
+    if setting not in ("0", "1"):
+        raise ConfigError(f"{SINGLE_COPY}={setting!r}; expected 1 (where the system allows it, as if unset) or 0")
+    return setting == "1"

@@ -17,7 +17,7 @@ from espresso_mpi.cluster.launch import cores
 from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
 from espresso_mpi.types import ALIGN
 
-from . import leftovers, opening, probe
+from . import leftovers, opening, probe, single_copy
 from .compiled_calls import DATA_TAG, NEWS_TAG, CompiledCalls
 from .deadlock import DeadlockDetector
 from .failures import failure, named
@@ -66,6 +66,7 @@ class Settings:
         device_aware: whether device pointers go to MPI; otherwise messages are staged by the host. None: staged until
             ``choose_device_way`` has found out.
         by_tables: whether segments in host memory run as tables of operations; otherwise Python runs them.
+        single_copy: whether ranks of a node read each other's memory where the system allows it.
     """
 
     timeout: float
@@ -74,6 +75,7 @@ class Settings:
     nodes: Sequence[Sequence[int]] | None = None
     device_aware: bool | None = None
     by_tables: bool = True
+    single_copy: bool = True
 
 
 class Transport(CompiledCalls):
@@ -108,6 +110,7 @@ class Transport(CompiledCalls):
         self.by_tables = settings.by_tables
         self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
         self._window = self._open_window(settings.window_bytes)
+        self.single_copy = single_copy.of_node(self._local, self._window is not None, settings.single_copy)
         served = self._window is not None or self._local.size == 1
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
         """Whether on every node all ranks share a window."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..data import reduction
 from . import shared_memory
+from .agreed import SMALL, Agreed, AgreedSums, How
 from .joint import JointRegions, addresses
 from .waiting import Waiter
 from .window_places import ALIGN as _ALIGN
@@ -26,9 +27,6 @@ from .window_places import SLOT, WindowPlaces
 
 if TYPE_CHECKING:
     from ..data.transfers import Transfer
-
-_SMALL = 16 << 10
-"""Bytes up to which every rank sums all rows itself: one barrier, but ``ranks`` times the reading."""
 
 _BYTE = np.dtype(np.uint8)
 _PAGE = 4096
@@ -50,20 +48,6 @@ class _Rows(NamedTuple):
     def span(self, a: int) -> np.ndarray:
         """The memory from element ``a`` of the first row on: rows are ``stride`` apart."""
         return self.flat[self.start + a :]
-
-
-class Agreed(NamedTuple):
-    """What came of ``SharedWindow.agreed_allreduce``.
-
-    Attributes:
-        met: when all headers were found equal, in seconds of ``time.perf_counter``; 0: they differ.
-        headers: then, the header of every member.
-        saturated: as of ``SharedWindow.allreduce``.
-    """
-
-    met: float
-    headers: Sequence[np.ndarray] = ()
-    saturated: int = 0
 
 
 class SharedWindow(WindowPlaces):
@@ -89,7 +73,7 @@ class SharedWindow(WindowPlaces):
         memory = memory[-memory.ctypes.data % _PAGE :]  # the same on every rank: maps begin at pages
         self._flags, self._memory = memory[:flags].view(np.int64), memory[flags : size - _PAGE]
         self._known: dict[tuple[np.dtype[Any], int, bool], _Rows] = {}
-        self._known_places: dict[tuple[np.dtype[Any], int], tuple[_Rows, tuple[int, int], _Rows, int]] = {}
+        self._sums: dict[tuple[np.dtype[Any], How], AgreedSums] = {}
         self._epoch = self._uses = 0
         self.bytes_sent = 0
         if local.rank == 0:
@@ -136,7 +120,7 @@ class SharedWindow(WindowPlaces):
     def allreduce(self, x: np.ndarray, dtype: str, region: tuple[int, int], reduce_op: reduction.ReduceOp) -> int:
         """``x[region] = reduced over the ranks`` at every rank. Returns how many integers of its share saturated."""
         part = x[region[0] : region[1]]
-        if part.nbytes <= _SMALL or reduce_op.operator == "max":
+        if part.nbytes <= SMALL or reduce_op.operator == "max":
             saturated = self._reduce_small(part, dtype, reduce_op)
             return saturated if self._me == 0 else 0  # all have seen the same ones
         if reduce_op.combine is not None:
@@ -194,48 +178,12 @@ class SharedWindow(WindowPlaces):
         room = out.size // self._count
         self._run(shared_memory.gather, 1, mine, out, room, sizes, rows.flat, rows.start, rows.stride, half)
 
-    def agreed_allreduce(
-        self, header: np.ndarray, ignored: int, x: np.ndarray, how: tuple[bool, float, bool, int, int]
-    ) -> Agreed:
-        """Show a header; if those of all members are equal, ``x = reduced over the ranks``, else x stays.
-
-        Members may call ``gather`` with their header instead: it differs then.
-
-        Args:
-            header: flat uint8, at most ``SLOT``.
-            ignored: bits of its first byte that may differ.
-            x: flat, not empty; equally long at members with equal headers.
-            how: from ``reduction.arithmetic``.
-        """
-        uses, width = self._uses, -(-header.size // _ALIGN) * _ALIGN
-        rows, starts, slots, room = self._places(x.dtype, uses % 2)
-        chunks = -(-x.size // room)
-        whole = chunks == 1 and x.nbytes <= _SMALL
-        heads, sizes = np.empty(self._count * width, np.uint8), np.empty(self._count, np.int64)
-        log = self._run(
-            shared_memory.agreed_reduce, 0, header, heads, width, sizes, slots.flat, slots.start, slots.stride,
-            uses % 2, ignored, x, rows.flat, starts, room, rows.stride, how, whole,
-        )  # fmt: skip
-        met, saturated = int(log[shared_memory.MET]) * 1e-9, int(log[shared_memory.SATURATED])
-        barriers = 2 * chunks if met and not whole else 1
-        self._uses, self._epoch = uses + (barriers + 1) // 2, self._epoch + barriers
-        self.bytes_sent += header.size * (self._count - 1)
-        if not met:
-            return Agreed(0.0, [heads[r * width : r * width + size] for r, size in enumerate(sizes.tolist())])
-        mine = x.nbytes if whole else x.nbytes // self._count  # to a cache line
-        self.bytes_sent += x.nbytes - mine + mine * (self._count - 1)
-        return Agreed(met, (), saturated if not whole or self._me == 0 else 0)  # of a whole sum, all see the same ones
-
-    def _places(self, dtype: np.dtype[Any], half: int) -> tuple[_Rows, tuple[int, int], _Rows, int]:
-        """What begins in a half: rows of large data, where they begin in both halves, slots, and elements of a row."""
-        known = self._known_places.get((dtype, half))
-        if known is None:
-            before, self._uses = self._uses, half
-            rows, other = self._rows(dtype), self._rows(dtype)
-            slots, self._uses = self._rows(_BYTE, small=True), before
-            room = min(self._half, _CHUNK) // dtype.itemsize // _ALIGN * _ALIGN
-            known = self._known_places[dtype, half] = rows, (rows.start, other.start), slots, room
-        return known
+    def agreed_allreduce(self, header: np.ndarray, ignored: int, x: np.ndarray, how: How) -> Agreed:
+        """See ``AgreedSums.reduce``; ``how``: from ``reduction.arithmetic``."""
+        sums = self._sums.get((x.dtype, how))
+        if sums is None:
+            sums = self._sums[x.dtype, how] = AgreedSums(self, self._waiter, x.dtype, how)
+        return sums.reduce(header, ignored, x)
 
     @property
     def handle(self) -> Any:
@@ -246,7 +194,7 @@ class SharedWindow(WindowPlaces):
         """Give the memory back. Collective over the node."""
         self._win.Unlock_all()
         self.forget_places()
-        del self._flags, self._memory, self._known, self._known_places
+        del self._flags, self._memory, self._known, self._sums
         self._win.Free()
 
     def _reduce_small(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp) -> int:

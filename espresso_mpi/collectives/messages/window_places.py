@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ CHUNK = 1 << 20
 16 MiB in all: 5.7 ms by 256 KiB (more barriers), 5.4 by 512 KiB and 1 MiB, 6.2 by 2 MiB, 14 by 4 MiB (out of cache)."""
 
 ALIGN = 64
+
+MEMORY, STRIDE, STARTS, ME, COUNT = 0, 1, 2, 4, 5
+"""Places of ``WindowPlaces.places``, an int64 array; ``STARTS`` is that of the first of two halves."""
 
 
 def room_of(half_bytes: int) -> int:
@@ -34,6 +38,26 @@ class WindowPlaces:
     _me: int
     _epoch: int
     _uses: int
+    bytes_sent: int
+
+    @property
+    def count(self) -> int:
+        """Number of members."""
+        return self._count
+
+    @property
+    def member(self) -> int:
+        """Which of them this rank is."""
+        return self._me
+
+    @property
+    def half_bytes(self) -> int:
+        """Bytes of a row for large data."""
+        return self._half
+
+    def elements(self, dtype: Any) -> np.ndarray:
+        """The memory as elements of a type."""
+        return self._memory.view(dtype)
 
     @property
     def room(self) -> int:
@@ -63,6 +87,10 @@ class WindowPlaces:
     def wait_at_barrier(self) -> None:
         """Wait until all have arrived at the barrier at which this member has, with timeout and monitor."""
         self._wait(self._epoch + 1)
+
+    def wait_for(self, epoch: int) -> None:
+        """Wait until all have arrived so often."""
+        self._wait(epoch)
 
     def forget_places(self) -> None:
         """The memory is about to be given back."""

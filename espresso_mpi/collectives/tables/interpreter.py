@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import entries, host
@@ -32,6 +31,8 @@ from ..messages.mpi_calls import (
     TAG,
     TESTALL,
 )
+from ..messages.shared_memory import move
+from ..messages.window_places import COUNT, ME, MEMORY, STARTS, STRIDE
 from .operations import BUFFERS, SCRATCH, Code
 
 GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, HALTED, ENDED = range(8)
@@ -45,26 +46,10 @@ how many values were cut."""
 PAUSES, HALTS, RUNS = range(3)
 """Modes: return at every YIELD, because others run as well; return before the next barrier; return only if needed."""
 
-MEMORY, STRIDE, STARTS, ME, COUNT, WINDOW = 0, 1, 2, 4, 5, 6
-"""Places of what is known of the window, an int64 array: see ``SharedWindow.places``."""
-
 _ADD, _DIVIDE, _SUM, _WRITE, _READ = (int(c) for c in (Code.ADD, Code.DIVIDE, Code.SUM, Code.WRITE, Code.READ))
 _LAP, _TILES, _COPY, _SHOW, _MEET = (int(c) for c in (Code.LAP, Code.TILES, Code.COPY, Code.SHOW, Code.MEET))
 _TAKE, _SEND, _RECEIVE, _WAIT = (int(c) for c in (Code.TAKE, Code.SEND, Code.RECEIVE, Code.WAIT))
 _MARK, _STACK, _POLL, _YIELD = (int(c) for c in (Code.MARK, Code.STACK, Code.POLL, Code.YIELD))
-
-
-@intrinsic
-def move(typingctx, to, source, nbytes):  # type: ignore[no-untyped-def]
-    """Copy bytes from one address to another."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        byte = ir.IntType(8).as_pointer()
-        target, origin = builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte)
-        cgutils.raw_memcpy(builder, target, origin, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic

@@ -15,7 +15,7 @@ from espresso_mpi.tracing.ledger import Interval, Ledger
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job
-from ..messages import shared_memory
+from ..messages import headers, shared_memory
 from ..messages.window import SharedWindow
 from . import interpreter, riding
 from .operations import BUFFERS
@@ -97,7 +97,7 @@ class OneCall:
         if header is not self._header:
             self._take(header)
         self._job = job
-        setup[riding.IGNORED], setup[riding.LEAST] = ignored, self._least if search else 0
+        setup[headers.IGNORED], setup[riding.LEAST] = ignored, self._least if search else 0
         places[BUFFERS] = device.begin_of(x)
         if table.drawn:
             places[self._keys :] = keys_of(table, [job])
@@ -132,14 +132,14 @@ class OneCall:
     def _take(self, header: np.ndarray) -> None:
         """Use another header from now on."""
         width = -(-header.size // _ALIGN) * _ALIGN
-        self._setup[riding.HEADER], self._setup[riding.SIZE] = device.address(header), header.size
-        self._setup[riding.WIDTH] = width
+        self._setup[headers.HEADER], self._setup[headers.SIZE] = device.address(header), header.size
+        self._setup[headers.WIDTH] = width
         self._header, self._heads = header, np.empty(self._sizes.size * width, np.uint8)
 
     @property
     def headers(self) -> Sequence[np.ndarray]:
         """The headers of all ranks, which differ."""
-        width = int(self._setup[riding.WIDTH])
+        width = int(self._setup[headers.WIDTH])
         return [self._heads[r * width : r * width + size] for r, size in enumerate(self._sizes.tolist())]
 
     def undo(self) -> None:

@@ -7,16 +7,14 @@ payload, compares the headers of all ranks behind the barrier, and runs the rest
 
 from __future__ import annotations
 
-from numba import carray, types
-
 from espresso_mpi.compressors.kernels.cpu import host
-from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
 from ..data.magnitudes import in_range
-from ..messages import shared_memory
-from ..messages.window_places import SLOT
+from ..messages import headers, shared_memory
+from ..messages.headers import SETUP
+from ..messages.window_places import COUNT, ME
 from . import interpreter
-from .interpreter import AT, COUNT, EPOCH, HALTED, HALTS, ME, MODE, RUNS, USES
+from .interpreter import AT, EPOCH, HALTED, HALTS, MODE, RUNS, USES
 
 ODD, DIFFERENT = interpreter.ENDED + 1, interpreter.ENDED + 2
 """More reasons why ``ride`` returned: values are too large, or the headers differ."""
@@ -24,62 +22,25 @@ ODD, DIFFERENT = interpreter.ENDED + 1, interpreter.ENDED + 2
 BEGINS, MEETS = RUNS + 1, RUNS + 2
 """More modes: nothing was done yet; at the barrier of the headers."""
 
-HEADER, SIZE, IGNORED, WIDTH, ARRAY, ELEMENTS, LEAST, KEPT = range(8)
-"""Places of the set-up, an int64 array: address and size of the header, bits of its first byte that may differ, bytes
-between the headers that were received; place of the array whose values are searched, its elements, and the bits from
-which a magnitude is too large, 0 if none is searched. Then, for each residual, its place, the address of a copy, and
-its bytes."""
+ARRAY, ELEMENTS, LEAST, KEPT = range(SETUP, SETUP + 4)
+"""Places of the set-up behind those of ``headers``: place of the array whose values are searched, its elements, and the
+bits from which a magnitude is too large, 0 if none is searched. Then, for each residual, its place, the address of a
+copy, and its bytes."""
 
 SEARCHED, SEARCHED_UNTIL, ASKED, ANSWERED, MARKS = range(5)
 """Marks behind those of the table: when the search began and ended, when the headers were shown, and when compared."""
 
-_STEP = shared_memory.LINE // 8
-_bytes_at = pointer_to(types.uint8)
-
 
 @host.inline
 def _note(marks, number, state):  # type: ignore[no-untyped-def]
-    at = marks.shape[0] - MARKS + number
-    marks[at, 0] = shared_memory.now(state[shared_memory.CLOCK :])
-    marks[at, 1] = state[shared_memory.WAITED]
+    headers.note(marks, marks.shape[0] - MARKS + number, state)
 
 
 @host.inline
 def _keep(setup, places):  # type: ignore[no-untyped-def]
     """Copy the residuals, for the case that the headers differ."""
     for at in range(KEPT, setup.size, 3):
-        interpreter.move(setup[at + 1], places[setup[at]], setup[at + 2])
-
-
-@host.inline
-def _slot(window, rank, half):  # type: ignore[no-untyped-def]
-    """Where the small data of a rank are in a half of the window."""
-    return interpreter.in_row(window, half, rank) - SLOT
-
-
-@host.inline
-def _same(setup, flags, window, half):  # type: ignore[no-untyped-def]
-    """Whether all ranks show the header of this one, but for the bits that may differ."""
-    size = setup[SIZE]
-    mine = carray(_bytes_at(setup[HEADER]), (size,))
-    for rank in range(window[COUNT]):
-        if flags[rank * _STEP + 1 + half] != size:
-            return False
-        other = carray(_bytes_at(_slot(window, rank, half)), (size,))
-        if (mine[0] ^ other[0]) & ~setup[IGNORED]:
-            return False
-        for i in range(1, size):
-            if mine[i] != other[i]:
-                return False
-    return True
-
-
-@host.inline
-def _receive(setup, heads, sizes, flags, window, half):  # type: ignore[no-untyped-def]
-    """Copy the headers of all ranks."""
-    for rank in range(window[COUNT]):
-        size = sizes[rank] = flags[rank * _STEP + 1 + half]
-        interpreter.move(heads.ctypes.data + rank * setup[WIDTH], _slot(window, rank, half), size)
+        shared_memory.move(setup[at + 1], places[setup[at]], setup[at + 2])
 
 
 @host.inline
@@ -104,9 +65,7 @@ def ride(setup, heads, sizes, rows, parameters, places, marks, flags, window, fl
         if why != HALTED:
             return why
         _note(marks, ASKED, state)
-        half, me = state[USES] % 2, window[ME]
-        interpreter.move(_slot(window, me, half), setup[HEADER], setup[SIZE])
-        flags[me * _STEP + 1 + half] = setup[SIZE]
+        headers.show(setup, flags, window, state[USES] % 2)
         state[MODE] = MEETS
     if state[MODE] == MEETS:
         if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):
@@ -115,8 +74,8 @@ def ride(setup, heads, sizes, rows, parameters, places, marks, flags, window, fl
         state[EPOCH] += 1
         state[USES] += 1
         _note(marks, ANSWERED, state)
-        if not _same(setup, flags, window, half):
-            _receive(setup, heads, sizes, flags, window, half)
+        if not headers.same(setup, flags, window, half):
+            headers.receive(setup, heads, sizes, flags, window, half)
             return DIFFERENT
         state[AT] += 1  # behind the barrier
         state[MODE] = RUNS

@@ -28,6 +28,7 @@ HEALTHY = {
     "mpi_compression": [],
     "mpi_pytest": None,
     "shared_memory_bytes": 1 << 30,
+    "single_copy": "once where that is quicker: 2 ranks have tried it with each other",
     "lab_problems": [],
 }
 
@@ -52,6 +53,13 @@ def plain_environment(monkeypatch):
 
 def test_a_healthy_node_has_no_findings():
     assert found() == []
+
+
+def test_ranks_that_may_not_copy_from_each_other():
+    refused = "twice, through the shared window: the memory of another rank: Operation not permitted"
+    finding = only(single_copy=f"{refused} (kernel.yama.ptrace_scope=1)")
+    assert "ptrace_scope=1" in finding.what and "SYS_PTRACE" in finding.cure
+    assert found(single_copy="twice, through the shared window: ESPRESSO_SINGLE_COPY=0") == []
 
 
 def test_no_mpirun():

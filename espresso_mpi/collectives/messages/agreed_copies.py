@@ -1,0 +1,306 @@
+"""Compiled: a copying collective inside a node that begins with the exchange of headers.
+
+Each rank shows its header, where its bytes begin, and, if the parts differ from rank to rank, their sizes. Behind the
+barrier the headers are compared, and only then is anything copied, in one of three ways:
+
+- *through the window*: each rank has shown the first chunk of what others want beside its header, and shows the next
+  ones by turns in the two halves; two copies of every byte, one barrier for a chunk.
+- *by reads*: each rank reads from the memory of the others what it wants (``single_copy``); one copy, and a second
+  barrier, at which only those wait that were read from.
+- *by writes*: each rank writes what it has to the memory of the others; a gather thus keeps all cores busy, and what a
+  rank gives to all others stays in its cache. Only those wait at the second barrier that were written to.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
+
+from espresso_mpi.compressors.kernels.cpu import host
+from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
+
+from . import headers
+from .shared_memory import CLOCK, LINE, LOG, MET, SHOWN, STAGE, WAITED, await_all, keep_polling, load, move, now, store
+from .window_places import COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
+
+SOURCE, TARGET, WAY, ROOM, LONGEST, SHARED, SPLITS, READ, WRITE, ERRNO, TOOK, PLACES = range(
+    headers.SETUP, headers.SETUP + 12
+)
+"""Places of a set-up behind those of ``headers``, and its length: addresses of what is given and of the result; the
+way; bytes of a part in a chunk; bytes of the longest part of any rank, which are found out if there are ``SPLITS``;
+whether all others get the same bytes; whether sizes differ and are shown; addresses of the functions that read, that
+write and that say where the error is; nanoseconds that this rank took for the latest such call, or for each MiB of it
+if there are splits, which all get to know. The same on all ranks, but for the addresses and ``TOOK``."""
+
+BY_WINDOW, BY_READS, BY_WRITES, WAYS = range(4)
+"""The ways, and their number."""
+
+GIVE_AT, GIVE, TAKE_AT, TAKE, FROM, LANDS, PROCESS, COLUMNS = range(8)
+"""Columns of a table of the ranks of the node, int64: where in what is given their part begins, and its bytes; where in
+the result their part begins, and its bytes; where it begins in what they give; where the part of this rank begins in
+their result; and the number of their process."""
+
+SLOWEST, UNEQUAL, FAILED, TOTAL, PIECES = range(LOG, LOG + 5)
+"""Places of the log behind those of ``shared_memory``: the largest ``TOOK`` of all ranks; 1 + giver * ranks + taker if
+two ranks differ in the size of a part, or -1 if they differ in the way; the error of a copy; the bytes of all parts, if
+there are splits; and room for arguments. Before them, ``MET`` is when all headers were found equal; it stays 0 if they
+differ."""
+
+LENGTH = PIECES + 4
+"""Length of the log."""
+
+ASKED, ANSWERED, ENDED, MARKS = range(4)
+"""Rows of the marks: when the header was shown, when all were compared, and when the call ended."""
+
+SHOWN_AT = SLOT // 2
+"""Where in its slot a rank shows what is no header: way, addresses and ``TOOK``, and four numbers for each rank."""
+
+MOST_RANKS = (SLOT - SHOWN_AT) // 8 // 4 - 1
+"""Ranks of a node for which there is room."""
+
+_STEP = LINE // 8
+_numbers_at, _error_at = pointer_to(types.int64), pointer_to(types.int32)
+
+
+@intrinsic
+def _call_copy(typingctx, function, process, local, remote):  # type: ignore[no-untyped-def]
+    """Call process_vm_readv or process_vm_writev with one piece of memory on each side."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        word, number = ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(word, [number, word, word, word, word, word])
+        function, process, local, remote = args
+        one, none = ir.Constant(word, 1), ir.Constant(word, 0)
+        called = [builder.trunc(process, number), local, one, remote, one, none]
+        return builder.call(builder.inttoptr(function, kind.as_pointer()), called)
+
+    return types.int64(*[types.int64] * 4), codegen
+
+
+@intrinsic
+def _call_errno(typingctx, function):  # type: ignore[no-untyped-def]
+    """Call the function that says where this thread's error number is."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        kind = ir.FunctionType(ir.IntType(64), [])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
+
+    return types.int64(types.int64), codegen
+
+
+@host.inline
+def _copy_across(setup, function, process, here, there, nbytes, log):  # type: ignore[no-untyped-def]
+    """Copy bytes from or to the memory of another process; returns the error number, 0 if there is none."""
+    pieces = log[PIECES:]
+    done = 0
+    while done < nbytes:
+        pieces[0], pieces[1] = here + done, nbytes - done
+        pieces[2], pieces[3] = there + done, nbytes - done
+        at = log.ctypes.data + 8 * PIECES
+        found = _call_copy(setup[function], process, at, at + 16)
+        if found <= 0:
+            return max(1, carray(_error_at(_call_errno(setup[ERRNO])), (1,))[0]) if found < 0 else 1
+        done += found
+    return 0
+
+
+@host.inline
+def _shown(window, rank, half):  # type: ignore[no-untyped-def]
+    """What a rank shows beside its header."""
+    return carray(_numbers_at(headers.slot_of(window, rank, half) + SHOWN_AT), (4 * (1 + window[COUNT]),))
+
+
+@host.inline
+def _row(window, rank, half):  # type: ignore[no-untyped-def]
+    """Where a rank's row of large data begins."""
+    return window[MEMORY] + window[STARTS + half] + rank * window[STRIDE]
+
+
+@host.inline
+def _show_chunk(setup, table, window, half, first):  # type: ignore[no-untyped-def]
+    """Copy what others get to the own row, from a byte of each part on: once, if all get the same."""
+    me, count = window[ME], window[COUNT]
+    for k in range(1, count):
+        rank = (me + k) % count
+        size = min(setup[ROOM], table[rank, GIVE] - first)
+        if size > 0:
+            place = _row(window, me, half) + (0 if setup[SHARED] else rank * setup[ROOM])
+            move(place, setup[SOURCE] + table[rank, GIVE_AT] + first, size)
+            if setup[SHARED]:
+                break
+
+
+@host.inline
+def _take_chunk(setup, table, window, half, first):  # type: ignore[no-untyped-def]
+    """Copy what the others have shown, beginning with the next rank's: not all read one at first."""
+    me, count = window[ME], window[COUNT]
+    for k in range(1, count):
+        rank = (me + k) % count
+        size = min(setup[ROOM], table[rank, TAKE] - first)
+        if size > 0:
+            place = _row(window, rank, half) + (0 if setup[SHARED] else me * setup[ROOM])
+            move(setup[TARGET] + table[rank, TAKE_AT] + first, place, size)
+
+
+@host.inline
+def _keep_own(setup, table, window):  # type: ignore[no-untyped-def]
+    """Copy the part that this rank has for itself."""
+    me = window[ME]
+    if table[me, TAKE] > 0:
+        move(setup[TARGET] + table[me, TAKE_AT], setup[SOURCE] + table[me, GIVE_AT], table[me, TAKE])
+
+
+@host.inline
+def _begin(setup, table, flags, window, epoch, half, log):  # type: ignore[no-untyped-def]
+    """Show the header and all that goes with it, and arrive."""
+    me, count = window[ME], window[COUNT]
+    headers.show(setup, flags, window, half)
+    mine = _shown(window, me, half)
+    mine[0], mine[1], mine[2], mine[3] = setup[WAY], setup[SOURCE], setup[TARGET], setup[TOOK]
+    if setup[SPLITS]:
+        for rank in range(count):
+            at = 4 * (1 + rank)
+            mine[at], mine[at + 1] = table[rank, GIVE_AT], table[rank, GIVE]
+            mine[at + 2], mine[at + 3] = table[rank, TAKE_AT], table[rank, TAKE]
+    if setup[WAY] == BY_WINDOW:
+        _show_chunk(setup, table, window, half, 0)
+    log[SHOWN] = 1
+    store(flags, me * _STEP, epoch + 1)
+
+
+@host.inline
+def _learn(setup, table, window, half, log):  # type: ignore[no-untyped-def]
+    """Read what the others show; False if two ranks differ in what must fit together: all ranks find the same."""
+    me, count = window[ME], window[COUNT]
+    for rank in range(count):
+        shown = _shown(window, rank, half)
+        log[SLOWEST] = max(log[SLOWEST], shown[3])
+        if shown[0] != setup[WAY]:
+            log[UNEQUAL] = -1
+            return False
+    if setup[SPLITS]:
+        setup[LONGEST] = 0
+        for giver in range(count):
+            shown = _shown(window, giver, half)
+            for taker in range(count):
+                if shown[4 * (1 + taker) + 1] != _shown(window, taker, half)[4 * (1 + giver) + 3]:
+                    log[UNEQUAL] = 1 + giver * count + taker
+                    return False
+                setup[LONGEST] = max(setup[LONGEST], shown[4 * (1 + taker) + 1])
+                log[TOTAL] += shown[4 * (1 + taker) + 1]
+            table[giver, FROM], table[giver, LANDS] = shown[4 * (1 + me)], shown[4 * (1 + me) + 2]
+    return True
+
+
+@host.inline
+def _read_all(setup, table, window, half, log):  # type: ignore[no-untyped-def]
+    """Read from every other rank what this one wants, beginning with the next."""
+    me, count = window[ME], window[COUNT]
+    _keep_own(setup, table, window)
+    for k in range(1, count):
+        rank = (me + k) % count
+        if table[rank, TAKE] > 0 and log[FAILED] == 0:
+            source = _shown(window, rank, half)[1] + table[rank, FROM]
+            target = setup[TARGET] + table[rank, TAKE_AT]
+            log[FAILED] = _copy_across(setup, READ, table[rank, PROCESS], target, source, table[rank, TAKE], log)
+
+
+@host.inline
+def _write_all(setup, table, window, half, log):  # type: ignore[no-untyped-def]
+    """Write to every other rank what it wants, beginning with the next; in chunks that stay in cache if all want it."""
+    me, count = window[ME], window[COUNT]
+    _keep_own(setup, table, window)
+    room = setup[ROOM] if setup[SHARED] else setup[LONGEST]
+    first = 0
+    while first < setup[LONGEST]:
+        for k in range(1, count):
+            rank = (me + k) % count
+            size = min(room, table[rank, GIVE] - first)
+            if size > 0 and log[FAILED] == 0:
+                target = _shown(window, rank, half)[2] + table[rank, LANDS] + first
+                source = setup[SOURCE] + table[rank, GIVE_AT] + first
+                log[FAILED] = _copy_across(setup, WRITE, table[rank, PROCESS], source, target, size, log)
+        first += room
+
+
+@host.inline
+def _await_copies(table, column, flags, window, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """Wait for those that read from this rank, or write to it; as ``shared_memory.await_all``."""
+    polled, began = 0, now(log[CLOCK:])
+    for rank in range(window[COUNT]):
+        while table[rank, column] > 0 and rank != window[ME] and load(flags, rank * _STEP) < epoch:
+            polled += 1
+            if not keep_polling(polled, pace):
+                log[WAITED] += now(log[CLOCK:]) - began
+                return False
+    log[WAITED] += now(log[CLOCK:]) - began
+    return True
+
+
+@host.inline
+def _by_chunks(setup, table, flags, window, uses, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """Take the chunk that was met for, show the next one, meet again; False as ``shared_memory.barrier``."""
+    me, room = window[ME], setup[ROOM]
+    while True:
+        chunk = log[STAGE] - 1
+        if log[SHOWN] == 0:
+            _take_chunk(setup, table, window, (uses + chunk) % 2, chunk * room)
+            if (chunk + 1) * room >= setup[LONGEST]:
+                _keep_own(setup, table, window)
+                return True
+            _show_chunk(setup, table, window, (uses + chunk + 1) % 2, (chunk + 1) * room)
+            log[SHOWN] = 1
+            store(flags, me * _STEP, epoch + chunk + 2)
+        if not await_all(flags, window[COUNT], epoch + chunk + 2, pace, log):
+            return False
+        log[STAGE] += 1
+        log[SHOWN] = 0
+
+
+@host.inline
+def copies(setup, table, heads, sizes, marks, flags, window, uses, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """Run the collective; False if ranks are still missing after a while: call it again.
+
+    Args:
+        setup, table, log: int64, see above; ``log`` is zero at first. ``STAGE`` becomes the number of barriers that are
+            over, of which each has used a half of the window, but for the second one where none passes the window.
+        heads, sizes: uint8 and int64: receive the headers of all ranks and their sizes if they differ.
+        marks: int64 of shape (``MARKS``, 2).
+        flags, window, epoch, pace: as of ``shared_memory.barrier``, and ``WindowPlaces.places``.
+        uses: how often a half was used so far.
+    """
+    half = uses % 2
+    if log[STAGE] == 0:
+        if log[SHOWN] == 0:
+            headers.note(marks, ASKED, log)
+            _begin(setup, table, flags, window, epoch, half, log)
+        if not await_all(flags, window[COUNT], epoch + 1, pace, log):
+            return False
+        headers.note(marks, ANSWERED, log)
+        log[STAGE], log[SHOWN] = 1, 0
+        if not headers.same(setup, flags, window, half):
+            headers.receive(setup, heads, sizes, flags, window, half)
+            return True
+        log[MET] = marks[ANSWERED, 0]
+        if not _learn(setup, table, window, half, log):
+            return True
+    if setup[WAY] != BY_WINDOW:
+        if log[SHOWN] == 0:
+            if setup[WAY] == BY_READS:
+                _read_all(setup, table, window, half, log)
+            else:
+                _write_all(setup, table, window, half, log)
+            log[SHOWN] = 1
+            store(flags, window[ME] * _STEP, epoch + 2)
+        column = GIVE if setup[WAY] == BY_READS else TAKE
+        if not _await_copies(table, column, flags, window, epoch + 2, pace, log):
+            return False
+        log[STAGE] = 2
+    elif not _by_chunks(setup, table, flags, window, uses, epoch, pace, log):
+        return False
+    headers.note(marks, ENDED, log)
+    setup[TOOK] = marks[ENDED, 0] - marks[ANSWERED, 0]
+    if setup[SPLITS]:
+        setup[TOOK] = (setup[TOOK] << 20) // max(log[TOTAL], 1)
+    return True

@@ -1,0 +1,105 @@
+"""Compiled: sums over the ranks of a node that begin with the exchange of headers.
+
+The first chunk is shown together with the header, so the agreement needs no barrier of its own. If the headers differ,
+nothing was summed, and what happened is an exchange of headers.
+"""
+
+from __future__ import annotations
+
+from espresso_mpi.compressors.kernels.cpu import host
+
+from . import headers, shared_memory
+from .agreed_copies import ANSWERED, ASKED, ENDED
+from .shared_memory import LINE, MET, SATURATED, SHOWN, STAGE, await_all, copy, store, sum_rows
+from .window_places import COUNT, ME, STARTS, STRIDE
+
+_STEP = LINE // 8
+
+
+@host.inline
+def _meet(setup, heads, sizes, marks, flags, window, half, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """Show the header, if that was not done, and compare all: (whether all ranks are here, whether all are equal)."""
+    if log[SHOWN] == 0:
+        headers.show(setup, flags, window, half)
+        log[SHOWN] = 1
+        store(flags, window[ME] * _STEP, epoch + 1)
+    if not await_all(flags, window[COUNT], epoch + 1, pace, log):
+        return False, False
+    headers.note(marks, ANSWERED, log)
+    if not headers.same(setup, flags, window, half):
+        headers.receive(setup, heads, sizes, flags, window, half)
+        return True, False
+    log[MET] = marks[ANSWERED, 0]
+    return True, True
+
+
+@host.inline
+def _starts(window, half, size):  # type: ignore[no-untyped-def]
+    """Where the first rows begin, in the half to use first and in the other, in elements of so many bytes."""
+    return window[STARTS + half] // size, window[STARTS + 1 - half] // size
+
+
+@host.inline
+def reduce(  # type: ignore[no-untyped-def]
+    setup, heads, sizes, x, rows, room, how, whole, reads, marks, flags, window, uses, epoch, pace, log,
+):  # fmt: skip
+    """``x`` becomes the sum over the ranks where it ``reads``; elsewhere it has no use afterwards.
+
+    Args:
+        setup: int64, see ``headers``.
+        heads, sizes: uint8 and int64: receive the headers of all ranks and their sizes if they differ.
+        rows: the window as elements of x's type; room: those of a chunk.
+        how: from ``reduction.arithmetic``.
+        whole: every rank sums all of x, which is one chunk, so that the barrier of the headers is the only one.
+        reads: whether this rank wants the shares of the others.
+        marks, flags, window, uses, epoch, pace: as of ``agreed_copies.copies``.
+        log: as of ``shared_memory.barrier``; ``MET`` becomes the time at which all headers were found equal, in
+            nanoseconds; it stays 0 if they differ.
+    """
+    me, count, half = window[ME], window[COUNT], uses % 2
+    starts, stride = _starts(window, half, x.itemsize), window[STRIDE] // x.itemsize
+    if log[STAGE] == 0:
+        if log[SHOWN] == 0:
+            headers.note(marks, ASKED, log)
+            first = x[:room]
+            row = rows[starts[0] + me * stride : starts[0] + me * stride + first.size]
+            a, b = shared_memory.share_of(me, first.size, count)
+            if whole:
+                a, b = 0, 0
+            copy(row[:a], first[:a])
+            copy(row[b:], first[b:])
+        here, equal = _meet(setup, heads, sizes, marks, flags, window, half, epoch, pace, log)
+        if not here or not equal:
+            return here
+    if whole:
+        log[SATURATED] += sum_rows(x, rows[starts[0] :], stride, count, me, how)
+    elif not shared_memory.reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log):
+        return False
+    headers.note(marks, ENDED, log)
+    return True
+
+
+@host.inline
+def scatter(  # type: ignore[no-untyped-def]
+    setup, heads, sizes, x, edges, longest, rows, room, own, how, marks, flags, window, uses, epoch, pace, log,
+):  # fmt: skip
+    """``own`` becomes the sum of all ranks' regions of this rank, as of ``shared_memory.reduce_scatter``.
+
+    Args: as of ``reduce``, and as there, but for ``own``: it need not hold this rank's contribution.
+    """
+    me, count, half = window[ME], window[COUNT], uses % 2
+    starts, stride = _starts(window, half, x.itemsize), window[STRIDE] // x.itemsize
+    if log[STAGE] == 0:
+        if log[SHOWN] == 0:
+            headers.note(marks, ASKED, log)
+            shared_memory.show_regions(x, edges, 0, rows, starts[0], room, stride, count, me, count)
+        here, equal = _meet(setup, heads, sizes, marks, flags, window, half, epoch, pace, log)
+        if not here or not equal:
+            return here
+        copy(own, x[edges[2 * me] : edges[2 * me + 1]])
+    if not shared_memory.reduce_scatter(
+        x, edges, longest, rows, starts, room, stride, own, how, flags, me, count, epoch, pace, log
+    ):
+        return False
+    headers.note(marks, ENDED, log)
+    return True

@@ -1,0 +1,226 @@
+"""Dense collectives of one node whose data travel with the header of the round: one compiled call does it all.
+
+A collective is learnt when it runs for the first time, by its number, on all ranks at once. When it comes again as the
+only call of its rank, its header and its data are shown together. If a rank deviates, nothing was copied or summed, and
+the round is an ordinary one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..arrays import device
+from ..collectives.messages import agreed_copies
+from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedSums, How, Parts
+from ..collectives.messages.transport import Transport
+from ..collectives.messages.window import SharedWindow
+from ..errors import EspressoError, MismatchError
+from ..tracing.ledger import Interval, Ledger
+from ..tracing.recording import Recorder
+
+_NOT_YET = Agreed(0.0)
+_AGREE = Interval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
+
+
+class Moves(Protocol):
+    """What travels in one call, as this rank sees it."""
+
+    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
+        """What runs such calls."""
+
+
+class Prepared(Protocol):
+    """What runs a collective again and again."""
+
+    def run(self, moves: Any, header: np.ndarray, ignored: int) -> Agreed:
+        """Show a header; if all are equal, do what ``moves`` says."""
+
+    def record(self, step: int) -> None:
+        """Report the times of a run that has ended."""
+
+
+class Copying:
+    """A broadcast, an allgather, a gather or an alltoall; without parts, ranks only agree.
+
+    Args:
+        source, target: arrays that are contiguous on the host; None: there is none.
+        parts: what goes where, in bytes.
+    """
+
+    def __init__(self, source: Any, target: Any, parts: Parts) -> None:
+        self.given, self.result, self.parts = source, target, parts
+        self.source, self.target = _place_of(source), _place_of(target)
+
+    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
+        """See ``Moves``."""
+        return _PreparedCopies(AgreedCopies(window, transport.waiter, transport.single_copy, self.parts), recorder)
+
+
+class Scattering:
+    """A reduce-scatter of floating-point numbers.
+
+    Args:
+        x: flat; own: receives this rank's region of the sum.
+        how: from ``reduction.arithmetic``.
+        edges: int64: where each rank's region begins and ends.
+    """
+
+    def __init__(self, x: np.ndarray, own: np.ndarray, how: How, edges: np.ndarray) -> None:
+        self.x, self.own, self.edges, self._how = x, own, edges, how
+
+    @property
+    def over(self) -> Callable[[np.ndarray, np.ndarray], Scattering]:
+        """Makes the same of other arrays."""
+        how, edges = self._how, self.edges
+        return lambda x, own: Scattering(x, own, how, edges)
+
+    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
+        """See ``Moves``."""
+        return _PreparedScatter(AgreedSums(window, transport.waiter, self.x.dtype, self._how), recorder)
+
+
+class Summing:
+    """An allreduce or a reduce of floating-point numbers.
+
+    Args:
+        x: flat; reads: whether this rank wants the result.
+    """
+
+    def __init__(self, x: np.ndarray, reads: bool) -> None:
+        self.x, self.reads = x, reads
+
+
+class _PreparedCopies:
+    def __init__(self, agreed: AgreedCopies, recorder: Recorder) -> None:
+        self._agreed, self._ledger = agreed, Ledger(recorder, [_AGREE], agreed_copies.MARKS)
+
+    def run(self, moves: Copying, header: np.ndarray, ignored: int) -> Agreed:
+        self._agreed.marks = self._ledger.row
+        return self._agreed.run(header, ignored, moves.source, moves.target, moves.parts)
+
+    def record(self, step: int) -> None:
+        self._ledger.note(())
+
+
+class _PreparedScatter:
+    def __init__(self, agreed: AgreedSums, recorder: Recorder) -> None:
+        self._agreed, self._ledger = agreed, Ledger(recorder, [_AGREE], agreed_copies.MARKS)
+
+    def run(self, moves: Scattering, header: np.ndarray, ignored: int) -> Agreed:
+        self._agreed.marks = self._ledger.row
+        return self._agreed.scatter(header, ignored, moves.x, moves.own, moves.edges)
+
+    def record(self, step: int) -> None:
+        self._ledger.note(())
+
+
+class PreparedSum:
+    """Allreduces and reduces of one array.
+
+    Args:
+        agreed: sums; tensor: the name in statistics; nbytes: bytes of the array.
+    """
+
+    def __init__(self, agreed: AgreedSums, tensor: str, nbytes: int, ranks: int, recorder: Recorder) -> None:
+        ended = Interval("wire", tensor, agreed_copies.ANSWERED, agreed_copies.ENDED, "fast path", "flat", nbytes)
+        self._agreed, self._ledger = agreed, Ledger(recorder, [_AGREE, ended], agreed_copies.MARKS)
+
+    def run(self, moves: Summing, header: np.ndarray, ignored: int) -> Agreed:
+        """See ``Prepared``."""
+        self._agreed.marks = self._ledger.row
+        return self._agreed.reduce(header, ignored, moves.x, moves.reads)
+
+    def record(self, step: int) -> None:
+        """See ``Prepared``."""
+        self._ledger.note((step,))
+
+
+class DenseRide:
+    """The data of the only call of this rank.
+
+    Args:
+        transport: what it uses.
+        prepared: what runs the call; moves: its data.
+
+    Attributes:
+        met: when this rank saw that all bring the same call; then it is done. 0: it has not.
+        agreed: what came of it.
+    """
+
+    def __init__(self, transport: Transport, prepared: Prepared, moves: Any) -> None:
+        self._transport, self._prepared, self._moves = transport, prepared, moves
+        self.met, self.agreed = 0.0, _NOT_YET
+
+    def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
+        """As of ``fast_path.Ride``."""
+        try:
+            self.agreed = self._prepared.run(self._moves, header, ignored)
+        except BaseException:
+            self._transport.outlive(self._moves)  # another rank may still write there
+            raise
+        self.met = self.agreed.met
+        return self.agreed.headers
+
+    def undo(self) -> None:
+        """The headers differ: nothing has changed."""
+
+    def record(self, step: int) -> None:
+        """Report the times of the run, which has ended."""
+        self._prepared.record(step)
+
+    def problem(self, title: str) -> EspressoError | None:
+        """What is wrong with the call, the same on all ranks; None: it is done."""
+        if self.agreed.unequal is None:
+            return None
+        transport = self._transport
+        giver, taker = (transport.describe(transport.node[member]) for member in self.agreed.unequal)
+        return MismatchError(
+            f"{title}: what {giver} sends to {taker} has another size than what that rank expects; the splits of the "
+            f"one must be what the other has received= for it"
+        )
+
+
+class DenseRides:
+    """The dense collectives that were learnt, by number."""
+
+    def __init__(self, transport: Transport, window: SharedWindow | None, recorder: Recorder) -> None:
+        self._transport, self._window, self._recorder = transport, window, recorder
+        self._known: dict[int, Prepared] = {}
+
+    def learn(self, number: int | None, moves: Moves | None) -> None:
+        """A collective begins the ordinary way; from now on it may ride."""
+        if number is None or moves is None or self._window is None or number in self._known:
+            return
+        self._known[number] = moves.prepared(self._transport, self._window, self._recorder)
+
+    def of(self, number: int | None) -> Prepared | None:
+        """What runs a collective."""
+        return None if number is None else self._known.get(number)
+
+    def sums(self, number: int, tensor: str, x: np.ndarray, how: Any) -> Prepared | None:
+        """What sums the one array of a call."""
+        if self._window is None:
+            return None
+        found = self._known.get(number)
+        if found is None:
+            agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
+            count = self._window.count
+            sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
+            found = self._known[number] = PreparedSum(agreed, tensor, sent, count, self._recorder)
+        return found
+
+    def forget(self) -> None:
+        """The numbers of calls have become invalid."""
+        self._known.clear()
+
+
+def _place_of(array: Any) -> int:
+    """The address of an array on the host; 0 if it is empty."""
+    return device.begin_of(array) if array is not None and array.size else 0
+
+
+NOTHING = Copying(None, None, Parts((), (), (), (), shared=True))
+"""For a call whose ranks only agree."""

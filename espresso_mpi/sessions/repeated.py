@@ -1,0 +1,130 @@
+"""Dense collectives that a rank makes again with arrays like those before, without a pending call.
+
+What is done with the arrays was decided and agreed on when the call was made the first time. So only the addresses are
+new. Whatever differs, such as strided arrays or calls that are under way, takes the ordinary way, which has the same
+messages: ranks may differ in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..collectives.data.reduction import stored
+from ..engine.calls import PendingCall
+from ..engine.dense_rides import Copying, Scattering, Summing
+
+_PLAIN, _WRITABLE = 0x1 | 0x100, 0x400
+"""numpy's flags of an array that is C-contiguous and aligned, and of one that may be written to."""
+
+_KNOWN = 1024
+"""Calls that are remembered at a time."""
+
+
+def key_of(kind: str, name: str, told: Any, x: np.ndarray) -> tuple[Any, ...] | None:
+    """By what a call is known; None: its arguments cannot be compared, so that they are checked as of a first one.
+
+    Args:
+        told: what tells it apart from others of its kind and name; the splits of an alltoall may be lists.
+    """
+    try:
+        if kind == "alltoall":
+            told = tuple(None if rows is None else tuple(rows) for rows in told)
+        key = (kind, name, told, x.shape, x.dtype)
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+class Repeated:
+    """A call as it was made before.
+
+    Args:
+        call: as it was made the ordinary way; ``number`` holds.
+        shape: of the array that receives the result; None: there is none, or it is ``x``.
+        in_place: whether ``x`` receives the result.
+        make: makes what travels of ``x`` and of the array that receives the result.
+
+    Attributes:
+        stand_in: names it while it runs.
+        signature: as of ``PendingCall``.
+    """
+
+    def __init__(
+        self,
+        call: PendingCall,
+        shape: tuple[int, ...] | None,
+        in_place: bool,
+        make: Callable[[Any, Any], Any],
+    ) -> None:
+        self.stand_in, self.signature = PendingCall(call.key, title=call.title), call.signature
+        self.shape, self.in_place, self._make = shape, in_place, make
+
+    def result(self, x: np.ndarray, out: Any) -> Any:
+        """The array that receives the result, None if there is none; ``NotImplemented`` if the arrays do not fit."""
+        if x.flags.num & _PLAIN != _PLAIN:
+            return NotImplemented
+        if out is None:
+            if self.in_place:
+                return x if x.flags.num & _WRITABLE else NotImplemented
+            return None if self.shape is None else np.empty(self.shape, x.dtype)
+        wanted = x.shape if self.in_place else self.shape
+        fits = type(out) is np.ndarray and out.shape == wanted and out.dtype == x.dtype and out is not x
+        if not fits or out.flags.num & (_PLAIN | _WRITABLE) != _PLAIN | _WRITABLE or np.may_share_memory(x, out):
+            return NotImplemented
+        return out
+
+    def moves(self, x: np.ndarray, result: Any) -> Any:
+        """What travels."""
+        return self._make(x, result)
+
+
+class RepeatedCalls:
+    """The calls that a rank has made, by kind, name, arguments, shape and element type."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Repeated] = {}
+
+    def of(self, key: tuple[Any, ...]) -> Repeated | None:
+        """A call that was made before."""
+        return self._known.get(key)
+
+    def learn(self, key: tuple[Any, ...], call: PendingCall, x: np.ndarray, result: Any, reads: bool) -> None:
+        """A call has ended well.
+
+        Args:
+            x: what was passed; result: what was returned.
+            reads: whether this rank has a use for a sum.
+        """
+        kind = call.key[0]
+        in_place = kind in ("allreduce", "reduce", "broadcast")
+        make = _maker(call, reads)
+        if make is None or call.number is None or type(x) is not np.ndarray:
+            return
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        shape = None if in_place or result is None else result.shape
+        self._known[key] = Repeated(call, shape, in_place, make)
+
+
+def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | None:
+    """Makes what travels, of other arrays than those of a call; refers to none of them."""
+    if call.exchange is None:
+        spec = call.batch.specs[0] if call.batch is not None and len(call.batch.specs) == 1 else None
+        if spec is None or call.key[0] not in ("allreduce", "reduce"):
+            return None
+        bits = stored(str(spec.dtype))
+        return lambda x, result: Summing(result.ravel().view(bits), reads)
+    moves = call.exchange.moves
+    if isinstance(moves, Copying) and not call.exchange.rest:
+        parts, in_place = moves.parts, call.key[0] == "broadcast"
+        if in_place:
+            return lambda x, result: Copying(x, x, parts)
+        return lambda x, result: Copying(x, result, parts)
+    if isinstance(moves, Scattering):
+        over, kind = moves.over, moves.x.dtype
+        return lambda x, result: over(x.ravel().view(kind), result.ravel().view(kind))
+    return None

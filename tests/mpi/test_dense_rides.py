@@ -1,0 +1,281 @@
+"""Dense collectives that are made again: their data travel with the header. Every way, every bit, ranks that fail."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import espresso_mpi
+from espresso_mpi.collectives.messages import agreed, single_copy
+from espresso_mpi.collectives.messages.agreed_copies import BY_READS, BY_WRITES
+from espresso_mpi.collectives.messages.single_copy import SingleCopy
+from espresso_mpi.errors import (
+    EspressoError,
+    GradientError,
+    MismatchError,
+    RankTimeoutError,
+    RemoteError,
+    TransportError,
+)
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(240)]
+
+SIZES = (1, 6000, 250001)
+"""Elements: of which each rank sums all, of one chunk, and of several."""
+
+
+class Fixed(agreed.Choice):
+    """Always one way, where it is possible."""
+
+    wanted = BY_WRITES
+
+    def __init__(self, ways):
+        super().__init__(1)
+        self.way = min(self.wanted, ways - 1)
+
+
+@pytest.fixture(params=["window", "reads", "writes", "chosen"])
+def session(request, open_session, monkeypatch):
+    """A session whose copies go one way, or by turns."""
+    if request.param == "window":
+        monkeypatch.setenv("ESPRESSO_SINGLE_COPY", "0")
+    if request.param in ("reads", "writes"):
+        monkeypatch.setattr(agreed, "Choice", Fixed)
+        monkeypatch.setattr(Fixed, "wanted", {"reads": BY_READS, "writes": BY_WRITES}[request.param])
+    found = open_session()
+    if request.param in ("reads", "writes") and not found._transport.single_copy:
+        pytest.skip(found._transport.single_copy.why)
+    return found
+
+
+def values(rank, n, step, dtype="int32"):
+    return (np.arange(n) % 97 + 7 * rank + step).astype(dtype)
+
+
+def rides(session):
+    """How many calls have been learnt."""
+    return len(session._engine._dispatcher._dense._known)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_copies_that_come_again(world, session, n):
+    """The values change from step to step: what an earlier step left in the window would be found."""
+    size, me = world.size, world.rank
+    out, block = np.empty(size * n, np.int32), np.empty(size * n, np.int32)
+    for step in range(9):
+        x, root = values(me, n, step), step % 2
+        every = np.concatenate([values(rank, n, step) for rank in range(size)])
+        assert session.allgather(x, out=out) is out and np.array_equal(out, every)
+        gathered = session.gather(x, root=root, out=block if me == root else None)
+        assert (gathered is None) == (me != root) and (gathered is None or np.array_equal(gathered, every))
+        sent = np.concatenate([values(me, n, step + target) for target in range(size)])
+        arrived = np.concatenate([values(source, n, step + me) for source in range(size)])
+        assert np.array_equal(session.alltoall(sent), arrived)
+        splits = [n * ((me + rank + step % 2) % 3) for rank in range(size)]  # as many come back
+        sent = np.concatenate([values(me, k, rank) for rank, k in enumerate(splits)])
+        arrived = np.concatenate([values(rank, k, me) for rank, k in enumerate(splits)])
+        assert np.array_equal(session.alltoall(sent, splits=splits, received=splits), arrived)
+        assert session.broadcast(x, root=root) is x and np.array_equal(x, values(root, n, step))
+        session.barrier()
+    assert rides(session) >= 7, "they have not travelled with their headers"
+
+
+def shown(x):
+    """The bits."""
+    return x.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "complex64"])
+def test_sums_that_come_again_have_the_same_bits(world, open_session, dtype):
+    """The first call goes the ordinary way, the next ones with their headers."""
+    session = open_session()
+    kind, size, me = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype), world.size, world.rank
+    floats = dtype in ("float16", "bfloat16", "float32", "float64")
+    for n in SIZES:
+        rng = np.random.default_rng([me, n])
+        x = (rng.integers(-3, 4, n * size) if dtype == "int8" else rng.standard_normal(n * size)).astype(kind)
+        first, whole = session.reduce_scatter(x, op="sum"), session.allreduce(x.copy(), op="sum")
+        assert shown(first) == shown(whole[me * n : (me + 1) * n])
+        mean = session.reduce_scatter(x) if floats else None
+        for step in range(2):
+            own, total = np.zeros(n, kind), np.zeros_like(x)
+            assert session.reduce_scatter(x, op="sum", out=own) is own and shown(own) == shown(first)
+            assert session.allreduce(x, op="sum", out=total) is total and shown(total) == shown(whole)
+            found, root = session.reduce(x.copy(), op="sum", root=step), step
+            assert me != root or shown(found) == shown(whole)
+            assert mean is None or shown(session.reduce_scatter(x)) == shown(mean)
+
+
+def test_ranks_that_do_not_ride_get_the_same(world, open_session):
+    """One rank has strided or read-only arrays, makes handles, or has a push under way; the others do not."""
+    session = open_session()
+    size, me, n = world.size, world.rank, 5000
+    for step in range(12):
+        x, odd, how = values(me, n, step), step % size == me, step % 4
+        expected = np.concatenate([values(rank, n, step) for rank in range(size)])
+        if odd and how == 0:
+            x = np.repeat(x, 2)[::2]
+        if odd and how == 1:
+            x.flags.writeable = False
+        handle = session.allgather(x, blocking=False) if odd and how == 2 else None
+        assert np.array_equal(handle.wait() if handle else session.allgather(x), expected), step
+        pushed = session.push("w", np.full(9, me, np.float32)) if odd and how == 3 else None
+        assert np.array_equal(session.allgather(x), expected), step
+        pushed = pushed or session.push("w", np.full(9, me, np.float32))
+        assert np.allclose(pushed.wait(), (size - 1) / 2)
+
+
+def repeated(session, x, out):
+    """A call that rides."""
+    for _ in range(3):
+        session.allgather(x, out=out, name="a")
+
+
+@pytest.mark.parametrize("what", ["shape", "call", "root"])
+def test_a_rank_that_deviates_is_named_by_all(world, open_session, what):
+    """Nothing is copied, and the session goes on."""
+    session = open_session()
+    size, me, last = world.size, world.rank, world.size - 1
+    x, out = values(me, 70000, 0), np.empty(70000 * size, np.int32)
+    repeated(session, x, out)
+    root = np.full(9, me)
+    for _ in range(3):
+        session.broadcast(root, root=0, name="b")
+    before, deviates = out.copy(), me == last
+    x += 1
+    act = {
+        "shape": lambda: session.allgather(x[:-1].copy(), name="a"),
+        "call": lambda: session.reduce_scatter(out, op="sum", name="c"),  # the others do not make it
+        "root": lambda: session.broadcast(root, root=1, name="b"),
+    }[what]
+    if not deviates:
+        act = {"root": lambda: session.broadcast(root, root=0, name="b")}.get(
+            what, lambda: session.allgather(x, out=out, name="a")
+        )
+    with pytest.raises((MismatchError, EspressoError), match=r"ranks|waits") as caught:
+        act()
+    assert len({type(error) for error in world.allgather(caught.value)}) == 1
+    assert np.array_equal(out, before)
+    repeated(session, x, out)
+    assert np.array_equal(out, np.concatenate([values(rank, 70000, 1) for rank in range(size)]))
+
+
+def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, open_session):
+    """Of a first call MPI would find it, or nobody; of one that rides, all ranks do."""
+    session = open_session()
+    size, me, last = world.size, world.rank, world.size - 1
+    fit = [3] * size
+    for _ in range(3):
+        session.alltoall(values(me, 3 * size, 0), splits=fit, received=fit)
+    wrong = [3] * last + [4]
+    mine = wrong if me == 0 else fit
+    with pytest.raises(MismatchError, match=f"alltoall: what rank 0 .* sends to rank {last} .* another size"):
+        session.alltoall(values(me, sum(mine), 0), splits=mine, received=fit)
+    assert session.alltoall(values(me, 3 * size, 0), splits=fit, received=fit).size == 3 * size
+
+
+@pytest.mark.parametrize("call", ["allgather", "allreduce", "barrier"])
+def test_a_missing_rank_is_named_by_all(world, call):
+    """These sessions cannot be closed."""
+    session, missing = espresso_mpi.Session(timeout=3.0), world.size - 1
+    x, text = np.ones(50000, np.float32), ""
+    act = {"allgather": lambda: session.allgather(x), "allreduce": lambda: session.allreduce(x),
+           "barrier": session.barrier}[call]  # fmt: skip
+    for _ in range(3):
+        act()
+    if world.rank != missing:
+        with pytest.raises((RankTimeoutError, RemoteError)) as caught:  # who waits less long hears of it
+            act()
+        text = str(caught.value)
+        assert not session.usable
+    texts = world.allgather(text)
+    assert all(f"for rank {missing} (" in text and call in text for text in texts[:missing]), texts
+
+
+def test_memory_in_flight_is_refused_as_ever(world, open_session):
+    session, x = open_session(), np.ones(5000, np.float32)
+    for _ in range(3):
+        session.allreduce(x)
+    handle = session.allreduce(x, name="other", blocking=False)
+    with pytest.raises(GradientError, match="in flight"):
+        session.allreduce(x)
+    handle.wait()
+    with pytest.raises(GradientError, match="share memory"):
+        session.allgather(x[: 5000 // world.size], out=x[: 5000 // world.size * world.size])
+    assert session.allreduce(x)[0] == 1
+
+
+# --- reading the memory of other ranks --------------------------------------------------------------------------------
+
+
+def test_where_one_rank_may_not_read_none_does(world, open_session, monkeypatch):
+    def refused(*arguments):
+        raise PermissionError(1, "Operation not permitted")
+
+    if world.rank == world.size - 1:
+        monkeypatch.setattr(single_copy, "copy_across", refused)
+    session = open_session()
+    found = session._transport.single_copy
+    assert not found and "Operation not permitted" in found.why
+    monkeypatch.undo()
+    x = values(world.rank, 100000, 0)
+    for _ in range(4):
+        assert np.array_equal(session.allgather(x), np.concatenate([values(r, 100000, 0) for r in range(world.size)]))
+
+
+def test_processes_of_other_namespaces_are_found_out(world, open_session, monkeypatch):
+    monkeypatch.setattr(single_copy, "copy_across", lambda *arguments: 0)
+    session = open_session()
+    assert not session._transport.single_copy and "other processes" in session._transport.single_copy.why
+
+
+@pytest.mark.parametrize("way", [BY_READS, BY_WRITES])
+def test_a_copy_that_fails_is_an_error_of_all_ranks(world, monkeypatch, way):
+    """The session cannot go on: data are incomplete."""
+    monkeypatch.setattr(agreed, "Choice", Fixed)
+    monkeypatch.setattr(Fixed, "wanted", way)
+    session = espresso_mpi.Session(timeout=20.0)
+    if not session._transport.single_copy:
+        pytest.skip(session._transport.single_copy.why)
+    if world.rank == 0:
+        nobody = (2**22 + 1,) * world.size  # beyond the largest number of a process
+        session._transport.single_copy = SingleCopy(nobody, "made up")
+    x = values(world.rank, 100000, 0)
+    session.allgather(x)
+
+    def steps():
+        for _ in range(3):
+            session.allgather(x)
+            session.barrier()
+
+    with pytest.raises(TransportError if world.rank == 0 else RemoteError, match=r"memory of another rank.*process"):
+        steps()
+    assert not session.usable
+
+
+def test_bytes_and_steps_are_counted_as_ever(world, open_session):
+    """The same bytes, but for the headers, whether a call goes the ordinary way or with its header."""
+    session, n = open_session(), 100000
+    sent = []
+    for call in (lambda: session.allgather(values(world.rank, n, 0)), lambda: session.allreduce(np.ones(n))):
+        for _ in range(4):
+            before = session.stats().bytes_by_level["intra"]
+            call()
+            sent.append(session.stats().bytes_by_level["intra"] - before)
+    assert sent[1:4] == [sent[1]] * 3 and abs(sent[0] - sent[1]) < 4000
+    assert sent[1] - 4 * n * (world.size - 1) < 4000
+    known = session.stats().tensors["allreduce"]
+    assert known.steps == 4 and known.last.step == 3
+    assert known.last.bytes_by_level["intra"] <= sent[-1] and known.last.seconds_by["wire"] > 0
+    assert session.stats().seconds_by["agree"] > 0
+
+
+def test_the_quickest_way_is_found_also_later():
+    choice, ways, before = agreed.Choice(2), [], 0
+    for run in range(48):
+        ways.append(choice.way)
+        choice.add(before)  # each is of the run before: the first one says nothing
+        before = 9 if run < 6 and ways[-1] == 1 else (5, 3)[ways[-1]]  # at first, load hides that way 1 is quicker
+    assert ways[:6] == [0, 1] * 3 and set(ways[6:24]) == {0}
+    assert set(ways[28:]) == {1}
