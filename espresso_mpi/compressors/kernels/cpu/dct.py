@@ -58,23 +58,36 @@ def tables_of(n: int, block: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
+@host.inlined
+def _row(table, i, d):  # type: ignore[no-untyped-def]
+    return table[i * d : (i + 1) * d]
+
+
+@host.inlined
+def _add_four(out, p, q, r, s, a, b, c, e):  # type: ignore[no-untyped-def]
+    """Add four rows times their factors, one after the other."""
+    for j in range(out.size):
+        total = host.fma(q[j], b, host.fma(p[j], a, out[j]))
+        out[j] = host.fma(s[j], e, host.fma(r[j], c, total))
+
+
+@host.inlined
+def _add_one(out, row, a):  # type: ignore[no-untyped-def]
+    for j in range(out.size):
+        out[j] = host.fma(row[j], a, out[j])
+
+
 @host.inline
 def _multiply(out, x, table):  # type: ignore[no-untyped-def]
     """``out[j] = Σᵢ table[i, j]·x[i]``; four terms at a time, in the same order."""
-    for j in range(out.size):
-        out[j] = np.float32(0)
     d, fours = out.size, x.size // 4 * 4
+    for j in range(d):
+        out[j] = np.float32(0)
     for i in range(0, fours, 4):
-        p, q = table[i * d : (i + 1) * d], table[(i + 1) * d : (i + 2) * d]
-        r, s = table[(i + 2) * d : (i + 3) * d], table[(i + 3) * d : (i + 4) * d]
-        a, b, c, e = x[i], x[i + 1], x[i + 2], x[i + 3]
-        for j in range(d):
-            total = host.fma(q[j], b, host.fma(p[j], a, out[j]))
-            out[j] = host.fma(s[j], e, host.fma(r[j], c, total))
+        _add_four(out, _row(table, i, d), _row(table, i + 1, d), _row(table, i + 2, d), _row(table, i + 3, d),
+                  x[i], x[i + 1], x[i + 2], x[i + 3])  # fmt: skip
     for i in range(fours, x.size):
-        row, a = table[i * d : (i + 1) * d], x[i]
-        for j in range(d):
-            out[j] = host.fma(row[j], a, out[j])
+        _add_one(out, _row(table, i, d), x[i])
 
 
 @host.Kernel
@@ -99,6 +112,23 @@ def forward(x, residual, out, block, whole, rest):  # type: ignore[no-untyped-de
 
 
 @host.inline
+def _multiply_back(out, coefficients, table, places):  # type: ignore[no-untyped-def]
+    """``out[i] = Σⱼ table[j, i]·coefficients[j]`` over those that are not zero; four at a time, in the same order."""
+    d, count = out.size, 0
+    for j in range(d):
+        places[count] = j
+        count += coefficients[j] != 0
+    for i in range(d):
+        out[i] = np.float32(0)
+    for n in range(0, count // 4 * 4, 4):
+        i, j, k, m = places[n], places[n + 1], places[n + 2], places[n + 3]
+        _add_four(out, _row(table, i, d), _row(table, j, d), _row(table, k, d), _row(table, m, d),
+                  coefficients[i], coefficients[j], coefficients[k], coefficients[m])  # fmt: skip
+    for n in range(count // 4 * 4, count):
+        _add_one(out, _row(table, places[n], d), coefficients[places[n]])
+
+
+@host.inline
 def _put(out, values, factor, how):  # type: ignore[no-untyped-def]
     if how == STORE:
         for i in range(out.size):
@@ -116,16 +146,10 @@ def back(out, coefficients, block, whole, rest, how):  # type: ignore[no-untyped
     """Store the values of the coefficients, add them, or subtract them."""
     blocks, each = (out.size + block - 1) // block, max(1, _BLOCK // block)
     for task in prange((blocks + each - 1) // each):
-        room = np.empty(block, np.float32)
+        room, places = np.empty(block, np.float32), np.empty(block, np.int64)
         for b in range(task * each, min(blocks, (task + 1) * each)):
             start, stop = b * block, min(out.size, (b + 1) * block)
             some = coefficients[start : min(coefficients.size, start + block)]
             table, sums = whole if stop - start == block else rest, room[: some.size]
-            for i in range(sums.size):
-                sums[i] = np.float32(0)
-            for j in range(some.size):
-                if some[j] != 0:
-                    row, a = table[j * sums.size : (j + 1) * sums.size], some[j]
-                    for i in range(sums.size):
-                        sums[i] = host.fma(row[i], a, sums[i])
+            _multiply_back(sums, some, table, places)
             _put(out[start:stop], sums, np.float32(sums.size), how)
