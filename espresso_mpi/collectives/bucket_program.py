@@ -72,7 +72,8 @@ class BucketProgram:
     Args:
         transport: used for all messages.
         route: the route; ``bucket_layout.way_of`` is the same for it and each compressor.
-        tensors: (compressor, elements) of each tensor, on the host. Each makes one segment.
+        tensors: (compressor, elements) of each tensor. Each makes one segment. All are where they are encoded, on the
+            host if payloads are summed.
         total: the results are sums over the ranks instead of means.
     """
 
@@ -270,7 +271,7 @@ class BucketProgram:
         whole, pairs = self._placed(steps)
 
         def run(bucket: BucketRun) -> Progress:
-            bucket.data.payload = bucket.data.workspace.payload(whole.nbytes, "cpu")
+            bucket.data.payload = bucket.data.workspace.payload(whole.nbytes, device.device_of(bucket.data.x))
             for tensor, (step, compressor) in zip(bucket.tensors, pairs):
                 tensor.encode(step, compressor)
             return iter(())
