@@ -32,9 +32,9 @@ _ONE_COPY = 128 << 10
 """Bytes from which messages between two ranks of a node beat the window: see ``_is_pair``."""
 
 _MANY = 24
-"""Ranks from which an alltoall of short equal parts goes by nodes: fewer messages, but one after the other. Emulated at
-1 Gbit on 2 cores, with 8 KiB to 2 MiB of a rank on 4 to 24 ranks, messages to all targets at once took 0.81 to 1.06 of
-that time; from 24 ranks on by less than the noise."""
+"""Ranks from which an alltoall of short equal parts goes by nodes: fewer messages, but one after the other. In turns on
+an emulated cluster of 4 to 24 ranks at 1 Gbit (two busy cores), with 8 KiB to 2 MiB of a rank, messages to all targets
+at once took 0.8 to 1.06 of that time; the gain shrinks with the ranks."""
 
 _SEGMENTS, _SHORTEST, _LONGEST = 16, 120 << 10, 1 << 20
 """Segments of a broadcast or an allgather between nodes, where these have so many bytes: while one is between the

@@ -98,7 +98,8 @@ def _reduced(transport: Transport, x: Any, dtype: str, root: int, reduce_op: Red
     if calls.crosses(topology):
         inside = CollectiveContext(topology, "intra", False)
         move = Move(inside, node, local, (piece,) * len(node), dtype, reduce_op)
-        yield from known["reduce_scatter"].bind(transport, move)(data)
+        for _ in known["reduce_scatter"].bind(transport, move)(data):
+            pass  # what goes between the nodes is to start at once
     shares = piece.split(topology.local_size, topology.local_size)
     if local < topology.local_size:
         group = tuple(ranks[local] for ranks in topology.nodes)

@@ -207,10 +207,11 @@ class Bucket:
         item, route = self.members[0][1], self.strategy.route
         if self.compressor is None or item.group or item.half is not None:
             return None
-        if any(getattr(step, "device", item.spec.device) != item.spec.device for step in route.steps):
+        where = item.spec.device
+        if any(getattr(step, "device", where) != where for step in route.steps):
             return None  # its payload changes its place
         way = way_of(route, self.compressor)
-        if way is None or (route.sums_payloads and item.spec.device == "gpu"):
+        if way is None or (route.sums_payloads and where != "cpu"):
             return None
         return Shares((item.total, *way), self.compressor.at(None).nbytes(self.size), 4 * self.size)
 
