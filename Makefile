@@ -6,7 +6,8 @@ PYTHON ?= python3
 RANKS ?= 4 3 2
 # Jobs of tests at a time: one mostly waits while another computes. Each prints when it has ended.
 JOBS ?= 2
-MPI_TIMEOUT ?= 1500
+# A last resort: each test has a limit of its own, and a busy node takes long.
+MPI_TIMEOUT ?= 3600
 BENCH_TIMEOUT ?= 1800
 BENCH_THREADS ?= 1,2
 OUT ?= out

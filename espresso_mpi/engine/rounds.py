@@ -13,6 +13,7 @@ from . import fast_path
 from .calls import PendingCall
 from .dispatcher import Dispatcher
 from .driver import Driver
+from .gpu_ends import GpuEnds
 from .inbox import Inbox
 from .negotiation import Negotiation, Ride, RoundResult
 from .table_ride import TableRide
@@ -33,6 +34,7 @@ class Rounds:
     _dispatcher: Dispatcher
     _negotiation: Negotiation
     _inbox: Inbox
+    _ends: GpuEnds
     _actions: list[PendingCall]
     _stuck_since: float | None
 
@@ -75,7 +77,8 @@ class Rounds:
     def _compare(self, front: list[PendingCall]) -> RoundResult:
         """Exchange headers."""
         stuck = self._stuck_since is not None and time.perf_counter() - self._stuck_since > GRACE
-        idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
+        idle = not self._dispatcher.runner.busy
+        blocked = self._driver.callers > 0 and not self._inbox and not self._ends  # else what waits is its GPU
         compare = self._negotiation.compare
         return self._timed(front, lambda: compare(front, idle, blocked, stuck, lambda: self._riding(front)))
 
