@@ -40,6 +40,10 @@ _TAKE, _SEND, _RECEIVE, _WAIT = (int(c) for c in (Code.TAKE, Code.SEND, Code.REC
 _MARK, _STACK, _YIELD = (int(c) for c in (Code.MARK, Code.STACK, Code.YIELD))
 
 
+_BLOCK = 2048
+"""Elements that are summed at a time."""
+
+
 @intrinsic
 def move(typingctx, to, source, nbytes):  # type: ignore[no-untyped-def]
     """Copy bytes from one address to another."""
@@ -123,7 +127,10 @@ def _with_rows(row, tile, x, mine, size, parameters, window, state):  # type: ig
         stride, count = window[STRIDE] // 4, window[COUNT]
         span = entries.floats(in_row(window, 1 - half, 0) + place, (count - 1) * stride + size)
         exact, factor = parameters[row[10]] != 0, np.float32(parameters[row[10] + 1])
-        sum_floats(entries.floats(x, size), entries.floats(mine, size), span, stride, count, window[ME], exact, factor)
+        out, own = entries.floats(x, size), entries.floats(mine, size)
+        for first in range(0, size, _BLOCK):
+            last = min(size, first + _BLOCK)
+            sum_floats(out[first:last], own[first:last], span, first, stride, count, window[ME], exact, factor)
 
 
 @host.inline
