@@ -267,7 +267,7 @@ def _finish(out, total, exact, factor):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _sum_floats(out, mine, span, start, stride, count, own, exact, factor):  # type: ignore[no-untyped-def]
+def sum_floats(out, mine, span, start, stride, count, own, exact, factor):  # type: ignore[no-untyped-def]
     """A block: ``mine`` in place of row ``own``, and the other rows' elements from ``start`` on."""
     total = np.empty(out.size if count > 2 else 0, out.dtype)
     sum_so_far = mine if own == 0 else span[start : start + out.size]
@@ -286,14 +286,7 @@ def _sum_floats(out, mine, span, start, stride, count, own, exact, factor):  # t
 def _sum_rows(out, span, stride, count, own, exact, factor):  # type: ignore[no-untyped-def]
     for b in prange((out.size + _BLOCK - 1) // _BLOCK):
         start, stop = b * _BLOCK, min(out.size, (b + 1) * _BLOCK)
-        _sum_floats(out[start:stop], out[start:stop], span, start, stride, count, own, exact, factor)
-
-
-@host.inline
-def sum_floats(out, mine, span, stride, count, own, exact, factor):  # type: ignore[no-untyped-def]
-    """For compiled code: as ``reduce_span``, of float32, with ``mine`` in place of row ``own``."""
-    for a in range(0, out.size, _BLOCK):
-        _sum_floats(out[a : a + _BLOCK], mine[a : a + _BLOCK], span, a, stride, count, own, exact, factor)
+        sum_floats(out[start:stop], out[start:stop], span, start, stride, count, own, exact, factor)
 
 
 @host.inline
@@ -382,7 +375,7 @@ def _sum_block(out, span, start, stride, count, own, how):  # type: ignore[no-un
         element = out.dtype
 
         def floats(out, span, start, stride, count, own, how):  # type: ignore[no-untyped-def]
-            _sum_floats(out, out, span, start, stride, count, own, how[0], element(how[1]))
+            sum_floats(out, out, span, start, stride, count, own, how[0], element(how[1]))
             return 0
 
         return floats

@@ -15,9 +15,6 @@ from .window import SharedWindow
 DATA_TAG = 0x5E55
 """The tag of all messages of data."""
 
-NEWS_TAG = 0x5E56
-"""The tag of what a rank tells all others when it cannot continue."""
-
 MESSAGE_MAX = 1 << 30
 """Longest message in bytes: 2**31 fails on Open MPI 5.0, and a count of bytes must fit an int everywhere."""
 
@@ -61,7 +58,7 @@ class CompiledCalls:
 
     def calls(self, count: int) -> Messages:
         """Memory for so many messages, and how compiled code sends them."""
-        return Messages(self._comm, DATA_TAG, NEWS_TAG, count)
+        return Messages(self._comm, DATA_TAG, count)
 
     @named("starting or testing messages")
     def raise_failed(self, code: int) -> None:

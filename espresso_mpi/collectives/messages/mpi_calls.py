@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-ISEND, IRECV, TESTALL, IPROBE, COMM, BYTE, TAG, ANY, NEWS, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(14)
-"""Places of ``Messages.calls``: addresses of functions, handles, the tag, any source, the tag of news, bytes of a
-request, and the addresses of requests, of statuses and of a flag; and its length."""
+ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(11)
+"""Places of ``Messages.calls``: addresses of functions, handles, the tag, bytes of a request, and the addresses of
+requests, of statuses and of a flag; and its length."""
 
 
 @lru_cache(maxsize=1)
@@ -43,7 +43,7 @@ class Messages:
 
     Args:
         comm: the mpi4py communicator.
-        tag: the tag of all messages. news: that of messages which Python looks for.
+        tag: the tag of all messages.
         count: most messages in flight.
 
     Attributes:
@@ -52,16 +52,15 @@ class Messages:
         in_flight: how many are under way.
     """
 
-    def __init__(self, comm: Any, tag: int, news: int, count: int) -> None:
+    def __init__(self, comm: Any, tag: int, count: int) -> None:
         from mpi4py import MPI
 
         self._bytes, status = MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)
         self._requests, self._statuses = np.zeros(count * self._bytes, np.uint8), np.zeros(count * status, np.uint8)
         self.flag, self.in_flight = np.zeros(1, np.int32), 0
         self.calls = np.array([
-            *map(_function, ("MPI_Isend", "MPI_Irecv", "MPI_Testall", "MPI_Iprobe")), _handle(comm), _handle(MPI.BYTE),
-            tag, MPI.ANY_SOURCE, news, self._bytes, self._requests.ctypes.data, self._statuses.ctypes.data,
-            self.flag.ctypes.data,
+            _function("MPI_Isend"), _function("MPI_Irecv"), _function("MPI_Testall"), _handle(comm), _handle(MPI.BYTE),
+            tag, self._bytes, self._requests.ctypes.data, self._statuses.ctypes.data, self.flag.ctypes.data,
         ], np.int64)  # fmt: skip
 
     def through(self) -> bool:

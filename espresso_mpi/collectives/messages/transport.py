@@ -18,7 +18,7 @@ from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
 from espresso_mpi.types import ALIGN
 
 from . import leftovers, opening, probe, single_copy
-from .compiled_calls import DATA_TAG, NEWS_TAG, CompiledCalls
+from .compiled_calls import DATA_TAG, CompiledCalls
 from .deadlock import DeadlockDetector
 from .failures import failure, named
 from .leftovers import Leftover
@@ -34,6 +34,7 @@ MESSAGE_BYTES = 60 << 10
 first beyond; when both ends then send long messages at the same time, the directions of a link take turns. Measured on
 a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
 
+_ABORT_TAG = 0x5E56
 _ABORT_BYTES = 2000
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -268,7 +269,7 @@ class Transport(CompiledCalls):
         note = np.frombuffer(text.encode()[:_ABORT_BYTES], np.uint8)
         others = [rank for rank in range(self.topology.size) if rank != self.rank]
         try:
-            self.outlive([note, [self._comm.Isend([note, self._mpi.BYTE], rank, NEWS_TAG) for rank in others]])
+            self.outlive([note, [self._comm.Isend([note, self._mpi.BYTE], rank, _ABORT_TAG) for rank in others]])
         except self._mpi.Exception as error:  # MPI itself may be what failed: the others will run into their timeout
             _LOG.warning("the other ranks could not be notified: %s", error)
 
@@ -276,9 +277,9 @@ class Transport(CompiledCalls):
     def check_abort(self) -> None:
         """Raise RemoteError if another rank has sent an abort."""
         status = self._mpi.Status()
-        if self._comm.Iprobe(self._mpi.ANY_SOURCE, NEWS_TAG, status):
+        if self._comm.Iprobe(self._mpi.ANY_SOURCE, _ABORT_TAG, status):
             note = bytearray(status.Get_count(self._mpi.BYTE))
-            self._comm.Recv([note, self._mpi.BYTE], status.Get_source(), NEWS_TAG)
+            self._comm.Recv([note, self._mpi.BYTE], status.Get_source(), _ABORT_TAG)
             raise RemoteError(f"another rank cannot continue: {note.decode(errors='replace')}")
 
     def register_calls(self, calls: Mapping[int, Any]) -> None:

@@ -11,7 +11,7 @@ from espresso_mpi.compressors import Compressor
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.optional import Result
 
-from ..data.layout import Dense, Packed, Topology
+from ..data.layout import Dense, Packed
 from ..data.transfers import Sources, Transfer, place, transfers
 from ..ops.base import Move
 from ..program import DecodeStep, EncodeStep
@@ -37,10 +37,6 @@ def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
 
 class Ways(Protocol):
     """What a table must know of the ways between the ranks: a transport does, or a description."""
-
-    @property
-    def topology(self) -> Topology:
-        """All ranks."""
 
     @property
     def node(self) -> tuple[int, ...]:

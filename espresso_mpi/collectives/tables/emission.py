@@ -41,7 +41,6 @@ class Emission:
         placed = [
             replace(o, kept=o.kept + residuals if o.kept >= 0 else o.kept, key=o.key + keys if o.key >= 0 else o.key)
             for o in self.operations
-            if messages or o.code != Code.POLL
         ]
         return OperationTable(
             tuple(placed), self.tensors, tuple(self._kept), tuple(self._drawn), tuple(self._parameters),

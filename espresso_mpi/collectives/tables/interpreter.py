@@ -16,21 +16,7 @@ from espresso_mpi.compressors.kernels.cpu import entries, host
 
 from ..data.reduction import sum_floats
 from ..messages import shared_memory
-from ..messages.mpi_calls import (
-    ANY,
-    BYTE,
-    COMM,
-    FLAG,
-    IPROBE,
-    IRECV,
-    ISEND,
-    NEWS,
-    REQUEST,
-    REQUESTS,
-    STATUSES,
-    TAG,
-    TESTALL,
-)
+from ..messages.mpi_calls import BYTE, COMM, FLAG, IRECV, ISEND, REQUEST, REQUESTS, STATUSES, TAG, TESTALL
 from ..messages.shared_memory import move
 from ..messages.window_places import COUNT, ME, MEMORY, STARTS, STRIDE
 from .operations import BUFFERS, SCRATCH, Code
@@ -49,7 +35,11 @@ PAUSES, HALTS, RUNS = range(3)
 _ADD, _DIVIDE, _SUM, _WRITE, _READ = (int(c) for c in (Code.ADD, Code.DIVIDE, Code.SUM, Code.WRITE, Code.READ))
 _LAP, _TILES, _COPY, _SHOW, _MEET = (int(c) for c in (Code.LAP, Code.TILES, Code.COPY, Code.SHOW, Code.MEET))
 _TAKE, _SEND, _RECEIVE, _WAIT = (int(c) for c in (Code.TAKE, Code.SEND, Code.RECEIVE, Code.WAIT))
-_MARK, _STACK, _POLL, _YIELD = (int(c) for c in (Code.MARK, Code.STACK, Code.POLL, Code.YIELD))
+_MARK, _STACK, _YIELD = (int(c) for c in (Code.MARK, Code.STACK, Code.YIELD))
+
+
+_BLOCK = 2048
+"""Elements that are summed at a time."""
 
 
 @intrinsic
@@ -79,20 +69,6 @@ def _test_all(typingctx, function, count, requests, flag, statuses):  # type: ig
         return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), called), word)
 
     return types.int64(*[types.int64] * 5), codegen
-
-
-@intrinsic
-def _probe(typingctx, function, source, tag, comm, flag, status):  # type: ignore[no-untyped-def]
-    """Call MPI_Iprobe."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        word, number = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(number, [number, number, word, word, word])
-        function, source, tag, comm, flag, status = args
-        called = [builder.trunc(source, number), builder.trunc(tag, number), comm, flag, status]
-        return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), called), word)
-
-    return types.int64(*[types.int64] * 6), codegen
 
 
 @host.inline
@@ -136,7 +112,10 @@ def _with_rows(row, tile, x, mine, size, parameters, window, state):  # type: ig
         stride, count = window[STRIDE] // 4, window[COUNT]
         span = entries.floats(in_row(window, 1 - half, 0) + place, (count - 1) * stride + size)
         exact, factor = parameters[row[10]] != 0, np.float32(parameters[row[10] + 1])
-        sum_floats(entries.floats(x, size), entries.floats(mine, size), span, stride, count, window[ME], exact, factor)
+        out, own = entries.floats(x, size), entries.floats(mine, size)
+        for first in range(0, size, _BLOCK):
+            last = min(size, first + _BLOCK)
+            sum_floats(out[first:last], own[first:last], span, first, stride, count, window[ME], exact, factor)
 
 
 @host.inline
@@ -283,9 +262,6 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
             found = _await_messages(mpi, flag, state, pace)
         elif code in (_MARK, _STACK):
             _mark(row, marks, state)
-        elif code == _POLL:
-            state[ERROR] = _probe(mpi[IPROBE], mpi[ANY], mpi[NEWS], mpi[COMM], mpi[FLAG], mpi[STATUSES])
-            found = FAILED if state[ERROR] != 0 else GOING
         elif code == _YIELD:
             found = YIELDED if state[MODE] == PAUSES else GOING
         else:

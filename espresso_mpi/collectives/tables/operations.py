@@ -48,9 +48,8 @@ class Code(IntEnum):
     WAIT = 15
     MARK = 16
     STACK = 17
-    POLL = 18
-    YIELD = 19
-    PYTHON = 20
+    YIELD = 18
+    PYTHON = 19
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,6 @@ class Operation:
             Code.WAIT: f"{self.number} messages",
             Code.MARK: f"time {self.tensor}" + (f", and the next {self.size} from 0" if self.size else ""),
             Code.STACK: f"times {self.tensor} to {self.tensor + self.size - 1} follow each other",
-            Code.POLL: "MPI may make progress",
             Code.YIELD: "other work may run",
             Code.PYTHON: f"stage {self.tensor}",
         }[self.code]

@@ -33,7 +33,6 @@ class DenseMove:
         room: bytes that pass the window at a time.
         divisor: of the sum.
         weights: of the bytes that are sent, how many are each tensor's.
-        polls: whether MPI is to make progress between chunks: messages of other tensors may be under way.
     """
 
     op: str
@@ -42,12 +41,6 @@ class DenseMove:
     room: int
     divisor: float
     weights: Sequence[int]
-    polls: bool = False
-
-    @property
-    def met(self) -> list[Operation]:
-        """The barrier of a chunk."""
-        return [Operation(Code.MEET), *([Operation(Code.POLL)] if self.polls else [])]
 
     @property
     def members(self) -> range:
@@ -173,7 +166,7 @@ def reduce_scatter(emission: Emission, move: DenseMove, encodes: dict[int, list[
     alone = _Behind((), wire, wire)
     for start in move.chunks:
         shown = [o for member in move.others for o in move.in_rows(Code.WRITE, member, start).values()]
-        emission.add(Emission.lap(wire, [*shown, *move.met]))
+        emission.add(Emission.lap(wire, [*shown, Operation(Code.MEET)]))
         for tensor, total in move.in_rows(Code.SUM, move.index, start, divisor).items():
             emission.add(behind.get(tensor, alone).operations(total))
     return end()
@@ -225,7 +218,7 @@ def allgather(emission: Emission, move: DenseMove, decodes: dict[int, list[list[
         for tensor, shown in move.in_rows(Code.WRITE, move.index, start).items():
             emission.add(ahead.get(tensor, alone).operations(shown))
         taken = [o for member in move.others for o in move.in_rows(Code.READ, member, start, member).values()]
-        emission.add(Emission.lap(wire, [*move.met, *taken]))
+        emission.add(Emission.lap(wire, [Operation(Code.MEET), *taken]))
     return end()
 
 

@@ -89,4 +89,4 @@ def dense_move(ways: Ways, steps: Sequence[MoveStep], weights: Sequence[int]) ->
         for step in steps
     ]
     dense = [[region for region in each if isinstance(region, Dense)] for each in regions]
-    return DenseMove(op, move.index, dense, room, move.reduce_op.divisor, weights, polls=len(ways.topology.nodes) > 1)
+    return DenseMove(op, move.index, dense, room, move.reduce_op.divisor, weights)
