@@ -33,8 +33,8 @@ whether all others get the same bytes; whether sizes differ and are shown; addre
 write and that say where the error is; nanoseconds that this rank took for the latest such call, or for each MiB of it
 if there are splits, which all get to know. The same on all ranks, but for the addresses and ``TOOK``."""
 
-BY_WINDOW, BY_READS, BY_WRITES, WAYS = range(4)
-"""The ways, and their number."""
+BY_WINDOW, BY_READS, BY_WRITES = range(3)
+"""The ways."""
 
 GIVE_AT, GIVE, TAKE_AT, TAKE, FROM, LANDS, PROCESS, COLUMNS = range(8)
 """Columns of a table of the ranks of the node, int64: where in what is given their part begins, and its bytes; where in
@@ -157,7 +157,7 @@ def _begin(setup, table, flags, window, epoch, half, log):  # type: ignore[no-un
     me, count = window[ME], window[COUNT]
     headers.show(setup, flags, window, half)
     mine = _shown(window, me, half)
-    mine[0], mine[1], mine[2], mine[3] = setup[WAY], setup[SOURCE], setup[TARGET], setup[TOOK]
+    mine[0], mine[1], mine[2], mine[3] = setup[WAY] + 4 * setup[ROOM], setup[SOURCE], setup[TARGET], setup[TOOK]
     if setup[SPLITS]:
         for rank in range(count):
             at = 4 * (1 + rank)
@@ -176,7 +176,7 @@ def _learn(setup, table, window, half, log):  # type: ignore[no-untyped-def]
     for rank in range(count):
         shown = _shown(window, rank, half)
         log[SLOWEST] = max(log[SLOWEST], shown[3])
-        if shown[0] != setup[WAY]:
+        if shown[0] != setup[WAY] + 4 * setup[ROOM]:
             log[UNEQUAL] = -1
             return False
     if setup[SPLITS]:
