@@ -222,7 +222,7 @@ class AgreedCopies(AgreedCall):
                 f"copying from or to the memory of another rank: {why}; set {SINGLE_COPY}=0 to do without it"
             )
         if not choice.settled:
-            choice.add(found[agreed_copies.SLOWEST])
+            choice.add(found[agreed_copies.TOOK])
         return Agreed(met)
 
 
