@@ -149,7 +149,7 @@ class AsyncGpu:
         return self.default if stream == 0 else stream
 
     def _pinned(self, size: int) -> np.ndarray:
-        self._locked.append(np.empty(size, np.uint8))
+        self._locked.append(np.zeros(size, np.uint8))
         return self._locked[-1]
 
     def _is_locked(self, array: np.ndarray) -> bool:

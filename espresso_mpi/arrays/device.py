@@ -10,8 +10,8 @@ read what a GPU wrote, or pass memory to MPI, after ``drain()``. It may write wh
 ``copy_later``) after ``Mark.wait()``.
 
 The caller's kernels run on other streams. A call therefore records events there when it is made (``Arrival``), and the
-session begins with its arrays when the GPU has passed these. A call ends with ``drain()``: afterwards, any stream can
-read the results.
+session begins with its arrays when the GPU has passed these. A call ends when the GPU has passed a ``Mark`` behind its
+last operation: afterwards, any stream can read the results.
 
 Nothing of CUDA is imported before a GPU array appears.
 """
@@ -114,6 +114,28 @@ class OwnStream:
     def __init__(self) -> None:
         self.queue, self.address = _new_stream()
         self.memory: dict[Any, Any] = {}
+        self._cuts: Any = None
+        self._read, self._known = np.zeros(1, np.int64), 0
+
+    @property
+    def cuts(self) -> Any:
+        """One int64 of the GPU: how many values kernels on this stream have cut to the range of their type."""
+        if self._cuts is None:
+            self._cuts, self._read = zeros(1, np.int64, "gpu"), pinned(8).view(np.int64)
+        return self._cuts
+
+    def ending(self) -> Mark:
+        """A place behind all that is queued now; once it is passed, ``new_cuts`` knows of what was cut before it."""
+        if self._cuts is not None:
+            copy_later(self._read, self._cuts)
+        mark = Mark()
+        mark.set()
+        return mark
+
+    def new_cuts(self) -> int:
+        """How many values were cut since the last time."""
+        before, self._known = self._known, int(self._read[0])
+        return self._known - before
 
 
 class _Here(threading.local):
@@ -139,6 +161,11 @@ class leaving_stream:  # noqa: N801 - a context manager, as a class because that
 def enter_stream(own: OwnStream) -> None:
     """Let all launches and copies of this thread go to a stream."""
     _HERE.own = own
+
+
+def own_stream() -> OwnStream | None:
+    """The stream that this thread has entered."""
+    return _HERE.own
 
 
 def stream() -> Any:
@@ -258,11 +285,12 @@ class Arrival:
         self._events = [event for event in self._events if not event.query()]
         return not self._events
 
-    def wait(self, limit: float) -> None:
-        """Return when it has, or after ``limit`` seconds; other threads run meanwhile."""
-        end = time.perf_counter() + limit
-        while not self.passed() and time.perf_counter() < end:
-            time.sleep(_POLL_S)
+
+def poll(passed: Callable[[], bool], limit: float) -> None:
+    """Return when the GPU has passed something, or after ``limit`` seconds; other threads run meanwhile."""
+    end = time.perf_counter() + limit
+    while not passed() and time.perf_counter() < end:
+        time.sleep(_POLL_S)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
@@ -346,11 +374,15 @@ class Mark:
     def __init__(self) -> None:
         from numba import cuda
 
-        self._event = cuda.event()
+        self._event = cuda.event(timing=False)
 
     def set(self) -> None:
         """Set it behind all that is queued now."""
         self._event.record(stream())
+
+    def passed(self) -> bool:
+        """Whether the GPU has passed it; does not wait."""
+        return bool(self._event.query())
 
     def wait(self) -> None:
         """Return when the GPU has passed it."""

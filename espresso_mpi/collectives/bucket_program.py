@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from ..arrays import device
 from ..arrays.workspace import Workspace
 from ..compressors import Compressor
 from ..tracing.recording import Recorder
@@ -54,7 +55,7 @@ class BucketProgram:
     Args:
         transport: used for all messages.
         route: the route; ``bucket_layout.can_share`` holds for it.
-        tensors: (compressor, elements) of each tensor, on the host. Each makes one segment.
+        tensors: (compressor, elements) of each tensor. Each makes one segment. All are where they are encoded.
         total: the results are sums over the ranks instead of means.
     """
 
@@ -178,7 +179,7 @@ class BucketProgram:
         whole, pairs = self._placed(steps)
 
         def run(bucket: BucketRun) -> Progress:
-            bucket.data.payload = bucket.data.workspace.payload(whole.nbytes, "cpu")
+            bucket.data.payload = bucket.data.workspace.payload(whole.nbytes, device.device_of(bucket.data.x))
             for tensor, (step, compressor) in zip(bucket.tensors, pairs):
                 tensor.encode(step, compressor)
             return iter(())

@@ -143,6 +143,27 @@ class _Together(NamedTuple):
     rest: Sequence[Portion]
 
 
+class GpuSearch:
+    """The search of the tensors of a call that are on a GPU, which is queued there while the host does something else.
+
+    Args:
+        portions: those tensors, of which each has a portion of its own.
+        counts: how many odd values each has.
+    """
+
+    def __init__(self, portions: Sequence[Portion], counts: Any) -> None:
+        self._portions, self._counts = portions, counts
+
+    def passed(self) -> bool:
+        """Whether it is done."""
+        return bool(self._counts.passed())
+
+    def clean(self) -> frozenset[int]:
+        """The positions of the tensors without odd values, once it is done; only once."""
+        found = zip(self._portions, self._counts.read())
+        return frozenset(portion.positions[0] for portion, count in found if not count)
+
+
 class Search:
     """Looks at the values of tensors before they are summed over the ranks of a topology."""
 
@@ -151,14 +172,30 @@ class Search:
         self._limits = {kind: limits(*kind, topology) for kind in kinds}
         self._together: dict[int, _Together] = {}
 
-    def odd_values(self, searched: Sequence[Portion], arrays: Sequence[Any]) -> dict[str, str]:
+    def begin(self, searched: Sequence[Portion], arrays: Sequence[Any]) -> GpuSearch | None:
+        """Queue the search of the tensors on a GPU; None if there are none. Arguments as of ``odd_values``."""
+        there = [portion for portion in searched if device.device_of(arrays[portion.positions[0]]) == "gpu"]
+        if not there:
+            return None
+        from .data import cuda_sums
+
+        return GpuSearch(there, cuda_sums.Counts([
+            (arrays[one.positions[0]], one.dtype, self._limits[one.dtype, one.compressed].large) for one in there
+        ]))  # fmt: skip
+
+    def odd_values(
+        self, searched: Sequence[Portion], arrays: Sequence[Any], begun: GpuSearch | None = None
+    ) -> dict[str, str]:
         """What is odd about the values of a call's tensors, by their positions; see ``Findings``.
 
         Args:
             searched: what is searched at once; arrays: the flat arrays of the call, by position.
+            begun: the search of those on a GPU, which is done.
         """
-        found = {}
+        found, clean = {}, begun.clean() if begun is not None else frozenset()
         for portion in self._left(searched, arrays):
+            if portion.positions[0] in clean:
+                continue
             its = self._limits[portion.dtype, portion.compressed]
             for position in _suspects(portion, its, arrays):
                 text = _oddity(arrays[position], portion, its)

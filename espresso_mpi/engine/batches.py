@@ -205,10 +205,10 @@ class Bucket:
     def shares(self) -> Shares | None:
         """With which other tensors it may share messages; None: with none."""
         item, route = self.members[0][1], self.strategy.route
-        if self.compressor is None or item.group or item.half is not None or item.spec.device != "cpu":
+        if self.compressor is None or item.group or item.half is not None or not can_share(route):
             return None
-        if not can_share(route):
-            return None
+        if any(getattr(step, "device", item.spec.device) != item.spec.device for step in route.steps):
+            return None  # its payload changes its place
         return Shares((item.total, str(route)), self.compressor.at(None).nbytes(self.size), 4 * self.size)
 
     @cached_property

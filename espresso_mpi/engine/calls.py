@@ -14,6 +14,7 @@ from ..arrays.device import Arrival
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, Segment
+from ..collectives.ranges import GpuSearch
 from ..errors import EspressoError
 from .batches import Batch
 from .dense_rides import Moves
@@ -72,6 +73,7 @@ class PendingCall:
         action: instead of tensors: runs by itself, with no active segments, once all ranks have made the call.
         gpu: number of the GPU that the tensors are on.
         arrival: when that GPU has passed what the caller had queued before; None: it has.
+        search: for odd values of the tensors on that GPU; None: there is none, or it has not begun.
         number: the call's bit in headers, once all ranks know it.
         announced: whether its description was sent to the other ranks.
         noticed: whether the log has a notice that it waits for long.
@@ -102,6 +104,7 @@ class PendingCall:
         self.title = title or spelled(key)
         self.problem, self.priority, self.action = problem, priority, action
         self.gpu, self.arrival, self.watch, self.exchange = gpu, arrival, watch, exchange
+        self.search: GpuSearch | None = None
         self.number: int | None = None
         self.bad: dict[str, str] = {}
         self.large: frozenset[int] = frozenset()

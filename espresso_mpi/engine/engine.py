@@ -15,7 +15,7 @@ from functools import reduce
 from operator import and_, or_
 from typing import Any
 
-from ..arrays import buffers, device
+from ..arrays import buffers
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, EspressoError, MismatchError, PlanError, RemoteError, StateError
 from ..options import Options
@@ -25,6 +25,7 @@ from .calls import PendingCall
 from .diagnostics import stuck_error
 from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver, SessionClosed, unusable
+from .gpu_ends import GpuEnds
 from .inbox import Inbox
 from .negotiation import Negotiation, RoundResult, numbers_in
 from .nonfinite import NonFinite
@@ -61,7 +62,8 @@ class Engine(Rounds):
         self._driver = Driver(self, transport)
         self._dispatcher = Dispatcher(transport, options, sync_state, recorder, self.nonfinite, self._finish)
         self._negotiation = Negotiation(transport, self._finish, self._dispatcher.forget_numbers)
-        self._inbox = Inbox(self._driver)
+        self._inbox = Inbox(self._driver, self.nonfinite.begin)
+        self._ends = GpuEnds(self._end, self.tally)
         self.unfinished: dict[int, PendingCall] = {}
         self._actions: list[PendingCall] = []
         self._quiet = self._all_wait = False
@@ -152,13 +154,18 @@ class Engine(Rounds):
 
     def has_work(self) -> bool:
         """Whether a progress step would do anything."""
-        return bool(self._inbox or self._dispatcher.runner.busy or self._actions or self._negotiation.declared)
+        waiting = self._inbox or self._ends or self._actions or self._negotiation.declared
+        return bool(waiting or self._dispatcher.runner.busy)
 
     def progress(self) -> bool:
         """Make one progress step; False if this rank has nothing to do."""
+        self._ends.settle()
         self._declare_new()
         dispatcher = self._dispatcher
         idle = not dispatcher.runner.busy
+        if idle and self._ends and (self._actions or not self._negotiation.declared):
+            self._ends.wait(PAUSE)
+            return True
         if idle and self._actions:
             self._act(self._actions.pop(0))
             return True
@@ -214,6 +221,7 @@ class Engine(Rounds):
         if calls or under_way:  # messages under way may still be written to them
             self._transport.outlive([calls, under_way])
         self._inbox.clear()
+        self._ends.clear()
         self._actions = []
         self._negotiation.give_up()
         for call in calls:
@@ -221,9 +229,13 @@ class Engine(Rounds):
             self._finish(call)
 
     def _finish(self, call: PendingCall) -> None:
+        """End a call, or let it end when the GPU has done what is queued: any stream can read the result then."""
+        later = call.error is None and call.gradients and call.gpu is not None
+        if not (later and self._ends.add(call)):
+            self._end(call)
+
+    def _end(self, call: PendingCall) -> None:
         if call.error is None and call.gradients:
-            if call.gpu is not None:
-                device.drain()  # so that a reader on any stream finds finished data
             call.result = buffers.rebuild(call.given, call.gradients)
             if call.watch is not None:
                 call.watch.written()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
+from itertools import takewhile
 
+from ..arrays import device
 from .calls import PendingCall
 from .driver import PAUSE, Driver
 
 
 class Inbox:
-    """Calls in the order in which they were made. ``driver.changed`` is held while it changes."""
+    """Calls in the order in which they were made. ``driver.changed`` is held while it changes.
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    Args:
+        begin: queues the search of a call's tensors on a GPU, once they are there.
+    """
+
+    def __init__(self, driver: Driver, begin: Callable[[PendingCall], None]) -> None:
+        self._driver, self._begin = driver, begin
         self._calls: list[PendingCall] = []
+        self._begun = 0
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -24,29 +31,36 @@ class Inbox:
 
     def clear(self) -> None:
         """Forget all calls."""
-        self._calls = []
+        self._calls, self._begun = [], 0
 
     def take(self) -> list[PendingCall]:
-        """Remove and return the calls whose arrays are ready. A call waits for those before it."""
+        """Remove and return the calls whose arrays are ready and were searched. A call waits for those before it."""
         if not self._calls:
             return []
+        ready = self._ready(self._calls[:])  # without the lock: kernels may have to be compiled
         with self._driver.changed:
-            calls = list(itertools.takewhile(self._is_ready, self._calls))
-            self._calls = self._calls[len(calls) :]
-        return calls
+            self._calls, self._begun = self._calls[len(ready) :], self._begun - len(ready)
+        return ready
 
     def wait(self) -> None:
-        """Wait for a moment for the arrays of the first call: there is nothing else to do."""
-        arrival = self._calls[0].arrival
-        if arrival is not None:
-            arrival.wait(PAUSE)
+        """Wait for a moment until the first call can be taken: there is nothing else to do."""
+        if self._calls[0].gpu is not None:
+            device.poll(lambda: bool(self._ready(self._calls[:1])), PAUSE)
 
     def nap(self) -> None:
         """Wait for a moment, or until a call is made."""
         here = len(self)
         self._driver.nap(lambda: len(self) > here)
 
-    def _is_ready(self, call: PendingCall) -> bool:
+    def _ready(self, calls: list[PendingCall]) -> list[PendingCall]:
+        """Those of the first calls that can be taken; the searches of all whose arrays are there have begun."""
+        for call in takewhile(self._is_there, calls[self._begun :]):
+            if call.gpu is not None:
+                self._begin(call)
+            self._begun += 1
+        return list(takewhile(lambda call: call.search is None or call.search.passed(), calls[: self._begun]))
+
+    def _is_there(self, call: PendingCall) -> bool:
         """Whether the GPU has passed what the caller had queued before the call."""
         if call.gpu is None:
             return True

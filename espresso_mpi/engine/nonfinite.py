@@ -47,10 +47,16 @@ class NonFinite:
         self.skipped: Counter[str] = Counter()
         self.skipped_calls = 0
 
+    def begin(self, call: PendingCall) -> None:
+        """Queue the search of the tensors of a call that are on a GPU, where all are ready; ``call.search`` tells."""
+        if call.batch is not None and call.problem is None:
+            call.search = self._search.begin(call.batch.portions, [gradient.array for gradient in call.gradients])
+
     def look_for(self, call: PendingCall, batch: Batch) -> None:
         """Search a call for NaN, infinity (also after a conversion to float32), and values too large to be summed."""
         start = time.perf_counter()
-        call.bad = self._search.odd_values(batch.portions, [gradient.array for gradient in call.gradients])
+        arrays = [gradient.array for gradient in call.gradients]
+        call.bad = self._search.odd_values(batch.portions, arrays, call.search)
         for item in batch.bounded:
             text = "" if str(item.index) in call.bad else self._refusal(item, call.gradients[item.index].array)
             if text:

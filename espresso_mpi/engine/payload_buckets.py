@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from .. import compressors
+from ..arrays import device
 from ..collectives.bucket_program import BucketProgram
 from ..collectives.executor import Program
 from ..collectives.job import Job
@@ -24,7 +25,7 @@ from ..collectives.progress import Progress, Segment, interleave
 from ..feedback import NO_FEEDBACK
 from ..options import Options
 from ..tracing.recording import Recorder
-from ..types import Route
+from ..types import DeviceKind, Route
 from .batches import Bucket
 from .calls import PendingCall
 from .fusion import Buffer
@@ -228,10 +229,11 @@ def _measured(transport: Transport, route: Route) -> int:
     Several tensors overlap, as those of a model do.
     """
     half, job, recorder = compressors.get("fp16"), Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder()
+    where: DeviceKind = "gpu" if any(getattr(step, "device", "cpu") == "gpu" for step in route.steps) else "cpu"
     seconds = []
     for n in (64, _LARGE):
         program = Program(transport, route, half, n, "float32")
-        arrays = [np.zeros(n, np.float32) for _ in range(_SEVERAL)]
+        arrays = [device.zeros(n, np.float32, where) for _ in range(_SEVERAL)]
         times = [_seconds(program, arrays, job, recorder) for _ in range(_REPEATS)]
         seconds.append(min(times) / _SEVERAL)
     start, large = floats(transport, *seconds).max(axis=0)
@@ -239,7 +241,7 @@ def _measured(transport: Transport, route: Route) -> int:
     return int(np.clip(_PER_START * start / per_byte if per_byte > 0 else _MOST, _LEAST, _MOST))
 
 
-def _seconds(program: Program, arrays: Sequence[np.ndarray], job: Job, recorder: Recorder) -> float:
+def _seconds(program: Program, arrays: Sequence[Any], job: Job, recorder: Recorder) -> float:
     start = time.perf_counter()
     interleave(program.segment(0, x, job, recorder) for x in arrays)
     return time.perf_counter() - start

@@ -14,6 +14,7 @@ from .calls import PendingCall
 from .dense_rides import DenseRide
 from .dispatcher import Dispatcher
 from .driver import Driver
+from .gpu_ends import GpuEnds
 from .inbox import Inbox
 from .negotiation import Negotiation, Ride, RoundResult
 from .table_ride import TableRide
@@ -34,6 +35,7 @@ class Rounds:
     _dispatcher: Dispatcher
     _negotiation: Negotiation
     _inbox: Inbox
+    _ends: GpuEnds
     _actions: list[PendingCall]
     _stuck_since: float | None
     _quiet: bool
@@ -127,7 +129,8 @@ class Rounds:
     def _compare(self, front: list[PendingCall]) -> RoundResult:
         """Exchange headers."""
         stuck = self._stuck_since is not None and time.perf_counter() - self._stuck_since > GRACE
-        idle, blocked = not self._dispatcher.runner.busy, self._driver.callers > 0
+        idle = not self._dispatcher.runner.busy
+        blocked = self._driver.callers > 0 and not self._inbox and not self._ends  # else what waits is its GPU
         compare = self._negotiation.compare
         return self._timed(front, lambda: compare(front, idle, blocked, stuck, lambda: self._riding(front)))
 

@@ -15,6 +15,9 @@ from numba import cuda
 
 from espresso_mpi import Session
 from espresso_mpi.arrays import device
+from espresso_mpi.collectives.data import cuda_sums
+from espresso_mpi.engine.gpu_ends import GpuEnds
+from espresso_mpi.errors import NonFiniteError
 from espresso_mpi.types import Route
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
@@ -28,11 +31,12 @@ def options(world, compressor, where):
     return {"compressor": compressor, "route": Route.parse(route).on(where), "nodes": halves, "min_bytes": 0}
 
 
-def differences(world, compressor, seed, patch, back="gpu"):
+def differences(world, compressor, seed, patch, back="gpu", together=False):
     """What the device did differently from the host on any rank: pushes from two streams, and memory used again.
 
     Args:
         back: where payloads are decoded.
+        together: all tensors in one call, so that they share messages.
     """
     gpu = AsyncGpu(patch, seed)
     callers, problems = [Caller(gpu, 7), Caller(gpu, 8)], []
@@ -44,7 +48,9 @@ def differences(world, compressor, seed, patch, back="gpu"):
             expected = {f"w{n}": values(world.rank, [step, n], 80 + n, np.float32) for n in range(2)}
             given = {name: callers[n % 2].gradient(x.copy()) for n, (name, x) in enumerate(expected.items())}
             host.sync(expected)
-            for name, array in given.items():
+            if together:
+                there.sync(given)
+            for name, array in () if together else given.items():
                 there.push(name, array)
             there.wait_all()
             found = {name: array.host.copy() for name, array in given.items()}
@@ -65,6 +71,13 @@ def differences(world, compressor, seed, patch, back="gpu"):
 def test_pushes_from_several_streams(world, monkeypatch, way, compressor, seed):
     monkeypatch.setenv("ESPRESSO_CUDA_AWARE", way)
     assert not differences(world, compressor, None if seed is None else seed + world.rank, monkeypatch)
+
+
+@pytest.mark.parametrize("way", [STAGED, DIRECT])
+@pytest.mark.parametrize("compressor", ["onebit", "topk:ratio=0.1"])
+def test_tensors_that_share_messages(world, monkeypatch, way, compressor):
+    monkeypatch.setenv("ESPRESSO_CUDA_AWARE", way)
+    assert not differences(world, compressor, None, monkeypatch, together=True)
 
 
 @pytest.mark.parametrize("seed", [None, 1])
@@ -109,6 +122,72 @@ def in_threads(world, gpu, pairs):
     return problems + [f"thread {n} hangs" for n, thread in enumerate(threads) if thread.is_alive()]
 
 
+# --- what the host does not wait for ----------------------------------------------------------------------------------
+
+
+def nan_is_found(world, patch):
+    """On how many ranks a call with NaN on the last one is an error, and leaves the gradient as it was."""
+    gpu = AsyncGpu(patch)
+    session = Session(**options(world, "int8", "gpu"))
+    clean = values(world.rank, [0, 0], 90, np.float32)
+    if world.rank == world.size - 1:
+        clean[70] = np.nan
+    given, refused = Caller(gpu, 7).gradient(clean.copy()), False
+    try:
+        session.push("w", given).wait()
+    except NonFiniteError as error:
+        refused = f"rank {world.size - 1}" in str(error) and np.array_equal(given.host, clean, equal_nan=True)
+    gpu.run()
+    session.close()
+    return world.allreduce(refused)
+
+
+def test_nan_is_found_before_values_travel(world, monkeypatch):
+    assert nan_is_found(world, monkeypatch) == world.size
+
+
+def test_a_search_read_too_early_is_found(world, monkeypatch):
+    """By the test above: the counts are still those of page-locked memory that nothing has written."""
+    monkeypatch.setattr(cuda_sums.Counts, "passed", lambda self: True)
+    assert nan_is_found(world, monkeypatch) == 0
+
+
+@pytest.mark.parametrize("compressor", ["none", "fp16", "onebit"])
+def test_the_host_waits_for_messages_only(world, monkeypatch, compressor):
+    """Not in the search for NaN, not to count cut values, and not at the end of calls; tensors share messages."""
+    monkeypatch.setenv("ESPRESSO_CUDA_AWARE", STAGED)
+    gpu, waits = AsyncGpu(monkeypatch), []
+    drain = device.drain
+    monkeypatch.setattr(device, "drain", lambda: (waits.append(sys._getframe(1).f_code.co_name), drain()))
+    route = Route.parse("flat" if compressor == "none" else "flat-alltoall").on("gpu")
+    session = Session(compressor=compressor, route=route, min_bytes=0, fuse_bytes=1 << 16)
+    caller, counts = Caller(gpu, 7), []
+    for tensors in (3, 3, 1, 1):
+        waits.clear()
+        session.sync({f"w{n}": caller.gradient(np.ones(80 + n, np.float32)) for n in range(tensors)})
+        counts.append(len(waits))
+    assert set(waits) == {"_post_staged"} and counts[1] == counts[3], "without those of the first calls"
+    session.close()
+
+
+CUT = [("fp16", "flat-alltoall", 1e5), ("fp16", "flat-linear", 4e4), ("onebit", "flat-alltoall", 2.0**120)]
+
+
+@pytest.mark.parametrize("compressor, route, value", CUT)
+def test_cut_values_are_counted(world, monkeypatch, compressor, route, value):
+    """As on the host; those of one call by its end."""
+    gpu = AsyncGpu(monkeypatch)
+    caller, large, counted = Caller(gpu, 7), np.full(4096, value, np.float32), {}
+    for where in ("cpu", "gpu"):
+        session = Session(compressor=compressor, route=Route.parse(route).on(where), feedback="none", window_bytes=0)
+        for _ in range(2):
+            session.sync({"w": caller.gradient(large.copy()) if where == "gpu" else large.copy()})
+        counted[where] = session.stats().saturated
+        session.close()
+    pairs = world.allgather((counted["cpu"], counted["gpu"]))
+    assert all(here == there for here, there in pairs) and sum(here for here, _ in pairs) > 0
+
+
 # --- each wait, left out ----------------------------------------------------------------------------------------------
 
 
@@ -136,7 +215,9 @@ MUTATIONS = {
     "a call does not wait for the caller's stream": (
         lambda patch: patch.setattr(device.Arrival, "passed", lambda self: True), STAGED, "none", "gpu",
     ),
-    "a call ends before the device": (no_drain_in("_finish"), STAGED, "none", "gpu"),
+    "a call ends before the device": (
+        lambda patch: patch.setattr(GpuEnds, "add", lambda self, call: False), STAGED, "none", "gpu",
+    ),
     "messages are sent before they are copied out": (no_drain_in("_post_staged"), STAGED, "none", "gpu"),
     "device pointers are sent before kernels have written": (no_drain_in("post"), DIRECT, "int8", "gpu"),
     "the host reads before a copy is done": (no_drain_in("copy"), STAGED, "int8", "cpu"),

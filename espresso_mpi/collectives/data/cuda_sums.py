@@ -7,11 +7,13 @@ of two, these kernels divide: that gives the same bits, and they wait for memory
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numba import cuda
 
+from espresso_mpi.arrays import device
 from espresso_mpi.compressors.kernels.cpu.casts import BEYOND_HALF
 from espresso_mpi.compressors.kernels.cuda import gpu
 
@@ -19,17 +21,17 @@ _ELEMENT = {"float16": "float16", "bfloat16": "uint16", "float32": "float32", "f
 """The numba type that stands for each element type."""
 
 
-def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> int:
-    """As ``reduction.mean_rows``; for float16 it waits for the GPU."""
+def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str, counted: bool) -> int:
+    """As ``reduction.mean_rows``; on a session's stream it returns 0, see ``gpu.cuts_of``."""
     factor = np.float64(divisor) if dtype == "float64" else np.float32(divisor)
     of, among = _as_element(out, dtype), _as_element(rows, dtype)
-    if dtype != "float16":
+    if dtype != "float16" or not counted:
         _launch(_MEAN[dtype], out.size, of, among, own, factor)
         return 0
-    counter = gpu.event_counter()
+    counter = gpu.cut_counter()
     _launch(_beyond_half, out.size, of, among, own, factor, counter)
     _launch(_MEAN[dtype], out.size, of, among, own, factor)
-    return gpu.count_of(counter)
+    return gpu.cuts_of(counter)
 
 
 def max_rows(out: Any, rows: Any, own: int) -> None:
@@ -37,12 +39,12 @@ def max_rows(out: Any, rows: Any, own: int) -> None:
     _launch(_max, out.size, out, rows, own)
 
 
-def add_integers(out: Any, rows: Any, own: int) -> int:
-    """As ``reduction.reduce_rows`` of integers; waits for the GPU."""
-    counter = gpu.event_counter()
+def add_integers(out: Any, rows: Any, own: int, counted: bool) -> int:
+    """As ``reduction.reduce_rows`` of integers; on a session's stream it returns 0, see ``gpu.cuts_of``."""
+    counter = gpu.cut_counter() if counted else gpu.uncounted()
     limits = np.iinfo(out.dtype)
     _launch(_ADD[str(out.dtype)], out.size, out, rows, own, np.int64(limits.min), np.int64(limits.max), counter)
-    return gpu.count_of(counter)
+    return gpu.cuts_of(counter) if counted else 0
 
 
 def blend(out: Any, a: float, b: float, x: Any) -> None:
@@ -66,12 +68,59 @@ def convert(out: Any, x: Any, dtype: str) -> None:
 def count_from(x: Any, dtype: str, least: int) -> int:
     """As ``reduction.count_from``; waits for the GPU."""
     counter = gpu.event_counter()
+    _launch_count(x, dtype, least, counter)
+    return gpu.count_of(counter)
+
+
+def _launch_count(x: Any, dtype: str, least: int, counter: Any) -> None:
     if dtype in ("float16", "bfloat16"):
         _launch(_count_16, x.size, x, np.uint16(least), counter)
     else:
         unsigned = np.uint32 if dtype == "float32" else np.uint64
         _launch(_COUNT[dtype], x.size, x, unsigned(least - 1).view(dtype), counter)
-    return gpu.count_of(counter)
+
+
+class Counts:
+    """What ``count_from`` returns for several arrays, queued on the current stream: the host waits for none of them.
+
+    Args:
+        searched: flat arrays, each with its element type and the least bits that count.
+    """
+
+    def __init__(self, searched: Sequence[tuple[Any, str, int]]) -> None:
+        self._number = len(searched)
+        room = 1 << (self._number - 1).bit_length()
+        self._free: list[_CountMemory] = gpu.scratch(("counts", room), list)
+        self._memory = self._free.pop() if self._free else _CountMemory(room)
+        self._memory.clear()
+        for slot, (x, dtype, least) in zip(self._memory.slots, searched):
+            _launch_count(x, dtype, least, slot)
+        self._memory.fetch()
+
+    def passed(self) -> bool:
+        """Whether they are there."""
+        return self._memory.mark.passed()
+
+    def read(self) -> list[int]:
+        """They, once they are there; only once."""
+        self._free.append(self._memory)
+        return self._memory.here[: self._number].tolist()
+
+
+class _CountMemory:
+    """Counters on the GPU, and page-locked memory that they are copied to."""
+
+    def __init__(self, room: int) -> None:
+        self._there, self.here = cuda.device_array(room, np.int64), device.pinned(8 * room).view(np.int64)
+        self.slots = [self._there[number : number + 1] for number in range(room)]
+        self.mark, self._zeros = device.Mark(), np.zeros(room, np.int64)
+
+    def clear(self) -> None:
+        device.copy_later(self._there, self._zeros)
+
+    def fetch(self) -> None:
+        device.copy_later(self.here, self._there)
+        self.mark.set()
 
 
 def _launch(kernel: gpu.Kernel, size: int, *args: Any) -> None:

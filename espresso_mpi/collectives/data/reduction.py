@@ -59,7 +59,7 @@ def filled(size: int, value: float, dtype: str) -> np.ndarray:
     return np.full(size, value, dtype).view(stored(dtype))
 
 
-def reduce_rows(out: Any, rows: Any, own: int, reduce_op: ReduceOp, dtype: str) -> int:
+def reduce_rows(out: Any, rows: Any, own: int, reduce_op: ReduceOp, dtype: str, counted: bool = True) -> int:
     """Reduce ``rows``, with ``out`` in place of row ``own``, into ``out``; arguments as for ``mean_rows``.
 
     Returns:
@@ -71,8 +71,8 @@ def reduce_rows(out: Any, rows: Any, own: int, reduce_op: ReduceOp, dtype: str) 
         combine_rows(out, rows, own, reduce_op.combine)
         return 0
     if np.dtype(stored(dtype)).kind == "i":
-        return _add_integers(out, rows, own)
-    return mean_rows(out, rows, own, reduce_op.divisor, dtype)
+        return _add_integers(out, rows, own, counted)
+    return mean_rows(out, rows, own, reduce_op.divisor, dtype, counted)
 
 
 def reduce_span(
@@ -99,14 +99,15 @@ def reduce_span(
     return 0
 
 
-def _add_integers(out: Any, rows: Any, own: int) -> int:
+def _add_integers(out: Any, rows: Any, own: int, counted: bool) -> int:
     if device_of(out) == "gpu":
         from . import cuda_sums
 
-        return int(cuda_sums.add_integers(out, rows, own))
+        return int(cuda_sums.add_integers(out, rows, own, counted))
     limits = np.iinfo(out.dtype)
     span, stride = _span(rows)
-    return int(_sum_integers(out, span, stride, rows.shape[0], own, limits.min, limits.max))
+    saturated = int(_sum_integers(out, span, stride, rows.shape[0], own, limits.min, limits.max))
+    return saturated if counted else 0
 
 
 def blend(out: Any, a: float, b: float, x: Any) -> None:
@@ -121,25 +122,28 @@ def blend(out: Any, a: float, b: float, x: Any) -> None:
     _blend(out, x, np.float32(a), np.float32(b))
 
 
-def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str) -> int:
+def mean_rows(out: Any, rows: Any, own: int, divisor: float, dtype: str, counted: bool = True) -> int:
     """``out = (rows[0] + ... + out in place of rows[own] + ... + rows[p-1]) / divisor``, summed in that order.
 
     Args:
         out: flat, holds this rank's own contribution; receives the result.
         rows: shape (p, out.size), of which row ``own`` is not read.
         dtype: name of the element type; 16-bit types come as uint16 and are summed in float32, rounded once.
+        counted: whether to count; of ranks that sum the same rows, one does.
 
     Returns:
-        How many results were beyond float16 and became 65504.
+        How many results were beyond float16 and became 65504. On a GPU the counts of a session's stream are read at
+        the end of a call (``device.OwnStream.new_cuts``), and this is 0.
     """
     if out.size == 0:
         return 0
     if device_of(out) == "gpu":
         from . import cuda_sums
 
-        return int(cuda_sums.mean_rows(out, rows, own, divisor, dtype))
+        return int(cuda_sums.mean_rows(out, rows, own, divisor, dtype, counted))
     span, stride = _span(rows)
-    return reduce_span(out, span, stride, rows.shape[0], own, ReduceOp("sum", divisor), dtype)
+    saturated = reduce_span(out, span, stride, rows.shape[0], own, ReduceOp("sum", divisor), dtype)
+    return saturated if counted else 0
 
 
 def _span(rows: np.ndarray) -> tuple[np.ndarray, int]:

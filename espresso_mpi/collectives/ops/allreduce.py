@@ -127,8 +127,8 @@ def _bind_direct(transport: Transport, move: Move, regions: Sequence[Dense]) -> 
         yield
         transport.finish(pending)
         for x, block in zip(whole, rows):
-            saturated = reduction.reduce_rows(x, block, move.index, reduce_op, data.dtype)
-            data.saturated += saturated if move.index == 0 else 0  # all members see the same ones
+            counted = move.index == 0  # all members see the same ones
+            data.saturated += reduction.reduce_rows(x, block, move.index, reduce_op, data.dtype, counted)
         yield
 
     return run

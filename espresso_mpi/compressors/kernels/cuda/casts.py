@@ -19,13 +19,13 @@ def encode(x: Any, residual: Any, payload: Any, rule: int, low: Any, high: Any) 
     """Round ``x`` (+ ``residual``, unless it is None) into ``payload``.
 
     Returns:
-        how many halves were cut to the largest one; to know that the host waits for the GPU.
+        how many halves were cut to the largest one; 0 on a session's stream, see ``gpu.cuts_of``.
     """
     kernel, kept = _ENCODE[residual is not None, rule], x if residual is None else residual
     codes = payload.view(np.float16 if rule == HALF else np.uint16)
-    counter = gpu.event_counter(zeroed=rule == HALF)  # the others count nothing
+    counter = gpu.cut_counter() if rule == HALF else gpu.uncounted()
     kernel(gpu.blocks(x.size, gpu.TILE), gpu.THREADS, x, kept, codes, low, high, counter)
-    return gpu.count_of(counter) if rule == HALF else 0
+    return gpu.cuts_of(counter) if rule == HALF else 0
 
 
 def decode(payload: Any, out: Any, half: bool, add: bool) -> None:

@@ -110,17 +110,32 @@ def sent(values: np.ndarray) -> Any:
     return cuda.to_device(values, stream=device.stream())
 
 
-def event_counter(zeroed: bool = True) -> Any:
-    """One int64 on the device for what a kernel counts; to be read before there is another use of it."""
+def event_counter() -> Any:
+    """One int64 on the device for what a kernel counts, set to zero; to be read before there is another use of it."""
     found = scratch("counter", lambda: cuda.device_array(1, np.int64))
-    if zeroed:
-        device.copy_later(found, _ZERO)
+    device.copy_later(found, _ZERO)
     return found
 
 
 def count_of(counter: Any) -> int:
     """What a kernel has counted; waits for the stream."""
     return int(device.to_host(counter)[0])
+
+
+def cut_counter() -> Any:
+    """Where a kernel counts the values that it cuts: on a session's stream its running total, else as above."""
+    own = device.own_stream()
+    return event_counter() if own is None else own.cuts
+
+
+def cuts_of(counter: Any) -> int:
+    """How many values were cut. On a session's stream 0, without a wait: the end of a call reads the total."""
+    return count_of(counter) if device.own_stream() is None else 0
+
+
+def uncounted() -> Any:
+    """Where a kernel counts what nobody reads."""
+    return scratch("uncounted", lambda: cuda.device_array(1, np.int64))
 
 
 _ZERO = np.zeros(1, np.int64)

@@ -33,15 +33,15 @@ def encode(x: Any, residual: Any, words: Any, scales: Any, lows: Any, block: int
     With ``lows`` the scales are means of the elements that are not negative, and the lows those of the negative ones.
 
     Returns:
-        how many values have a scale that is smaller than their mean; to know that the host waits for the GPU.
+        how many values have a scale that is smaller than their mean; 0 on a session's stream, see ``gpu.cuts_of``.
     """
     kernel = _ENCODE[residual is not None, lows is not None]
     resident = (2048 // gpu.THREADS,) if residual is None else (_RESIDENT_KEEPING,)
     kept, second = x if residual is None else residual, scales if lows is None else lows
     grid = gpu.blocks(scales.size, _WARPS, *resident)
-    counter = gpu.event_counter()
+    counter = gpu.cut_counter()
     kernel(grid, gpu.THREADS, x, kept, words.view(np.uint32), scales, second, block, counter)
-    return gpu.count_of(counter)
+    return gpu.cuts_of(counter)
 
 
 def encode_signs(x: Any, residual: Any, momentum: Any, words: Any, beta: float) -> None:
