@@ -28,9 +28,9 @@ from .window_places import ALIGN, CHUNK, WindowPlaces
 SMALL = 16 << 10
 """Bytes up to which every rank sums all rows itself: one barrier, but ``ranks`` times the reading."""
 
-COPIED = 256 << 10
-"""Bytes of a part that pass the window at once when parts are copied: a rank shows a chunk while the others copy the
-one before, so that there must be several."""
+ROOMS = (128 << 10, CHUNK)
+"""Bytes that pass the window at once when parts are copied; the quicker is found out. A rank shows a chunk while the
+others copy the one before, so that there should be several, but every one takes a barrier."""
 
 _PAGE = 4096
 """Bytes of a part up to which nothing is read directly: the system would look up a page for each."""
@@ -160,14 +160,23 @@ class AgreedCopies(AgreedCall):
     def __init__(self, window: WindowPlaces, waiter: Waiter, single: SingleCopy, parts: Parts) -> None:
         super().__init__(window, waiter, agreed_copies.PLACES, agreed_copies.LENGTH)
         self._processes, self._known = single.processes, parts.known
-        room = min(window.half_bytes, COPIED)
         setup = self._setup
-        setup[agreed_copies.ROOM] = room if parts.shared else room // self._count // ALIGN * ALIGN
         setup[agreed_copies.SHARED], setup[agreed_copies.SPLITS] = parts.shared, not parts.known
         setup[[agreed_copies.READ, agreed_copies.WRITE, agreed_copies.ERRNO]] = single_copy.functions()
         longest = self._use(parts)
-        choice = bool(single) and (not parts.known or longest > _PAGE)
-        self.choice = Choice(agreed_copies.WAYS if choice else 1)
+        self._ways = self._ways_for(longest, parts)
+        self.choice = Choice(len(self._ways))
+
+    def _ways_for(self, longest: int, parts: Parts) -> list[tuple[int, int]]:
+        """The ways to choose from, as (way, bytes of a part in a chunk); the same on all ranks."""
+        half, count = self._window.half_bytes, 1 if parts.shared else self._count
+        rooms = list(dict.fromkeys(min(half, room) // count // ALIGN * ALIGN for room in ROOMS))
+        if parts.known and longest <= rooms[0]:
+            rooms = rooms[:1]
+        ways = [(agreed_copies.BY_WINDOW, room) for room in rooms]
+        if self._processes and (not parts.known or longest > _PAGE):
+            ways += [(way, rooms[0]) for way in (agreed_copies.BY_READS, agreed_copies.BY_WRITES)]
+        return ways
 
     def _use(self, parts: Parts) -> int:
         """Use these parts from now on; returns the bytes of the longest one of any rank."""
@@ -195,7 +204,8 @@ class AgreedCopies(AgreedCall):
             self._use(parts)
         setup, log, choice = self._setup, self._log, self.choice
         setup[agreed_copies.SOURCE], setup[agreed_copies.TARGET] = source, target
-        setup[agreed_copies.WAY] = way = choice.way
+        way, room = self._ways[choice.way]
+        setup[agreed_copies.WAY], setup[agreed_copies.ROOM] = way, room
         self._run(header, ignored, _copies, self._table)
         if not log[shared_memory.MET]:
             return self._differing()
@@ -212,7 +222,7 @@ class AgreedCopies(AgreedCall):
                 f"copying from or to the memory of another rank: {why}; set {SINGLE_COPY}=0 to do without it"
             )
         if not choice.settled:
-            choice.add(found[agreed_copies.SLOWEST])
+            choice.add(found[agreed_copies.TOOK])
         return Agreed(met)
 
 

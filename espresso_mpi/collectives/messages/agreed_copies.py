@@ -24,28 +24,28 @@ from . import headers
 from .shared_memory import CLOCK, LINE, LOG, MET, SHOWN, STAGE, WAITED, await_all, keep_polling, load, move, now, store
 from .window_places import COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
 
-SOURCE, TARGET, WAY, ROOM, LONGEST, SHARED, SPLITS, READ, WRITE, ERRNO, TOOK, PLACES = range(
-    headers.SETUP, headers.SETUP + 12
+SOURCE, TARGET, WAY, ROOM, LONGEST, SHARED, SPLITS, READ, WRITE, ERRNO, BEGAN, DONE, BEFORE, PLACES = range(
+    headers.SETUP, headers.SETUP + 14
 )
 """Places of a set-up behind those of ``headers``, and its length: addresses of what is given and of the result; the
 way; bytes of a part in a chunk; bytes of the longest part of any rank, which are found out if there are ``SPLITS``;
 whether all others get the same bytes; whether sizes differ and are shown; addresses of the functions that read, that
-write and that say where the error is; nanoseconds that this rank took for the latest such call, or for each MiB of it
-if there are splits, which all get to know. The same on all ranks, but for the addresses and ``TOOK``."""
+write and that say where the error is; when this rank began and ended the latest such call, which all get to know; and
+the bytes of its parts, if there were splits. The same on all ranks, but for addresses and times."""
 
-BY_WINDOW, BY_READS, BY_WRITES, WAYS = range(4)
-"""The ways, and their number."""
+BY_WINDOW, BY_READS, BY_WRITES = range(3)
+"""The ways."""
 
 GIVE_AT, GIVE, TAKE_AT, TAKE, FROM, LANDS, PROCESS, COLUMNS = range(8)
 """Columns of a table of the ranks of the node, int64: where in what is given their part begins, and its bytes; where in
 the result their part begins, and its bytes; where it begins in what they give; where the part of this rank begins in
 their result; and the number of their process."""
 
-SLOWEST, UNEQUAL, FAILED, TOTAL, PIECES = range(LOG, LOG + 5)
-"""Places of the log behind those of ``shared_memory``: the largest ``TOOK`` of all ranks; 1 + giver * ranks + taker if
-two ranks differ in the size of a part, or -1 if they differ in the way; the error of a copy; the bytes of all parts, if
-there are splits; and room for arguments. Before them, ``MET`` is when all headers were found equal; it stays 0 if they
-differ."""
+TOOK, UNEQUAL, FAILED, TOTAL, PIECES = range(LOG, LOG + 5)
+"""Places of the log behind those of ``shared_memory``: nanoseconds of the call before, or of a MiB of it if there are
+splits, from when the last rank began to when the last one ended; 1 + giver * ranks + taker if two ranks differ in the
+size of a part, or -1 if they differ in the way; the error of a copy; the bytes of all parts, if there are splits; and
+room for arguments. Before them, ``MET`` is when all headers were found equal; it stays 0 if they differ."""
 
 LENGTH = PIECES + 4
 """Length of the log."""
@@ -54,9 +54,9 @@ ASKED, ANSWERED, ENDED, MARKS = range(4)
 """Rows of the marks: when the header was shown, when all were compared, and when the call ended."""
 
 SHOWN_AT = SLOT // 2
-"""Where in its slot a rank shows what is no header: way, addresses and ``TOOK``, and four numbers for each rank."""
+"""Where in its slot a rank shows what is no header: way, addresses and times, and four numbers for each rank."""
 
-MOST_RANKS = (SLOT - SHOWN_AT) // 8 // 4 - 1
+MOST_RANKS = (SLOT - SHOWN_AT) // 8 // 4 - 2
 """Ranks of a node for which there is room."""
 
 _STEP = LINE // 8
@@ -108,7 +108,7 @@ def _copy_across(setup, function, process, here, there, nbytes, log):  # type: i
 @host.inline
 def _shown(window, rank, half):  # type: ignore[no-untyped-def]
     """What a rank shows beside its header."""
-    return carray(_numbers_at(headers.slot_of(window, rank, half) + SHOWN_AT), (4 * (1 + window[COUNT]),))
+    return carray(_numbers_at(headers.slot_of(window, rank, half) + SHOWN_AT), (4 * (2 + window[COUNT]),))
 
 
 @host.inline
@@ -157,10 +157,11 @@ def _begin(setup, table, flags, window, epoch, half, log):  # type: ignore[no-un
     me, count = window[ME], window[COUNT]
     headers.show(setup, flags, window, half)
     mine = _shown(window, me, half)
-    mine[0], mine[1], mine[2], mine[3] = setup[WAY], setup[SOURCE], setup[TARGET], setup[TOOK]
+    mine[0], mine[1], mine[2] = setup[WAY] + 4 * setup[ROOM], setup[SOURCE], setup[TARGET]
+    mine[3], mine[4] = setup[BEGAN], setup[DONE]
     if setup[SPLITS]:
         for rank in range(count):
-            at = 4 * (1 + rank)
+            at = 4 * (2 + rank)
             mine[at], mine[at + 1] = table[rank, GIVE_AT], table[rank, GIVE]
             mine[at + 2], mine[at + 3] = table[rank, TAKE_AT], table[rank, TAKE]
     if setup[WAY] == BY_WINDOW:
@@ -173,23 +174,26 @@ def _begin(setup, table, flags, window, epoch, half, log):  # type: ignore[no-un
 def _learn(setup, table, window, half, log):  # type: ignore[no-untyped-def]
     """Read what the others show; False if two ranks differ in what must fit together: all ranks find the same."""
     me, count = window[ME], window[COUNT]
+    began, done = setup[BEGAN], setup[DONE]
     for rank in range(count):
         shown = _shown(window, rank, half)
-        log[SLOWEST] = max(log[SLOWEST], shown[3])
-        if shown[0] != setup[WAY]:
+        began, done = max(began, shown[3]), max(done, shown[4])
+        if shown[0] != setup[WAY] + 4 * setup[ROOM]:
             log[UNEQUAL] = -1
             return False
+    log[TOOK] = max(0, done - began)
     if setup[SPLITS]:
+        log[TOOK] = (log[TOOK] << 20) // max(setup[BEFORE], 1)
         setup[LONGEST] = 0
         for giver in range(count):
             shown = _shown(window, giver, half)
             for taker in range(count):
-                if shown[4 * (1 + taker) + 1] != _shown(window, taker, half)[4 * (1 + giver) + 3]:
+                if shown[4 * (2 + taker) + 1] != _shown(window, taker, half)[4 * (2 + giver) + 3]:
                     log[UNEQUAL] = 1 + giver * count + taker
                     return False
-                setup[LONGEST] = max(setup[LONGEST], shown[4 * (1 + taker) + 1])
-                log[TOTAL] += shown[4 * (1 + taker) + 1]
-            table[giver, FROM], table[giver, LANDS] = shown[4 * (1 + me)], shown[4 * (1 + me) + 2]
+                setup[LONGEST] = max(setup[LONGEST], shown[4 * (2 + taker) + 1])
+                log[TOTAL] += shown[4 * (2 + taker) + 1]
+            table[giver, FROM], table[giver, LANDS] = shown[4 * (2 + me)], shown[4 * (2 + me) + 2]
     return True
 
 
@@ -300,7 +304,5 @@ def copies(setup, table, heads, sizes, marks, flags, window, uses, epoch, pace, 
     elif not _by_chunks(setup, table, flags, window, uses, epoch, pace, log):
         return False
     headers.note(marks, ENDED, log)
-    setup[TOOK] = marks[ENDED, 0] - marks[ANSWERED, 0]
-    if setup[SPLITS]:
-        setup[TOOK] = (setup[TOOK] << 20) // max(log[TOTAL], 1)
+    setup[BEGAN], setup[DONE], setup[BEFORE] = marks[ASKED, 0], marks[ENDED, 0], log[TOTAL]
     return True
