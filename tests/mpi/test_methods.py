@@ -18,6 +18,9 @@ N = SHAPE[0] * SHAPE[1]
 MOMENTUM = {"dgc", "signum"}
 """Methods that send an average of past gradients: what they have not sent is more than the residual."""
 
+TIGHT = "bound:rel=0.5,bits=4"
+"""Refuses normal values where more than two ranks encode twice (``test_bound.py``): their neighbours differ too much."""
+
 GATHER, DEAL_OUT = "flat-allgather", "hierarchical-alltoall-packed"
 
 
@@ -52,7 +55,7 @@ def specs():
 @pytest.mark.parametrize("method", [*specs(), "dgc:ratio=0.1,clip=1.0"])
 def test_every_bit_is_what_the_route_says(world, open_session, method):
     """Against a simulation of all ranks in one process, bit for bit. It takes longer than the sync: ranks share it."""
-    if world.size == 1:
+    if world.size == 1 or (world.size > 2 and method == TIGHT):
         return
     wrong, inputs, compressor = [], [values(r, 0, N) for r in range(world.size)], get(method).shaped(SHAPE)
     ways = [(route, nodes) for route in routes(method) for nodes in layouts_seen_by(route, world.size)]
