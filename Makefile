@@ -208,7 +208,7 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	$(call bench_mpich,run -n 4,4KiB$(comma)64KiB$(comma)1MiB$(comma)16MiB$(comma)64MiB,3,sync-local-mpich)
 	$(call bench_lab,2,2,1gbit,tensors --seconds 30 --json $(OUT)/tensors-1g.json)
 	$(call bench_here,4,tensors --seconds 20 --json $(OUT)/tensors-local.json)
-	$(call bench_here,4,collectives --json $(OUT)/collectives-local.json)
+	$(call bench_here,4,collectives --sizes 8B-16MiB --factor 64 --json $(OUT)/collectives-local.json)
 	$(call bench_lab,2,2,1gbit,collectives --sizes 1MiB-64MiB --seconds 10 --json $(OUT)/collectives-2x2.json)
 	$(call bench_lab,4,2,1gbit,collectives --sizes 1MiB-64MiB --seconds 10 --json $(OUT)/collectives-4x2.json)
 	$(call bench_lab,2,1,1gbit,overlap --seconds 25 --json $(OUT)/overlap.json)

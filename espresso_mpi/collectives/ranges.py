@@ -108,8 +108,13 @@ class Portion:
     sizes: tuple[int, ...] = ()
 
 
-def portions(tensors: Iterable[tuple[int, TensorSpec, bool]]) -> tuple[Portion, ...]:
-    """What is searched at once, of (position, description, whether it is to be compressed) of tensors with elements."""
+def portions(tensors: Iterable[tuple[int, TensorSpec, bool, bool]]) -> tuple[Portion, ...]:
+    """What is searched at once.
+
+    Args:
+        tensors: (position, description, whether it is to be compressed, whether the array there has all its elements)
+            of each tensor with elements.
+    """
     found, together, nbytes = list[Portion](), dict[tuple[str, bool], list[int]](), Counter[tuple[str, bool]]()
     sizes = dict[int, int]()
 
@@ -117,9 +122,9 @@ def portions(tensors: Iterable[tuple[int, TensorSpec, bool]]) -> tuple[Portion, 
         plain = [sizes[position] for position in positions if position in sizes]
         return Portion(tuple(positions), *kind, tuple(plain) if len(plain) == len(positions) else ())
 
-    for position, spec, compressed in tensors:
+    for position, spec, compressed, whole in tensors:
         kind = (str(spec.dtype), compressed)
-        if spec.dtype == "float32" and spec.device == "cpu":
+        if whole and spec.dtype == "float32" and spec.device == "cpu":
             sizes[position] = spec.size
         if spec.nbytes > _SMALL or spec.device == "gpu":
             found.append(portion((position,), kind))

@@ -85,7 +85,9 @@ class Batch:
         """The portions in which the values are searched for those that cannot be summed."""
         if self.exact:
             return ()
-        return ranges.portions((item.index, item.spec, item.compressor is not None) for item in self.items)
+        return ranges.portions(
+            (item.index, item.spec, item.compressor is not None, item.half is None) for item in self.items
+        )
 
     @cached_property
     def bounded(self) -> tuple[Item, ...]:

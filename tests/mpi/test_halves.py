@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from espresso_mpi.collectives.data import magnitudes
 from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError, StateError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -138,6 +139,20 @@ def test_a_nan_on_one_rank_is_heard_on_all(world, open_session, policy):
         assert np.all(part == 0) if policy == "skip" else np.all(np.isnan(part))
         assert x[0] == 1, "what is read is not changed"
     assert all(np.array_equal(value, kept[key]) for key, value in session.state_dict()["arrays"].items())
+
+
+def test_only_the_own_part_is_searched(world, open_session, monkeypatch):
+    """What is allgathered is a part of the tensor: what lies behind it in memory is none of the call's."""
+    search, sizes = magnitudes.all_in_range, [0]
+
+    def noted(addresses, lengths, least):
+        sizes.extend(lengths.tolist())
+        return search(addresses, lengths, least)
+
+    monkeypatch.setattr(magnitudes, "all_in_range", noted)
+    whole = open_session().allgather(np.full(64, world.rank, np.float32), compressor="int8")
+    assert np.allclose(whole, np.repeat(np.arange(world.size), 64), rtol=0.01)
+    assert max(sizes) <= 64
 
 
 LINEAR = "encode@cpu/reduce_scatter@flat/decode@cpu/allgather@flat"

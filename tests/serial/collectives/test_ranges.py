@@ -83,13 +83,13 @@ def test_what_is_odd_is_named_by_position():
             expected[str(position)] = f"has {bad} NaN"
         elif beyond and not (compressed and dtype == "float16"):
             expected[str(position)] = f"has {beyond} value(s) of 2.13e+37" if compressed else ""
-        tensors.append((position, TensorSpec("w", x.shape, dtype), compressed))
+        tensors.append((position, TensorSpec("w", x.shape, dtype), compressed, True))
         arrays.append(memory(x))
     with np.errstate(over="ignore"):
         found = ranges.Search(topology).odd_values(ranges.portions(tensors), arrays)
     assert len(expected) > 10 and set(found) == set(expected)
     assert all(found[at].startswith(text) and bool(found[at]) == bool(text) for at, text in expected.items())
-    one = ranges.portions([(0, TensorSpec("w", (3,), "float32"), False)])
+    one = ranges.portions([(0, TensorSpec("w", (3,), "float32"), False, True)])
     assert ranges.Search(topology).odd_values(one, [np.ones(3, np.float32)]) == {}
 
 
