@@ -19,7 +19,7 @@ MOMENTUM = {"dgc", "signum"}
 """Methods that send an average of past gradients: what they have not sent is more than the residual."""
 
 TIGHT = "bound:rel=0.5,bits=4"
-"""Refuses normal values where more than two ranks encode twice (``test_bound.py``): their neighbours differ too much."""
+"""Refuses normal values where more than two ranks encode twice: neighbours differ too much (``test_bound.py``)."""
 
 GATHER, DEAL_OUT = "flat-allgather", "hierarchical-alltoall-packed"
 
