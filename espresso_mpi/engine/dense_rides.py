@@ -14,7 +14,7 @@ import numpy as np
 
 from ..arrays import device
 from ..collectives.messages import agreed_copies
-from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedSums, How, Parts
+from ..collectives.messages.agreed import Agreed, AgreedCall, AgreedCopies, AgreedSums, How, Parts
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..errors import EspressoError, MismatchError
@@ -31,15 +31,30 @@ class Moves(Protocol):
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
         """What runs such calls."""
 
+    def run(self, agreed: Any, header: np.ndarray, ignored: int) -> Agreed:
+        """Show a header; if all are equal, move the data. ``agreed``: as ``prepared`` has made it."""
 
-class Prepared(Protocol):
-    """What runs a collective again and again."""
+
+class Prepared:
+    """What runs a collective again and again.
+
+    Args:
+        agreed: the compiled call; wire: the interval to report beside the agreement, of a tensor in statistics.
+    """
+
+    def __init__(self, agreed: AgreedCall, recorder: Recorder, *wire: Interval) -> None:
+        self._agreed, self._tensors = agreed, len(wire)
+        self._ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
 
     def run(self, moves: Any, header: np.ndarray, ignored: int) -> Agreed:
         """Show a header; if all are equal, do what ``moves`` says."""
+        self._agreed.marks = self._ledger.row
+        found: Agreed = moves.run(self._agreed, header, ignored)
+        return found
 
     def record(self, step: int) -> None:
         """Report the times of a run that has ended."""
+        self._ledger.note((step,) * self._tensors)
 
 
 class Copying:
@@ -56,7 +71,11 @@ class Copying:
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
         """See ``Moves``."""
-        return _PreparedCopies(AgreedCopies(window, transport.waiter, transport.single_copy, self.parts), recorder)
+        return Prepared(AgreedCopies(window, transport.waiter, transport.single_copy, self.parts), recorder)
+
+    def run(self, agreed: AgreedCopies, header: np.ndarray, ignored: int) -> Agreed:
+        """See ``Moves``."""
+        return agreed.run(header, ignored, self.source, self.target, self.parts)
 
 
 class Scattering:
@@ -79,7 +98,11 @@ class Scattering:
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
         """See ``Moves``."""
-        return _PreparedScatter(AgreedSums(window, transport.waiter, self.x.dtype, self._how), recorder)
+        return Prepared(AgreedSums(window, transport.waiter, self.x.dtype, self._how), recorder)
+
+    def run(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> Agreed:
+        """See ``Moves``."""
+        return agreed.scatter(header, ignored, self.x, self.own, self.edges)
 
 
 class Summing:
@@ -92,50 +115,9 @@ class Summing:
     def __init__(self, x: np.ndarray, reads: bool) -> None:
         self.x, self.reads = x, reads
 
-
-class _PreparedCopies:
-    def __init__(self, agreed: AgreedCopies, recorder: Recorder) -> None:
-        self._agreed, self._ledger = agreed, Ledger(recorder, [_AGREE], agreed_copies.MARKS)
-
-    def run(self, moves: Copying, header: np.ndarray, ignored: int) -> Agreed:
-        self._agreed.marks = self._ledger.row
-        return self._agreed.run(header, ignored, moves.source, moves.target, moves.parts)
-
-    def record(self, step: int) -> None:
-        self._ledger.note(())
-
-
-class _PreparedScatter:
-    def __init__(self, agreed: AgreedSums, recorder: Recorder) -> None:
-        self._agreed, self._ledger = agreed, Ledger(recorder, [_AGREE], agreed_copies.MARKS)
-
-    def run(self, moves: Scattering, header: np.ndarray, ignored: int) -> Agreed:
-        self._agreed.marks = self._ledger.row
-        return self._agreed.scatter(header, ignored, moves.x, moves.own, moves.edges)
-
-    def record(self, step: int) -> None:
-        self._ledger.note(())
-
-
-class PreparedSum:
-    """Allreduces and reduces of one array.
-
-    Args:
-        agreed: sums; tensor: the name in statistics; nbytes: bytes of the array.
-    """
-
-    def __init__(self, agreed: AgreedSums, tensor: str, nbytes: int, ranks: int, recorder: Recorder) -> None:
-        ended = Interval("wire", tensor, agreed_copies.ANSWERED, agreed_copies.ENDED, "fast path", "flat", nbytes)
-        self._agreed, self._ledger = agreed, Ledger(recorder, [_AGREE, ended], agreed_copies.MARKS)
-
-    def run(self, moves: Summing, header: np.ndarray, ignored: int) -> Agreed:
-        """See ``Prepared``."""
-        self._agreed.marks = self._ledger.row
-        return self._agreed.reduce(header, ignored, moves.x, moves.reads)
-
-    def record(self, step: int) -> None:
-        """See ``Prepared``."""
-        self._ledger.note((step,))
+    def run(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> Agreed:
+        """See ``Moves``."""
+        return agreed.reduce(header, ignored, self.x, self.reads)
 
 
 class DenseRide:
@@ -209,7 +191,8 @@ class DenseRides:
             agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
             count = self._window.count
             sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
-            found = self._known[number] = PreparedSum(agreed, tensor, sent, count, self._recorder)
+            wire = Interval("wire", tensor, agreed_copies.ANSWERED, agreed_copies.ENDED, "fast path", "flat", sent)
+            found = self._known[number] = Prepared(agreed, self._recorder, wire)
         return found
 
     def forget(self) -> None:
