@@ -33,6 +33,9 @@ _OPS = {
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 """What launchers of MPI set: without them this process is no rank, and MPI is not started."""
 
+_CHOSEN: set[str] = set()
+"""Ports of torch's stores that this library chose: nobody else relies on them."""
+
 
 def _mpi() -> Any:
     from mpi4py import MPI
@@ -46,7 +49,10 @@ def register() -> None:
         return
     distributed.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
     if "RANK" not in os.environ and any(name in os.environ for name in _LAUNCHERS):
-        for name, value in _as_torchrun().items():
+        found = _as_torchrun()
+        if "MASTER_PORT" not in os.environ:
+            _CHOSEN.add(found["MASTER_PORT"])
+        for name, value in found.items():
             os.environ.setdefault(name, value)
 
 
@@ -84,6 +90,8 @@ def _create(options: Any, *_: Any) -> ProcessGroup:
     made = ProcessGroup(comm, options.timeout)
     if not options.global_ranks_in_group:
         made.open()
+        if os.environ.get("MASTER_PORT") in _CHOSEN:
+            made.next_port = str(comm.bcast(_free_port() if comm.rank == 0 else None))
     return made
 
 
@@ -115,6 +123,9 @@ class ProcessGroup(distributed.ProcessGroup):
         self._opened: _GroupSession | None = None
         self._ended = False
         self._name, self._desc = BACKEND, ""
+        # Of the default group after this one. On the same port, a rank that is ahead would connect to the store of this
+        # group, which rank 0 has yet to end.
+        self.next_port: str | None = None
 
     @property
     def _session(self) -> _GroupSession:
@@ -139,6 +150,9 @@ class ProcessGroup(distributed.ProcessGroup):
         opened, self._opened = self._opened, None
         healthy = not self._ended and (opened is None or opened.usable)
         self._ended = True
+        if self.next_port:
+            _CHOSEN.add(self.next_port)
+            os.environ["MASTER_PORT"] = self.next_port
         try:
             if opened is not None:
                 opened.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import namedtuple
 
 import numpy as np
@@ -154,3 +155,24 @@ def test_bfloat16_rounds_to_nearest_even(world, open_session):
     open_session(route="flat").sync(grad)
     nearest = exact.astype(np.float32).astype(ml_dtypes.bfloat16)
     assert np.count_nonzero(grad != nearest) <= 1, "only a float32 rounding that crosses a tie may differ"
+
+
+@pytest.mark.timeout(60)
+def test_a_process_group_of_torch_may_follow_another_at_once(world, monkeypatch):
+    """A rank that is ahead must not take the store of the group before for its own: rank 0 has yet to end it."""
+    distributed = pytest.importorskip("torch.distributed")
+    made = pytest.importorskip("espresso_mpi.torch").process_group.ProcessGroup
+    shutdown = made.shutdown
+
+    def late(group):
+        shutdown(group)
+        time.sleep(0.3 if world.rank == 0 else 0)
+
+    monkeypatch.setattr(made, "shutdown", late)
+    for _ in range(2):
+        distributed.init_process_group("espresso")
+        store = distributed.distributed_c10d._get_default_store()
+        store.set(f"of rank {world.rank}", "here")
+        assert [store.get(f"of rank {rank}") for rank in range(world.size)] == [b"here"] * world.size
+        del store  # or rank 0 keeps its server
+        distributed.destroy_process_group()
