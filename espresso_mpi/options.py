@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 from . import compressors
 from .collectives.data.layout import Topology
@@ -33,13 +33,11 @@ _MANY = 1 << 20
 
 
 LIKE_FP32 = ("fp16", "bf16", "int8", "int4")
-"""The default compressors of plans. A plan is chosen by its speed alone, so these must not harm training.
+"""The default compressors of plans: a GPT of 3 million parameters trained by them as with fp32 (``bench optimizers``).
 
-A GPT of 3 million parameters trained by them as with fp32 (``bench optimizers``, 200 steps; validation loss against
-that of fp32): under AdamW ``fp16`` and ``bf16`` 0.0 %, ``int8`` -0.1 to 0.0 % and ``int4`` -0.1 to +0.9 % over two
-seeds, the last two with feedback; under momentum SGD at the best rate 0.0 % for all. ``bf16`` holds every magnitude of
-a float32, those of scaled losses too. Left out are ``powersgd:rank=4`` (+2.3 % under AdamW), ``onebit`` (+16 %) and
-``topk`` at 1 % (+30 %).
+Validation loss after 200 steps under AdamW against fp32: ``fp16``, ``bf16`` 0.0 %, ``int8`` -0.1 to 0.0 % and ``int4``
+-0.1 to +0.9 % over two seeds, with feedback; under momentum SGD 0.0 % for all. ``bf16`` holds every magnitude of a
+float32. Left out are ``powersgd:rank=4`` (+2.3 % under AdamW), ``onebit`` (+16 %) and ``topk`` at 1 % (+30 %).
 """
 
 
@@ -52,6 +50,12 @@ second moment: signs and selections. Measured as above, ``onebit`` +16 %, ``dgc`
 steps; the others change gradients in the same way.
 """
 
+
+Accuracy = Literal["safe", "balanced", "fast"]
+OptimizerRule = Literal["adam", "sgd"]
+
+ALWAYS_ACCURATE = ("fp16", "bf16", "int8")
+"""Compressors that no ``accuracy`` leaves out: they trained like fp32 wherever they were measured."""
 
 _LEAST_BUDGET, _BUDGET_STEPS = 5.0, 30
 """What planning may cost: seconds, or steps of the quickest plan, whichever takes longer."""
@@ -79,6 +83,8 @@ class Tuning:
         check: number of steps between comparisons of measured and predicted step times.
         factor: the ratio of these, in either direction, from which the session measures and plans again.
         every: minimum number of steps from one plan to the next.
+        accuracy: how much a compressor may change a tensor's moments: ``safe``, ``balanced`` or ``fast`` (at will).
+        optimizer: whose moments: of ``adam`` or ``sgd``. None: what an adapter for torch sees, else ``adam``.
 
     Raises:
         ConfigError: a value is not in its range.
@@ -98,6 +104,8 @@ class Tuning:
     check: int = 50
     factor: float = 1.5
     every: int = 500
+    accuracy: Accuracy = "safe"
+    optimizer: OptimizerRule | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.compressors, str):
@@ -110,6 +118,9 @@ class Tuning:
                 f"tuning: {', '.join(votes)}: the result is no mean, so a plan may not choose between it and dense "
                 f"tensors; pass compressor={votes[0]!r} for all tensors instead"
             )
+        for name, known in (("accuracy", get_args(Accuracy)), ("optimizer", (*get_args(OptimizerRule), None))):
+            if (value := getattr(self, name)) not in known:
+                raise ConfigError(f"tuning: {name}={value!r}; expected {' or '.join(map(repr, known))}")
         for name, least in (("skip", 0), ("steps", 3), ("trial_steps", 1), ("check", 1), ("every", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -346,17 +357,18 @@ def _plan(value: Any) -> Plan | None:
     raise ConfigError(f"plan: got {type(value).__name__}; expected an espresso_mpi.Plan, the path of one, or 'auto'")
 
 
-def _tuning(given: tuple[bool, Any, Any]) -> Tuning | None:
-    """``given``: whether plan="auto", the settings, and the allowed compressors."""
-    auto, settings, names = given
+def _tuning(given: tuple[bool, Any, Any, Any]) -> Tuning | None:
+    """``given``: whether plan="auto", the settings, the allowed compressors, and the accuracy."""
+    auto, settings, names, accuracy = given
     if not auto:
-        if settings is not None or names is not None:
-            what = "tuning" if names is None else "compressors"
+        options = {"compressors": names, "tuning": settings, "accuracy": accuracy}
+        for what in (name for name, value in options.items() if value is not None):
             raise ConfigError(f"{what}= goes with plan='auto'; pass that, or compressor='...' for all tensors")
         return None
     if settings is not None and not isinstance(settings, Tuning):
         raise ConfigError(f"tuning={settings!r}; expected an espresso_mpi.Tuning")
     settings = settings or Tuning()
+    settings = settings if accuracy is None else dataclasses.replace(settings, accuracy=accuracy)
     if names is None:
         return settings
     if isinstance(names, str) or not isinstance(names, Sequence):

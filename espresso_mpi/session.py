@@ -42,6 +42,9 @@ class Session(Planning, Checkpoints, Collectives):
             ``"auto"``: the session times the first steps, which are dense, measures the cluster for a few seconds, and
             makes a plan for the other steps. See docs/planner.md.
         compressors: with ``plan="auto"``: specs of the allowed compressors; default: those of ``Tuning``.
+        accuracy: with ``plan="auto"``: ``"safe"``, ``"balanced"`` or ``"fast"``: how much a compressor may change what
+            the optimizer makes of a tensor, judged by the gradients of the first steps. Default: that of ``Tuning``,
+            ``"safe"``. See docs/auto.md.
         tuning: with ``plan="auto"``: a ``Tuning``, which says how long to time and measure, and when to plan again.
         seed: seed of stochastic compressors; the same on every rank.
         min_bytes: tensors below this many bytes stay dense, unless a plan has a strategy for them.
@@ -90,6 +93,7 @@ class Session(Planning, Checkpoints, Collectives):
         route: str | Route | None = None,
         plan: Plan | str | os.PathLike[str] | None = None,
         compressors: Sequence[str] | None = None,
+        accuracy: Literal["safe", "balanced", "fast"] | None = None,
         tuning: Tuning | None = None,
         seed: int = 0,
         min_bytes: int = 16384,
@@ -107,7 +111,8 @@ class Session(Planning, Checkpoints, Collectives):
     ) -> None:
         auto = isinstance(plan, str) and plan == "auto"
         options, problem = Options.checked(
-            compressor=compressor, route=route, plan=None if auto else plan, tuning=(auto, tuning, compressors),
+            compressor=compressor, route=route, plan=None if auto else plan,
+            tuning=(auto, tuning, compressors, accuracy),
             seed=seed, min_bytes=min_bytes, dense=dense, dense_steps=dense_steps, timeout=timeout, feedback=feedback,
             nonfinite=nonfinite, window_bytes=window_bytes, message_bytes=message_bytes, segment_bytes=segment_bytes,
             fuse_bytes=fuse_bytes, nodes=nodes, debug=debug,

@@ -11,7 +11,7 @@ from espresso_mpi.planner.model.problem import Problem
 from espresso_mpi.planner.model.profile import Profile
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.search.algorithms import reachable
-from espresso_mpi.types import Op
+from espresso_mpi.types import Level, Op
 
 COMPRESSOR = "topk:ratio=0.01"
 
@@ -37,6 +37,14 @@ def random_profile(rng, nodes=4, ranks=4, compressors=(COMPRESSOR,), **more):
     }
     copies = {direction: random_line(rng, 1e-5, 1e10) for direction in ("to_host", "to_gpu")}
     return Profile(nodes, ranks, codecs, moves, copies, Curve.line(0, 0), **more)
+
+
+def slow_network(nodes, compressors):
+    """One rank on each node, bytes that take long, and kernels that take next to nothing: the fewest bytes win."""
+    keys = [(op, level, False) for op in get_args(Op) for level in get_args(Level)]
+    keys += [(op, "inter", True) for op in get_args(Op)]
+    codecs = {(spec, "cpu", way): Curve.line(0, 1e-12) for spec in compressors for way in ("encode", "decode")}
+    return Profile(nodes, 1, codecs, dict.fromkeys(keys, Curve.line(1e-5, 1e-6)), {}, Curve.line(0, 0))
 
 
 def random_workload(rng, tensors, device="gpu", sizes=3):

@@ -18,7 +18,7 @@ import numpy as np
 from ..collectives.messages.agreement import Failure, first_failure, floats, on_every_rank, on_rank_0
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, PlanError
-from ..options import Options, Tuning, default_route
+from ..options import Options, Tuning, default_route, dense_strategy
 from ..planner.explain import short
 from ..planner.model.beside import beside
 from ..planner.model.profile import Profile
@@ -28,6 +28,7 @@ from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
 from ..types import DeviceKind, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
+from .fidelity import Fidelity
 from .measuring_session import opener
 from .profiler import measure
 from .trials import Trial, compresses
@@ -44,16 +45,20 @@ _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
 
 
-def proposed(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep]) -> list[Plan]:
+def proposed(
+    transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep], fidelity: Fidelity
+) -> list[Plan]:
     """Plans for the tensors of the steps that were watched, on this cluster, that are worth a trial. Collective.
 
-    Their forecasts are the model's. One of them at least compresses nothing.
+    No tensor travels by a compressor that ``fidelity`` bars it from. Their forecasts are the model's. One of them at
+    least compresses nothing.
 
     Raises:
         ConfigError, PlanError: on every rank, if the steps have different tensors or nothing can be planned.
     """
     start = time.perf_counter()
     workload = recorded(transport, steps, "recorded by the session")
+    workload, tuning, dropped = _harmless(transport, workload, tuning, fidelity)
     sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
     pushed, least = steps[-1].pushed, max(tensor.ready for tensor in workload.tensors)  # no step is shorter
     seconds = min(tuning.seconds, _MEASURING * tuning.budget_for(least))
@@ -65,7 +70,24 @@ def proposed(transport: Transport, options: Options, tuning: Tuning, steps: Sequ
     if transport.rank == 0:
         words = "%.1f s to measure the cluster, %.1f s to make %d plans; the next steps try them"
         _LOG.info(words, profiling - start, time.perf_counter() - profiling, len(plans))
-    return plans
+    return [one if one.forecast is None else replace(one, forecast=replace(one.forecast, dropped=dropped))
+            for one in plans]  # fmt: skip
+
+
+def _harmless(
+    transport: Transport, workload: Workload, tuning: Tuning, fidelity: Fidelity
+) -> tuple[Workload, Tuning, tuple[str, ...]]:
+    """The workload, barred from compressors that would harm its tensors; the settings without those that would harm
+    all; and what was dropped, in words. Collective."""
+    start = time.process_time()
+    verdict = fidelity.judged(transport, workload)
+    if transport.rank == 0:
+        for line in verdict.dropped:
+            _LOG.info("%s", line)
+        if fidelity.wanted:
+            _LOG.info("%.2f s of processor time to judge compressors by gradients", time.process_time() - start)
+    left = verdict.left(tuning.compressors, workload)
+    return verdict.on(workload), replace(tuning, compressors=left), verdict.dropped
 
 
 def profiled(
@@ -207,7 +229,8 @@ def _candidates(
     assert best.forecast is not None
     dense = plan(workload, profile, (), baselines=False) if compresses(best) else best
     alone = [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]  # cost the same
-    cases = [Case(workload, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
+    free = workload.without_bars
+    cases = [Case(free, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
     routes = {"none": None, **{case.compressor: case.usual(workload.device).route for case in cases}}
     plans = [best, dense]
     for way in routes.items():
@@ -227,12 +250,19 @@ def _simple(
     Small tensors that stay dense beside compressed ones share a buffer.
     """
     usual = replace(options, compressor=spec, route=route, plan=None, tuning=None)
+    plain = replace(options, plan=None, tuning=None)
+    barred = {t.name for t in workload.tensors if spec in t.barred}
     specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, workload.device) for t in workload.tensors]
-    strategies = {spec.name: usual.strategy(spec, transport.topology) for spec in specs}
+    strategies = {
+        spec.name: (plain if spec.name in barred else usual).strategy(spec, transport.topology) for spec in specs
+    }
     small = [t.name for t in workload.tensors if strategies[t.name].compressor == "none"]
     yield Plan(strategies, groups=_of_one_type(workload, small if spec != "none" else []), fuse_bytes=0)
     together = usual.strategy(TensorSpec("all", (workload.nbytes,), "float32", workload.device), transport.topology)
-    yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(workload, list(strategies)), fuse_bytes=0)
+    dense = dense_strategy(transport.topology)
+    all_ways = {name: dense if name in barred else together for name in strategies}
+    groups = [_of_one_type(workload, [n for n in strategies if (n in barred) == out]) for out in (False, True)]
+    yield Plan(all_ways, groups=(*groups[0], *groups[1]), fuse_bytes=0)
 
 
 def _of_one_type(workload: Workload, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:

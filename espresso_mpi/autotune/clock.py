@@ -47,7 +47,7 @@ class StepClock:
         self._calls: list[tuple[CallKey, tuple[TensorSpec, ...], float]] = []
         self._names: set[str] = set()
         self._began: float | None = None
-        self._waited = self._idle = 0.0
+        self._waited = self._idle = self._own = 0.0
 
     def begins(self, specs: Sequence[TensorSpec]) -> bool:
         """Whether a call with these tensors begins another step."""
@@ -63,9 +63,9 @@ class StepClock:
             specs = tuple(spec for _, tensors, _ in self._calls for spec in tensors)
             ready = np.array([at - self._began for _, tensors, at in self._calls for _ in tensors])
             pushed = any(call[0] == "push" for call, _, _ in self._calls)
-            self.steps.append(RecordedStep(specs, ready, self._waited - self._began, pushed))
+            self.steps.append(RecordedStep(specs, ready, self._waited - self._began - self._own, pushed))
         self.count += 1
-        self._began, self._calls, self._idle = self._waited, [], 0.0
+        self._began, self._calls, self._idle, self._own = self._waited, [], 0.0, 0.0
         self._names = set()
 
     @contextmanager
@@ -77,6 +77,17 @@ class StepClock:
         finally:
             if self._began is not None:
                 self._began = self._clock() - since
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """What is done in the with-block, within a step, is no part of it."""
+        since = self._clock()
+        try:
+            yield
+        finally:
+            took = self._clock() - since
+            self._idle += took
+            self._own += took
 
     def called(self, call: CallKey, specs: Sequence[TensorSpec]) -> None:
         """A call came."""

@@ -19,6 +19,7 @@ from ..errors import ConfigError, PlanError
 from ..options import Options, Tuning
 from ..types import Plan, TensorSpec
 from .clock import RecordedStep, StepClock
+from .fidelity import Fidelity
 from .trials import Spent, Trials
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -49,6 +50,7 @@ class Tuner:
     Attributes:
         tuned: the last plan; None before there is any.
         trials: of the plans that are being tried; None: no trials are under way.
+        fidelity: what is known of the harm that compressors do to the tensors.
     """
 
     def __init__(
@@ -59,12 +61,13 @@ class Tuner:
         self._together, self._options, self._adopt = together, options, adopt
         self.tuned: Tuned | None = None
         self.trials: Trials | None = None
+        self.fidelity = Fidelity(tuning, options().feedback)
         self._tensors: frozenset[TensorSpec] = frozenset()
         self._noted: RecordedStep | None = None
-        if transport.rank == 0 and tuning.doubtful:
+        if transport.rank == 0 and tuning.doubtful and tuning.accuracy == "fast":
             _LOG.warning(
-                "plan='auto' chooses by speed, and may use %s: not known to train like fp32 under AdamW (onebit, topk "
-                "and powersgd did not); compare losses first, see docs/compressors.md",
+                "plan='auto' with accuracy='fast' chooses by speed, and may use %s: not known to train like fp32 under "
+                "AdamW (onebit, topk and powersgd did not); compare losses first, see docs/compressors.md",
                 ", ".join(tuning.doubtful),
             )
 
@@ -76,6 +79,8 @@ class Tuner:
     def step_ended(self, clock: StepClock) -> None:
         """Plan when enough steps were watched, and try the plans; compare step times with the plan's from then on."""
         tuning, tuned = self._tuning, self.tuned
+        if self.watching:
+            self.fidelity.samples.end_step()
         try:
             if self.trials is not None:
                 trials = self.trials
@@ -107,7 +112,7 @@ class Tuner:
         start, dense = time.perf_counter(), self._options().plan is None
         self.tuned = Tuned(clock.count, None)  # also if it fails: training goes on as it did
         steps = list(clock.steps)[-watched:]
-        plans = autoplan.proposed(self._transport, self._options(), self._tuning, steps)
+        plans = autoplan.proposed(self._transport, self._options(), self._tuning, steps, self.fidelity)
         self._tensors, self._noted = frozenset(steps[-1].specs), clock.steps[-1]
         spent = self._spent_on(list(clock.steps) if dense else [], time.perf_counter() - start)
         tuning, pushed = self._tuning, steps[-1].pushed

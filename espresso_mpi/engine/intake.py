@@ -25,8 +25,8 @@ _LOG = logging.getLogger("espresso_mpi")
 Flat = Callable[[], Iterable[tuple[str, Any]]]
 """Returns the names and arrays of a call; may raise."""
 
-Noted = Callable[[CallKey, "tuple[TensorSpec, ...] | None"], None]
-"""Called with each call and its tensors; None: it failed on this rank."""
+Noted = Callable[[CallKey, "Sequence[Gradient] | None"], None]
+"""Called with each call and its tensors before they are sent; None: it failed on this rank."""
 
 
 class Intake:
@@ -69,7 +69,7 @@ class Intake:
             problem = GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
         specs = tuple(gradient.spec for gradient in gradients)
         try:
-            noted(key, specs if problem is None else None)
+            noted(key, gradients if problem is None else None)
         except BaseException:  # there will be no call to wait for
             self._claims.drop(claimed)
             raise

@@ -67,7 +67,9 @@ def _of_plan(plan: Plan) -> Explanation:
     if forecast is None:
         words.append("It was not made by the planner: nothing is predicted for it.")
         return Explanation(tuple(words), (_strategies(plan),))
-    words += [_step(plan, forecast), _worth(plan, forecast), _method(plan, forecast), EXPOSED, RUNNER_UP]
+    words += [_step(plan, forecast), _worth(plan, forecast), _method(plan, forecast)]
+    words += [f"Left out before the search: {line}." for line in forecast.dropped]
+    words += [EXPOSED, RUNNER_UP]
     tables = [_strategies(plan), _rivals(forecast), _buffers(plan, forecast)]
     if plan.schedule is not None:
         tables.insert(2, lane_tables.of_lanes(plan.schedule))

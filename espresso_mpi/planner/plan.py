@@ -252,14 +252,19 @@ class _Maker:
     def rival(self, name: str, spec: str) -> Draft:
         """A baseline, or the choice of the published algorithms."""
         if name == PUBLISHED:
-            problem, chosen = published(self.workload, self.profile, spec, lanes=self.lanes, order=self.order)
+            problem, chosen = published(
+                self.workload.without_bars, self.profile, spec, lanes=self.lanes, order=self.order
+            )
             return Draft(_by_buffer(self.workload, ()), problem, chosen.choice)
-        other = baseline(name, self.workload, self.profile, spec, lanes=self.lanes, order=self.order)
-        problem, choice = evaluated(other, self.workload, self.profile, lanes=self.lanes, order=self.order)
+        free = self.workload.without_bars
+        other = baseline(name, free, self.profile, spec, lanes=self.lanes, order=self.order)
+        problem, choice = evaluated(other, free, self.profile, lanes=self.lanes, order=self.order)
         return Draft(_by_buffer(self.workload, ()), problem, choice)
 
     def allowed(self, rival: Draft) -> bool:
         """Whether a draft uses nothing that is not to be used."""
+        if any(tensor.barred for tensor in self.workload.tensors):  # the rules of others know no bars
+            return False
         used = {rival.problem.strategy(int(option)) for option in np.unique(rival.choice)}
         return all(s.compressor in {*self.compressors, "none"} and s.route in self.routes for s in used)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..arrays.buffers import Gradient
 from ..autotune.clock import StepClock
 from ..autotune.tuner import Tuner
 from ..collectives.messages.agreement import on_rank_0
@@ -16,7 +17,7 @@ from ..engine.batches import strategy_of
 from ..engine.diagnostics import CallKey
 from ..engine.plan_change import agree_on_plan, averaged_pending, resharded_for_plan
 from ..errors import ConfigError
-from ..options import Options
+from ..options import OptimizerRule, Options
 from ..tracing.trace_file import refuse_unwritable
 from ..types import Plan, Strategy, TensorSpec
 from .base import SessionBase
@@ -185,24 +186,43 @@ class Planning(SessionBase):
         self._clock = None
         self._together("record_workload", end)
 
-    def _watch(self, key: CallKey, specs: tuple[TensorSpec, ...] | None) -> None:
+    def judge_for(self, rule: OptimizerRule) -> None:
+        """With ``plan="auto"``: say which optimizer uses the means, if ``Tuning.optimizer`` does not.
+
+        Adapters for torch call it. The session judges compressors for ``sgd`` only if all ranks say so before it plans.
+
+        Args:
+            rule: ``"sgd"``: with momentum or without; ``"adam"``: any that divides by a root of second moments.
+
+        Example:
+            >>> with espresso_mpi.Session(plan="auto") as session:
+            ...     session.judge_for("sgd")
+        """
+        if self._tuner is not None and self._tuner.fidelity.rule is None:
+            self._tuner.fidelity.rule = rule
+
+    def _watch(self, key: CallKey, gradients: Sequence[Gradient] | None) -> None:
         """Record the time of a call, and run the actions that are due between two steps.
 
         Args:
             key: key of the call.
-            specs: its tensors; None: it failed on this rank. It will then fail on all ranks, but all of them still take
-                part in the actions between steps.
+            gradients: its tensors; None: it failed on this rank. It will then fail on all ranks, but all of them still
+                take part in the actions between steps.
         """
         clock = self._clock
         if clock is None:
             return
+        specs = None if gradients is None else tuple(gradient.spec for gradient in gradients)
         if clock.repeats(key) if specs is None else clock.begins(specs):
             clock.end_step()
             if self._tuner is not None:
                 with clock.aside():
                     self._tuner.step_ended(clock)
-        if specs is not None:
+        if gradients is not None and specs is not None:
             clock.called(key, specs)
+            if self._tuner is not None and self._tuner.watching:
+                with clock.within():
+                    self._tuner.fidelity.take(gradients)
 
     def follow(self, plan: Plan | str | os.PathLike[str]) -> None:
         """Continue with another plan. Collective, between two steps, with the same plan on every rank.

@@ -23,17 +23,23 @@ _DIVIDING = (
 
 
 def watch(session: Session, parameters: Iterable[torch.Tensor]) -> None:
-    """Look at the first optimizer that steps one of the parameters, and warn on rank 0 if they do not go together."""
+    """Look at the first optimizer that steps one of the parameters: tell a session that plans for itself, and warn on
+    rank 0 of one that does not go with the compressor."""
     spec = session.compressor or "none"
-    if spec.partition(":")[0] not in POOR_UNDER_ADAM or session.topology.size == 1 or session._transport.rank != 0:
+    poor = spec.partition(":")[0] in POOR_UNDER_ADAM and session._transport.rank == 0
+    if session.topology.size == 1 or not (poor or session.planning):
         return
+    known = weakref.ref(session)
     own, done = {id(p): weakref.ref(p) for p in parameters}, list[bool]()
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if done or not any(_is_known(own, p) for group in optimizer.param_groups for p in group["params"]):
             return
         done.append(True)  # a hook may not remove itself while hooks run
-        if isinstance(optimizer, _DIVIDING):
+        session = known()
+        if session is not None and type(optimizer) is torch.optim.SGD:  # of others only they know what they divide by
+            session.judge_for("sgd")
+        if poor and isinstance(optimizer, _DIVIDING):
             _LOG.warning(
                 "%s with compressor %r: gradients in so few bits end far above the loss of fp32 under this optimizer, "
                 "because it divides by the root of their second moment; use espresso_mpi.torch.OnebitAdam, or "

@@ -117,6 +117,7 @@ class Forecast:
         baselines: seconds of the step by other plans, by their names.
         buffers: one entry for each tensor or group, in the order of the backward pass.
         error: summed compression error (planner.budget); None where a method's is not known.
+        dropped: which compressors tensors were barred from before the search, and why, in words.
     """
 
     seconds: Seconds
@@ -131,6 +132,7 @@ class Forecast:
     baselines: Mapping[str, Seconds] = field(default_factory=dict)
     buffers: tuple[Outlook, ...] = ()
     error: Seconds | None = None
+    dropped: tuple[str, ...] = ()
 
     @property
     def exposed(self) -> float:

@@ -8,12 +8,15 @@ import time
 import numpy as np
 import pytest
 from mpi4py import MPI
+from planner_cases import slow_network
 
 from espresso_mpi import Plan, Session, Strategy, Tuning
+from espresso_mpi.autotune import autoplan
 from espresso_mpi.autotune.autoplan import recorded
 from espresso_mpi.autotune.clock import RecordedStep
 from espresso_mpi.engine.plan_change import resharded_for_plan
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, PlanError
+from espresso_mpi.planner import explain
 from espresso_mpi.planner.model.workload import Workload
 from espresso_mpi.planner.planfile import load, save
 from espresso_mpi.types import MadeFor, TensorSpec
@@ -103,7 +106,7 @@ def test_a_budget_that_measuring_has_spent_leaves_one_plan_to_try(world, open_se
 def test_it_plans_anew_when_steps_take_longer_than_the_plan_said(world, open_session, caplog):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
-    tuning = Tuning(("onebit",), check=2, every=2, factor=1.0001, **HURRY)
+    tuning = Tuning(("onebit",), check=2, every=2, factor=1.0001, accuracy="fast", **HURRY)
     with caplog.at_level("INFO", "espresso_mpi"):
         session = open_session(plan="auto", tuning=tuning)
         train_until_planned(session, world.rank)
@@ -129,6 +132,52 @@ def test_pushed_gradients_are_planned_for_as_well(world, open_session):
             break
     assert everyone(world, session.plan.digest)
     assert len(session.plan.strategies) == len(SHAPES)
+
+
+CHOICE = ("fp16", "int8", "onebit", "topk")
+
+
+@pytest.mark.parametrize(("accuracy", "rule"), [("safe", None), ("balanced", "adam"), ("safe", "sgd"), ("fast", None)])
+def test_only_the_fast_level_may_choose_what_spoils_the_optimizers_moments(
+    world, open_session, caplog, monkeypatch, accuracy, rule
+):
+    if SIZE == 1:
+        pytest.skip("alone there is nothing to choose")
+    nodes = [[rank] for rank in range(SIZE)]
+    tuning = Tuning(CHOICE, accuracy=accuracy, optimizer=rule, **HURRY)
+    with caplog.at_level("INFO", "espresso_mpi"):
+        session = open_session(plan="auto", tuning=tuning, nodes=nodes)
+
+        def as_forecast(transport, seconds):
+            known = session.plan.forecast.seconds if session.plan and session.plan.forecast else 10.0
+            return seconds if np.isnan(seconds) else known
+
+        monkeypatch.setattr(autoplan, "profiled", lambda *given, **options: slow_network(SIZE, CHOICE))
+        monkeypatch.setattr(autoplan, "slowest", as_forecast)
+        train_until_planned(session, world.rank)
+    used = {strategy.compressor for strategy in session.plan.strategies.values()}
+    dropped = everyone(world, session.plan.forecast.dropped)
+    everyone(world, session.plan.digest)
+    if accuracy == "fast":
+        assert used & {"onebit", "topk"} and not dropped
+        return
+    assert "int8" in used and not used & {"onebit", "topk"}
+    assert [line.partition(" ")[0] for line in dropped] == ["onebit", "topk"]
+    assert all("4 of 4 tensors" in line and f"accuracy={accuracy!r}" in line for line in dropped)
+    assert {f"Left out before the search: {line}." for line in dropped} <= set(explain(session.plan).words)
+    if world.rank == 0:
+        assert set(dropped) <= {record.message for record in caplog.records}
+
+
+def test_ranks_judge_alike_if_only_some_know_the_optimizer(world, open_session):
+    if SIZE == 1:
+        pytest.skip("alone there is nothing to choose")
+    session = open_session(plan="auto", tuning=Tuning(("int4",), **HURRY))
+    train(session, world.rank, 1)
+    if world.rank == 0:
+        session.judge_for("sgd")
+    train_until_planned(session, world.rank, first=1)
+    everyone(world, session.plan.digest)
 
 
 def test_steps_that_differ_cannot_be_planned_for_and_training_goes_on(world, open_session, caplog):
@@ -221,6 +270,9 @@ def test_tensors_that_come_after_the_plan_travel_dense(world, open_session):
         {"plan": "auto", "compressors": "fp16"},
         {"plan": "auto", "compressors": ["fp61"]},
         {"plan": "auto", "tuning": 3},
+        {"plan": "auto", "accuracy": "good"},
+        {"plan": "auto", "accuracy": 1},
+        {"accuracy": "safe"},
         {"plan": "auto", "compressors": ["signsgd"]},
         {"plan": "auto", "feedback": "ef21:momentum=0.1"},
         {"compressors": ["fp16"]},

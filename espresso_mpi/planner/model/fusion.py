@@ -31,8 +31,6 @@ def _buffer(members: Sequence[WorkloadTensor]) -> WorkloadTensor:
     kinds = {tensor.dtype for tensor in members}
     if len(kinds) > 1:
         raise PlanError(f"group of {members[0].name!r}: element types {', '.join(sorted(kinds))}; they must be equal")
-    name = buffer_name([tensor.name for tensor in members])
-    size = sum(tensor.size for tensor in members)
     if len(members) == 1:
         return members[0]
-    return WorkloadTensor(name, size, max(tensor.ready for tensor in members), members[0].dtype)
+    return WorkloadTensor.joined(buffer_name([tensor.name for tensor in members]), members)

@@ -19,11 +19,11 @@ from espresso_mpi.errors import PlanError
 from espresso_mpi.types import ITEMSIZE, Plan, Route, Strategy, buffer_name
 
 from .candidates import CandidateSet, all_candidates, needed_candidates
-from .compiled_routes import compiled
+from .compiled_routes import Compiled, compiled
 from .cost import Shape, Slot, slots
 from .dominance import pruned
 from .fusion import fused
-from .pricing import priced
+from .pricing import Block, priced
 from .profile import Profile
 from .timeline import Lanes, OptionTable, Order, Timeline, lanes_of
 from .tree import routes as all_routes
@@ -72,7 +72,8 @@ class Problem:
         """Price every strategy of compressors and routes for every tensor.
 
         Args:
-            compressors: specs, ``none`` among them or not: dense routes are always options.
+            compressors: specs, ``none`` among them or not: dense routes are always options. A tensor has no options
+                by those that it is barred from (``WorkloadTensor.barred``).
             routes: default: all of the decision tree for the workload's device, and those that sum payloads where a
                 compressor is linear.
             lanes: which resources share a lane, or the name of one of ``LANES``.
@@ -89,17 +90,19 @@ class Problem:
         given = tuple(routes) if routes is not None else _default_routes(workload, methods)
         shape = Shape(profile.nodes, profile.ranks_per_node, workload.device)
         tables = compiled(given, shape, where, _checks(profile))
-        sizes: dict[tuple[int, int], int] = {}
-        set_of = [sizes.setdefault(_size(tensor), len(sizes)) for tensor in workload.tensors]
-        different, sets = list(sizes), list[CandidateSet]()
-        for begin in range(0, len(different), _AT_ONCE):
-            blocks = priced(tables, methods, profile, different[begin : begin + _AT_ONCE], free_codecs)
-            if prune and order == "schedule":
-                sets += needed_candidates(tables, blocks, where.count)
-            else:
-                sets += (
-                    pruned(tables, all_candidates(tables, blocks), where) if prune else all_candidates(tables, blocks)
-                )
+        barred = {bars: frozenset(map(_canonical, bars)) for bars in {tensor.barred for tensor in workload.tensors}}
+        kinds = list(dict.fromkeys((barred[tensor.barred], _size(tensor)) for tensor in workload.tensors))
+        places, sets = dict[tuple[frozenset[str], tuple[int, int]], int](), list[CandidateSet]()
+        for bars in dict.fromkeys(bars for bars, _ in kinds):
+            allowed = np.array([number for number, text in enumerate(specs) if text not in bars], np.int32)
+            different = [size for other, size in kinds if other == bars]
+            places |= {(bars, size): len(sets) + number for number, size in enumerate(different)}
+            for begin in range(0, len(different), _AT_ONCE):
+                some = different[begin : begin + _AT_ONCE]
+                blocks = priced(tables, [methods[number] for number in allowed], profile, some, free_codecs)
+                found = _candidates(tables, blocks, where, prune, order)
+                sets += [replace(one, method=np.append(allowed, np.int32(-1))[one.method]) for one in found]
+        set_of = [places[barred[tensor.barred], _size(tensor)] for tensor in workload.tensors]
         return cls.of_sets(workload, profile, specs, given, sets, set_of, where, order)
 
     @classmethod
@@ -241,6 +244,15 @@ def evaluated(plan: Plan, workload: Workload, profile: Profile, *, lanes: Lanes 
     problem = Problem.of(buffers, profile, specs, routes=routes, lanes=lanes, order=order, prune=False,
                          free_codecs=free_codecs)  # fmt: skip
     return problem, problem.chosen(Plan(strategies))
+
+
+def _candidates(
+    tables: Compiled, blocks: Sequence[Block], lanes: Lanes, prune: bool, order: Order
+) -> list[CandidateSet]:
+    """The options of every size; pruned: without those that others dominate."""
+    if prune and order == "schedule":
+        return needed_candidates(tables, blocks, lanes.count)
+    return pruned(tables, all_candidates(tables, blocks), lanes) if prune else all_candidates(tables, blocks)
 
 
 def _default_routes(workload: Workload, methods: Sequence[Compressor]) -> tuple[Route, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class WorkloadTensor:
         ready: seconds from the begin of the step until its gradient is there.
         dtype: element type.
         shape: () where it is not known; else its product is the size.
+        barred: specs of compressors that it may not travel by, because they would harm the training (docs/auto.md).
 
     Raises:
         ConfigError: a value is not of this kind.
@@ -54,6 +55,7 @@ class WorkloadTensor:
     ready: Moment
     dtype: str = "float32"
     shape: Annotated[tuple[Count, ...], Meta(max_length=MOST_AXES)] = ()
+    barred: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"workload: tensor {schema.shown(self.name)}"
@@ -76,6 +78,13 @@ class WorkloadTensor:
         """The tensor as JSON values."""
         plain: dict[str, Any] = schema.plain(self)
         return plain
+
+    @classmethod
+    def joined(cls, name: str, members: Sequence[WorkloadTensor]) -> WorkloadTensor:
+        """A buffer of several tensors of one type, there when the last is; what one may not travel by, it may not."""
+        barred = tuple(dict.fromkeys(text for tensor in members for text in tensor.barred))
+        ready = max(tensor.ready for tensor in members)
+        return cls(name, sum(tensor.size for tensor in members), ready, members[0].dtype, barred=barred)
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,13 @@ class Workload:
     def nbytes(self) -> int:
         """Bytes of all gradients together."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def without_bars(self) -> Workload:
+        """The same with every compressor allowed for every tensor."""
+        if not any(tensor.barred for tensor in self.tensors):
+            return self
+        return replace(self, tensors=tuple(replace(tensor, barred=()) for tensor in self.tensors))
 
     @property
     def backward(self) -> np.ndarray:

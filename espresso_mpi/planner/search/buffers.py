@@ -18,8 +18,16 @@ from ..model.workload import Workload, WorkloadTensor
 
 Groups = tuple[tuple[str, ...], ...]
 
+Kind = tuple[int, str, tuple[str, ...]]
+"""What the candidates of a buffer depend on: elements, their type, and what it may not travel by."""
+
 Cut = tuple[int, ...]
 """Where buffers begin among the tensors of a workload; the first is 0."""
+
+
+def kind_of(buffer: WorkloadTensor) -> Kind:
+    """What the candidates of a buffer depend on."""
+    return buffer.size, buffer.dtype, buffer.barred
 
 
 def joined(workload: Workload, limit: int) -> Cut:
@@ -42,7 +50,7 @@ class Buffers:
     ) -> None:  # fmt: skip
         self.workload, self.profile, self.compressors = workload, profile, compressors
         self.routes, self.lanes, self.order = routes, lanes, order
-        self.candidates: dict[tuple[int, str], CandidateSet] = {}
+        self.candidates: dict[Kind, CandidateSet] = {}
         self.known: dict[tuple[int, int], WorkloadTensor] = {}
         self.problems: dict[Cut, Problem] = {}
         self.priced: Problem | None = None
@@ -62,8 +70,7 @@ class Buffers:
     def _buffer(self, begin: int, end: int) -> WorkloadTensor:
         if (begin, end) not in self.known:
             members = self.workload.tensors[begin:end]
-            size = sum(tensor.size for tensor in members)
-            self.known[begin, end] = WorkloadTensor(f"{begin}:{end}", size, members[-1].ready, members[0].dtype)
+            self.known[begin, end] = WorkloadTensor.joined(f"{begin}:{end}", members)
         return self.known[begin, end]
 
     def named(self, cut: Cut, choice: np.ndarray) -> tuple[Problem, np.ndarray]:
@@ -74,19 +81,19 @@ class Buffers:
         order = np.array([places[tensor.name] for tensor in workload.tensors])  # of equal ready times others come first
         problem = self.problem(cut)
         firsts = [problem.workload.tensors[number] for number in np.unique(problem.set_of, return_index=True)[1]]
-        sets = {number: self.candidates[buffer.size, buffer.dtype] for number, buffer in enumerate(firsts)}
+        sets = {number: self.candidates[kind_of(buffer)] for number, buffer in enumerate(firsts)}
         return problem.with_sets(workload, sets, problem.set_of[order].tolist()), choice[order]
 
     def price(self, cuts: Iterable[Cut]) -> None:
         """Candidates for all buffers of some cuts."""
-        sizes = {(buffer.size, buffer.dtype) for cut in cuts for buffer in self.buffer_tensors(cut)}
-        missing = sorted(sizes - self.candidates.keys())
+        kinds = {kind_of(buffer) for cut in cuts for buffer in self.buffer_tensors(cut)}
+        missing = sorted(kinds - self.candidates.keys())
         if not missing and self.priced is not None:
             return
-        alike = tuple(WorkloadTensor(str(n), size, 0.0, kind) for n, (size, kind) in enumerate(missing))
+        alike = tuple(WorkloadTensor(str(n), size, 0.0, kind, (), bars) for n, (size, kind, bars) in enumerate(missing))
         self.priced = Problem.of(replace(self.workload, tensors=alike), self.profile, self.compressors,
                                  routes=self.routes, lanes=self.lanes, order=self.order)  # fmt: skip
-        self.candidates |= {size: self.priced.candidates_of(number) for number, size in enumerate(missing)}
+        self.candidates |= {kind: self.priced.candidates_of(number) for number, kind in enumerate(missing)}
 
     def problem(self, cut: Cut) -> Problem:
         """The problem whose tensors are the buffers of a cut; see ``buffer_tensors``."""
@@ -94,9 +101,9 @@ class Buffers:
             self.price([cut])
             assert self.priced is not None
             tensors = self.buffer_tensors(cut)
-            sizes = [(buffer.size, buffer.dtype) for buffer in tensors]
+            kinds = [kind_of(buffer) for buffer in tensors]
             workload = replace(self.workload, tensors=tensors)
-            self.problems[cut] = self.priced.with_sets(workload, {size: self.candidates[size] for size in sizes}, sizes)
+            self.problems[cut] = self.priced.with_sets(workload, {kind: self.candidates[kind] for kind in kinds}, kinds)
         return self.problems[cut]
 
     def more(self, cut: Cut) -> list[Cut]:

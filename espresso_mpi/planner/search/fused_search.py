@@ -14,7 +14,7 @@ from ..model.timeline import Lanes, Order
 from ..model.workload import Workload
 from . import relaxation
 from .budget import checked
-from .buffers import Buffers, Cut, Groups, alike, joined
+from .buffers import Buffers, Cut, Groups, alike, joined, kind_of
 from .found import Effort, Found
 from .fused_bound import fusion_bound
 from .joining import Guesses, Move, carried
@@ -137,7 +137,7 @@ class _FusedSearch:
         for other, begin, end in nearby:
             new = self.buffers.buffer_tensors(other)[begin : begin + len(other) - len(cut) + end - begin]
             parts = np.diff([problem.workload.tensors[begin - 1].ready if begin else 0.0, *(one.ready for one in new)])
-            sets = tuple(self.buffers.candidates[buffer.size, buffer.dtype] for buffer in new)
+            sets = tuple(self.buffers.candidates[kind_of(buffer)] for buffer in new)
             seconds, where = guesses.worth(Move(begin, end, sets, tuple(parts)))
             if seconds < time:
                 own = (found.choice - problem.first[problem.set_of]).tolist()

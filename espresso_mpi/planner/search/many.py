@@ -135,10 +135,7 @@ class Units:
                 f"joined to {len(cut)} buffers only; expected at most {MANY}: give the types a workload each"
             )
         parts = [workload.tensors[a:b] for a, b in zip(cut, (*cut[1:], len(workload.tensors)))]
-        buffers = [
-            WorkloadTensor(str(number), sum(t.size for t in part), part[-1].ready, part[0].dtype)
-            for number, part in enumerate(parts)
-        ]
+        buffers = [WorkloadTensor.joined(str(number), part) for number, part in enumerate(parts)]
         return cls(
             workload, replace(workload, tensors=tuple(buffers)), tuple(tuple(t.name for t in part) for part in parts)
         )

@@ -1,0 +1,317 @@
+"""What a compressor makes of a tensor's own gradients, as the optimizer gets it; and what is too much.
+
+While a session watches its first steps, it keeps a sample of every gradient (``Samples``). Before it plans, each
+compressor runs over these consecutive steps with its error feedback, as one encode of a route would. What an optimizer
+makes of the gradients, and of what came out of the compressor, is compared (``error_of``):
+
+    error = ‖h(what came out) − h(gradients)‖ / ‖h(gradients)‖
+
+``sgd``: h is the momentum m = Σ 0.9ᵏ g, so the error is that of what feedback has not delivered in time. ``adam``: the
+larger of the errors of m and of √v, with the moments of Adam (Kingma and Ba, 2015): signs and selections spoil the
+second one. Neither depends on the scale of the gradients. docs/auto.md has the losses behind the budgets.
+
+Where the mean over the ranks exceeds the budget of the level for a tensor, the compressor is barred for this tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .. import compressors
+from ..arrays import device
+from ..arrays.buffers import Gradient
+from ..collectives.messages.agreement import first_failure, floats, on_every_rank
+from ..collectives.messages.transport import Transport
+from ..compressors import Compressor, Context
+from ..errors import PlanError
+from ..feedback import Feedback
+from ..options import ALWAYS_ACCURATE, Accuracy, OptimizerRule, Tuning
+from ..planner.model.workload import Workload
+from ..types import TensorSpec
+
+WINDOW = 7
+"""Steps whose gradients are kept, the last ones: all that are watched by default."""
+
+SAMPLED = 1 << 21
+"""Elements of a step that are kept at most, of all tensors together, on every rank: 8 MiB a step."""
+
+RUNS = 8
+"""Pieces that the sample of a large tensor consists of, at equal distances: rows of embeddings differ."""
+
+BETA_1, BETA_2 = 0.9, 0.999
+"""Of the moments; the first is that of ``sgd``, too."""
+
+BUDGETS: Mapping[Accuracy, Mapping[OptimizerRule, float]] = {
+    "safe": {"adam": 0.14, "sgd": 0.14},
+    "balanced": {"adam": 0.25, "sgd": 0.2},
+    "fast": {"adam": math.inf, "sgd": math.inf},
+}
+"""The largest error of a tensor at each level; docs/auto.md has the losses that they come from."""
+
+SMALL = 4096
+"""Elements below which tensors are judged together, by their mean error, each weighted by its elements. Their errors
+vary most from step to step, and single ones that may not travel with their neighbours would cut buffers in pieces."""
+
+
+class Samples:
+    """The gradients of the last steps of this rank, or pieces of them."""
+
+    def __init__(self) -> None:
+        self.steps: deque[dict[str, tuple[TensorSpec, np.ndarray]]] = deque(maxlen=WINDOW)
+        self._now: dict[str, tuple[TensorSpec, np.ndarray]] = {}
+        self._sizes: dict[str, int] = {}
+        self._most = 0
+
+    def take(self, gradients: Iterable[Gradient]) -> None:
+        """Copy what is needed of gradients that are about to be synchronised. The first step only tells the sizes."""
+        for gradient in gradients:
+            spec = gradient.spec
+            if spec.dtype is None or not spec.size:
+                continue
+            self._sizes[spec.name] = spec.size
+            if self._most:
+                self._now[spec.name] = spec, _sampled(gradient, self._most)
+
+    def end_step(self) -> None:
+        """The step that these gradients belong to is over."""
+        if self._most:
+            self.steps.append(self._now)
+        elif self._sizes:
+            self._most = largest_share(list(self._sizes.values()), SAMPLED)
+        self._now = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.steps.clear()
+        self._now, self._sizes, self._most = {}, {}, 0
+
+    def of(self, name: str, size: int) -> np.ndarray:
+        """The gradients of a tensor, float32 (steps, elements); steps with other sizes or infinite values are left out.
+
+        Empty, if there are none.
+        """
+        found = [step[name] for step in self.steps if name in step]
+        rows = [values for spec, values in found if spec.size == size and np.isfinite(values).all()]
+        return np.array([row for row in rows if row.size == rows[-1].size], np.float32)
+
+
+def largest_share(sizes: Sequence[int], total: int) -> int:
+    """The largest number of elements such that no tensor gives more, and all together give at most ``total``.
+
+    Example:
+        >>> from espresso_mpi.autotune.fidelity import largest_share
+        >>> largest_share([10, 100, 200], 150)
+        70
+    """
+    left = total
+    for place, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - place)
+        if size > share:
+            return max(1, share)
+        left -= size
+    return max(sizes)
+
+
+def _sampled(gradient: Gradient, most: int) -> np.ndarray:
+    """Up to so many elements of a gradient as float32 in host memory."""
+    array, n = gradient.array, gradient.array.size
+    if gradient.stream is not None:
+        device.caller_stream(gradient.stream).synchronize()
+    length = n if n <= most else max(1, most // RUNS)
+    count = 1 if n <= most else min(RUNS, most)
+    starts = [(n - length) * run // max(1, count - 1) for run in range(count)]
+    raw = np.concatenate([device.to_host(array[start : start + length]) for start in starts])
+    if gradient.spec.dtype == "float16":
+        return raw.view(np.float16).astype(np.float32)
+    if gradient.spec.dtype == "bfloat16":
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw.astype(np.float32)
+
+
+# --- the measure ------------------------------------------------------------------------------------------------------
+
+
+def error_of(method: Compressor, gradients: np.ndarray, feedback: Feedback, rule: OptimizerRule) -> float:
+    """How far a compressor with its feedback takes the moments of an optimizer from their values; see the module.
+
+    Args:
+        method: at the shape of the tensor.
+        gradients: of consecutive steps, float32 (steps, elements), at least one step and element, finite.
+
+    Returns:
+        0: nothing is lost. 0 also where all gradients are zero and stay so, and infinite where they do not.
+
+    Example:
+        >>> from espresso_mpi.autotune.fidelity import error_of
+        >>> from espresso_mpi.feedback import AUTO
+        >>> gradients = np.random.default_rng(0).standard_normal((5, 1000)).astype(np.float32)
+        >>> error_of(espresso_mpi.compressors.get("fp16"), gradients, AUTO, "adam") < 0.01
+        True
+    """
+    pairs = zip(moments(passed_through(method, gradients, feedback), rule), moments(gradients, rule))
+    return max(_relative(found, wanted) for found, wanted in pairs)
+
+
+def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
+    lost, size = float(np.linalg.norm(found - wanted)), float(np.linalg.norm(wanted))
+    return lost / size if size else (math.inf if lost else 0.0)
+
+
+def moments(gradients: np.ndarray, rule: OptimizerRule) -> list[np.ndarray]:
+    """What an optimizer keeps of consecutive gradients, but for a factor: the momentum, and for ``adam`` also √v.
+
+    Args:
+        gradients: (steps, elements).
+
+    Returns:
+        Arrays of float64 (elements,).
+    """
+    first, second = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1])
+    for row in gradients:
+        g = row.astype(np.float64)
+        first *= BETA_1
+        first += g
+        if rule == "adam":
+            second *= BETA_2
+            second += np.square(g, out=g)
+    return [first] if rule == "sgd" else [first, np.sqrt(second)]
+
+
+def passed_through(method: Compressor, gradients: np.ndarray, feedback: Feedback) -> np.ndarray:
+    """What one encode and decode makes of consecutive gradients, with error feedback: float32 (steps, elements)."""
+    steps, n = gradients.shape
+    method, found = method.at(None), np.empty((steps, n), np.float32)
+    how = feedback.resolved(method, n)
+    kept = np.zeros(n, np.float32)  # the residual, or what ef21 has sent so far
+    room = np.empty(method.nbytes(n) + 15, np.uint8)
+    begin = -room.ctypes.data % 16
+    payload, context = room[begin : begin + method.nbytes(n)], Context()
+    for step, (gradient, out) in enumerate(zip(gradients, found)):
+        context.key = context.shared = context.step = step
+        if how.kind == "ef21":
+            method.encode(gradient - kept, payload, None, context)
+            method.decode(payload, out, context)
+            kept += out
+            out[:] = kept
+            continue
+        kept *= np.float32(how.decay)
+        method.encode(gradient, payload, None if how.kind == "none" else kept, context)
+        method.decode(payload, out, context)
+    return found
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which tensors may not travel by which compressors.
+
+    Attributes:
+        barred: specs by the name of the tensor; dropped: the same in words, a line for each compressor.
+    """
+
+    barred: Mapping[str, tuple[str, ...]]
+    dropped: tuple[str, ...] = ()
+
+    def on(self, workload: Workload) -> Workload:
+        """The workload with its tensors barred from these compressors."""
+        tensors = (replace(tensor, barred=self.barred.get(tensor.name, ())) for tensor in workload.tensors)
+        return replace(workload, tensors=tuple(tensors)) if self.barred else workload
+
+    def left(self, specs: Sequence[str], workload: Workload) -> tuple[str, ...]:
+        """The compressors that at least one tensor may travel by."""
+        names = [tensor.name for tensor in workload.tensors]
+        return tuple(text for text in specs if any(text not in self.barred.get(name, ()) for name in names))
+
+
+class Fidelity:
+    """Samples of gradients, and what was found out by them.
+
+    Attributes:
+        samples: of the steps that are watched; rule: of the optimizer that uses the means, None: not known.
+        wanted: the compressors that have to be measured: not those that are always accurate, and none without a budget.
+    """
+
+    def __init__(self, tuning: Tuning, feedback: Feedback) -> None:
+        self.accuracy, self.feedback, self.rule = tuning.accuracy, feedback, tuning.optimizer
+        self.samples = Samples()
+        limited = any(math.isfinite(budget) for budget in BUDGETS[self.accuracy].values())
+        asked = [text for text in tuning.compressors if text.partition(":")[0] not in ALWAYS_ACCURATE]
+        self.wanted = asked if limited else []
+        self._known: dict[tuple[str, int, str, OptimizerRule], float] = {}
+
+    def take(self, gradients: Iterable[Gradient]) -> None:
+        """Keep of these gradients, which are about to be synchronised, what a verdict needs."""
+        if self.wanted:
+            self.samples.take(gradients)
+
+    def judged(self, transport: Transport, workload: Workload) -> Verdict:
+        """Which compressors to leave out for which tensors. Collective; the same on every rank.
+
+        What was measured once stays known when the session plans anew, and the samples are forgotten.
+
+        Raises:
+            PlanError: on every rank: a compressor failed on one.
+        """
+        if not self.wanted:
+            return Verdict({})
+        linear = bool(floats(transport, float(self.rule == "sgd")).min())
+        rule: OptimizerRule = "sgd" if linear else "adam"
+        here = [(tensor.name, tensor.size, text) for text in self.wanted for tensor in workload.tensors]
+        shapes = {tensor.name: tensor.shape or (tensor.size,) for tensor in workload.tensors}
+        _, said = on_every_rank(
+            transport,
+            lambda: [self._measured(name, shapes[name], text, rule) for name, _, text in here],
+            PlanError,
+            say=lambda found: [None if math.isnan(error) else float(f"{error:.4g}") for error in found],
+            wording=lambda failures: f"no plan could be made: {first_failure(failures)}",
+        )
+        self.samples.clear()
+        for place, (name, size, text) in enumerate(here):
+            errors = [row[place] for row in said if row[place] is not None]
+            self._known[name, size, text, rule] = float(np.mean(errors)) if errors else math.nan
+        return self._verdict(workload, rule)
+
+    def _measured(self, name: str, shape: tuple[int, ...], text: str, rule: OptimizerRule) -> float:
+        """The error of a compressor on a tensor of this rank; nan: it cannot be measured."""
+        size = math.prod(shape)
+        if (name, size, text, rule) in self._known:
+            return self._known[name, size, text, rule]
+        gradients, method = self.samples.of(name, size), compressors.get(text)
+        whole = gradients.size and gradients.shape[1] == size
+        if not gradients.size or (not whole and method.shaped(shape) != method):
+            return math.nan
+        return min(error_of(method.shaped(shape) if whole else method, gradients, self.feedback, rule), 1e9)
+
+    def _verdict(self, workload: Workload, rule: OptimizerRule) -> Verdict:
+        budget, barred, words = BUDGETS[self.accuracy][rule], dict[str, tuple[str, ...]](), list[str]()
+        for text in self.wanted:
+            errors = {t.name: self._known[t.name, t.size, text, rule] for t in workload.tensors}
+            errors |= _together({t.name: t.size for t in workload.tensors if t.size < SMALL}, errors)
+            off = {name: error for name, error in errors.items() if not error <= budget}
+            barred |= {name: (*barred.get(name, ()), text) for name in off}
+            if off:
+                words.append(_said(text, list(off.values()), len(errors), budget, self.accuracy, rule))
+        return Verdict(barred, tuple(words))
+
+
+def _together(sizes: Mapping[str, int], errors: Mapping[str, float]) -> dict[str, float]:
+    """The mean of the known errors of these tensors, weighted by their elements, for each of them."""
+    known = {name: size for name, size in sizes.items() if not math.isnan(errors[name])}
+    mean = sum(errors[name] * size for name, size in known.items()) / sum(known.values()) if known else math.nan
+    return dict.fromkeys(sizes, mean)
+
+
+def _said(text: str, errors: Sequence[float], tensors: int, budget: float, level: Accuracy, rule: OptimizerRule) -> str:
+    known = [error for error in errors if not math.isnan(error)]
+    spread = f"{min(known):.3g} to {max(known):.3g}" if len(known) > 1 else f"{known[0]:.3g}" if known else ""
+    unknown = f"{len(errors) - len(known)} not measured" if len(known) < len(errors) else ""
+    values = ", ".join(filter(None, (f"error {spread}" if known else "", unknown)))
+    limit = f"accuracy={level!r} allows {budget:g} ({rule})"
+    return f"{text} dropped for {len(errors)} of {tensors} tensors: {values}; {limit}"
