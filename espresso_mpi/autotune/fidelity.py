@@ -47,8 +47,8 @@ BETA_1, BETA_2 = 0.9, 0.999
 """Of the moments; the first is that of ``sgd``, too."""
 
 BUDGETS: Mapping[Accuracy, Mapping[OptimizerRule, float]] = {
-    "safe": {"adam": 0.14, "sgd": 0.14},
-    "balanced": {"adam": 0.25, "sgd": 0.2},
+    "safe": {"adam": 0.13, "sgd": 0.1},
+    "balanced": {"adam": 0.22, "sgd": 0.18},
     "fast": {"adam": math.inf, "sgd": math.inf},
 }
 """The largest error of a tensor at each level; docs/auto.md has the losses that they come from."""
@@ -184,25 +184,39 @@ def moments(gradients: np.ndarray, rule: OptimizerRule) -> list[np.ndarray]:
 
 def passed_through(method: Compressor, gradients: np.ndarray, feedback: Feedback) -> np.ndarray:
     """What one encode and decode makes of consecutive gradients, with error feedback: float32 (steps, elements)."""
-    steps, n = gradients.shape
-    method, found = method.at(None), np.empty((steps, n), np.float32)
-    how = feedback.resolved(method, n)
-    kept = np.zeros(n, np.float32)  # the residual, or what ef21 has sent so far
-    room = np.empty(method.nbytes(n) + 15, np.uint8)
-    begin = -room.ctypes.data % 16
-    payload, context = room[begin : begin + method.nbytes(n)], Context()
-    for step, (gradient, out) in enumerate(zip(gradients, found)):
-        context.key = context.shared = context.step = step
-        if how.kind == "ef21":
-            method.encode(gradient - kept, payload, None, context)
-            method.decode(payload, out, context)
-            kept += out
-            out[:] = kept
-            continue
-        kept *= np.float32(how.decay)
-        method.encode(gradient, payload, None if how.kind == "none" else kept, context)
-        method.decode(payload, out, context)
-    return found
+    passage = Passage(method, gradients.shape[1], feedback)
+    return np.array([passage.of(gradient) for gradient in gradients])
+
+
+class Passage:
+    """One encode and decode with its error feedback, step by step, of parameter schedules as they end.
+
+    Args:
+        method: at the shape of the tensor; n: elements.
+    """
+
+    def __init__(self, method: Compressor, n: int, feedback: Feedback) -> None:
+        self._method, self._step, self._context = method.at(None), 0, Context()
+        self._how = feedback.resolved(self._method, n)
+        self._kept = np.zeros(n, np.float32)  # the residual, or what ef21 has sent so far
+        room = np.empty(self._method.nbytes(n) + 15, np.uint8)
+        begin = -room.ctypes.data % 16
+        self._payload = room[begin : begin + self._method.nbytes(n)]
+
+    def of(self, gradient: np.ndarray) -> np.ndarray:
+        """What comes out for the gradient of the next step, float32 (elements,)."""
+        context, method, out = self._context, self._method, np.empty_like(gradient)
+        context.key = context.shared = context.step = self._step
+        self._step += 1
+        if self._how.kind == "ef21":
+            method.encode(gradient - self._kept, self._payload, None, context)
+            method.decode(self._payload, out, context)
+            self._kept += out
+            return self._kept.copy()
+        self._kept *= np.float32(self._how.decay)
+        method.encode(gradient, self._payload, None if self._how.kind == "none" else self._kept, context)
+        method.decode(self._payload, out, context)
+        return out
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
@@ -293,19 +307,25 @@ class Fidelity:
         budget, barred, words = BUDGETS[self.accuracy][rule], dict[str, tuple[str, ...]](), list[str]()
         for text in self.wanted:
             errors = {t.name: self._known[t.name, t.size, text, rule] for t in workload.tensors}
-            errors |= _together({t.name: t.size for t in workload.tensors if t.size < SMALL}, errors)
-            off = {name: error for name, error in errors.items() if not error <= budget}
+            off = spoiled(errors, {tensor.name: tensor.size for tensor in workload.tensors}, budget)
             barred |= {name: (*barred.get(name, ()), text) for name in off}
             if off:
                 words.append(_said(text, list(off.values()), len(errors), budget, self.accuracy, rule))
         return Verdict(barred, tuple(words))
 
 
-def _together(sizes: Mapping[str, int], errors: Mapping[str, float]) -> dict[str, float]:
-    """The mean of the known errors of these tensors, weighted by their elements, for each of them."""
-    known = {name: size for name, size in sizes.items() if not math.isnan(errors[name])}
+def spoiled(errors: Mapping[str, float], sizes: Mapping[str, int], budget: float) -> dict[str, float]:
+    """The tensors whose error is beyond a budget, or not known (nan); small ones have their common mean (``SMALL``).
+
+    Example:
+        >>> from espresso_mpi.autotune.fidelity import spoiled
+        >>> spoiled({"w": 0.2, "a": 0.2, "b": 0.05}, {"w": 9000, "a": 10, "b": 90}, budget=0.1)
+        {'w': 0.2}
+    """
+    small = {name: size for name, size in sizes.items() if size < SMALL}
+    known = {name: size for name, size in small.items() if not math.isnan(errors[name])}
     mean = sum(errors[name] * size for name, size in known.items()) / sum(known.values()) if known else math.nan
-    return dict.fromkeys(sizes, mean)
+    return {name: error for name, error in {**errors, **dict.fromkeys(small, mean)}.items() if not error <= budget}
 
 
 def _said(text: str, errors: Sequence[float], tensors: int, budget: float, level: Accuracy, rule: OptimizerRule) -> str:

@@ -142,6 +142,14 @@ class Accuracy:
     repeats = 40
 
 
+class Fidelity:
+    """``bench fidelity``."""
+
+    compressors = "fp16,bf16,int8,int4,fp8_e4m3,natural,int2,powersgd:rank=4,eden,onebit,topk:ratio=0.1,topk:ratio=0.01"
+    seeds = "0,1"
+    steps = 250
+
+
 class Profile:
     """``espresso-mpi profile``, which fits the planner's curves."""
 

@@ -370,6 +370,19 @@ def optimizers(
 
 
 @bench.command()
+def fidelity(
+    compressors: Compressors = defaults.Fidelity.compressors,
+    seeds: Annotated[str, typer.Option(metavar="LIST", help="Of weights and batches.")] = defaults.Fidelity.seeds,
+    steps: Annotated[int, typer.Option(min=8, metavar="N", help="Of each training run.")] = defaults.Fidelity.steps,
+    json: JsonOut = None,
+) -> None:
+    """Compare what plan="auto" measures of the first gradients with the losses at the end. One process; needs torch."""
+    from espresso_mpi.bench import fidelity
+
+    fidelity.main(compressors=compressors, seeds=seeds, steps=steps, json=json)
+
+
+@bench.command()
 def accuracy(
     workload: Annotated[
         str | None, typer.Option(metavar="NAME", help="gpt, lstm (text, AdamW) or resnet (images, SGD); default: gpt.")

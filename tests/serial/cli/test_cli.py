@@ -29,6 +29,7 @@ COMMANDS = [
     ["bench", "train"],
     ["bench", "optimizers"],
     ["bench", "accuracy"],
+    ["bench", "fidelity"],
     ["bench", "report"],
 ]
 

@@ -11,7 +11,7 @@ from espresso_mpi.cli import jobs, measuring, planning, program
 
 FUNCTIONS = {
     **{name: f"bench.{name}:main" for name in ("sync", "routes", "tensors", "overlap", "scaling", "validate")},
-    **{name: f"bench.{name}:main" for name in ("compressors", "train", "optimizers", "accuracy", "report")},
+    **{name: f"bench.{name}:main" for name in ("compressors", "train", "optimizers", "accuracy", "fidelity", "report")},
     "collectives": "bench.collectives:main",
     "torch_steps": "bench.torch_steps:main",
     "planner": "bench.planner.suite:main",
