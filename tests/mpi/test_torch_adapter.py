@@ -357,3 +357,24 @@ def test_an_error_of_a_collective_comes_out_of_backward(world, group):
         with pytest.raises(RuntimeError, match="ranks disagree"):
             work.get_future().wait()
     model(torch.ones(2, 40)).sum().backward()
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("SGD", "sgd"), ("AdamW", None)])
+def test_a_session_that_plans_for_itself_learns_of_the_optimizer(world, open_session, kind, rule):
+    """What it does not know it judges for Adam."""
+    if world.size == 1:
+        pytest.skip("alone there is nothing to plan")
+    model = network()
+    sync = adapter.GradientSync(model, open_session(plan="auto", accuracy="balanced"))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+    model(torch.ones(2, 40)).sum().backward()
+    sync.wait()
+    optimizer.step()
+    assert sync.session._tuner.fidelity.rule == rule
+    assert sync.session._tuner.fidelity.accuracy == "balanced"
+    sync.close()
+
+
+def test_options_of_plans_reach_the_session_of_gradient_sync(world):
+    with pytest.raises(ConfigError, match="accuracy='best'; expected 'safe' or 'balanced' or 'fast'"):
+        adapter.GradientSync(network(), plan="auto", accuracy="best")
