@@ -58,7 +58,7 @@ def proposed(
     """
     start = time.perf_counter()
     workload = recorded(transport, steps, "recorded by the session")
-    workload, tuning, dropped = _harmless(transport, workload, tuning, fidelity)
+    workload, tuning, dropped = fidelity.without_harm(transport, workload, tuning)
     sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
     pushed, least = steps[-1].pushed, max(tensor.ready for tensor in workload.tensors)  # no step is shorter
     seconds = min(tuning.seconds, _MEASURING * tuning.budget_for(least))
@@ -72,22 +72,6 @@ def proposed(
         _LOG.info(words, profiling - start, time.perf_counter() - profiling, len(plans))
     return [one if one.forecast is None else replace(one, forecast=replace(one.forecast, dropped=dropped))
             for one in plans]  # fmt: skip
-
-
-def _harmless(
-    transport: Transport, workload: Workload, tuning: Tuning, fidelity: Fidelity
-) -> tuple[Workload, Tuning, tuple[str, ...]]:
-    """The workload, barred from compressors that would harm its tensors; the settings without those that would harm
-    all; and what was dropped, in words. Collective."""
-    start = time.process_time()
-    verdict = fidelity.judged(transport, workload)
-    if transport.rank == 0:
-        for line in verdict.dropped:
-            _LOG.info("%s", line)
-        if fidelity.wanted:
-            _LOG.info("%.2f s of processor time to judge compressors by gradients", time.process_time() - start)
-    left = verdict.left(tuning.compressors, workload)
-    return verdict.on(workload), replace(tuning, compressors=left), verdict.dropped
 
 
 def profiled(

@@ -15,7 +15,9 @@ Where the mean over the ranks exceeds the budget of the level for a tensor, the 
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +35,8 @@ from ..feedback import Feedback
 from ..options import ALWAYS_ACCURATE, Accuracy, OptimizerRule, Tuning
 from ..planner.model.workload import Workload
 from ..types import TensorSpec
+
+_LOG = logging.getLogger("espresso_mpi")
 
 WINDOW = 7
 """Steps whose gradients are kept, the last ones: all that are watched by default."""
@@ -264,6 +268,27 @@ class Fidelity:
         """Keep of these gradients, which are about to be synchronised, what a verdict needs."""
         if self.wanted:
             self.samples.take(gradients)
+
+    def without_harm(
+        self, transport: Transport, workload: Workload, tuning: Tuning
+    ) -> tuple[Workload, Tuning, tuple[str, ...]]:
+        """What to plan by. Collective.
+
+        Returns:
+            The workload, its tensors barred from the compressors that would harm them; the settings without compressors
+            that would harm all of them; and what was dropped, in words, which rank 0 also writes to the log.
+
+        Raises:
+            PlanError: on every rank: a compressor failed on one.
+        """
+        start = time.process_time()
+        verdict = self.judged(transport, workload)
+        if transport.rank == 0 and self.wanted:
+            _LOG.info("%.2f s of processor time to judge compressors by gradients", time.process_time() - start)
+            for line in verdict.dropped:
+                _LOG.info("%s", line)
+        left = verdict.left(tuning.compressors, workload)
+        return verdict.on(workload), replace(tuning, compressors=left), verdict.dropped
 
     def judged(self, transport: Transport, workload: Workload) -> Verdict:
         """Which compressors to leave out for which tensors. Collective; the same on every rank.

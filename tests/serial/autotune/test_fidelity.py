@@ -12,8 +12,9 @@ from espresso_mpi import compressors
 from espresso_mpi.arrays.buffers import adopt_gradient
 from espresso_mpi.autotune.fidelity import BUDGETS, SMALL, Samples, Verdict, error_of, largest_share
 from espresso_mpi.feedback import AUTO, Feedback
-from espresso_mpi.planner import plan
+from espresso_mpi.planner import explain, plan
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
+from espresso_mpi.planner.planfile import from_json, to_json
 
 BLOCK = 2048
 
@@ -182,3 +183,14 @@ def test_no_tensor_travels_by_what_it_is_barred_from():
 def test_bars_are_kept_in_files_of_workloads():
     workload = Workload((replace(WorkloadTensor("w", SMALL, 0.0), barred=("onebit",)),))
     assert Workload.from_json(workload.to_json()) == workload
+
+
+def test_plans_say_what_was_dropped_and_keep_it_in_files():
+    workload = Workload((WorkloadTensor("w", 10**5, 0.0),), "cpu")
+    made = plan(workload, slow_network(2, ("int8",)), ["int8"], baselines=False)
+    assert made.forecast is not None
+    line = "onebit dropped for 1 of 1 tensors: error 0.6; accuracy='safe' allows 0.13 (adam)"
+    told = replace(made, forecast=replace(made.forecast, dropped=(line,)))
+    assert from_json(to_json(told)) == told and told.digest == made.digest
+    assert f"Left out before the search: {line}." in explain(told).words
+    assert not any("Left out" in words for words in explain(made).words)
