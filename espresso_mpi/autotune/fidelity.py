@@ -47,6 +47,11 @@ SAMPLED = 1 << 21
 RUNS = 8
 """Pieces that the sample of a large tensor consists of, at equal distances: rows of embeddings differ."""
 
+DRIFT = 2.0
+"""By how much more methods for matrices are expected to lose later on: first gradients have few large singular values.
+From the first steps to the middle of 250, the error of ``powersgd:rank=4`` rose 1.3 times (GPT, AdamW) and 1.8 times
+(LSTM, AdamW); that of block quantisers 1.0 to 1.4 times, far below their budget."""
+
 BETA_1, BETA_2 = 0.9, 0.999
 """Of the moments; the first is that of ``sgd``, too."""
 
@@ -159,6 +164,25 @@ def error_of(method: Compressor, gradients: np.ndarray, feedback: Feedback, rule
     """
     pairs = zip(moments(passed_through(method, gradients, feedback), rule), moments(gradients, rule))
     return max(_relative(found, wanted) for found, wanted in pairs)
+
+
+def expected_error(
+    spec: str, shape: tuple[int, ...], gradients: np.ndarray, feedback: Feedback, rule: OptimizerRule
+) -> float:
+    """``error_of`` for a tensor of this shape, times ``DRIFT`` where the method works on matrices.
+
+    Args:
+        gradients: of the tensor or of a sample of it, as for ``error_of``.
+
+    Returns:
+        nan, if it cannot be measured: a method for matrices, and only a sample.
+    """
+    method = compressors.get(spec)
+    shaped = method.shaped(shape)
+    if shaped == method:
+        return error_of(method, gradients, feedback, rule)
+    whole = gradients.shape[1] == math.prod(shape)
+    return DRIFT * error_of(shaped, gradients, feedback, rule) if whole else math.nan
 
 
 def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -322,11 +346,10 @@ class Fidelity:
         size = math.prod(shape)
         if (name, size, text, rule) in self._known:
             return self._known[name, size, text, rule]
-        gradients, method = self.samples.of(name, size), compressors.get(text)
-        whole = gradients.size and gradients.shape[1] == size
-        if not gradients.size or (not whole and method.shaped(shape) != method):
+        gradients = self.samples.of(name, size)
+        if not gradients.size:
             return math.nan
-        return min(error_of(method.shaped(shape) if whole else method, gradients, self.feedback, rule), 1e9)
+        return min(expected_error(text, shape, gradients, self.feedback, rule), 1e9)
 
     def _verdict(self, workload: Workload, rule: OptimizerRule) -> Verdict:
         budget, barred, words = BUDGETS[self.accuracy][rule], dict[str, tuple[str, ...]](), list[str]()

@@ -18,7 +18,7 @@ import numpy as np
 from espresso_mpi import compressors as registry
 from espresso_mpi.errors import ConfigError
 
-from ..autotune.fidelity import BUDGETS, WINDOW, Passage, error_of, spoiled
+from ..autotune.fidelity import BUDGETS, WINDOW, Passage, expected_error, spoiled
 from ..feedback import AUTO
 from ..files.output import check_writable, progress, write_rows
 from ..options import ALWAYS_ACCURATE, Accuracy, OptimizerRule
@@ -188,7 +188,7 @@ def _error(spec: str, name: str, recorded: Sequence[Sequence[Gradients]], rule: 
     errors = []
     for rank in range(RANKS):
         steps = np.array([step[rank][name].ravel() for step in recorded])
-        errors.append(error_of(_method(spec, recorded[0][rank][name].shape), steps, AUTO, rule))
+        errors.append(expected_error(spec, recorded[0][rank][name].shape, steps, AUTO, rule))
     return float(np.mean(errors))
 
 
