@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..collectives.data.layout import Topology
 from ..collectives.messages.agreement import Failure, first_failure, floats, on_every_rank, on_rank_0
 from ..collectives.messages.transport import Transport
+from ..compressors import get
+from ..engine.fusion import measured_limit
+from ..engine.payload_buckets import limit_of
 from ..errors import ConfigError, PlanError
 from ..options import Options, Tuning, default_route
 from ..planner.explain import short
 from ..planner.model.beside import beside
 from ..planner.model.profile import Profile
+from ..planner.model.shared_messages import Limits, shared_seconds
 from ..planner.model.workload import Workload
 from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
@@ -44,10 +49,27 @@ _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
 
 
-def proposed(transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep]) -> list[Plan]:
-    """Plans for the tensors of the steps that were watched, on this cluster, that are worth a trial. Collective.
+@dataclass(frozen=True)
+class Proposed:
+    """Plans that are worth a trial, with the model's forecasts. One of them at least compresses nothing.
 
-    Their forecasts are the model's. One of them at least compresses nothing.
+    Attributes:
+        fixed: what sessions without a plan do, one for each compressor and for none, if gradients are pushed also
+            after the backward pass; and the plan so far. The model may err, so all of them are tried.
+        others: what the model expects to be quicker.
+    """
+
+    fixed: list[Plan]
+    others: list[Plan]
+
+
+def proposed(
+    transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep], pushed: bool
+) -> Proposed:
+    """Plans for the tensors of the steps that were watched, on this cluster. Collective.
+
+    Args:
+        pushed: whether gradients are pushed.
 
     Raises:
         ConfigError, PlanError: on every rank, if the steps have different tensors or nothing can be planned.
@@ -55,16 +77,19 @@ def proposed(transport: Transport, options: Options, tuning: Tuning, steps: Sequ
     start = time.perf_counter()
     workload = recorded(transport, steps, "recorded by the session")
     sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
-    pushed, least = steps[-1].pushed, max(tensor.ready for tensor in workload.tensors)  # no step is shorter
+    least = max(tensor.ready for tensor in workload.tensors)  # no step is shorter
     seconds = min(tuning.seconds, _MEASURING * tuning.budget_for(least))
     profile = profiled(transport, options, tuning.compressors, sizes, seconds, device=workload.device, pushes=pushed)
     profiling = time.perf_counter()
-    plans = _proposed(transport, options, workload, profile, tuning)
+    limits = _limits(transport, options, tuning, workload.device)
+    maker = _Maker(transport.topology, options, workload, profile, tuning, pushed, limits)
+    plans = _on_rank_0(transport, maker)
     if options.plan is not None and options.plan.forecast is not None:
-        plans.append(options.plan)
+        plans.fixed.append(options.plan)
     if transport.rank == 0:
         words = "%.1f s to measure the cluster, %.1f s to make %d plans; the next steps try them"
-        _LOG.info(words, profiling - start, time.perf_counter() - profiling, len(plans))
+        count = len(plans.fixed) + len(plans.others)
+        _LOG.info(words, profiling - start, time.perf_counter() - profiling, count)
     return plans
 
 
@@ -181,58 +206,113 @@ def _ready(step: RecordedStep) -> dict[str, float]:
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def _proposed(
-    transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
-) -> list[Plan]:
-    """Plans that are worth a trial, of rank 0 for all. Collective."""
+def _limits(transport: Transport, options: Options, tuning: Tuning, where: DeviceKind) -> Limits:
+    """How much travels together without a plan, as this session measures it for itself. Collective."""
+    without, topology = replace(options, plan=None), transport.topology
+    names = dict.fromkeys(default_route(topology, True, get(text).common) for text in tuning.compressors)
+    routes = [Route.parse(name).on(where) for name in names]
+    payloads = {str(route): limit_of(transport, route, without) for route in routes}
+    fuse = options.fuse_bytes
+    if fuse is None:
+        fuse = measured_limit(transport, Route.parse(default_route(topology, compressed=False)))
+    return Limits(payloads, fuse, max(fuse, options.segment_bytes))
+
+
+def _on_rank_0(transport: Transport, maker: _Maker) -> Proposed:
+    """The plans of rank 0 for all. Collective."""
 
     def make() -> list[Any]:
         try:
-            return [to_json(one) for one in _candidates(transport, options, workload, profile, tuning)]
+            return [[to_json(one) for one in plans] for plans in maker.made()]
         except Exception as error:  # the kind says what the planner was about
             raise PlanError(
                 f"no plan could be made: {transport.describe(0)}: {type(error).__name__}: {error}"
             ) from error
 
     with transport.waiter.patience(_PATIENCE):
-        return [from_json(text) for text in on_rank_0(transport, make, PlanError)]
+        found = on_rank_0(transport, make, PlanError)
+    return Proposed(*([from_json(text) for text in texts] for texts in found))
 
 
-def _candidates(
-    transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
-) -> Iterator[Plan]:
-    """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
-    workload, profile = beside(workload, profile)
-    best = plan(workload, profile, tuning.compressors, baselines=False)
-    assert best.forecast is not None
-    dense = plan(workload, profile, (), baselines=False) if compresses(best) else best
-    alone = [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]  # cost the same
-    cases = [Case(workload, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
-    routes = {"none": None, **{case.compressor: case.usual(workload.device).route for case in cases}}
-    plans = [best, dense]
-    for way in routes.items():
-        apart, together = (
-            described(one, best, workload, profile) for one in _simple(transport, options, workload, *way)
-        )
-        plans += [replace(apart, schedule=None, fuse_bytes=None), together]  # messages are shared as without a plan
-    other = Strategy("none", Route.parse(default_route(transport.topology, compressed=False)))
-    return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
+@dataclass(frozen=True)
+class _Maker:
+    """Makes plans; see ``Proposed``."""
 
+    topology: Topology
+    options: Options
+    workload: Workload
+    profile: Profile
+    tuning: Tuning
+    pushed: bool
+    limits: Limits
 
-def _simple(
-    transport: Transport, options: Options, workload: Workload, spec: str, route: Route | None
-) -> Iterator[Plan]:
-    """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer.
+    def made(self) -> tuple[list[Plan], list[Plan]]:
+        """The fixed ways, and the others; no plan twice."""
+        workload, profile = beside(self.workload, self.profile)
+        best = plan(workload, profile, self.tuning.compressors, baselines=False)
+        dense = plan(workload, profile, (), baselines=False) if compresses(best) else best
+        fixed, others = list[Plan](), [best, dense]
+        for spec in ("none", *self._methods):
+            usual = self._usual(spec)
+            fixed += self._priced(self._apart(usual), best)
+            quick = self._quick_route(spec, best)
+            if quick not in {strategy.route for strategy in self._apart(usual).strategies.values()}:
+                usual = self._usual(spec, quick)
+                others.append(replace(self._described(self._apart(usual), best), schedule=None))
+            others.append(self._described(self._together(usual), best))
+        default = Strategy("none", Route.parse(default_route(self.topology, compressed=False)))
+        known = {one.digest: one for one in (replace(one, default=default) for one in fixed)}
+        new = {one.digest: one for one in (replace(one, default=default) for one in others)}
+        return list(known.values()), [one for digest, one in new.items() if digest not in known]
 
-    Small tensors that stay dense beside compressed ones share a buffer.
-    """
-    usual = replace(options, compressor=spec, route=route, plan=None, tuning=None)
-    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, workload.device) for t in workload.tensors]
-    strategies = {spec.name: usual.strategy(spec, transport.topology) for spec in specs}
-    small = [t.name for t in workload.tensors if strategies[t.name].compressor == "none"]
-    yield Plan(strategies, groups=_of_one_type(workload, small if spec != "none" else []), fuse_bytes=0)
-    together = usual.strategy(TensorSpec("all", (workload.nbytes,), "float32", workload.device), transport.topology)
-    yield Plan(dict.fromkeys(strategies, together), groups=_of_one_type(workload, list(strategies)), fuse_bytes=0)
+    @property
+    def _methods(self) -> list[str]:
+        """The compressors that are tried for all tensors; bf16 costs as much as fp16."""
+        allowed = self.tuning.compressors
+        return [text for text in allowed if text != "bf16" or "fp16" not in allowed]
+
+    def _usual(self, spec: str, route: Route | None = None) -> Options:
+        """The options of a session with this compressor."""
+        return replace(self.options, compressor=spec, route=route, plan=None, tuning=None)
+
+    def _quick_route(self, spec: str, best: Plan) -> Route:
+        """The named route by which the model expects a step with this compressor to be shortest."""
+        if spec == "none":
+            return Route.parse(default_route(self.topology, compressed=False))
+        assert best.forecast is not None
+        workload, profile = beside(self.workload, self.profile)
+        case = Case(workload, profile, spec, str(best.forecast.lanes), best.forecast.order)
+        return case.usual(self.workload.device).route
+
+    def _apart(self, usual: Options) -> Plan:
+        """Every tensor as such a session sends it. Messages and buffers are shared as there."""
+        tensors, where = self.workload.tensors, self.workload.device
+        specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, where) for t in tensors]
+        return Plan({spec.name: usual.strategy(spec, self.topology) for spec in specs})
+
+    def _together(self, usual: Options) -> Plan:
+        """All tensors in one buffer, one for each element type."""
+        whole = TensorSpec("all", (self.workload.nbytes,), "float32", self.workload.device)
+        names = [tensor.name for tensor in self.workload.tensors]
+        strategy = usual.strategy(whole, self.topology)
+        return Plan(dict.fromkeys(names, strategy), groups=_of_one_type(self.workload, names), fuse_bytes=0)
+
+    def _described(self, given: Plan, best: Plan) -> Plan:
+        """A plan with what is predicted for it."""
+        return described(given, best, *beside(self.workload, self.profile))
+
+    def _priced(self, given: Plan, best: Plan) -> list[Plan]:
+        """A fixed way with what is predicted for it; if gradients are pushed, the same held as well."""
+        found = replace(self._described(given, best), schedule=None)
+        assert found.forecast is not None
+        plans = []
+        for one in (found, replace(found, held=True))[: 1 + self.pushed]:
+            seconds = shared_seconds(one, self.workload, self.profile, self.limits, str(found.forecast.lanes))
+            forecast = replace(
+                found.forecast, seconds=seconds, bound=min(found.forecast.bound, seconds), order="fifo"
+            )  # fmt: skip
+            plans.append(replace(one, forecast=forecast))
+        return plans
 
 
 def _of_one_type(workload: Workload, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -96,24 +96,27 @@ class Trials:
 
     All ranks have the same plans, and are given the same times. So they decide the same, without messages.
 
-    Every plan has a turn, the one with the shortest prediction first. Then the quickest go on in turns, together with
-    the quickest one without compression, until they can be told apart, or until the budget is spent. Spent is what the
-    measurements took, and by how much all steps took longer than as many steps of the quickest plan.
+    Every plan has a turn: first the fixed ways, then the others, of both the one with the shortest prediction first.
+    Then the quickest go on in turns, together with the quickest one without compression, until they can be told apart,
+    or until the budget is spent. Spent is what the measurements took, and by how much all steps took longer than as
+    many steps of the quickest plan.
 
     Args:
-        plans: candidates, with forecasts; one at least compresses nothing.
+        plans: candidates, with forecasts; one of these or of ``fixed`` at least compresses nothing.
         most: steps after which the trials end.
         budget: seconds that may be spent, given the seconds of a step of the quickest plan; default: any.
         spent: what was spent before.
         pushed: whether the steps push gradients, so that it makes a difference when pushes start.
+        fixed: candidates that are tried whatever is predicted for them.
     """
 
     def __init__(
         self, plans: Sequence[Plan], most: int, budget: Callable[[float], float] = lambda step: math.inf,
-        spent: Spent | None = None, pushed: bool = False,
+        spent: Spent | None = None, pushed: bool = False, fixed: Sequence[Plan] = (),
     ) -> None:  # fmt: skip
-        self._tried = [_Tried(plan) for plan in _hopeful(plans)]
-        self._plain = next(plan for plan in plans if not compresses(plan))
+        self._fixed = [_Tried(plan) for plan in sorted(fixed, key=_predicted)]
+        self._tried = self._fixed + [_Tried(plan) for plan in _hopeful(plans, fixed)]
+        self._plain = next(plan for plan in (*fixed, *plans) if not compresses(plan))
         self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._spent, self._seconds = budget, spent or Spent(), 0.0
         self._rounds = self._all_rounds()
@@ -169,7 +172,7 @@ class Trials:
     def _all_rounds(self) -> Generator[Plan, float, None]:
         """The plan of each step; is sent its seconds."""
         for one in self._tried:
-            if compresses(one.plan) or self._spent.exposed <= _HOPELESS * min(one.seconds for one in self._tried):
+            if self._promises(one):
                 yield from self._turn(one)
         going = self._finalists()
         while len(going) > 1 and not _told_apart(going):
@@ -177,6 +180,19 @@ class Trials:
                 yield from self._turn(one)
             limit = _BEHIND * min(one.seconds for one in going)
             going = [one for one in going if one.seconds <= limit]
+
+    def _promises(self, one: _Tried) -> bool:
+        """Whether a plan may still turn out to be the quickest.
+
+        Dense steps were watched before the trials. A plan with one compressor does not, if the fixed ways with this
+        compressor are far behind.
+        """
+        if not compresses(one.plan) and self._spent.exposed > _HOPELESS * min(other.seconds for other in self._tried):
+            return False
+        if any(one is other for other in self._fixed):
+            return True
+        alike = [other.least for other in self._fixed if _methods(other.plan) == _methods(one.plan)]
+        return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
 
     def _turn(self, one: _Tried) -> Generator[Plan, float, None]:
         """A step to prepare, and those that count; a plan that is far behind has one of these.
@@ -209,7 +225,8 @@ class Trials:
         others = [replace(order[0].plan, schedule=None)] if order[0].plan.schedule else []
         if self._pushed:
             others += [replace(one.plan, schedule=None, held=True) for one in order[:_FINALISTS]]
-        variants = [_Tried(plan) for plan in {plan.digest: plan for plan in others}.values()]
+        known = {one.plan.digest for one in self._tried}
+        variants = [_Tried(plan) for digest, plan in {p.digest: p for p in others}.items() if digest not in known]
         self._tried += variants
         limit = _BEHIND * order[0].least
         return [one for one in final if one.least <= limit] + variants
@@ -225,11 +242,11 @@ def _told_apart(going: Sequence[_Tried]) -> bool:
     return all(known or by <= _ALIKE * best.low for known, by in zip(apart, uncertain))
 
 
-def _hopeful(plans: Sequence[Plan]) -> list[Plan]:
+def _hopeful(plans: Sequence[Plan], fixed: Sequence[Plan]) -> list[Plan]:
     """The plans whose predicted step is not much longer than the shortest, in order; the best without compression."""
     order = sorted(plans, key=_predicted)
     plain = next((plan for plan in order if not compresses(plan)), None)
-    limit = _HOPELESS * _predicted(order[0])
+    limit = _HOPELESS * min(map(_predicted, (*plans, *fixed)))
     return [plan for plan in order if plan is plain or _predicted(plan) <= limit]
 
 
@@ -237,6 +254,11 @@ def _predicted(plan: Plan) -> float:
     return 0.0 if plan.forecast is None else plan.forecast.seconds
 
 
+def _methods(plan: Plan) -> frozenset[str]:
+    """The compressors of a plan."""
+    return frozenset(strategy.compressor for strategy in plan.strategies.values()) - {"none"}
+
+
 def compresses(plan: Plan) -> bool:
     """Whether any tensor is compressed."""
-    return any(strategy.compressor != "none" for strategy in plan.strategies.values())
+    return bool(_methods(plan))

@@ -61,6 +61,7 @@ class Tuner:
         self.trials: Trials | None = None
         self._tensors: frozenset[TensorSpec] = frozenset()
         self._noted: RecordedStep | None = None
+        self._pushed = False
         if transport.rank == 0 and tuning.doubtful:
             _LOG.warning(
                 "plan='auto' chooses by speed, and may use %s: not known to train like fp32 under AdamW (onebit, topk "
@@ -107,11 +108,12 @@ class Tuner:
         start, dense = time.perf_counter(), self._options().plan is None
         self.tuned = Tuned(clock.count, None)  # also if it fails: training goes on as it did
         steps = list(clock.steps)[-watched:]
-        plans = autoplan.proposed(self._transport, self._options(), self._tuning, steps)
+        self._pushed = self._pushed or steps[-1].pushed  # what held gradients were pushed by may be one call
+        plans = autoplan.proposed(self._transport, self._options(), self._tuning, steps, self._pushed)
         self._tensors, self._noted = frozenset(steps[-1].specs), clock.steps[-1]
         spent = self._spent_on(list(clock.steps) if dense else [], time.perf_counter() - start)
-        tuning, pushed = self._tuning, steps[-1].pushed
-        self.trials = Trials(plans, tuning.trial_steps, tuning.budget_for, spent, pushed)
+        most, budget = self._tuning.trial_steps, self._tuning.budget_for
+        self.trials = Trials(plans.others, most, budget, spent, self._pushed, plans.fixed)
         assert self.trials.current is not None
         self._adopt(self.trials.current)
 

@@ -68,7 +68,7 @@ class _Backward:
             advice.watch(session, [p for _, p in found])
             known = [self._names[p] for p in parameters]
         named = dict(zip(known, bucket.gradients()))
-        if session.planned:  # a plan has a time for each tensor
+        if session.planned and (session.plan is None or session.plan.schedule is not None):  # each has its time
             handles = [session.push(name, gradient) for name, gradient in named.items()]
         else:
             handles = [session._push_together(named)]
