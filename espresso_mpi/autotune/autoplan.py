@@ -211,7 +211,7 @@ def _limits(transport: Transport, options: Options, tuning: Tuning, where: Devic
     without, topology = replace(options, plan=None), transport.topology
     names = dict.fromkeys(default_route(topology, True, get(text).common) for text in tuning.compressors)
     routes = [Route.parse(name).on(where) for name in names]
-    payloads = {str(route): limit_of(transport, route, without) for route in routes}
+    payloads = {route: limit_of(transport, route, without) for route in routes}
     fuse = options.fuse_bytes
     if fuse is None:
         fuse = measured_limit(transport, Route.parse(default_route(topology, compressed=False)))

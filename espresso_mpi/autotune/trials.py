@@ -21,6 +21,9 @@ _HOPELESS = 1.5
 Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median; nor
 one without compression, if what the dense steps before could not hide is."""
 
+_FIRST_ROUND = 0.7
+"""The share of the budget after which no further plans than the fixed ones are tried: the finalists need the rest."""
+
 _BEHIND = 1.3
 """A plan is given up when its steps are this many times the shortest."""
 
@@ -182,15 +185,17 @@ class Trials:
             going = [one for one in going if one.seconds <= limit]
 
     def _promises(self, one: _Tried) -> bool:
-        """Whether a plan may still turn out to be the quickest.
+        """Whether a plan is worth a turn.
 
-        Dense steps were watched before the trials. A plan with one compressor does not, if the fixed ways with this
-        compressor are far behind.
+        Dense plans are not if the dense steps before the trials were far too long. A plan with one compressor is not if
+        the fixed ways with this compressor are far behind.
         """
         if not compresses(one.plan) and self._spent.exposed > _HOPELESS * min(other.seconds for other in self._tried):
             return False
         if any(one is other for other in self._fixed):
             return True
+        if (quickest := self.quickest) < math.inf and self.cost(quickest) > _FIRST_ROUND * self._budget(quickest):
+            return False
         alike = [other.least for other in self._fixed if _methods(other.plan) == _methods(one.plan)]
         return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
 

@@ -91,6 +91,34 @@ def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
         assert np.allclose(after[name], expected(3, 4 + steps)[name], atol=1e-2)
 
 
+@pytest.mark.parametrize("method, held", [("int8", True), ("fp16", False), ("none", True)])
+def test_the_quickest_of_all_ways_is_chosen(world, open_session, method, held):
+    """The clock of the session is moved by hand: its steps take as long as is said here, whatever they really take."""
+    if SIZE == 1:
+        pytest.skip("alone there is nothing to choose")
+    usual = open_session(compressor=method)  # what it does is the quickest way
+    way = {name: usual.strategy(TensorSpec(name, shape, "float32")) for name, shape in SHAPES.items()}
+    now, lengths = [0.0], {}
+    session = open_session(plan="auto", tuning=Tuning(("fp16", "int8"), skip=1, steps=3, seconds=0.1, budget=1e6))
+    session._clock._clock = lambda: now[0]
+    for step in itertools.count():
+        for number, (name, grad) in enumerate(gradients(world.rank, step).items()):
+            session.push(name, grad)  # the first of a step changes the plan
+            now[0] += 0.01 * (number + 1 < len(SHAPES))
+        plan = session.plan
+        if plan is not None and not session.planning:
+            break
+        alike = plan is not None and (dict(plan.strategies), plan.held, plan.fuse_bytes) == (way, held, None)
+        seconds = 0.5 if alike and not plan.groups and plan.schedule is None else 0.65
+        if plan is not None:
+            lengths[plan.digest] = seconds
+        now[0] += seconds
+        session.wait_all()
+    session.wait_all()
+    assert everyone(world, lengths[session.plan.digest]) == min(lengths.values()) == 0.5
+    assert session.expected_seconds == pytest.approx(0.53) and len(lengths) >= 6
+
+
 def test_a_budget_that_measuring_has_spent_leaves_one_plan_to_try(world, open_session):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")

@@ -22,7 +22,7 @@ import numpy as np
 from espresso_mpi import compressors
 from espresso_mpi.compressors import Compressor
 from espresso_mpi.sharing import form, fused, way_of
-from espresso_mpi.types import ITEMSIZE, Plan, Strategy, buffer_name
+from espresso_mpi.types import ITEMSIZE, Plan, Route, Strategy, buffer_name
 
 from .beside import beside
 from .cost import FLOAT32, Prices, Shape, Slot, checks, slots
@@ -36,11 +36,11 @@ class Limits:
     """How much travels together, in bytes.
 
     Attributes:
-        payloads: of a payload bucket, by the text of its route.
+        payloads: of a payload bucket, by its route; of each that the plan compresses by.
         fuse: from which a dense tensor is alone; room: of a dense buffer.
     """
 
-    payloads: Mapping[str, int]
+    payloads: Mapping[Route, int]
     fuse: int
     room: int
 
@@ -87,7 +87,7 @@ def _units(plan: Plan, workload: Workload, limits: Limits) -> Iterator[_Unit]:
         alone = [_Unit((tensor,), ready, *_way(plan.strategy(tensor.name))) for tensor in together]
         buffers = fused(((u, _kind(u), u.tensors[0].nbytes) for u in alone), limits.fuse, limits.room)
         after = [_buffer(units) if len(units) > 1 else units[0] for units in buffers]
-        for bucket in form([_told(unit) for unit in after], lambda u: limits.payloads[str(u.strategy.route)]):
+        for bucket in form([_told(unit) for unit in after], lambda u: limits.payloads[u.strategy.route]):
             yield replace(bucket[0], tensors=tuple(tensor for unit in bucket for tensor in unit.tensors))
 
 

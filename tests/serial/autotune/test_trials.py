@@ -88,7 +88,7 @@ def test_trials_end_when_their_budget_is_spent():
     lengths = {"a": 1.0, "b": 1.25, "c": 1.2, "dense": 1.5}
     plans = [candidate("a"), candidate("b"), candidate("c"), candidate("dense", DENSE, 1.1)]
     spent = Spent(seconds=9.0, steps=4, dense=1.5)  # 5 s beyond four steps of a second
-    names, trials = first_steps(plans, lengths, 0.0, budget=lambda step: 5.3 * step, spent=spent)
+    names, trials = first_steps([], lengths, 0.0, budget=lambda step: 5.3 * step, spent=spent, fixed=plans)
     assert names == ["a", "a", "a", "b", "b"], "the second step of b makes it 5.5 s, seen after 5.25"
     assert trials.cost(1.0) == pytest.approx(5.5)
     assert name_of(trials.results()[0].plan) == "a", "dense steps were watched before: 1.5 s"
@@ -136,6 +136,49 @@ def test_the_quickest_plans_are_tried_after_the_backward_pass_if_gradients_are_p
     found = [(name_of(one.plan), one.plan.held) for one in trials.results()]
     assert found[0] == (("b", True) if pushed else ("a", False))
     assert len(set(found)) == len(found) == (7 if pushed else 4)
+
+
+def fixed_and_others(lengths, **given):
+    """The names of the plans of all steps, and the best; of fixed ways and others of known lengths."""
+    fixed = [candidate(n, DENSE if n == "dense" else FP16, 3.0) for n in ("dense", "int8", "int4")]
+    others = [candidate(n, FP16, 1.0) for n in ("x", "y")] + [candidate("plain", DENSE, 1.2)]
+    trials, names = Trials(others, 100, fixed=fixed, **given), []
+    while not trials.ended:
+        names.append(name_of(trials.current))
+        trials.step_ended(lengths[names[-1]])
+    return names, name_of(trials.results()[0].plan)
+
+
+@pytest.mark.parametrize("quickest", ["dense", "int8", "int4", "x", "plain"])
+def test_fixed_ways_are_tried_first_whatever_is_predicted(quickest):
+    lengths = dict.fromkeys(("dense", "int8", "int4", "x", "y", "plain"), 1.0) | {quickest: 0.8}
+    names, best = fixed_and_others(lengths)
+    turns = [name for name, _ in itertools.groupby(names)]
+    assert best == quickest and turns[:6] == ["dense", "int8", "int4", "x", "y", "plain"]
+
+
+def test_the_last_part_of_the_budget_is_for_the_finalists():
+    lengths = {"dense": 1.0, "int8": 0.95, "int4": 0.9, "x": 0.5, "y": 0.5, "plain": 0.5}
+    spent = Spent(seconds=8.0)
+    names, best = fixed_and_others(lengths, budget=lambda step: 11.0, spent=spent)
+    assert best == "int4" and not {"x", "y", "plain"} & set(names) and names.count("int4") > 3
+
+
+def test_no_other_plan_of_a_compressor_is_tried_whose_fixed_ways_are_far_behind():
+    lengths = {"dense": 0.5, "int8": 1.0, "int4": 1.0, "x": 0.4, "y": 0.4, "plain": 0.6}
+    names, best = fixed_and_others(lengths)
+    assert best == "dense" and "plain" in names and not {"x", "y"} & set(names)
+
+
+def test_a_fixed_way_that_is_held_is_no_new_plan_at_the_end():
+    fixed = [candidate("a"), candidate("dense", DENSE)]
+    fixed += [replace(one, held=True) for one in fixed]
+    trials, names = Trials([], 100, pushed=True, fixed=fixed), []
+    while not trials.ended:
+        names.append((name_of(trials.current), trials.current.held))
+        trials.step_ended(0.5 if names[-1] == ("a", True) else 1.0)
+    found = [(name_of(one.plan), one.plan.held) for one in trials.results()]
+    assert found[0] == ("a", True) and len(found) == len(set(found)) == 4
 
 
 def test_trials_end_after_so_many_steps_and_other_steps_are_none():
