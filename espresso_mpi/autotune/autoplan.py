@@ -7,6 +7,7 @@ rank count, rank 0 plans, and every rank gets the same plan.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,45 +52,48 @@ _PATIENCE = 10.0
 
 @dataclass(frozen=True)
 class Proposed:
-    """Plans that are worth a trial, with the model's forecasts. One of them at least compresses nothing.
+    """Plans that are worth a trial, with the model's forecasts.
 
     Attributes:
-        fixed: what sessions without a plan do, one for each compressor and for none, if gradients are pushed also
-            after the backward pass; and the plan so far. The model may err, so all of them are tried.
-        others: what the model expects to be quicker.
+        fixed: the fixed ways, see ``fixed_ways``.
+        others: what the model expects to be quicker; one of them at least compresses nothing.
     """
 
     fixed: list[Plan]
     others: list[Plan]
 
 
-def proposed(
-    transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep], pushed: bool
-) -> Proposed:
-    """Plans for the tensors of the steps that were watched, on this cluster. Collective.
+def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: Workload, pushed: bool) -> list[Plan]:
+    """What sessions without a plan do: one plan for each compressor and one for none, the smallest payloads first.
+
+    If gradients are pushed, also the same after the backward pass. No model is needed for them, and all are tried.
+    """
+    apart = {spec: _apart(workload, topology, _usual(options, spec)) for spec in (*_methods(tuning), "none")}
+    ways = sorted(apart, key=lambda spec: _ratio(spec, workload))
+    plans = [_with_default(apart[spec], topology) for spec in ways]
+    return [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
+
+
+def proposed(transport: Transport, options: Options, tuning: Tuning, workload: Workload, pushed: bool) -> Proposed:
+    """Measure the cluster, and make plans for a step on it. Collective.
 
     Args:
         pushed: whether gradients are pushed.
 
     Raises:
-        ConfigError, PlanError: on every rank, if the steps have different tensors or nothing can be planned.
+        ConfigError, PlanError: on every rank, if nothing can be planned.
     """
     start = time.perf_counter()
-    workload = recorded(transport, steps, "recorded by the session")
     sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
     least = max(tensor.ready for tensor in workload.tensors)  # no step is shorter
     seconds = min(tuning.seconds, _MEASURING * tuning.budget_for(least))
     profile = profiled(transport, options, tuning.compressors, sizes, seconds, device=workload.device, pushes=pushed)
-    profiling = time.perf_counter()
     limits = _limits(transport, options, tuning, workload.device)
-    maker = _Maker(transport.topology, options, workload, profile, tuning, pushed, limits)
-    plans = _on_rank_0(transport, maker)
-    if options.plan is not None and options.plan.forecast is not None:
-        plans.fixed.append(options.plan)
+    profiling = time.perf_counter()
+    plans = _on_rank_0(transport, _Maker(transport.topology, options, workload, profile, tuning, pushed, limits))
     if transport.rank == 0:
-        words = "%.1f s to measure the cluster, %.1f s to make %d plans; the next steps try them"
-        count = len(plans.fixed) + len(plans.others)
-        _LOG.info(words, profiling - start, time.perf_counter() - profiling, count)
+        words = "%.1f s to measure the cluster, %.1f s to make %d plans by the model"
+        _LOG.info(words, profiling - start, time.perf_counter() - profiling, len(plans.others))
     return plans
 
 
@@ -251,29 +255,20 @@ class _Maker:
         workload, profile = beside(self.workload, self.profile)
         best = plan(workload, profile, self.tuning.compressors, baselines=False)
         dense = plan(workload, profile, (), baselines=False) if compresses(best) else best
-        fixed, others = list[Plan](), [best, dense]
-        for spec in ("none", *self._methods):
-            usual = self._usual(spec)
-            fixed += self._priced(self._apart(usual), best)
+        fixed = fixed_ways(self.topology, self.options, self.tuning, self.workload, self.pushed)
+        known = {one.digest: self._priced(one, best) for one in fixed}
+        others = [best, dense]
+        for spec in ("none", *_methods(self.tuning)):
+            usual = _usual(self.options, spec)
+            default = _apart(self.workload, self.topology, usual)
             quick = self._quick_route(spec, best)
-            if quick not in {strategy.route for strategy in self._apart(usual).strategies.values()}:
-                usual = self._usual(spec, quick)
-                others.append(replace(self._described(self._apart(usual), best), schedule=None))
+            if quick not in {strategy.route for strategy in default.strategies.values()}:
+                usual = _usual(self.options, spec, quick)
+                apart = _apart(self.workload, self.topology, usual)
+                others.append(replace(self._described(apart, best), schedule=None))
             others.append(self._described(self._together(usual), best))
-        default = Strategy("none", Route.parse(default_route(self.topology, compressed=False)))
-        known = {one.digest: one for one in (replace(one, default=default) for one in fixed)}
-        new = {one.digest: one for one in (replace(one, default=default) for one in others)}
+        new = {one.digest: one for one in (_with_default(one, self.topology) for one in others)}
         return list(known.values()), [one for digest, one in new.items() if digest not in known]
-
-    @property
-    def _methods(self) -> list[str]:
-        """The compressors that are tried for all tensors; bf16 costs as much as fp16."""
-        allowed = self.tuning.compressors
-        return [text for text in allowed if text != "bf16" or "fp16" not in allowed]
-
-    def _usual(self, spec: str, route: Route | None = None) -> Options:
-        """The options of a session with this compressor."""
-        return replace(self.options, compressor=spec, route=route, plan=None, tuning=None)
 
     def _quick_route(self, spec: str, best: Plan) -> Route:
         """The named route by which the model expects a step with this compressor to be shortest."""
@@ -283,12 +278,6 @@ class _Maker:
         workload, profile = beside(self.workload, self.profile)
         case = Case(workload, profile, spec, str(best.forecast.lanes), best.forecast.order)
         return case.usual(self.workload.device).route
-
-    def _apart(self, usual: Options) -> Plan:
-        """Every tensor as such a session sends it. Messages and buffers are shared as there."""
-        tensors, where = self.workload.tensors, self.workload.device
-        specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, where) for t in tensors]
-        return Plan({spec.name: usual.strategy(spec, self.topology) for spec in specs})
 
     def _together(self, usual: Options) -> Plan:
         """All tensors in one buffer, one for each element type."""
@@ -301,18 +290,43 @@ class _Maker:
         """A plan with what is predicted for it."""
         return described(given, best, *beside(self.workload, self.profile))
 
-    def _priced(self, given: Plan, best: Plan) -> list[Plan]:
-        """A fixed way with what is predicted for it; if gradients are pushed, the same held as well."""
-        found = replace(self._described(given, best), schedule=None)
+    def _priced(self, given: Plan, best: Plan) -> Plan:
+        """A fixed way with what is predicted for it: its tensors share messages."""
+        found = self._described(given, best)
         assert found.forecast is not None
-        plans = []
-        for one in (found, replace(found, held=True))[: 1 + self.pushed]:
-            seconds = shared_seconds(one, self.workload, self.profile, self.limits, str(found.forecast.lanes))
-            forecast = replace(
-                found.forecast, seconds=seconds, bound=min(found.forecast.bound, seconds), order="fifo"
-            )  # fmt: skip
-            plans.append(replace(one, forecast=forecast))
-        return plans
+        seconds = shared_seconds(given, self.workload, self.profile, self.limits, str(found.forecast.lanes))
+        forecast = replace(found.forecast, seconds=seconds, bound=min(found.forecast.bound, seconds), order="fifo")
+        return replace(found, schedule=None, forecast=forecast)
+
+
+def _methods(tuning: Tuning) -> list[str]:
+    """The compressors that are tried for all tensors; bf16 costs as much as fp16."""
+    return [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]
+
+
+def _ratio(spec: str, workload: Workload) -> float:
+    """The bytes of all gradients by this compressor."""
+    if spec == "none":
+        return math.inf  # dense steps were watched: little is new
+    method = get(spec).at(None)
+    return float(sum(method.nbytes(tensor.size) for tensor in workload.tensors))
+
+
+def _usual(options: Options, spec: str, route: Route | None = None) -> Options:
+    """The options of a session with this compressor."""
+    return replace(options, compressor=spec, route=route, plan=None, tuning=None)
+
+
+def _apart(workload: Workload, topology: Topology, usual: Options) -> Plan:
+    """Every tensor as such a session sends it. Messages and buffers are shared as there."""
+    where = workload.device
+    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, where) for t in workload.tensors]
+    return Plan({spec.name: usual.strategy(spec, topology) for spec in specs})
+
+
+def _with_default(plan: Plan, topology: Topology) -> Plan:
+    """The plan with a strategy for tensors that come later."""
+    return replace(plan, default=Strategy("none", Route.parse(default_route(topology, compressed=False))))
 
 
 def _of_one_type(workload: Workload, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -21,8 +21,9 @@ _HOPELESS = 1.5
 Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median; nor
 one without compression, if what the dense steps before could not hide is."""
 
-_FIRST_ROUND = 0.7
-"""The share of the budget after which no further plans than the fixed ones are tried: the finalists need the rest."""
+_MODELLED, _FIRST_ROUND = 0.5, 0.7
+"""The shares of the budget after which the model is not asked for further plans, and after which no further ones are
+tried: the finalists need the rest."""
 
 _BEHIND = 1.3
 """A plan is given up when its steps are this many times the shortest."""
@@ -45,6 +46,15 @@ class Spent:
     steps: int = 0
     dense: float = math.inf
     exposed: float = 0.0
+
+
+@dataclass(frozen=True)
+class More:
+    """What the model makes: the fixed ways with forecasts, other plans, and the seconds that it took."""
+
+    fixed: Sequence[Plan] = ()
+    others: Sequence[Plan] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,27 +109,26 @@ class Trials:
 
     All ranks have the same plans, and are given the same times. So they decide the same, without messages.
 
-    Every plan has a turn: first the fixed ways, then the others, of both the one with the shortest prediction first.
-    Then the quickest go on in turns, together with the quickest one without compression, until they can be told apart,
-    or until the budget is spent. Spent is what the measurements took, and by how much all steps took longer than as
-    many steps of the quickest plan.
+    Every plan has a turn: first the fixed ways, then those that the model makes. Then the quickest go on in turns,
+    together with the quickest one without compression, until they can be told apart, or until the budget is spent.
+    Spent is what the measurements took, and by how much all steps took longer than as many steps of the quickest plan.
 
     Args:
-        plans: candidates, with forecasts; one of these or of ``fixed`` at least compresses nothing.
+        fixed: candidates that need no model. All are tried, in this order.
         most: steps after which the trials end.
+        more: makes the other candidates, with forecasts, once the fixed ways were tried, unless the budget is short.
+            Collective. One of these or of ``fixed`` at least compresses nothing.
         budget: seconds that may be spent, given the seconds of a step of the quickest plan; default: any.
         spent: what was spent before.
         pushed: whether the steps push gradients, so that it makes a difference when pushes start.
-        fixed: candidates that are tried whatever is predicted for them.
     """
 
     def __init__(
-        self, plans: Sequence[Plan], most: int, budget: Callable[[float], float] = lambda step: math.inf,
-        spent: Spent | None = None, pushed: bool = False, fixed: Sequence[Plan] = (),
+        self, fixed: Sequence[Plan], most: int, more: Callable[[], More] = lambda: More(),
+        budget: Callable[[float], float] = lambda step: math.inf, spent: Spent | None = None, pushed: bool = False,
     ) -> None:  # fmt: skip
-        self._fixed = [_Tried(plan) for plan in sorted(fixed, key=_predicted)]
-        self._tried = self._fixed + [_Tried(plan) for plan in _hopeful(plans, fixed)]
-        self._plain = next(plan for plan in (*fixed, *plans) if not compresses(plan))
+        self._fixed = [_Tried(plan) for plan in fixed]
+        self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._spent, self._seconds = budget, spent or Spent(), 0.0
         self._rounds = self._all_rounds()
@@ -145,7 +154,7 @@ class Trials:
     @property
     def quickest(self) -> float:
         """The shortest median so far, of the dense steps before the trials too; infinite before a plan had a step."""
-        found = min(one.seconds for one in self._tried)
+        found = min((one.seconds for one in self._tried), default=math.inf)
         return min(found, self._spent.dense) if found < math.inf else found
 
     def cost(self, step: float) -> float:
@@ -160,8 +169,9 @@ class Trials:
         found = sorted((one.result() for one in self._tried if one.times), key=lambda one: one.low)
         if not found:
             return []
-        dense = Trial(self._plain, self._spent.dense, self._spent.dense, 0.0)
-        best, plain = found[0], next((one for one in found if not compresses(one.plan)), dense)
+        dense = next(one.plan for one in self._tried if not compresses(one.plan))
+        watched = Trial(dense, self._spent.dense, self._spent.dense, 0.0)
+        best, plain = found[0], next((one for one in found if not compresses(one.plan)), watched)
         if plain.low - best.low <= plain.uncertain + best.uncertain:
             best = plain
         return [best, *(one for one in found if one is not best)]
@@ -174,7 +184,10 @@ class Trials:
 
     def _all_rounds(self) -> Generator[Plan, float, None]:
         """The plan of each step; is sent its seconds."""
-        for one in self._tried:
+        for one in self._fixed:
+            if self._promises(one):
+                yield from self._turn(one)
+        for one in self._others():
             if self._promises(one):
                 yield from self._turn(one)
         going = self._finalists()
@@ -183,6 +196,24 @@ class Trials:
                 yield from self._turn(one)
             limit = _BEHIND * min(one.seconds for one in going)
             going = [one for one in going if one.seconds <= limit]
+
+    def _others(self) -> list[_Tried]:
+        """The plans that the model makes. It also has forecasts for the fixed ways."""
+        if self._beyond(_MODELLED):
+            return []
+        more = self._more()
+        self._spent = replace(self._spent, seconds=self._spent.seconds + more.seconds)
+        known = {plan.digest: plan for plan in more.fixed}
+        for one in self._fixed:
+            one.plan = known.get(one.plan.digest, one.plan)
+        others = [_Tried(plan) for plan in _hopeful(more.others, more.fixed)]
+        self._tried += others
+        return others
+
+    def _beyond(self, share: float) -> bool:
+        """Whether more than a share of the budget is spent."""
+        best = self.quickest
+        return best < math.inf and self.cost(best) > share * self._budget(best)
 
     def _promises(self, one: _Tried) -> bool:
         """Whether a plan is worth a turn.
@@ -194,7 +225,7 @@ class Trials:
             return False
         if any(one is other for other in self._fixed):
             return True
-        if (quickest := self.quickest) < math.inf and self.cost(quickest) > _FIRST_ROUND * self._budget(quickest):
+        if self._beyond(_FIRST_ROUND):
             return False
         alike = [other.least for other in self._fixed if _methods(other.plan) == _methods(one.plan)]
         return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
@@ -251,7 +282,7 @@ def _hopeful(plans: Sequence[Plan], fixed: Sequence[Plan]) -> list[Plan]:
     """The plans whose predicted step is not much longer than the shortest, in order; the best without compression."""
     order = sorted(plans, key=_predicted)
     plain = next((plan for plan in order if not compresses(plan)), None)
-    limit = _HOPELESS * min(map(_predicted, (*plans, *fixed)))
+    limit = _HOPELESS * min(map(_predicted, (*plans, *fixed)), default=math.inf)
     return [plan for plan in order if plan is plain or _predicted(plan) <= limit]
 
 

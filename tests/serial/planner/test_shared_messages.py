@@ -100,17 +100,11 @@ def test_small_dense_tensors_share_a_buffer_of_limited_room():
 
 
 def test_a_held_plan_has_all_tensors_ready_at_the_end_and_no_traffic_beside_the_backward_pass():
-    workload = small_workload(8, 1)
+    workload, apart = small_workload(8, 1), payloads_of(0)
     profile, disturbed = small_profile(), small_profile(slowed=0.5, pushed=1e-3, hidden=0.5)
     held, pushed = Plan(default=INT8, held=True), Plan(default=INT8)
-    assert shared_seconds(held, workload, profile, payloads_of(0)) == shared_seconds(
-        held, workload, disturbed, payloads_of(0)
-    )
-    assert shared_seconds(pushed, workload, profile, payloads_of(0)) < shared_seconds(
-        pushed, workload, disturbed, payloads_of(0)
-    )
+    assert shared_seconds(held, workload, profile, apart) == shared_seconds(held, workload, disturbed, apart)
+    assert shared_seconds(pushed, workload, profile, apart) < shared_seconds(pushed, workload, disturbed, apart)
     end = max(tensor.ready for tensor in workload.tensors)
     late = Workload(tuple(WorkloadTensor(t.name, t.size, end) for t in workload.tensors))
-    assert np.isclose(
-        shared_seconds(held, workload, profile, payloads_of(0)), shared_seconds(pushed, late, profile, payloads_of(0))
-    )
+    assert np.isclose(shared_seconds(held, workload, profile, apart), shared_seconds(pushed, late, profile, apart))
