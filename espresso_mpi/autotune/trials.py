@@ -172,7 +172,7 @@ class Trials:
         dense = next(one.plan for one in self._tried if not compresses(one.plan))
         watched = Trial(dense, self._spent.dense, self._spent.dense, 0.0)
         best, plain = found[0], next((one for one in found if not compresses(one.plan)), watched)
-        if plain.low - best.low <= plain.uncertain + best.uncertain:
+        if plain.low - best.low <= math.hypot(plain.uncertain, best.uncertain):
             best = plain
         return [best, *(one for one in found if one is not best)]
 

@@ -59,6 +59,12 @@ class Groups:
         return self._of[name]
 
 
+def singly(session: Session) -> bool:
+    """Whether each gradient is pushed by a call of its own: a schedule has a time for each, and a plan is made from the
+    time of each."""
+    return session.planned and (session.plan is None or session.plan.schedule is not None)
+
+
 class Overlap:
     """Decides for each step. The same on every rank.
 
@@ -90,7 +96,7 @@ class Overlap:
             return
         plan, self._seconds = self._session.plan, None
         self.now = self._told is not False and not (plan is not None and plan.held)
-        self.singly = plan is None or plan.schedule is not None
+        self.singly = singly(self._session)
 
     def step_ended(self) -> None:
         """A step has ended on every rank; collective when the last one that is measured has."""

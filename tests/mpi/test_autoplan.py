@@ -78,7 +78,7 @@ def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
     before = train(session, world.rank, 4)
     assert session.plan is None and session.planning  # the first step has no begin, three are timed
     tried, steps = train_until_planned(session, world.rank, first=4)
-    assert everyone(world, (steps, session.plan.digest)) and steps <= 61
+    assert everyone(world, (steps, session.plan.digest)) and steps <= 81
     assert session.expected_seconds > 0
     after = train(session, world.rank, 3, first=4 + steps)
     assert set(session.plan.strategies) == set(SHAPES)
@@ -91,7 +91,7 @@ def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
         assert np.allclose(after[name], expected(3, 4 + steps)[name], atol=1e-2)
 
 
-@pytest.mark.parametrize("method, held", [("int8", True), ("fp16", False), ("none", True)])
+@pytest.mark.parametrize("method, held", [("int8", True), ("fp16", False)])
 def test_the_quickest_of_all_ways_is_chosen(world, open_session, method, held):
     """The clock of the session is moved by hand: its steps take as long as is said here, whatever they really take."""
     if SIZE == 1:
