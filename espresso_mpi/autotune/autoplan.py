@@ -32,7 +32,7 @@ from ..planner.model.workload import Workload
 from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
-from ..types import DeviceKind, Plan, Route, Strategy, TensorSpec
+from ..types import DeviceKind, MadeFor, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
 from .measuring_session import opener
 from .profiler import measure
@@ -70,7 +70,9 @@ def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: W
     """
     apart = {spec: _apart(workload, topology, _usual(options, spec)) for spec in (*_methods(tuning), "none")}
     ways = sorted(apart, key=lambda spec: _ratio(spec, workload))
-    plans = [_with_default(apart[spec], topology) for spec in ways]
+    tensors = {t.name: (t.shape or t.size, t.dtype) for t in workload.tensors}
+    made = MadeFor(tensors, len(topology.nodes), topology.local_size, workload.device)
+    plans = [replace(_with_default(apart[spec], topology), made_for=made) for spec in ways]
     return [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
 
 

@@ -74,7 +74,7 @@ def everyone(world, value):
 def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
-    session = open_session(plan="auto", compressors=["fp16"], tuning=Tuning(**HURRY))
+    session = open_session(plan="auto", compressors=["fp16"], tuning=Tuning(budget=60, **HURRY))
     before = train(session, world.rank, 4)
     assert session.plan is None and session.planning  # the first step has no begin, three are timed
     tried, steps = train_until_planned(session, world.rank, first=4)
