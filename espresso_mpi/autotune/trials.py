@@ -109,9 +109,9 @@ class Trials:
 
     All ranks have the same plans, and are given the same times. So they decide the same, without messages.
 
-    Every plan has a turn: first the fixed ways, then those that the model makes. Then the quickest go on in turns,
-    together with the quickest one without compression, until they can be told apart, or until the budget is spent.
-    Spent is what the measurements took, and by how much all steps took longer than as many steps of the quickest plan.
+    Every plan has a turn: first the fixed ways, then those that the model makes. After either, the quickest go on in
+    turns, together with the quickest one without compression, until they can be told apart, or until a part of the
+    budget is spent, and in the end all of it. Spent is what the measurements took, and by how much all steps took longer than as many steps of the quickest plan.
 
     Args:
         fixed: candidates that need no model. All are tried, in this order.
@@ -187,11 +187,16 @@ class Trials:
         for one in self._fixed:
             if self._promises(one):
                 yield from self._turn(one)
+        if self._fixed:
+            yield from self._compare(self._finalists(), _MODELLED)
         for one in self._others():
             if self._promises(one):
                 yield from self._turn(one)
-        going = self._finalists()
-        while len(going) > 1 and not _told_apart(going):
+        yield from self._compare(self._finalists(), math.inf)
+
+    def _compare(self, going: list[_Tried], share: float) -> Generator[Plan, float, None]:
+        """Turns of the finalists until they can be told apart, or until so much of the budget is spent."""
+        while len(going) > 1 and not _told_apart(going) and not self._beyond(share):
             for one in going:
                 yield from self._turn(one)
             limit = _BEHIND * min(one.seconds for one in going)
