@@ -99,7 +99,7 @@ class Tuning:
     skip: int = 2
     steps: int = 5
     seconds: float = 4.0
-    trial_steps: int = 60
+    trial_steps: int = 80
     budget: float | None = None
     check: int = 50
     factor: float = 1.5

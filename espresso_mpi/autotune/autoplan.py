@@ -7,28 +7,33 @@ rank count, rank 0 plans, and every rank gets the same plan.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..collectives.data.layout import Topology
 from ..collectives.messages.agreement import Failure, first_failure, floats, on_every_rank, on_rank_0
 from ..collectives.messages.transport import Transport
+from ..compressors import get
+from ..engine.fusion import measured_limit
+from ..engine.payload_buckets import limit_of
 from ..errors import ConfigError, PlanError
 from ..options import Options, Tuning, default_route, dense_strategy
 from ..planner.explain import short
 from ..planner.model.beside import beside
 from ..planner.model.profile import Profile
+from ..planner.model.shared_messages import Limits, shared_seconds
 from ..planner.model.workload import Workload
 from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
-from ..types import DeviceKind, Plan, Route, Strategy, TensorSpec
+from ..types import DeviceKind, MadeFor, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
-from .fidelity import Fidelity
 from .measuring_session import opener
 from .profiler import measure
 from .trials import Trial, compresses
@@ -45,33 +50,61 @@ _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
 
 
-def proposed(
-    transport: Transport, options: Options, tuning: Tuning, steps: Sequence[RecordedStep], fidelity: Fidelity
-) -> list[Plan]:
-    """Plans for the tensors of the steps that were watched, on this cluster, that are worth a trial. Collective.
+@dataclass(frozen=True)
+class Proposed:
+    """Plans that are worth a trial, with the model's forecasts.
 
-    No tensor travels by a compressor that ``fidelity`` bars it from. Their forecasts are the model's. One of them at
-    least compresses nothing.
+    Attributes:
+        fixed: the fixed ways, see ``fixed_ways``.
+        others: what the model expects to be quicker; one of them at least compresses nothing.
+    """
+
+    fixed: list[Plan]
+    others: list[Plan]
+
+
+def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: Workload, pushed: bool) -> list[Plan]:
+    """What sessions without a plan do: one plan for each compressor and one for none, the smallest payloads first.
+
+    If gradients are pushed, also the same after the backward pass. No model is needed for them, and all are tried.
+    """
+    apart = {spec: _apart(workload, topology, _usual(options, spec)) for spec in (*_methods(tuning), "none")}
+    ways = sorted(apart, key=lambda spec: _ratio(spec, workload))
+    tensors = {t.name: (t.shape or t.size, t.dtype) for t in workload.tensors}
+    made = MadeFor(tensors, len(topology.nodes), topology.local_size, workload.device)
+    plans = [replace(_with_default(apart[spec], topology), made_for=made) for spec in ways]
+    return [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
+
+
+def proposed(
+    transport: Transport, options: Options, tuning: Tuning, workload: Workload, pushed: bool,
+    dropped: tuple[str, ...] = (),
+) -> Proposed:  # fmt: skip
+    """Measure the cluster, and make plans for a step on it. Collective.
+
+    Args:
+        pushed: whether gradients are pushed.
+        dropped: what the tensors are barred from, in words, which the forecasts repeat.
 
     Raises:
-        ConfigError, PlanError: on every rank, if the steps have different tensors or nothing can be planned.
+        ConfigError, PlanError: on every rank, if nothing can be planned.
     """
     start = time.perf_counter()
-    workload = recorded(transport, steps, "recorded by the session")
-    workload, tuning, dropped = fidelity.without_harm(transport, workload, tuning)
     sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
-    pushed, least = steps[-1].pushed, max(tensor.ready for tensor in workload.tensors)  # no step is shorter
+    least = max(tensor.ready for tensor in workload.tensors)  # no step is shorter
     seconds = min(tuning.seconds, _MEASURING * tuning.budget_for(least))
     profile = profiled(transport, options, tuning.compressors, sizes, seconds, device=workload.device, pushes=pushed)
+    limits = _limits(transport, options, tuning, workload.device)
     profiling = time.perf_counter()
-    plans = _proposed(transport, options, workload, profile, tuning)
-    if options.plan is not None and options.plan.forecast is not None:
-        plans.append(options.plan)
+    plans = _on_rank_0(transport, _Maker(transport.topology, options, workload, profile, tuning, pushed, limits))
     if transport.rank == 0:
-        words = "%.1f s to measure the cluster, %.1f s to make %d plans; the next steps try them"
-        _LOG.info(words, profiling - start, time.perf_counter() - profiling, len(plans))
-    return [one if one.forecast is None else replace(one, forecast=replace(one.forecast, dropped=dropped))
-            for one in plans]  # fmt: skip
+        words = "%.1f s to measure the cluster, %.1f s to make %d plans by the model"
+        _LOG.info(words, profiling - start, time.perf_counter() - profiling, len(plans.others))
+    return Proposed(*([_telling(one, dropped) for one in some] for some in (plans.fixed, plans.others)))
+
+
+def _telling(plan: Plan, dropped: tuple[str, ...]) -> Plan:
+    return plan if plan.forecast is None else replace(plan, forecast=replace(plan.forecast, dropped=dropped))
 
 
 def profiled(
@@ -187,66 +220,133 @@ def _ready(step: RecordedStep) -> dict[str, float]:
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def _proposed(
-    transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
-) -> list[Plan]:
-    """Plans that are worth a trial, of rank 0 for all. Collective."""
+def _limits(transport: Transport, options: Options, tuning: Tuning, where: DeviceKind) -> Limits:
+    """How much travels together without a plan, as this session measures it for itself. Collective."""
+    without, topology = replace(options, plan=None), transport.topology
+    names = dict.fromkeys(default_route(topology, True, get(text).common) for text in tuning.compressors)
+    routes = [Route.parse(name).on(where) for name in names]
+    payloads = {route: limit_of(transport, route, without) for route in routes}
+    fuse = options.fuse_bytes
+    if fuse is None:
+        fuse = measured_limit(transport, Route.parse(default_route(topology, compressed=False)))
+    return Limits(payloads, fuse, max(fuse, options.segment_bytes))
+
+
+def _on_rank_0(transport: Transport, maker: _Maker) -> Proposed:
+    """The plans of rank 0 for all. Collective."""
 
     def make() -> list[Any]:
         try:
-            return [to_json(one) for one in _candidates(transport, options, workload, profile, tuning)]
+            return [[to_json(one) for one in plans] for plans in maker.made()]
         except Exception as error:  # the kind says what the planner was about
             raise PlanError(
                 f"no plan could be made: {transport.describe(0)}: {type(error).__name__}: {error}"
             ) from error
 
     with transport.waiter.patience(_PATIENCE):
-        return [from_json(text) for text in on_rank_0(transport, make, PlanError)]
+        found = on_rank_0(transport, make, PlanError)
+    return Proposed(*([from_json(text) for text in texts] for texts in found))
 
 
-def _candidates(
-    transport: Transport, options: Options, workload: Workload, profile: Profile, tuning: Tuning
-) -> Iterator[Plan]:
-    """The planner's choices, with and without compression; and each compressor for all, as the model may be wrong."""
-    workload, profile = beside(workload, profile)
-    best = plan(workload, profile, tuning.compressors, baselines=False)
-    assert best.forecast is not None
-    dense = plan(workload, profile, (), baselines=False) if compresses(best) else best
-    alone = [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]  # cost the same
-    free = workload.without_bars
-    cases = [Case(free, profile, text, str(best.forecast.lanes), best.forecast.order) for text in alone]
-    routes = {"none": None, **{case.compressor: case.usual(workload.device).route for case in cases}}
-    plans = [best, dense]
-    for way in routes.items():
-        apart, together = (
-            described(one, best, workload, profile) for one in _simple(transport, options, workload, *way)
-        )
-        plans += [replace(apart, schedule=None, fuse_bytes=None), together]  # messages are shared as without a plan
-    other = Strategy("none", Route.parse(default_route(transport.topology, compressed=False)))
-    return iter({one.digest: replace(one, default=other) for one in plans}.values())  # for tensors that come later
+@dataclass(frozen=True)
+class _Maker:
+    """Makes plans; see ``Proposed``."""
+
+    topology: Topology
+    options: Options
+    workload: Workload
+    profile: Profile
+    tuning: Tuning
+    pushed: bool
+    limits: Limits
+
+    def made(self) -> tuple[list[Plan], list[Plan]]:
+        """The fixed ways, and the others; no plan twice."""
+        workload, profile = beside(self.workload, self.profile)
+        best = plan(workload, profile, self.tuning.compressors, baselines=False)
+        dense = plan(workload, profile, (), baselines=False) if compresses(best) else best
+        fixed = fixed_ways(self.topology, self.options, self.tuning, self.workload, self.pushed)
+        known = {one.digest: self._priced(one, best) for one in fixed}
+        others = [best, dense]
+        for spec in ("none", *_methods(self.tuning)):
+            usual = _usual(self.options, spec)
+            default = _apart(self.workload, self.topology, usual)
+            quick = self._quick_route(spec, best)
+            if quick not in {strategy.route for strategy in default.strategies.values()}:
+                usual = _usual(self.options, spec, quick)
+                apart = _apart(self.workload, self.topology, usual)
+                others.append(replace(self._described(apart, best), schedule=None))
+            others.append(self._described(self._together(usual), best))
+        new = {one.digest: one for one in (_with_default(one, self.topology) for one in others)}
+        return list(known.values()), [one for digest, one in new.items() if digest not in known]
+
+    def _quick_route(self, spec: str, best: Plan) -> Route:
+        """The named route by which the model expects a step with this compressor to be shortest."""
+        if spec == "none":
+            return Route.parse(default_route(self.topology, compressed=False))
+        assert best.forecast is not None
+        workload, profile = beside(self.workload, self.profile)
+        case = Case(workload.without_bars, profile, spec, str(best.forecast.lanes), best.forecast.order)
+        return case.usual(self.workload.device).route
+
+    def _together(self, usual: Options) -> Plan:
+        """All tensors in one buffer, one for each element type."""
+        whole = TensorSpec("all", (self.workload.nbytes,), "float32", self.workload.device)
+        barred = _barred(self.workload, usual.compressor)
+        names = [tensor.name for tensor in self.workload.tensors if tensor.name not in barred]
+        strategies = {
+            **dict.fromkeys(names, usual.strategy(whole, self.topology)),
+            **dict.fromkeys(barred, dense_strategy(self.topology)),
+        }
+        groups = [_of_one_type(self.workload, some) for some in (names, barred)]
+        return Plan(strategies, groups=(*groups[0], *groups[1]), fuse_bytes=0)
+
+    def _described(self, given: Plan, best: Plan) -> Plan:
+        """A plan with what is predicted for it."""
+        return described(given, best, *beside(self.workload, self.profile))
+
+    def _priced(self, given: Plan, best: Plan) -> Plan:
+        """A fixed way with what is predicted for it: its tensors share messages."""
+        found = self._described(given, best)
+        assert found.forecast is not None
+        seconds = shared_seconds(given, self.workload, self.profile, self.limits, str(found.forecast.lanes))
+        forecast = replace(found.forecast, seconds=seconds, bound=min(found.forecast.bound, seconds), order="fifo")
+        return replace(found, schedule=None, forecast=forecast)
 
 
-def _simple(
-    transport: Transport, options: Options, workload: Workload, spec: str, route: Route | None
-) -> Iterator[Plan]:
-    """All tensors by one compressor and route (None: a session's default): each for itself, and all in one buffer.
+def _methods(tuning: Tuning) -> list[str]:
+    """The compressors that are tried for all tensors; bf16 costs as much as fp16."""
+    return [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]
 
-    Small tensors that stay dense beside compressed ones share a buffer.
-    """
-    usual = replace(options, compressor=spec, route=route, plan=None, tuning=None)
-    plain = replace(options, plan=None, tuning=None)
-    barred = {t.name for t in workload.tensors if spec in t.barred}
-    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, workload.device) for t in workload.tensors]
-    strategies = {
-        spec.name: (plain if spec.name in barred else usual).strategy(spec, transport.topology) for spec in specs
-    }
-    small = [t.name for t in workload.tensors if strategies[t.name].compressor == "none"]
-    yield Plan(strategies, groups=_of_one_type(workload, small if spec != "none" else []), fuse_bytes=0)
-    together = usual.strategy(TensorSpec("all", (workload.nbytes,), "float32", workload.device), transport.topology)
-    dense = dense_strategy(transport.topology)
-    all_ways = {name: dense if name in barred else together for name in strategies}
-    groups = [_of_one_type(workload, [n for n in strategies if (n in barred) == out]) for out in (False, True)]
-    yield Plan(all_ways, groups=(*groups[0], *groups[1]), fuse_bytes=0)
+
+def _ratio(spec: str, workload: Workload) -> float:
+    """The bytes of all gradients by this compressor."""
+    if spec == "none":
+        return math.inf  # dense steps were watched: little is new
+    method = get(spec).at(None)
+    return float(sum(method.nbytes(tensor.size) for tensor in workload.tensors))
+
+
+def _usual(options: Options, spec: str, route: Route | None = None) -> Options:
+    """The options of a session with this compressor."""
+    return replace(options, compressor=spec, route=route, plan=None, tuning=None)
+
+
+def _apart(workload: Workload, topology: Topology, usual: Options) -> Plan:
+    """Every tensor as such a session sends it, dense if it is barred. Messages and buffers are shared as there."""
+    where, barred, plain = workload.device, _barred(workload, usual.compressor), _usual(usual, "none")
+    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, where) for t in workload.tensors]
+    return Plan({spec.name: (plain if spec.name in barred else usual).strategy(spec, topology) for spec in specs})
+
+
+def _barred(workload: Workload, spec: str) -> list[str]:
+    """The names of the tensors that may not travel by a compressor."""
+    return [tensor.name for tensor in workload.tensors if spec in tensor.barred]
+
+
+def _with_default(plan: Plan, topology: Topology) -> Plan:
+    """The plan with a strategy for tensors that come later."""
+    return replace(plan, default=Strategy("none", Route.parse(default_route(topology, compressed=False))))
 
 
 def _of_one_type(workload: Workload, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:

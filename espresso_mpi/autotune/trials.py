@@ -21,6 +21,10 @@ _HOPELESS = 1.5
 Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median; nor
 one without compression, if what the dense steps before could not hide is."""
 
+_MODELLED, _FIRST_ROUND = 0.5, 0.7
+"""The shares of the budget after which the model is not asked for further plans, and after which no further ones are
+tried: the finalists need the rest."""
+
 _BEHIND = 1.3
 """A plan is given up when its steps are this many times the shortest."""
 
@@ -42,6 +46,15 @@ class Spent:
     steps: int = 0
     dense: float = math.inf
     exposed: float = 0.0
+
+
+@dataclass(frozen=True)
+class More:
+    """What the model makes: the fixed ways with forecasts, other plans, and the seconds that it took."""
+
+    fixed: Sequence[Plan] = ()
+    others: Sequence[Plan] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,24 +109,27 @@ class Trials:
 
     All ranks have the same plans, and are given the same times. So they decide the same, without messages.
 
-    Every plan has a turn, the one with the shortest prediction first. Then the quickest go on in turns, together with
-    the quickest one without compression, until they can be told apart, or until the budget is spent. Spent is what the
-    measurements took, and by how much all steps took longer than as many steps of the quickest plan.
+    Every plan has a turn: first the fixed ways, then those that the model makes. After either, the quickest go on in
+    turns, together with the quickest one without compression, until they can be told apart, or until a part of the
+    budget is spent, and in the end all of it. Spent is what the measurements took, and by how much all steps took longer
+    than as many steps of the quickest plan.
 
     Args:
-        plans: candidates, with forecasts; one at least compresses nothing.
+        fixed: candidates that need no model. All are tried, in this order.
         most: steps after which the trials end.
+        more: makes the other candidates, with forecasts, once the fixed ways were tried, unless the budget is short.
+            Collective. One of these or of ``fixed`` at least compresses nothing.
         budget: seconds that may be spent, given the seconds of a step of the quickest plan; default: any.
         spent: what was spent before.
         pushed: whether the steps push gradients, so that it makes a difference when pushes start.
     """
 
     def __init__(
-        self, plans: Sequence[Plan], most: int, budget: Callable[[float], float] = lambda step: math.inf,
-        spent: Spent | None = None, pushed: bool = False,
+        self, fixed: Sequence[Plan], most: int, more: Callable[[], More] = lambda: More(),
+        budget: Callable[[float], float] = lambda step: math.inf, spent: Spent | None = None, pushed: bool = False,
     ) -> None:  # fmt: skip
-        self._tried = [_Tried(plan) for plan in _hopeful(plans)]
-        self._plain = next(plan for plan in plans if not compresses(plan))
+        self._fixed = [_Tried(plan) for plan in fixed]
+        self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._spent, self._seconds = budget, spent or Spent(), 0.0
         self._rounds = self._all_rounds()
@@ -139,7 +155,7 @@ class Trials:
     @property
     def quickest(self) -> float:
         """The shortest median so far, of the dense steps before the trials too; infinite before a plan had a step."""
-        found = min(one.seconds for one in self._tried)
+        found = min((one.seconds for one in self._tried), default=math.inf)
         return min(found, self._spent.dense) if found < math.inf else found
 
     def cost(self, step: float) -> float:
@@ -154,9 +170,10 @@ class Trials:
         found = sorted((one.result() for one in self._tried if one.times), key=lambda one: one.low)
         if not found:
             return []
-        dense = Trial(self._plain, self._spent.dense, self._spent.dense, 0.0)
-        best, plain = found[0], next((one for one in found if not compresses(one.plan)), dense)
-        if plain.low - best.low <= plain.uncertain + best.uncertain:
+        dense = next(one.plan for one in self._tried if not compresses(one.plan))
+        watched = Trial(dense, self._spent.dense, self._spent.dense, 0.0)
+        best, plain = found[0], next((one for one in found if not compresses(one.plan)), watched)
+        if plain.low - best.low <= math.hypot(plain.uncertain, best.uncertain):
             best = plain
         return [best, *(one for one in found if one is not best)]
 
@@ -168,15 +185,56 @@ class Trials:
 
     def _all_rounds(self) -> Generator[Plan, float, None]:
         """The plan of each step; is sent its seconds."""
-        for one in self._tried:
-            if compresses(one.plan) or self._spent.exposed <= _HOPELESS * min(one.seconds for one in self._tried):
+        for one in self._fixed:
+            if self._promises(one):
                 yield from self._turn(one)
-        going = self._finalists()
-        while len(going) > 1 and not _told_apart(going):
+        if self._fixed:
+            yield from self._compare(self._finalists(), _MODELLED)
+        for one in self._others():
+            if self._promises(one):
+                yield from self._turn(one)
+        yield from self._compare(self._finalists(), math.inf)
+
+    def _compare(self, going: list[_Tried], share: float) -> Generator[Plan, float, None]:
+        """Turns of the finalists until they can be told apart, or until so much of the budget is spent."""
+        while len(going) > 1 and not _told_apart(going) and not self._beyond(share):
             for one in going:
                 yield from self._turn(one)
             limit = _BEHIND * min(one.seconds for one in going)
             going = [one for one in going if one.seconds <= limit]
+
+    def _others(self) -> list[_Tried]:
+        """The plans that the model makes. It also has forecasts for the fixed ways."""
+        if self._beyond(_MODELLED):
+            return []
+        more = self._more()
+        self._spent = replace(self._spent, seconds=self._spent.seconds + more.seconds)
+        known = {plan.digest: plan for plan in more.fixed}
+        for one in self._fixed:
+            one.plan = known.get(one.plan.digest, one.plan)
+        others = [_Tried(plan) for plan in _hopeful(more.others, more.fixed)]
+        self._tried += others
+        return others
+
+    def _beyond(self, share: float) -> bool:
+        """Whether more than a share of the budget is spent."""
+        best = self.quickest
+        return best < math.inf and self.cost(best) > share * self._budget(best)
+
+    def _promises(self, one: _Tried) -> bool:
+        """Whether a plan is worth a turn.
+
+        Dense plans are not if the dense steps before the trials were far too long. A plan with one compressor is not if
+        the fixed ways with this compressor are far behind.
+        """
+        if not compresses(one.plan) and self._spent.exposed > _HOPELESS * min(other.seconds for other in self._tried):
+            return False
+        if any(one is other for other in self._fixed):
+            return True
+        if self._beyond(_FIRST_ROUND):
+            return False
+        alike = [other.least for other in self._fixed if _methods(other.plan) == _methods(one.plan)]
+        return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
 
     def _turn(self, one: _Tried) -> Generator[Plan, float, None]:
         """A step to prepare, and those that count; a plan that is far behind has one of these.
@@ -209,7 +267,8 @@ class Trials:
         others = [replace(order[0].plan, schedule=None)] if order[0].plan.schedule else []
         if self._pushed:
             others += [replace(one.plan, schedule=None, held=True) for one in order[:_FINALISTS]]
-        variants = [_Tried(plan) for plan in {plan.digest: plan for plan in others}.values()]
+        known = {one.plan.digest for one in self._tried}
+        variants = [_Tried(plan) for digest, plan in {p.digest: p for p in others}.items() if digest not in known]
         self._tried += variants
         limit = _BEHIND * order[0].least
         return [one for one in final if one.least <= limit] + variants
@@ -225,11 +284,11 @@ def _told_apart(going: Sequence[_Tried]) -> bool:
     return all(known or by <= _ALIKE * best.low for known, by in zip(apart, uncertain))
 
 
-def _hopeful(plans: Sequence[Plan]) -> list[Plan]:
+def _hopeful(plans: Sequence[Plan], fixed: Sequence[Plan]) -> list[Plan]:
     """The plans whose predicted step is not much longer than the shortest, in order; the best without compression."""
     order = sorted(plans, key=_predicted)
     plain = next((plan for plan in order if not compresses(plan)), None)
-    limit = _HOPELESS * _predicted(order[0])
+    limit = _HOPELESS * min(map(_predicted, (*plans, *fixed)), default=math.inf)
     return [plan for plan in order if plan is plain or _predicted(plan) <= limit]
 
 
@@ -237,6 +296,11 @@ def _predicted(plan: Plan) -> float:
     return 0.0 if plan.forecast is None else plan.forecast.seconds
 
 
+def _methods(plan: Plan) -> frozenset[str]:
+    """The compressors of a plan."""
+    return frozenset(strategy.compressor for strategy in plan.strategies.values()) - {"none"}
+
+
 def compresses(plan: Plan) -> bool:
     """Whether any tensor is compressed."""
-    return any(strategy.compressor != "none" for strategy in plan.strategies.values())
+    return bool(_methods(plan))

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,10 @@ from ..options import Options, Tuning
 from ..types import Plan, TensorSpec
 from .clock import RecordedStep, StepClock
 from .fidelity import Fidelity
-from .trials import Spent, Trials
+from .trials import More, Spent, Trials
+
+if TYPE_CHECKING:
+    from ..planner.model.workload import Workload
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -64,6 +67,7 @@ class Tuner:
         self.fidelity = Fidelity(tuning, options().feedback)
         self._tensors: frozenset[TensorSpec] = frozenset()
         self._noted: RecordedStep | None = None
+        self._pushed = False
         if transport.rank == 0 and tuning.doubtful and tuning.accuracy == "fast":
             _LOG.warning(
                 "plan='auto' with accuracy='fast' chooses by speed, and may use %s: not known to train like fp32 under "
@@ -112,13 +116,34 @@ class Tuner:
         start, dense = time.perf_counter(), self._options().plan is None
         self.tuned = Tuned(clock.count, None)  # also if it fails: training goes on as it did
         steps = list(clock.steps)[-watched:]
-        plans = autoplan.proposed(self._transport, self._options(), self._tuning, steps, self.fidelity)
+        self._pushed = self._pushed or steps[-1].pushed  # what held gradients were pushed by may be one call
+        workload = autoplan.recorded(self._transport, steps, "recorded by the session")
+        workload, tuning, dropped = self.fidelity.without_harm(self._transport, workload, self._tuning)
+        fixed = autoplan.fixed_ways(self._transport.topology, self._options(), tuning, workload, self._pushed)
+        before = self._options().plan
+        if before is not None and before.digest not in {plan.digest for plan in fixed}:
+            fixed.append(before)
         self._tensors, self._noted = frozenset(steps[-1].specs), clock.steps[-1]
         spent = self._spent_on(list(clock.steps) if dense else [], time.perf_counter() - start)
-        tuning, pushed = self._tuning, steps[-1].pushed
-        self.trials = Trials(plans, tuning.trial_steps, tuning.budget_for, spent, pushed)
+        most, budget = tuning.trial_steps, tuning.budget_for
+        self.trials = Trials(
+            fixed, most, lambda: self._modelled(workload, tuning, dropped), budget, spent, self._pushed
+        )  # fmt: skip
         assert self.trials.current is not None
         self._adopt(self.trials.current)
+
+    def _modelled(self, workload: Workload, tuning: Tuning, dropped: tuple[str, ...]) -> More:
+        """Measure the cluster, and make plans by the model; none where it fails. Collective."""
+        from . import autoplan
+
+        start, plans = time.perf_counter(), autoplan.Proposed([], [])
+        try:
+            plans = autoplan.proposed(self._transport, self._options(), tuning, workload, self._pushed, dropped)
+        except (ConfigError, PlanError) as error:  # on all ranks alike
+            if self._transport.rank == 0:
+                _LOG.warning("%s; the fixed ways are tried alone", error)
+        seconds = autoplan.slowest(self._transport, time.perf_counter() - start)
+        return More(plans.fixed, plans.others, seconds)
 
     def _spent_on(self, dense: Sequence[RecordedStep], measuring: float) -> Spent:
         """What the dense steps and the measurements took on the slowest rank. Collective."""

@@ -57,7 +57,8 @@ class Averaged:
     """A model whose gradients become their mean over the ranks. Collective, as are its methods.
 
     Args:
-        spec: way and method, such as ``gloo:fp16`` or ``push:int8``; ``push:auto`` plans by itself.
+        spec: way and method, such as ``gloo:fp16`` or ``push:int8``; ``push:auto`` plans by itself, and
+            ``push:auto=onebit+int8`` with these compressors.
         gloo: its process group.
         dense: steps of torch's PowerSGD, at the beginning, that are dense; at least 2.
         seed: of stochastic compressors.
@@ -87,8 +88,9 @@ class Averaged:
 
     def _by_us(self, way: str, method: str, seed: int) -> None:
         options: dict[str, Any] = {"compressor": method}
-        if method == "auto":
-            options = {"plan": "auto", "tuning": Tuning()}
+        auto, _, allowed = method.partition("=")
+        if auto == "auto":
+            options = {"plan": "auto", "tuning": Tuning(tuple(allowed.split("+"))) if allowed else Tuning()}
         self.session = Session(self._comm, seed=seed, **options)
         if way == "plain":
             named = dict(self._model.named_parameters())

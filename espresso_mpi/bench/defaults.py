@@ -106,9 +106,9 @@ class Torch:
 
     methods = (
         "alone,gloo:none,gloo:fp16,gloo:powersgd:rank=4,ddp:none,ddp:fp16,ddp:int8,ddp:onebit,ddp:powersgd:rank=4,"
-        "ddp:topk,push:none,push:fp16,push:int8,push:onebit,sync:none,sync:fp16,sync:int8,sync:onebit,"
-        "sync:powersgd:rank=4,sync:topk,gradsync:none,gradsync:fp16,gradsync:int8,gradsync:onebit,plain:none,plain:fp16,"
-        "plain:int8,push:auto,gradsync:auto"
+        "ddp:topk,push:none,push:fp16,push:int8,push:int4,push:onebit,sync:none,sync:fp16,sync:int8,sync:int4,"
+        "sync:onebit,sync:powersgd:rank=4,sync:topk,gradsync:none,gradsync:fp16,gradsync:int8,gradsync:int4,"
+        "gradsync:onebit,plain:none,plain:fp16,plain:int8,gradsync:auto,gradsync:auto=int4+onebit"
     )
     batch = 4
     width = 256

@@ -41,7 +41,7 @@ class Way:
         while steps < 4 or (not self._averaged.settled() and steps < _MOST):
             self.step()
             steps += 1
-        if self.spec.endswith(":auto") and self._averaged.session is not None:
+        if self._averaged.session is not None and self._averaged.session.planned:
             self.planning = (time.perf_counter() - start, steps)
 
     def step(self) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from ..compressors import Compressor
-from ..types import Collective, Level, Route
+from ..types import Collective, Level
 from .data.layout import Layout, Packed, Part, Topology
 from .ops.base import Move, advance
 
@@ -86,17 +85,3 @@ class SharedStates:
         """As ``ops.base.advance`` for the payloads."""
         self.of_ranks, mine = advance(self._topology, step, averaged, self.of_ranks, rank, "float32")
         return mine
-
-
-def way_of(route: Route, compressor: Compressor) -> tuple[str, ...] | None:
-    """Equal for tensors whose payloads can share messages; None: they can with none.
-
-    Payloads that are summed share them if their elements are of one type and the ranks agree on their summaries in one
-    way. Where sums are scattered, each rank would own parts of some tensors only.
-    """
-    if not route.compressed or route.scatters_sums:
-        return None
-    if not route.sums_payloads:
-        return (str(route),)
-    summary = compressor.summary(1)
-    return str(route), str(compressor.element), "" if summary is None else summary.operator

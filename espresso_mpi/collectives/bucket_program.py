@@ -73,7 +73,7 @@ class BucketProgram:
 
     Args:
         transport: used for all messages.
-        route: the route; ``bucket_layout.way_of`` is the same for it and each compressor.
+        route: the route; ``sharing.way_of`` is the same for it and each compressor.
         tensors: (compressor, elements) of each tensor. Each makes one segment. All are where they are encoded, on the
             host if payloads are summed.
         total: the results are sums over the ranks instead of means.

@@ -13,7 +13,6 @@ from typing import Any
 from .. import compressors
 from ..cluster import environment
 from ..collectives import ranges
-from ..collectives.bucket_layout import way_of
 from ..collectives.copies import Copies
 from ..collectives.data.layout import Topology
 from ..collectives.halves import Half
@@ -23,6 +22,7 @@ from ..compressors import Compressor
 from ..errors import ConfigError, PlanError
 from ..feedback import NO_FEEDBACK, Feedback
 from ..options import Options
+from ..sharing import fused, way_of
 from ..types import MadeFor, Plan, Strategy, TensorSpec, buffer_name
 
 
@@ -382,24 +382,21 @@ def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bu
     Dense tensors below ``fuse_bytes`` of one type, device and route share buffers of at most ``room`` bytes. They pay
     the latency of a message once, and copies overlap with other buffers. Every other tensor is a bucket by itself.
     """
-    found: list[list[tuple[int, Item]]] = []
-    open_: dict[tuple[object, ...], list[tuple[int, Item]]] = {}
-    left: dict[tuple[object, ...], int] = {}
     way = _Numbers()
-    for call, item in members_of(batches):
-        if item.group:
-            continue
-        nbytes = item.spec.nbytes
-        if item.compressor is not None or item.half is not None or nbytes >= fuse_bytes:
-            found.append([(call, item)])
-            continue
-        kind = (item.spec.dtype, item.spec.device, item.total, way(item.strategy))
-        if kind not in open_ or nbytes > left[kind]:
-            open_[kind], left[kind] = [], room
-            found.append(open_[kind])
-        open_[kind].append((call, item))
-        left[kind] -= nbytes
+    kinds = (
+        ((call, item), _kind(item, way) if item.spec.nbytes < fuse_bytes else None, item.spec.nbytes)
+        for call, item in members_of(batches)
+        if not item.group
+    )
+    found = fused(kinds, fuse_bytes, room)
     return tuple(_bucket(tuple(members), number) for number, members in enumerate(found))
+
+
+def _kind(item: Item, way: _Numbers) -> tuple[object, ...] | None:
+    """Equal for dense tensors that may share a buffer; None: it is not dense, or takes a half of its route."""
+    if item.compressor is not None or item.half is not None:
+        return None
+    return item.spec.dtype, item.spec.device, item.total, way(item.strategy)
 
 
 class _Numbers:

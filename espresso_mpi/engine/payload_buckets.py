@@ -1,8 +1,8 @@
 """Which compressed tensors share messages, and how they run together.
 
 Compressed tensors that start together and take the same route form *payload buckets*. They share messages, not memory:
-see ``collectives.bucket_program``. A bucket ends where its payloads would be larger than a limit. The limit follows
-from a measurement, and the first bucket of a call is smaller, so that communication begins early.
+see ``collectives.bucket_program``. A bucket ends where its payloads would be larger than a limit (``sharing.form``),
+which follows from a measurement.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, Segment, interleave
 from ..feedback import NO_FEEDBACK
 from ..options import Options
+from ..sharing import form, payload_limit
 from ..tracing.recording import Recorder
 from ..types import DeviceKind, Route
 from .batches import Bucket
@@ -32,26 +33,11 @@ from .fusion import Buffer
 from .guard import Check
 from .measured_limits import MeasuredLimits
 
-T = TypeVar("T")
-
-_FIRST = 8
-"""The first bucket of a call takes this part of a bucket: its messages travel while the next ones are encoded."""
-
-_PER_START = 32
-"""A bucket takes so many times as long as it takes to start its messages. Measured with ResNet-101 by onebit on 2 x 2
-ranks, 1 Gbit: 323 ms apart, 275 by buckets of 250 KB (8 times), 242 by 1 MiB (33 times)."""
-
-_DENSE = 16 << 20
-"""Bytes of tensors in a bucket, whatever their payloads: what was summed is still in a cache when it is encoded."""
-
 _BUCKETS = 1024
 """Size of the cache of programs: which tensors start together may differ from step to step."""
 
 _LARGE, _SEVERAL, _REPEATS = 1 << 16, 4, 4
 """Of the measurement: elements of its larger tensor, how many tensors travel together, and how often."""
-
-_LEAST, _MOST = 64 << 10, 4 << 20
-"""Bytes between which a measured limit is."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +102,9 @@ class PayloadBuckets:
         scheduled = options.plan is not None and options.plan.schedule
         if options.fusion == 0 or scheduled or sum(one.bucket.shares is not None for one in ready) < 2:
             return [[one] for one in ready]
-        return form([_told(one) for one in ready], lambda one: self._limit(one.bucket.strategy.route, options))
-
-    def _limit(self, route: Route, options: Options) -> int:
-        """Bytes of the payloads of a bucket; none is cut into segments."""
-        given, segment = options.fusion, options.segment_bytes
-        limit = given if given is not None else measured_limit(self._transport, route)
-        return min(limit, segment) if segment and len(self._transport.topology.nodes) > 1 else limit
+        return form(
+            [_told(one) for one in ready], lambda one: limit_of(self._transport, one.bucket.strategy.route, options)
+        )
 
     def segment(
         self, tensors: Sequence[Running], ended: Callable[[Running], None], executors: MutableMapping[str, str]
@@ -161,55 +143,19 @@ class PayloadBuckets:
         return known[1]
 
 
-def form(items: Sequence[tuple[T, Hashable | None, str, int, int]], limit: Callable[[T], int]) -> list[list[T]]:
-    """Buckets of items that share messages, in the order of their first items.
-
-    Args:
-        items: (item, its kind, name, bytes of its payload, bytes of its tensor). Items of one kind may share, but not
-            two of one name; those of kind None may not share.
-        limit: returns the payload bytes of a bucket of the item's kind. An item with more is alone.
-    """
-    found: list[list[T]] = []
-    rooms: dict[Hashable, int] = {}
-    open_: dict[Hashable, _Open[T]] = {}
-    for item, kind, name, payload, dense in items:
-        if kind is not None and kind not in rooms:
-            rooms[kind] = limit(item)
-        if kind is None or payload > rooms[kind]:
-            found.append([item])
-            continue
-        bucket = open_.get(kind)
-        if bucket is None or not bucket.takes(name, payload, dense):
-            part = _FIRST if bucket is None else 1
-            bucket = open_[kind] = _Open([], set(), rooms[kind] // part, _DENSE // part)
-            found.append(bucket.items)
-        bucket.items.append(item)
-        bucket.names.add(name)
-        bucket.payload -= payload
-        bucket.dense -= dense
-    return found
-
-
-@dataclass
-class _Open(Generic[T]):
-    """A bucket that takes more items: those it has, their names, and the bytes that it has room for."""
-
-    items: list[T]
-    names: set[str]
-    payload: int
-    dense: int
-
-    def takes(self, name: str, payload: int, dense: int) -> bool:
-        """Whether there is room for an item with this name."""
-        return payload <= self.payload and dense <= self.dense and name not in self.names
-
-
 def _told(one: Ready) -> tuple[Ready, Hashable | None, str, int, int]:
     """What ``form`` is told about a bucket."""
     shares = one.bucket.shares
     if shares is None:
         return one, None, "", 0, 0
     return one, (one.priority, shares.way), one.bucket.name, shares.payload, shares.dense
+
+
+def limit_of(transport: Transport, route: Route, options: Options) -> int:
+    """The bytes of the payloads of a bucket; none is cut into segments. Collective if they are measured now."""
+    given, segment = options.fusion, options.segment_bytes
+    limit = given if given is not None else measured_limit(transport, route)
+    return min(limit, segment) if segment and len(transport.topology.nodes) > 1 else limit
 
 
 def measured_limit(transport: Transport, route: Route) -> int:
@@ -238,7 +184,7 @@ def _measured(transport: Transport, route: Route) -> int:
         seconds.append(min(times) / _SEVERAL)
     start, large = floats(transport, *seconds).max(axis=0)
     per_byte = (large - start) / half.nbytes(_LARGE)
-    return int(np.clip(_PER_START * start / per_byte if per_byte > 0 else _MOST, _LEAST, _MOST))
+    return payload_limit(start, per_byte)
 
 
 def _seconds(program: Program, arrays: Sequence[Any], job: Job, recorder: Recorder) -> float:

@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..session import Session
 from ..sessions.handles import Handle
 from . import advice, names
+from .overlap import singly
 
 
 def ddp_hook(session: Session, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -68,7 +69,7 @@ class _Backward:
             advice.watch(session, [p for _, p in found])
             known = [self._names[p] for p in parameters]
         named = dict(zip(known, bucket.gradients()))
-        if session.planned:  # a plan has a time for each tensor
+        if singly(session):
             handles = [session.push(name, gradient) for name, gradient in named.items()]
         else:
             handles = [session._push_together(named)]

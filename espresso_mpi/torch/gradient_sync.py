@@ -30,8 +30,8 @@ class GradientSync(KeepsState):
         session: over the ranks; default: a new one from ``options``, which ``close`` closes.
         overlap: send gradients during the backward pass (True), or all at once in ``wait`` (False), with the same
             bits. The latter is quicker where ranks have no free core for communication, and where payloads are small.
-            Default: the first 16 steps take turns, and the quicker way stays; True for a session with a plan, which
-            says itself when pushes start: ``plan="auto"`` tries both.
+            Default: the first 16 steps take turns, and the quicker way stays; with a plan, as the plan says
+            (``Plan.held``): ``plan="auto"`` tries both.
         broadcast: copy the parameters and buffers of rank 0 to all ranks first.
         scaler: the ``torch.amp.GradScaler`` of the loop. When its scale changes, the session's residuals are scaled
             alike. The session must have ``nonfinite="skip_all"``, which is the default for a new one then.
@@ -82,7 +82,7 @@ class GradientSync(KeepsState):
         self._ready: set[str] = set()
         self._handles: list[Handle] = []
         self._sent: set[tuple[str, ...]] = set()
-        self._groups = Groups(0 if self.session.planned else TOGETHER)
+        self._alone, self._together = Groups(0), Groups(TOGETHER)
         self._hooked: dict[str, tuple[torch.nn.Parameter, Any]] = {}
         if not any(p.requires_grad for p in module.parameters()):
             raise ConfigError(f"GradientSync: {type(module).__name__} has no parameter that requires a gradient")
@@ -178,7 +178,8 @@ class GradientSync(KeepsState):
                 hook = parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._accumulated(name, p))
                 self._hooked[name] = parameter, hook
         if new:
-            self._groups.add(new)
+            self._alone.add(new)
+            self._together.add(new)
 
     def _accumulated(self, name: str, parameter: torch.nn.Parameter) -> None:
         if self._paused:
@@ -196,6 +197,11 @@ class GradientSync(KeepsState):
             if all(one in self._ready or not self._hooked[one][0].requires_grad for one in group):
                 self._push(group)
 
+    @property
+    def _groups(self) -> Groups:
+        """The gradients that this step pushes by one call."""
+        return self._alone if self._overlap.singly else self._together
+
     def _push(self, names: tuple[str, ...]) -> None:
         """Start to send those of a group's gradients that are ready."""
         self._sent.add(names)
@@ -203,10 +209,11 @@ class GradientSync(KeepsState):
         self._handles.append(self.session._push_together(grads))
 
     def _begin(self) -> None:
-        """Once a step, before its first push: bring residuals to the scale of this step's gradients."""
+        """Once a step, before its first push: decide how it travels, and bring residuals to the scale of gradients."""
         if self._begun:
             return
         self._begun = True
+        self._overlap.begin()
         if self._scaler is not None and self._scaler.is_enabled():
             scale = self._scaler.get_scale()
             self.session.rescale(scale / self._scale)

@@ -59,25 +59,44 @@ class Groups:
         return self._of[name]
 
 
+def singly(session: Session) -> bool:
+    """Whether each gradient is pushed by a call of its own: a schedule has a time for each, and a plan is made from the
+    time of each."""
+    return session.planned and (session.plan is None or session.plan.schedule is not None)
+
+
 class Overlap:
     """Decides for each step. The same on every rank.
 
     Attributes:
         now: whether gradients of this step travel during the backward pass.
+        singly: whether each of these is pushed by a call of its own.
     """
 
     def __init__(self, told: bool | Literal["auto"], session: Session) -> None:
         if told not in (True, False, "auto"):
             raise ConfigError(f"GradientSync: overlap={told!r}; expected True, False or 'auto'")
-        self._session, self.now = session, bool(told)
-        tries = told == "auto" and not session.planned  # a plan says itself whether pushes are held
-        self._seconds: dict[bool, list[float]] | None = {True: [], False: []} if tries else None
+        self._session, self._told, self.now, self.singly = session, told, bool(told), False
+        self._seconds: dict[bool, list[float]] | None = {True: [], False: []} if told == "auto" else None
         self._steps, self._last = 0, 0.0
+        self.begin()
 
     @property
     def settled(self) -> bool:
         """Whether it stays so."""
         return self._seconds is None
+
+    def begin(self) -> None:
+        """A step begins. If there is a plan, it says whether pushes are held, and whether each tensor has its time.
+
+        All gradients of a held step travel by one call: that costs less than a push of each. While steps are watched
+        for a plan, each gradient is pushed, because its time counts.
+        """
+        if not self._session.planned:
+            return
+        plan, self._seconds = self._session.plan, None
+        self.now = self._told is not False and not (plan is not None and plan.held)
+        self.singly = singly(self._session)
 
     def step_ended(self) -> None:
         """A step has ended on every rank; collective when the last one that is measured has."""

@@ -14,6 +14,7 @@ from espresso_mpi import Plan, Session, Strategy, Tuning
 from espresso_mpi.autotune import autoplan
 from espresso_mpi.autotune.autoplan import recorded
 from espresso_mpi.autotune.clock import RecordedStep
+from espresso_mpi.compressors import get
 from espresso_mpi.engine.plan_change import resharded_for_plan
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, PlanError
 from espresso_mpi.planner import explain
@@ -77,11 +78,11 @@ def everyone(world, value):
 def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
-    session = open_session(plan="auto", compressors=["fp16"], tuning=Tuning(**HURRY))
+    session = open_session(plan="auto", compressors=["fp16"], tuning=Tuning(budget=60, **HURRY))
     before = train(session, world.rank, 4)
     assert session.plan is None and session.planning  # the first step has no begin, three are timed
     tried, steps = train_until_planned(session, world.rank, first=4)
-    assert everyone(world, (steps, session.plan.digest)) and steps <= 61
+    assert everyone(world, (steps, session.plan.digest)) and steps <= 81
     assert session.expected_seconds > 0
     after = train(session, world.rank, 3, first=4 + steps)
     assert set(session.plan.strategies) == set(SHAPES)
@@ -92,6 +93,34 @@ def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
         assert np.allclose(before[name], expected(4)[name], atol=1e-5)
         assert np.allclose(tried[name], expected(steps, 4)[name], atol=1e-2), "residuals of a plan are lost"
         assert np.allclose(after[name], expected(3, 4 + steps)[name], atol=1e-2)
+
+
+@pytest.mark.parametrize("method, held", [("int8", True), ("fp16", False)])
+def test_the_quickest_of_all_ways_is_chosen(world, open_session, method, held):
+    """The clock of the session is moved by hand: its steps take as long as is said here, whatever they really take."""
+    if SIZE == 1:
+        pytest.skip("alone there is nothing to choose")
+    usual = open_session(compressor=method)  # what it does is the quickest way
+    way = {name: usual.strategy(TensorSpec(name, shape, "float32")) for name, shape in SHAPES.items()}
+    now, lengths = [0.0], {}
+    session = open_session(plan="auto", tuning=Tuning(("fp16", "int8"), skip=1, steps=3, seconds=0.1, budget=1e6))
+    session._clock._clock = lambda: now[0]
+    for step in itertools.count():
+        for number, (name, grad) in enumerate(gradients(world.rank, step).items()):
+            session.push(name, grad)  # the first of a step changes the plan
+            now[0] += 0.01 * (number + 1 < len(SHAPES))
+        plan = session.plan
+        if plan is not None and not session.planning:
+            break
+        alike = plan is not None and (dict(plan.strategies), plan.held, plan.fuse_bytes) == (way, held, None)
+        seconds = 0.5 if alike and not plan.groups and plan.schedule is None else 0.65
+        if plan is not None:
+            lengths[plan.digest] = seconds
+        now[0] += seconds
+        session.wait_all()
+    session.wait_all()
+    assert everyone(world, lengths[session.plan.digest]) == min(lengths.values()) == 0.5
+    assert session.expected_seconds == pytest.approx(0.53) and len(lengths) >= 6
 
 
 def test_a_budget_that_measuring_has_spent_leaves_one_plan_to_try(world, open_session):
@@ -137,6 +166,13 @@ def test_pushed_gradients_are_planned_for_as_well(world, open_session):
 CHOICE = ("fp16", "int8", "onebit", "topk")
 
 
+def nbytes_by(plan):
+    """Of all gradients, as a plan sends them."""
+    sizes = {name: int(np.prod(shape)) for name, shape in SHAPES.items()}
+    specs = {name: "none" if plan is None else plan.strategy(name).compressor for name in SHAPES}
+    return sum(4 * n if specs[name] == "none" else get(specs[name]).nbytes(n) for name, n in sizes.items())
+
+
 @pytest.mark.parametrize(("accuracy", "rule"), [("safe", None), ("balanced", "adam"), ("safe", "sgd"), ("fast", None)])
 def test_only_the_fast_level_may_choose_what_spoils_the_optimizers_moments(
     world, open_session, caplog, monkeypatch, accuracy, rule
@@ -144,16 +180,15 @@ def test_only_the_fast_level_may_choose_what_spoils_the_optimizers_moments(
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
     nodes = [[rank] for rank in range(SIZE)]
-    tuning = Tuning(CHOICE, accuracy=accuracy, optimizer=rule, **HURRY)
+    tuning = Tuning(CHOICE, accuracy=accuracy, optimizer=rule, budget=1e6, **HURRY)
     with caplog.at_level("INFO", "espresso_mpi"):
         session = open_session(plan="auto", tuning=tuning, nodes=nodes)
 
-        def as_forecast(transport, seconds):
-            known = session.plan.forecast.seconds if session.plan and session.plan.forecast else 10.0
-            return seconds if np.isnan(seconds) else known
+        def by_bytes(transport, seconds):
+            return seconds if np.isnan(seconds) else 1e-6 * nbytes_by(session.plan)
 
         monkeypatch.setattr(autoplan, "profiled", lambda *given, **options: slow_network(SIZE, CHOICE))
-        monkeypatch.setattr(autoplan, "slowest", as_forecast)
+        monkeypatch.setattr(autoplan, "slowest", by_bytes)
         train_until_planned(session, world.rank)
     used = {strategy.compressor for strategy in session.plan.strategies.values()}
     dropped = everyone(world, session.plan.forecast.dropped)

@@ -85,9 +85,30 @@ def test_the_way_is_chosen_in_the_first_steps_and_alike(world, open_session):
     assert {True, False} == set(ways[:16]) and ways[16] == ways[17] == sync._overlap.now
     assert len(set(world.allgather(sync._overlap.now))) == 1
     planned = adapter.GradientSync(network(), open_session(plan=Plan(default=Strategy("int8", "flat-allgather"))))
-    assert planned._overlap._seconds is None and planned._overlap.now
+    assert planned.overlaps is True
+    held = Plan(default=Strategy("int8", "flat-allgather"), held=True)
+    assert adapter.GradientSync(network(), open_session(plan=held)).overlaps is False
     with pytest.raises(ConfigError, match="expected True, False or 'auto'"):
         adapter.GradientSync(network(), open_session(), overlap="maybe")
+
+
+def test_plans_change_when_gradients_travel_and_no_bit(world, open_session):
+    """Between two steps; a step that has begun goes on as it began."""
+    default = Strategy("int8", "flat-allgather")
+    plans = [Plan(default=default, held=True), Plan(default=default), Plan(default=default, held=True)]
+    session, models = open_session(plan=plans[0]), [network(), network()]
+    sync, other = adapter.GradientSync(models[0], session), open_session(plan=plans[1])
+    for plan in plans:
+        session.follow(plan)
+        for model in models:
+            model.zero_grad()
+            model(torch.full((4, 40), 1.0 + world.rank)).sum().backward()
+        assert bool(sync._handles) is not plan.held
+        sync.wait()
+        other.sync({name: p.grad for name, p in models[1].named_parameters()})
+        assert sync.overlaps is not plan.held
+        for a, b in zip(*(model.parameters() for model in models)):
+            assert torch.equal(a.grad, b.grad)
 
 
 def test_a_loop_with_accumulation_and_uneven_use(world):

@@ -117,6 +117,11 @@ def slots(route: Route, shape: Shape, checked: bool) -> tuple[Slot, ...]:
     return before + walk(route, shape)
 
 
+def checks(profile: Profile) -> bool:
+    """Whether the profile knows what the search for values that are not finite takes, or what each tensor does."""
+    return profile.tensor > 0 or any(profile.check.values)
+
+
 class _Walk:
     """Where a walk has come to; see ``Slot`` for divisor, parts and copies."""
 

@@ -20,7 +20,7 @@ from espresso_mpi.types import ITEMSIZE, Plan, Route, Strategy, buffer_name
 
 from .candidates import CandidateSet, all_candidates, needed_candidates
 from .compiled_routes import Compiled, compiled
-from .cost import Shape, Slot, slots
+from .cost import Shape, Slot, checks, slots
 from .dominance import pruned
 from .fusion import fused
 from .pricing import Block, priced
@@ -89,7 +89,7 @@ class Problem:
         where = lanes_of(lanes)
         given = tuple(routes) if routes is not None else _default_routes(workload, methods)
         shape = Shape(profile.nodes, profile.ranks_per_node, workload.device)
-        tables = compiled(given, shape, where, _checks(profile))
+        tables = compiled(given, shape, where, checks(profile))
         barred = {bars: frozenset(map(_canonical, bars)) for bars in {tensor.barred for tensor in workload.tensors}}
         kinds = list(dict.fromkeys((barred[tensor.barred], _size(tensor)) for tensor in workload.tensors))
         places, sets = dict[tuple[frozenset[str], tuple[int, int]], int](), list[CandidateSet]()
@@ -153,7 +153,7 @@ class Problem:
     def operations(self, option: int) -> tuple[Slot, ...]:
         """The operations of an option, in order."""
         shape = Shape(self.profile.nodes, self.profile.ranks_per_node, self.workload.device)
-        return slots(self.routes[self.route[option]], shape, _checks(self.profile))
+        return slots(self.routes[self.route[option]], shape, checks(self.profile))
 
     def option(self, tensor: int, strategy: Strategy) -> int:
         """The option that a strategy is.
@@ -266,10 +266,6 @@ def _method(spec: str) -> Compressor:
 
 def _canonical(spec: str) -> str:
     return spec if spec == "none" else str(_method(spec))
-
-
-def _checks(profile: Profile) -> bool:
-    return profile.tensor > 0 or any(profile.check.values)
 
 
 def _size(tensor: WorkloadTensor) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from espresso_mpi import Plan, Strategy
-from espresso_mpi.autotune.trials import Spent, Trials, compresses
+from espresso_mpi.autotune.trials import More, Spent, Trials, compresses
 from espresso_mpi.timetable import Lanes, Schedule
 
 DENSE, FP16 = Strategy("none", "flat"), Strategy("fp16", "flat-allgather")
@@ -26,9 +26,14 @@ def name_of(plan):
     return next(iter(plan.strategies))
 
 
+def modelled(plans, most, fixed=(), **given):
+    """Trials of plans that the model makes."""
+    return Trials(fixed, most, lambda: More((), plans), **given)
+
+
 def tried(plans, lengths, most=100, noise=0.02):
     """The names of the plans of all steps, and the results; ``lengths``: seconds of a step, by name."""
-    trials, names = Trials(plans, most), []
+    trials, names = modelled(plans, most), []
     while not trials.ended:
         names.append(name_of(trials.current))
         trials.step_ended(lengths[names[-1]] * (1 + noise * (len(names) % 3)))
@@ -60,7 +65,7 @@ def test_a_plan_whose_first_step_is_far_too_long_has_no_other():
 
 def first_steps(plans, lengths, longer, **given):
     """As ``tried``, without noise; the first step of each turn takes ``longer``."""
-    trials, names = Trials(plans, 100, **given), []
+    trials, names = modelled(plans, 100, **given), []
     while not trials.ended:
         names.append(name_of(trials.current))
         trials.step_ended(lengths[names[-1]] + (longer if names[-2:-1] != names[-1:] else 0.0))
@@ -77,7 +82,7 @@ def test_what_preparing_takes_is_not_held_against_a_plan():
 def test_a_step_that_other_work_makes_longer_does_not_decide(disturbed):
     plans = [candidate("a"), candidate("b", predicted=1.1), candidate("dense", DENSE, 1.2)]
     lengths, names = {"a": 1.0, "b": 0.8, "dense": 1.2}, []
-    trials = Trials(plans, 9)  # the first round alone
+    trials = modelled(plans, 9)  # the first round alone
     while not trials.ended:
         names.append(name_of(trials.current))
         trials.step_ended(lengths[names[-1]] * (2 if len(names) == disturbed + 1 else 1))
@@ -88,7 +93,7 @@ def test_trials_end_when_their_budget_is_spent():
     lengths = {"a": 1.0, "b": 1.25, "c": 1.2, "dense": 1.5}
     plans = [candidate("a"), candidate("b"), candidate("c"), candidate("dense", DENSE, 1.1)]
     spent = Spent(seconds=9.0, steps=4, dense=1.5)  # 5 s beyond four steps of a second
-    names, trials = first_steps(plans, lengths, 0.0, budget=lambda step: 5.3 * step, spent=spent)
+    names, trials = first_steps([], lengths, 0.0, budget=lambda step: 5.3 * step, spent=spent, fixed=plans)
     assert names == ["a", "a", "a", "b", "b"], "the second step of b makes it 5.5 s, seen after 5.25"
     assert trials.cost(1.0) == pytest.approx(5.5)
     assert name_of(trials.results()[0].plan) == "a", "dense steps were watched before: 1.5 s"
@@ -117,7 +122,7 @@ def test_compression_is_chosen_only_if_it_gains_more_than_the_noise():
 def test_the_best_plan_with_a_schedule_is_tried_without_it():
     plans = [candidate("a", FP16, 1.0), candidate("dense", DENSE)]
     scheduled = replace(plans[0], schedule=Schedule(Lanes(), {}))
-    trials = Trials([scheduled, plans[1]], 100)
+    trials = modelled([scheduled, plans[1]], 100)
     while not trials.ended:
         dense = not compresses(trials.current)
         trials.step_ended(1.0 if dense else 0.8 if trials.current.schedule else 0.5)
@@ -128,7 +133,7 @@ def test_the_best_plan_with_a_schedule_is_tried_without_it():
 @pytest.mark.parametrize("pushed", [False, True])
 def test_the_quickest_plans_are_tried_after_the_backward_pass_if_gradients_are_pushed(pushed):
     plans = [candidate("a"), candidate("b"), candidate("far", predicted=1.1), candidate("dense", DENSE)]
-    trials = Trials(plans, 100, pushed=pushed)
+    trials = modelled(plans, 100, pushed=pushed)
     lengths, held = {"a": 1.0, "b": 1.1, "far": 9.0, "dense": 1.2}, {"a": 1.05, "b": 0.8, "dense": 1.3}
     while not trials.ended:
         name = name_of(trials.current)
@@ -136,6 +141,60 @@ def test_the_quickest_plans_are_tried_after_the_backward_pass_if_gradients_are_p
     found = [(name_of(one.plan), one.plan.held) for one in trials.results()]
     assert found[0] == (("b", True) if pushed else ("a", False))
     assert len(set(found)) == len(found) == (7 if pushed else 4)
+
+
+def fixed_and_others(lengths, **given):
+    """The names of the plans of all steps, and the best; of fixed ways and others of known lengths."""
+    fixed = [candidate(n, DENSE if n == "dense" else FP16, 3.0) for n in ("dense", "int8", "int4")]
+    others = [candidate(n, FP16, 1.0) for n in ("x", "y")] + [candidate("plain", DENSE, 1.2)]
+    trials, names = modelled(others, 100, fixed, **given), []
+    while not trials.ended:
+        names.append(name_of(trials.current))
+        trials.step_ended(lengths[names[-1]])
+    return names, name_of(trials.results()[0].plan)
+
+
+@pytest.mark.parametrize("quickest", ["dense", "int8", "int4", "x", "plain"])
+def test_fixed_ways_are_tried_first_whatever_is_predicted(quickest):
+    lengths = dict.fromkeys(("dense", "int8", "int4", "x", "y", "plain"), 1.0) | {quickest: 0.8}
+    names, best = fixed_and_others(lengths)
+    turns = [name for name, _ in itertools.groupby(names)]
+    assert best == quickest and list(dict.fromkeys(turns)) == ["dense", "int8", "int4", "x", "y", "plain"]
+
+
+def test_fixed_ways_are_told_apart_before_the_model_is_asked():
+    """Measuring for it may take all of the budget."""
+    fixed, noise = [candidate("dense", DENSE), candidate("int8"), candidate("int4")], itertools.cycle([0, 0.3, 0.1])
+    trials = Trials(fixed, 100, lambda: More((), [candidate("x")], seconds=1e6), budget=lambda step: 100.0)
+    names = []
+    while not trials.ended:
+        names.append(name_of(trials.current))
+        trials.step_ended({"dense": 1.4, "int8": 1.2, "int4": 1.0}[names[-1]] + next(noise))
+    assert min(map(names.count, ("int8", "int4"))) > 5 and name_of(trials.results()[0].plan) == "int4"
+
+
+def test_the_last_part_of_the_budget_is_for_the_finalists():
+    lengths = {"dense": 1.0, "int8": 0.95, "int4": 0.9, "x": 0.5, "y": 0.5, "plain": 0.5}
+    spent = Spent(seconds=8.0)
+    names, best = fixed_and_others(lengths, budget=lambda step: 11.0, spent=spent)
+    assert best == "int4" and not {"x", "y", "plain"} & set(names) and names.count("int4") > 3
+
+
+def test_no_other_plan_of_a_compressor_is_tried_whose_fixed_ways_are_far_behind():
+    lengths = {"dense": 0.5, "int8": 1.0, "int4": 1.0, "x": 0.4, "y": 0.4, "plain": 0.6}
+    names, best = fixed_and_others(lengths)
+    assert best == "dense" and "plain" in names and not {"x", "y"} & set(names)
+
+
+def test_a_fixed_way_that_is_held_is_no_new_plan_at_the_end():
+    fixed = [candidate("a"), candidate("dense", DENSE)]
+    fixed += [replace(one, held=True) for one in fixed]
+    trials, names = Trials(fixed, 100, pushed=True), []
+    while not trials.ended:
+        names.append((name_of(trials.current), trials.current.held))
+        trials.step_ended(0.5 if names[-1] == ("a", True) else 1.0)
+    found = [(name_of(one.plan), one.plan.held) for one in trials.results()]
+    assert found[0] == ("a", True) and len(found) == len(set(found)) == 4
 
 
 def test_trials_end_after_so_many_steps_and_other_steps_are_none():

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espresso_mpi import compressors
-from espresso_mpi.collectives.bucket_layout import way_of
 from espresso_mpi.collectives.data.layout import Dense, Topology
 from espresso_mpi.collectives.ops.base import operations
 from espresso_mpi.collectives.program import DecodeStep, EncodeStep, MoveStep, UpdateStep, bytes_sent, compile_route
 from espresso_mpi.planner import routes
+from espresso_mpi.sharing import way_of
 from espresso_mpi.types import ALIGN, CLOSING, SUMS, Op, Route
 
 

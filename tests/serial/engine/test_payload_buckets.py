@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi.collectives.messages.joint import JointRegions
-from espresso_mpi.engine.payload_buckets import form
+from espresso_mpi.sharing import form
 
 
 def named(*items):
