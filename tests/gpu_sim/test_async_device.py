@@ -16,7 +16,7 @@ from numba import cuda
 from espresso_mpi import Session
 from espresso_mpi.arrays import device
 from espresso_mpi.collectives.data import cuda_sums
-from espresso_mpi.collectives.messages import transport
+from espresso_mpi.collectives.messages import gpu_calls
 from espresso_mpi.collectives.messages.gpu_messages import GpuMessages
 from espresso_mpi.engine.gpu_ends import GpuEnds
 from espresso_mpi.errors import NonFiniteError
@@ -44,7 +44,7 @@ def differences(world, compressor, seed, patch, back="gpu", together=False, eage
     """
     gpu = AsyncGpu(patch, seed, eager)
     if unit is not None:
-        patch.setattr(transport, "measured_unit", lambda: unit)
+        patch.setattr(gpu_calls, "measured_unit", lambda: unit)
     callers, problems = [Caller(gpu, 7), Caller(gpu, 8)], []
     given_options = options(world, compressor, "gpu")
     route = Route.parse(str(given_options["route"]).replace("decode@gpu", f"decode@{back}"))

@@ -16,10 +16,11 @@ is least for n² = 2B/u. A session measures u.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,9 @@ Addressed = Sequence[tuple[int, Any]]
 
 Starter = Callable[[int, Any], list[tuple[int, Any]]]
 """Starts the messages of an array from a rank or to it; returns (rank, request) of each."""
+
+_ALIGN = 64
+"""Staging memory of each array begins at a multiple of so many bytes."""
 
 _STEPS = 2
 """Steps of the pipeline besides the first."""
@@ -111,8 +115,8 @@ class GpuMessages:
         ready = self._mark()
         ready.set()
         if workspace is None:
-            batches = [[Batch(ready.passed, _filled(messages))] for messages in (sends, receives)]
-            exchange = GpuExchange(ready, *batches, None, [ready])
+            out, into = (Batch(ready.passed, _filled(messages)) for messages in (sends, receives))
+            exchange = GpuExchange(ready, [out], [into], None, [ready])
         else:
             exchange = self._staged(sends, receives, workspace.staging(), ready)
         self._open.append(exchange)
@@ -123,11 +127,11 @@ class GpuMessages:
 
     def _staged(self, sends: Addressed, receives: Addressed, staging: Staging, ready: device.Mark) -> GpuExchange:
         """An exchange by page-locked memory, of which the copies out are queued."""
-        parts = [[part for rank, array in messages for part in self._parts(rank, array)]
-                 for messages in (sends, receives)]  # fmt: skip
-        sizes = [-(-array.nbytes // 64) * 64 * _on_gpu(array) for side in parts for _, array in side]
-        memory, begins = staging.take(sum(sizes)), iter(np.cumsum([0, *sizes]).tolist())
-        out, into = (self._batches(side, memory, begins, staging.emptied) for side in parts)
+        sides = [self._parts(messages) for messages in (sends, receives)]
+        (to, sent), (at, received) = map(_places, sides)
+        memory = staging.take(sent + received)
+        out = self._batches(sides[0], memory[:sent], to, staging.emptied)
+        into = self._batches(sides[1], memory[sent:], at, staging.emptied)
         exchange, (stream, _) = GpuExchange(ready, out, into, staging, [ready]), device.copying()
         if any(batch.copies for batch in out):
             ready.hold(stream)
@@ -140,17 +144,23 @@ class GpuMessages:
             exchange.marks.append(mark)
         return exchange
 
-    def _parts(self, rank: int, array: Any) -> Iterator[tuple[int, Any]]:
-        """An array in the parts that are copied one by one; both ends of its messages cut it alike."""
+    def _parts(self, messages: Addressed) -> Addressed:
+        """Arrays in the parts that are copied one by one: of all ranks in turns, in the order of each."""
+        found: dict[int, list[Any]] = {}
+        for rank, array in messages:
+            found.setdefault(rank, []).extend(self._cut(rank, array))
+        turns = itertools.zip_longest(*([(rank, part) for part in parts] for rank, parts in found.items()))
+        return [part for turn in turns for part in turn if part is not None]
+
+    def _cut(self, rank: int, array: Any) -> list[Any]:
+        """The parts of an array; both ends of its messages cut it alike."""
         step = self._step(array.nbytes)
         longest = self._longest(rank)
-        step = -(-step // longest) * longest if step > longest else -(-step // 64) * 64
+        step = -(-step // longest) * longest if step > longest else -(-step // _ALIGN) * _ALIGN
         if step >= array.nbytes:
-            yield from [(rank, array)] if array.nbytes else []
-            return
+            return [array] if array.nbytes else []
         flat = array.view(np.uint8)
-        for first in range(0, array.nbytes, step):
-            yield rank, flat[first : first + step]
+        return [flat[first : first + step] for first in range(0, array.nbytes, step)]
 
     def _step(self, nbytes: int) -> int:
         """Bytes of a step of the pipeline: see the head of this module."""
@@ -158,21 +168,23 @@ class GpuMessages:
         return max(1, -(-nbytes // count))
 
     def _batches(
-        self, parts: Sequence[tuple[int, Any]], memory: np.ndarray, begins: Iterator[int], gate: Callable[[], bool]
+        self, parts: Addressed, memory: np.ndarray, places: dict[tuple[int, int], int], gate: Callable[[], bool]
     ) -> list[Batch]:
-        """Parts that are copied and sent together, until they have the bytes of a step."""
-        found, room = list[Batch](), 0
-        step = self._step(sum(array.nbytes for _, array in parts))
+        """Parts that are copied and sent together, until they have the bytes of a step; each is copied once."""
+        found, step, known = list[Batch](), self._step(memory.size), dict[tuple[int, int], Any]()
+        room = 0
         for rank, array in parts:
-            if not found or room <= 0:
+            if room <= 0:
                 found.append(Batch(gate))
                 room = step
-            begin, host = next(begins), array
-            if _on_gpu(array):
-                host = memory[begin : begin + array.nbytes].view(array.dtype)
-                found[-1].copies.append((host, array))
+            host, key = array, _key(array)
+            if key is not None:
+                if key not in known:
+                    known[key] = memory[places[key] : places[key] + array.nbytes].view(array.dtype)
+                    found[-1].copies.append((known[key], array))
+                    room -= array.nbytes
+                host = known[key]
             found[-1].messages.append((rank, host))
-            room -= array.nbytes
         return found
 
     # --- going on -----------------------------------------------------------------------------------------------------
@@ -232,8 +244,18 @@ class GpuMessages:
         return self._marks.pop() if self._marks else device.Mark()
 
 
-def _on_gpu(array: Any) -> bool:
-    return device.device_of(array) == "gpu"
+def _key(array: Any) -> tuple[int, int] | None:
+    """What tells GPU memory from other GPU memory; None on the host."""
+    return None if device.device_of(array) == "cpu" else (device.address(array), array.nbytes)
+
+
+def _places(parts: Addressed) -> tuple[dict[tuple[int, int], int], int]:
+    """Where parts of GPU memory begin in staging memory, and the bytes of all; what goes to many is there once."""
+    found, end = dict[tuple[int, int], int](), 0
+    for key in (_key(array) for _, array in parts):
+        if key is not None and key not in found:
+            found[key], end = end, end + -(-key[1] // _ALIGN) * _ALIGN
+    return found, end
 
 
 def _filled(messages: Addressed) -> list[tuple[int, Any]]:

@@ -17,15 +17,15 @@ from espresso_mpi.cluster.launch import cores
 from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
 from espresso_mpi.types import ALIGN
 
-from . import leftovers, opening, probe, single_copy
-from .compiled_calls import DATA_TAG, CompiledCalls
+from . import leftovers, opening, single_copy
+from .compiled_calls import DATA_TAG
 from .deadlock import DeadlockDetector
 from .failures import failure, named
-from .gpu_messages import Addressed, GpuExchange, GpuMessages, measured_unit
+from .gpu_calls import GpuCalls
+from .gpu_messages import Addressed, GpuExchange, GpuMessages
 from .leftovers import Leftover
 from .opening import Identity
 from .roll_call import RollCall
-from .switches import SWITCH
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -78,7 +78,7 @@ class Settings:
     single_copy: bool = True
 
 
-class Transport(CompiledCalls):
+class Transport(GpuCalls):
     """Messages and shared memory between the ranks of one communicator, which it owns.
 
     Args:
@@ -106,7 +106,7 @@ class Transport(CompiledCalls):
         self.workspace = Workspace()
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
         self._free_workspaces: dict[Any, list[Workspace]] = {}
-        self.device_aware, self._device_way_chosen = settings.device_aware, False
+        self.device_aware = settings.device_aware
         testall = MPI.Request.Testall
         self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest)
         self.by_tables = settings.by_tables
@@ -205,9 +205,8 @@ class Transport(CompiledCalls):
                 this one is finished.
         """
         if any(device.device_of(a) == "gpu" for _, a in (*sends, *receives)):
-            self.waiter.meanwhile = self._advance
             self._count(sends)
-            return self.gpu_messages.post(sends, receives, None if self.device_aware else workspace)
+            return self._post_gpu(sends, receives, workspace)
         return Pending(self._start(sends, receives))
 
     @named("exchanging messages")
@@ -229,55 +228,6 @@ class Transport(CompiledCalls):
         except BaseException:
             self.outlive(requests)
             raise
-
-    @named("starting messages of GPU memory")
-    def _advance(self) -> None:
-        self.gpu_messages.advance()
-
-    def _finish_gpu(self, exchange: GpuExchange) -> None:
-        messages = self.gpu_messages
-        try:
-            self.waiter.until(lambda: messages.done(exchange), lambda: messages.late(exchange, self.rank))
-        except BaseException:
-            self.outlive(exchange)
-            raise
-        messages.end(exchange)
-
-    def choose_device_way(self) -> None:
-        """Decide whether device pointers go to MPI, and log it on rank 0; only the first call does anything.
-
-        Collective: all ranks call it when the first GPU tensor appears. See ``probe``.
-        """
-        if self._device_way_chosen:
-            return
-        self._device_way_chosen, forced = True, self.device_aware is not None
-        why = f"forced by {SWITCH}={int(bool(self.device_aware))}" if forced else self._probe_devices()
-        if not self.device_aware:
-            self.gpu_messages.unit = max(self._gathered(measured_unit()))
-        if self.rank == 0:
-            way = "device pointers go to MPI" if self.device_aware else "staged through page-locked host memory"
-            _LOG.info("messages of GPU tensors: %s: %s", way, why)
-            if not self.device_aware:
-                _LOG.info("staging: a copy moves %d bytes in the time in which it starts", self.gpu_messages.unit)
-
-    @named("probing device pointers")
-    def _probe_devices(self) -> str:
-        """Probe on one rank of each node, set ``device_aware`` if it works on all, and say how it went."""
-        limit = min(probe.LIMIT_S, self.waiter.timeout / 2)  # the others must not take the prober for lost
-        mine = probe.probe_gpu(limit) if self.rank == self.node[0] else None
-        results = [(rank, result) for rank, result in enumerate(self._gathered(mine)) if result is not None]
-        failed = next(((rank, result) for rank, result in results if not result.works), None)
-        self.device_aware = failed is None
-        if failed is None:
-            return f"the probe passed on every node ({results[0][1].why})"
-        return f"the probe failed on {self.describe(failed[0])}: {failed[1].why}"
-
-    @named("comparing what ranks have found")
-    def _gathered(self, mine: Any) -> list[Any]:
-        """A value of each rank."""
-        request = self._comm.Ibarrier()
-        self.waiter.until(request.Test, list)
-        return self._comm.allgather(mine)
 
     def require_threads(self) -> None:
         """Raise ConfigError unless a second thread may call MPI."""
@@ -331,7 +281,7 @@ class Transport(CompiledCalls):
         return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, DATA_TAG)) for rank, array in sends]
 
     def outlive(self, memory: Any) -> None:
-        """Keep memory alive after a failure: abandoned messages may still write to it."""
+        """Keep memory alive after a failure: abandoned messages may still write to it. No others start."""
         _ABANDONED.append((self, memory, self.gpu_messages.forget()))
 
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
