@@ -24,16 +24,18 @@ class Staging:
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
+        self._outgrown: list[np.ndarray] = []  # a copy may still read it
         self._queued = self.taken = False
         self.mark: device.Mark | None = None
 
     def take(self, nbytes: int) -> np.ndarray:
-        """The first ``nbytes``. MPI may write to them when they are ``emptied``; waits only if there are too few."""
+        """The first ``nbytes``. MPI may write to them when they are ``emptied``."""
         self.taken = True
         if self._memory.size < nbytes:
-            if self.mark is not None and self._queued:
-                self.mark.wait()  # a copy still reads the memory that ends here
+            self._outgrown.append(self._memory)
             self._memory = device.pinned(nbytes)
+        if self._outgrown and self.emptied():
+            self._outgrown.clear()
         return self._memory[:nbytes]
 
     def emptied(self) -> bool:

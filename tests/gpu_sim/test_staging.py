@@ -14,7 +14,7 @@ from espresso_mpi.arrays import device
 from espresso_mpi.arrays.workspace import Staging
 from espresso_mpi.collectives.messages import probe, probe_program
 from espresso_mpi.collectives.messages.transport import Settings, Transport
-from espresso_mpi.errors import GradientError
+from espresso_mpi.errors import GradientError, RankTimeoutError
 from espresso_mpi.types import Route
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
@@ -133,6 +133,31 @@ def test_a_buffer_is_refilled_when_its_copy_is_done(world, open_transport, late_
     arrived = received_in_a_row(world, open_transport())
     assert not arrived or late_gpu.log == 5 * ["hold", "in", "hold"]
     assert all_arrived(arrived)
+
+
+def test_a_buffer_grows_without_a_wait(world, open_transport, late_gpu):
+    """Neither for the copies from what it outgrows."""
+    transport, arrived = open_transport(), []
+    for size in (10, 10, 1000, 2000, 10):
+        exchange, more = passed_on(transport, world, (size,))
+        transport.finish(exchange)
+        arrived += more
+    assert not {"wait", "drain"} & set(late_gpu.log)
+    assert all_arrived(arrived)
+
+
+def test_a_gpu_that_hangs_is_named(world, open_transport, late_gpu, monkeypatch):
+    """Its own rank is late; nothing of the exchange starts afterwards."""
+    transport = open_transport(timeout=1.0)
+    monkeypatch.setattr(device.Mark, "passed", lambda mark: False)
+    with pytest.raises(RankTimeoutError, match=f"rank {world.rank} "):
+        transport.finish(passed_on(transport, world, (10,))[0])
+    monkeypatch.undo()
+    started = []
+    monkeypatch.setattr(transport.gpu_messages, "_send", lambda *given: started.append(given))
+    transport.waiter.meanwhile()
+    assert started == []
+    world.barrier()
 
 
 @pytest.mark.parametrize("left_out", [(device.Mark, "set", None), (Staging, "emptied", True)])

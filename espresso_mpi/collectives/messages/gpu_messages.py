@@ -8,10 +8,10 @@ wait there for the kernels before them, and the kernels behind them for the copi
 Messages start in the order in which they were posted, whenever their copies end, because MPI matches them by order.
 They have a tag of their own. What ranks exchange meanwhile, headers for instance, may thus overtake them.
 
-**Cuts.** A long array is copied and sent in parts, so that one is sent while the next is copied. With n parts of B
-bytes in all, the first part is through n + 2 steps later: copies out, messages and copies in. A step takes
-(u + B/n)/b, where b is the speed of a copy and u the bytes that it could move in the time that it takes to start. This
-is least for n² = 2B/u. A session measures u.
+**Cuts.** A long array is copied and sent in parts, so that one is sent while the next is copied. The pipeline has three
+stages: copies out, messages, and copies in. The last of n parts is through after n + 2 steps. If B bytes are cut into n
+parts, a step takes (u + B/n)/b, where b is the speed of a copy, and u the bytes that it could move in the time that it
+takes to start. All steps together are shortest for n² = 2B/u. A session measures u.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Starter = Callable[[int, Any], list[tuple[int, Any]]]
 _ALIGN = 64
 """Staging memory of each array begins at a multiple of so many bytes."""
 
-_STEPS = 2
-"""Steps of the pipeline besides the first."""
+_BEHIND = 2
+"""Stages of the pipeline behind the first."""
 
 _LARGE, _REPEATS = 8 << 20, 5
 """Bytes of the copy that tells the speed of copies, and how often it is timed: the least time counts."""
@@ -164,7 +164,7 @@ class GpuMessages:
 
     def _step(self, nbytes: int) -> int:
         """Bytes of a step of the pipeline: see the head of this module."""
-        count = max(1, round(math.sqrt(_STEPS * nbytes / self.unit))) if self.unit else 1
+        count = max(1, round(math.sqrt(_BEHIND * nbytes / self.unit))) if self.unit else 1
         return max(1, -(-nbytes // count))
 
     def _batches(
