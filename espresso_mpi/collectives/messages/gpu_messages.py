@@ -146,8 +146,11 @@ class GpuMessages:
 
     def _parts(self, messages: Addressed) -> Addressed:
         """Arrays in the parts that are copied one by one: of all ranks in turns, in the order of each."""
+        filled = _filled(messages)
+        if not self.unit or all(array.nbytes < self.unit for _, array in filled):
+            return filled  # each in one part
         found: dict[int, list[Any]] = {}
-        for rank, array in messages:
+        for rank, array in filled:
             found.setdefault(rank, []).extend(self._cut(rank, array))
         turns = itertools.zip_longest(*([(rank, part) for part in parts] for rank, parts in found.items()))
         return [part for turn in turns for part in turn if part is not None]
@@ -158,14 +161,16 @@ class GpuMessages:
         longest = self._longest(rank)
         step = -(-step // longest) * longest if step > longest else -(-step // _ALIGN) * _ALIGN
         if step >= array.nbytes:
-            return [array] if array.nbytes else []
+            return [array]
         flat = array.view(np.uint8)
         return [flat[first : first + step] for first in range(0, array.nbytes, step)]
 
     def _step(self, nbytes: int) -> int:
         """Bytes of a step of the pipeline: see the head of this module."""
-        count = max(1, round(math.sqrt(_BEHIND * nbytes / self.unit))) if self.unit else 1
-        return max(1, -(-nbytes // count))
+        if nbytes < self.unit or not self.unit:
+            return max(1, nbytes)
+        count = round(math.sqrt(_BEHIND * nbytes / self.unit))
+        return -(-nbytes // count)
 
     def _batches(
         self, parts: Addressed, memory: np.ndarray, places: dict[tuple[int, int], int], gate: Callable[[], bool]

@@ -83,7 +83,7 @@ class Waiter:
         deadlocks: what to consult in long waits; None: nothing.
 
     Attributes:
-        meanwhile: called at every poll: starts what can start by now.
+        meanwhile: called before every poll: starts what can start by now.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Waiter:
 
         After ``notice`` seconds the log names them, once.
         """
+        self.meanwhile()
         if done():
             return
         polls, start, noticed = 0, time.perf_counter(), False
@@ -123,11 +124,11 @@ class Waiter:
         try:
             while not done():
                 polls += 1
-                self.meanwhile()
                 if polls > spins:
                     self._give_way(polls - spins, start)
                 if polls % _CHECK_EVERY == 0:
                     noticed = self._check(start, late, noticed)
+                self.meanwhile()
         finally:
             self.waited += time.perf_counter() - start
 
