@@ -18,6 +18,7 @@ from espresso_mpi.arrays import device
 from espresso_mpi.collectives.data import cuda_sums
 from espresso_mpi.collectives.messages import gpu_calls
 from espresso_mpi.collectives.messages.gpu_messages import GpuMessages
+from espresso_mpi.compressors.kernels.cuda import sparse, topk  # noqa: F401 - not in a thread, while a kernel runs
 from espresso_mpi.engine.gpu_ends import GpuEnds
 from espresso_mpi.errors import NonFiniteError
 from espresso_mpi.types import Route
