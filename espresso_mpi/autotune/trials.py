@@ -28,6 +28,10 @@ tried: the finalists need the rest."""
 _BEHIND = 1.3
 """A plan is given up when its steps are this many times the shortest."""
 
+_TOLERATED = 0.05
+"""A plan without compression is chosen if it is no slower than the best by more than the noise, nor by more than this
+share: where its steps are noisy, little would be lost by compressing."""
+
 _ALIKE = 0.02
 """Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""
 
@@ -111,7 +115,8 @@ class Trials:
 
     Every plan has a turn: first the fixed ways, then those that the model makes. After either, the quickest go on in
     turns, together with the quickest one without compression, until they can be told apart, or until a part of the
-    budget is spent, and in the end all of it. Spent is what the measurements took, and by how much all steps took longer than as many steps of the quickest plan.
+    budget is spent, and in the end all of it. Spent is what the measurements took, and by how much all steps took
+    longer than as many steps of the quickest plan.
 
     Args:
         fixed: candidates that need no model. All are tried, in this order.
@@ -172,7 +177,8 @@ class Trials:
         dense = next(one.plan for one in self._tried if not compresses(one.plan))
         watched = Trial(dense, self._spent.dense, self._spent.dense, 0.0)
         best, plain = found[0], next((one for one in found if not compresses(one.plan)), watched)
-        if plain.low - best.low <= math.hypot(plain.uncertain, best.uncertain):
+        noise = min(math.hypot(plain.uncertain, best.uncertain), _TOLERATED * best.low)
+        if plain.low - best.low <= noise:
             best = plain
         return [best, *(one for one in found if one is not best)]
 
