@@ -120,7 +120,7 @@ def test_compression_is_chosen_only_if_it_gains_more_than_the_noise():
 
 
 def test_dense_steps_that_are_noisy_are_not_chosen_for_their_noise():
-    trials, noise = Trials([candidate("a"), candidate("dense", DENSE)], 60), itertools.cycle([0.0, 0.9, 1.5, 0.1, 2.0])
+    trials, noise = Trials([candidate("a"), candidate("dense", DENSE)], 60), itertools.cycle([0.0, 2.0, 0.0, 1.5, 3.0])
     while not trials.ended:
         trials.step_ended(1.0 if compresses(trials.current) else 1.2 + next(noise))
     best, other = trials.results()
