@@ -83,7 +83,7 @@ class Trial:
 class _Tried:
     """A plan with the times of its steps that count, and of the ``first`` steps of turns, which do not.
 
-    ``out``: it was behind when the finalists were chosen. They have more steps, so the least of its few decides nothing.
+    ``out``: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
     """
 
     plan: Plan
