@@ -28,6 +28,10 @@ tried: the finalists need the rest."""
 _BEHIND = 1.3
 """A plan is given up when its steps are this many times the shortest."""
 
+_TOLERATED = 0.05
+"""A plan without compression is chosen if it is no slower than the best by more than the noise, nor by more than this
+share: where its steps are noisy, little would be lost by compressing."""
+
 _ALIKE = 0.02
 """Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""
 
@@ -62,7 +66,8 @@ class Trial:
     """A plan with the median seconds of its steps.
 
     Attributes:
-        low: their first quartile, by which plans are compared: other work on a node makes steps longer, none shorter.
+        low: their first quartile, of one turn the least, by which plans are compared: other work on a node makes steps
+            longer, none shorter.
         uncertain: how far these may be from those of many steps.
 
     Without steps, all are infinite.
@@ -76,11 +81,15 @@ class Trial:
 
 @dataclass
 class _Tried:
-    """A plan with the times of its steps that count, and of the ``first`` steps of turns, which do not."""
+    """A plan with the times of its steps that count, and of the ``first`` steps of turns, which do not.
+
+    ``out``: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
+    """
 
     plan: Plan
     times: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
+    out: bool = False
 
     @property
     def preparing(self) -> float:
@@ -91,7 +100,7 @@ class _Tried:
         if not self.times:
             return Trial(self.plan, math.inf, math.inf, math.inf)
         low, middle, high = np.percentile(self.times, [25, 50, 75])
-        quick = np.percentile(self.times, 25, method="lower")  # of two the shorter
+        quick = low if len(self.times) > COUNTED else min(self.times)
         return Trial(self.plan, float(middle), float(quick), float(high - low) / math.sqrt(len(self.times)))
 
     @property
@@ -111,8 +120,8 @@ class Trials:
 
     Every plan has a turn: first the fixed ways, then those that the model makes. After either, the quickest go on in
     turns, together with the quickest one without compression, until they can be told apart, or until a part of the
-    budget is spent, and in the end all of it. Spent is what the measurements took, and by how much all steps took longer
-    than as many steps of the quickest plan.
+    budget is spent, and in the end all of it. Spent is what the measurements took, and by how much all steps took
+    longer than as many steps of the quickest plan.
 
     Args:
         fixed: candidates that need no model. All are tried, in this order.
@@ -167,13 +176,15 @@ class Trials:
 
         If no plan without compression had a step, its time is that of the dense steps before the trials.
         """
-        found = sorted((one.result() for one in self._tried if one.times), key=lambda one: one.low)
+        order = sorted((one for one in self._tried if one.times), key=lambda one: (one.out, one.result().low))
+        found = [one.result() for one in order]
         if not found:
             return []
         dense = next(one.plan for one in self._tried if not compresses(one.plan))
         watched = Trial(dense, self._spent.dense, self._spent.dense, 0.0)
         best, plain = found[0], next((one for one in found if not compresses(one.plan)), watched)
-        if plain.low - best.low <= math.hypot(plain.uncertain, best.uncertain):
+        noise = min(math.hypot(plain.uncertain, best.uncertain), _TOLERATED * best.low)
+        if plain.low - best.low <= noise:
             best = plain
         return [best, *(one for one in found if one is not best)]
 
@@ -271,7 +282,10 @@ class Trials:
         variants = [_Tried(plan) for digest, plan in {p.digest: p for p in others}.items() if digest not in known]
         self._tried += variants
         limit = _BEHIND * order[0].least
-        return [one for one in final if one.least <= limit] + variants
+        going = [one for one in final if one.least <= limit] + variants
+        for tried in self._tried:
+            tried.out = not any(tried is one for one in going)
+        return going
 
 
 def _told_apart(going: Sequence[_Tried]) -> bool:

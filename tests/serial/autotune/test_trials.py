@@ -119,6 +119,14 @@ def test_compression_is_chosen_only_if_it_gains_more_than_the_noise():
     assert name_of(tried([candidate("a"), candidate("dense", DENSE)], {"a": 0.9, "dense": 1.0})[1][0].plan) == "a"
 
 
+def test_dense_steps_that_are_noisy_are_not_chosen_for_their_noise():
+    trials, noise = Trials([candidate("a"), candidate("dense", DENSE)], 60), itertools.cycle([0.0, 2.0, 0.0, 1.5, 3.0])
+    while not trials.ended:
+        trials.step_ended(1.0 if compresses(trials.current) else 1.2 + next(noise))
+    best, other = trials.results()
+    assert other.uncertain > other.low - best.low and compresses(best.plan)
+
+
 def test_the_best_plan_with_a_schedule_is_tried_without_it():
     plans = [candidate("a", FP16, 1.0), candidate("dense", DENSE)]
     scheduled = replace(plans[0], schedule=Schedule(Lanes(), {}))
