@@ -19,7 +19,7 @@ from ..sessions.handles import Handle
 from .monitored_barrier import monitored_barrier
 from .sparse import allreduce_sparse
 from .untraced import untraced
-from .work import HandleWork, RequestWork
+from .work import EndedWork, HandleWork, RequestWork, work_of
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -215,7 +215,7 @@ class ProcessGroup(distributed.ProcessGroup):
         if any(x.is_sparse for x in tensors):
             return allreduce_sparse(self._session, tensors, op)
         handles = [h for x in tensors for h in self._call(self._session.allreduce, x.detach(), op, opts=opts)]
-        return HandleWork(handles, list(tensors))
+        return work_of(handles, list(tensors))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
@@ -224,15 +224,15 @@ class ProcessGroup(distributed.ProcessGroup):
         op, root = _op(opts), opts.rootRank
         mine = [x.detach() if self.getRank() == root else x.detach().clone() for x in tensors]
         handles = [h for x in mine for h in self._call(self._session.reduce, x, op, opts=opts, root=root)]
-        return HandleWork(handles, list(tensors))
+        return work_of(handles, list(tensors))
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         # the session sums in its input, which other operations, or the program, may read meanwhile
         return self._reduce_scatter(output, input.detach().clone(), opts)
 
-    def _reduce_scatter(self, output: torch.Tensor, own: torch.Tensor, opts: Any) -> HandleWork:
+    def _reduce_scatter(self, output: torch.Tensor, own: torch.Tensor, opts: Any) -> HandleWork | EndedWork:
         call, x = self._session.reduce_scatter, own.reshape(-1)
-        return HandleWork(self._call(call, x, _op(opts), opts=opts, out=_flat(output)), [output])
+        return work_of(self._call(call, x, _op(opts), opts=opts, out=_flat(output)), [output])
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -266,10 +266,10 @@ class ProcessGroup(distributed.ProcessGroup):
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
         call, root = self._session.broadcast, opts.rootRank
         handles = [h for x in tensors for h in self._call(call, x.detach(), root, opts=opts)]
-        return HandleWork(handles, list(tensors))
+        return work_of(handles, list(tensors))
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        return HandleWork(self._call(self._session.allgather, _read(input), opts=opts, out=_flat(output)), [output])
+        return work_of(self._call(self._session.allgather, _read(input), opts=opts, out=_flat(output)), [output])
 
     all_gather_single = _allgather_base
 
@@ -293,7 +293,7 @@ class ProcessGroup(distributed.ProcessGroup):
             whole = x.new_empty((self.getSize(), *x.shape))
             handles += self._call(self._session.allgather, _read(x), opts=opts, out=_flat(whole))
             after.append(partial(_copied, each, whole))
-        return HandleWork(handles, [x for each in outputs for x in each], after)
+        return work_of(handles, [x for each in outputs for x in each], after)
 
     def _gather_uneven(self, parts: Sequence[torch.Tensor], own: torch.Tensor, after: list[Any]) -> list[Handle]:
         """Every rank gives its part to all: parts of different sizes, which all ranks know."""
@@ -311,7 +311,7 @@ class ProcessGroup(distributed.ProcessGroup):
             handles += self._call(self._session.gather, _read(x), opts=opts, root=opts.rootRank, out=out)
             if whole is not None:
                 after.append(partial(_copied, outputs[number], whole))
-        return HandleWork(handles, [x for each in outputs for x in each], after)
+        return work_of(handles, [x for each in outputs for x in each], after)
 
     def scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any) -> Any:
         root, me, size = opts.rootRank, self.getRank(), self.getSize()
@@ -323,7 +323,7 @@ class ProcessGroup(distributed.ProcessGroup):
             received = [one if rank == root else 0 for rank in range(size)]
             call, out = self._session.alltoall, _flat(output)
             handles += self._call(call, given, opts=opts, splits=splits, received=received, out=out)
-        return HandleWork(handles, list(outputs))
+        return work_of(handles, list(outputs))
 
     def alltoall_base(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
@@ -333,7 +333,7 @@ class ProcessGroup(distributed.ProcessGroup):
         sent = [n * rows for n in input_splits] or [input.numel() // size] * size
         got = [n * rows for n in output_splits] or [output.numel() // size] * size
         call, out = self._session.alltoall, _flat(output)
-        return HandleWork(self._call(call, _read(input), opts=opts, splits=sent, received=got, out=out), [output])
+        return work_of(self._call(call, _read(input), opts=opts, splits=sent, received=got, out=out), [output])
 
     all_to_all_single = alltoall_base
 
@@ -342,7 +342,7 @@ class ProcessGroup(distributed.ProcessGroup):
         out = outputs[0].new_empty(sum(x.numel() for x in outputs))
         sent, got = [x.numel() for x in inputs], [x.numel() for x in outputs]
         handles = self._call(self._session.alltoall, whole, opts=opts, splits=sent, received=got, out=out)
-        return HandleWork(handles, list(outputs), [lambda: _copied(outputs, out.split(got))])
+        return work_of(handles, list(outputs), [lambda: _copied(outputs, out.split(got))])
 
     def barrier(self, opts: Any = None) -> Any:
         here = torch.zeros(1, dtype=torch.uint8)
@@ -396,7 +396,7 @@ def _read(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1)
 
 
-def _joined(works: Sequence[HandleWork], outputs: Sequence[torch.Tensor]) -> HandleWork:
+def _joined(works: Sequence[HandleWork | EndedWork], outputs: Sequence[torch.Tensor]) -> HandleWork:
     """Several operations as one."""
     return HandleWork([handle for work in works for handle in work.handles], list(outputs))
 

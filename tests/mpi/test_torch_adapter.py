@@ -279,6 +279,11 @@ def test_what_torch_waits_for_at_once_is_made_by_its_thread(world, group, monkey
             work.wait()
             assert other.unique().tolist() == [sum(range(size)) + (step + number) * size]
     assert len(short) >= 3 and all(short)
+    options = distributed.AllreduceOptions()
+    options.asyncOp = False
+    work = group.allreduce([x.fill_(1)], options)
+    assert work.is_completed() and work.is_success() and work.exception() is None and work.wait()
+    assert work.result()[0] is x and work.get_future().wait()[0] is x and x.unique().tolist() == [size]
 
 
 def test_messages_and_new_groups(world, group):
