@@ -34,12 +34,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# $(call install,DIRECTORY,EXTRAS): makes the environment and installs this package into it.
+# $(call install,DIRECTORY,EXTRAS): makes the environment and installs this package into it. Python compiles what is
+# imported; to compile all that is installed takes longer than the download.
 define install
 	@echo "== $(1): installing espresso-mpi[$(2)] (the first time takes a minute or two)"
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --upgrade pip
-	$(1)/bin/python -m pip install --quiet -e '.[$(2)]'
+	$(1)/bin/python -m pip install --quiet --no-compile -e '.[$(2)]'
 	@touch $@
 endef
 
@@ -120,7 +121,7 @@ test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linea
 
 test-torch: $(VENV)/.test ## torch's own tests of backends, over the process group, on 4 ranks (2 minutes)
 	@echo "== tests/torch_suite on 4 ranks ($(VENV))"
-	@$(VENV)/bin/python -m pip install --quiet 'torch==2.13.0' expecttest
+	@$(VENV)/bin/python -m pip install --quiet --no-compile 'torch==2.13.0' expecttest
 	@$(VENV)/bin/espresso-mpi run -n 4 --timeout $(MPI_TIMEOUT) -- \
 	  python -m mpi4py -m pytest --with-mpi -q --color=no -W ignore::DeprecationWarning tests/torch_suite
 

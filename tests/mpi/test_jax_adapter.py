@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from espresso_mpi import optim
+
 jax = pytest.importorskip("jax")
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -104,3 +106,20 @@ def test_optax_trains_alike_on_all_ranks(world, open_session, adapter):
     every = world.allgather(np.asarray(params["w"]).tobytes())
     assert all(one == every[0] for one in every)
     assert not np.allclose(params["w"], 1)
+
+
+def test_demo_is_a_chain_of_optax(world, open_session, adapter):
+    """What the ranks extract, averaged inside ``jit``, gives the steps of ``optim.DeMo``."""
+    optax = pytest.importorskip("optax")
+    options = {"compressor": "dct_topk:chunk=32,k=4", "feedback": "plain:decay=0.9", "min_bytes": 0}
+    optimizer = optax.chain(
+        adapter.synchronize(open_session(**options)), optax.scale_by_sign(), optax.scale_by_learning_rate(1e-2)
+    )
+    params = {"w": np.zeros(96, np.float32)}
+    demo, state = optim.DeMo({"w": params["w"].copy()}, open_session(**options), lr=1e-2), optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for step in range(4):
+        grads = {"w": np.random.default_rng([world.rank, step]).standard_normal(96).astype(np.float32)}
+        updates, state = update(grads, state)
+        params = optax.apply_updates(params, updates)
+        assert np.allclose(params["w"], demo.step(grads)["w"], atol=1e-7)

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from patience import patient_barrier
 
 from espresso_mpi import Session
 from espresso_mpi.collectives.messages import leftovers
@@ -98,21 +99,27 @@ def test_variables_of_a_launcher_do_not_matter_where_mpi_has_several_ranks(world
 @pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
 @pytest.mark.parametrize("answers", [False, True], ids=["silent", "answers"])
 def test_the_log_says_who_is_waited_for(world, open_session, caplog, answers):
+    """``answers``: the late rank pushed something else, so that its thread takes part in what the others do."""
     session, late = open_session(), world.size - 1
     session._transport.waiter.notice = 0.3
-    x, y = np.ones(100, np.float32), np.ones(100, np.float32)
+    x, y, where = np.ones(100, np.float32), np.ones(100, np.float32), "push('x')" if answers else ""
     with caplog.at_level(logging.WARNING, "espresso_mpi"):
         world.Barrier()
-        if world.rank != late or answers:
-            session.push("y", y)
+        if world.rank != late:
+            handles = [session.push("y", y), session.push("x", x)]
+            while not any(f"for rank {late} (" in text and where in text for text in waits(caplog)):
+                time.sleep(0.01)  # until the test's own time limit
+        elif answers:
+            handles = [session.push("y", y)]
+        patient_barrier(world)
         if world.rank == late:
-            time.sleep(1.5)
-            session.push("y", y) if not answers else None
-        session.push("x", x).wait()
+            handles = [*(handles if answers else [session.push("y", y)]), session.push("x", x)]
         session.wait_all()
-    said = [record.getMessage() for record in caplog.records if "waited" in record.getMessage()]
-    where = "push('x')" if answers else ""
-    assert world.rank == late or any(f"for rank {late} (" in text and where in text for text in said), said
+    assert all(handle.done() for handle in handles)
+
+
+def waits(caplog):
+    return [text for record in caplog.records if "waited" in (text := record.getMessage())]
 
 
 def test_dropped_sessions_are_freed_when_the_next_one_opens(world, monkeypatch):

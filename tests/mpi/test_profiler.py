@@ -7,6 +7,7 @@ import time
 from functools import partial
 
 import pytest
+from mpi4py import MPI
 
 from espresso_mpi import Session
 from espresso_mpi.autotune.profiler import measure
@@ -84,13 +85,19 @@ def test_samples_tell_how_they_were_made(world, opened):
 
 
 def test_larger_data_takes_longer(world, opened):
-    found = measure(opened(), ["fp16"], open_session=partial(Session, world), sizes=[1 << 10, 1 << 20], seconds=2)
-    for curve in (found.move("allreduce", "flat"), found.codec("fp16", "cpu", "encode"), found.check):
-        least, most = curve.samples[0], curve.samples[-1]
-        if most.size > 64 * least.size:
-            assert curve(most.size) > curve(least.size)
-        else:  # where other work takes the processor, large sizes would take longer than allowed
-            assert found.environment["left_out"]
+    """Beside other work, a few samples may say otherwise: then those of more time."""
+    transport = opened()
+    for seconds in (2, 8, 32):
+        found = measure(
+            transport, ["fp16"], open_session=partial(Session, world), sizes=[1 << 10, 1 << 20], seconds=seconds
+        )
+        curves = [found.move("allreduce", "flat"), found.codec("fp16", "cpu", "encode"), found.check]
+        grow = [curve(curve.samples[-1].size) > curve(curve.samples[0].size) for curve in curves]
+        if world.allreduce(all(grow), MPI.LAND):
+            return
+    # Where other work takes the processor, large sizes would take longer than allowed.
+    small = [curve.samples[-1].size <= 64 * curve.samples[0].size for curve in curves]
+    assert all(low or more for low, more in zip(small, grow)) and found.environment["left_out"], (small, grow)
 
 
 @pytest.mark.parametrize(
