@@ -87,7 +87,7 @@ class Watch:
 
         The number of references is known for torch tensors only.
         """
-        self._versions, self._watched = [], []
+        self._versions, self._watched, self.spans = [], [], ()  # which refer to the tensors
         if not (self._whole and self.reader() is None and is_alone(pending)):
             return None
         return (
