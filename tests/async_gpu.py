@@ -5,6 +5,9 @@ stream runs its operations in order; nothing else orders them: several streams d
 that are non-blocking. By default each operation runs at the last moment: a wait, an event or a stream that the library
 forgets shows as data that are not there yet. With a seed, operations also run earlier, at random.
 
+A stream that waits for an event lets the device go on that far before its own next operation. Streams of copies can
+be eager instead of late: with ``eager``, copies in or out run as soon as they are queued, behind what they wait for.
+
 Copies of page-locked host memory read and write it when they run. Those of other host memory behave as CUDA says: the
 source of a copy to the device is read at once, and a copy from the device waits for the stream.
 """
@@ -37,6 +40,8 @@ class Stream:
         with self.gpu.lock:
             self.gpu.log.append(what)
             self.queue.append(work)
+            if what == self.gpu.eager:
+                self.run()
             self.gpu.sometimes_go_on()
 
     def run(self, until: int | None = None) -> None:
@@ -72,6 +77,10 @@ class Event:
         self._asked = True
         return self._stream.done >= self._place
 
+    def wait(self, stream: Stream) -> None:
+        before, place = self._stream, self._place
+        stream.add("hold", lambda: before.run(place))
+
     def synchronize(self) -> None:
         self._gpu.log.append("wait")
         self._stream.run(self._place)
@@ -83,14 +92,15 @@ class AsyncGpu:
     Args:
         patch: pytest's monkeypatch.
         seed: of the moments at which operations run; None: as late as possible.
+        eager: "in" or "out": what runs at once.
 
     Attributes:
         default: the legacy default stream.
-        log: what was queued and waited for: "launch", "in", "out", "drain", "wait".
+        log: what was queued and waited for: "launch", "in", "out", "hold" (of a stream), "drain", "wait" (by the host).
     """
 
-    def __init__(self, patch: Any, seed: int | None = None) -> None:
-        self.lock, self.log, self.working = threading.RLock(), list[str](), False
+    def __init__(self, patch: Any, seed: int | None = None, eager: str = "") -> None:
+        self.lock, self.log, self.working, self.eager = threading.RLock(), list[str](), False, eager
         self._random = None if seed is None else random.Random(seed)
         self._locked = list[np.ndarray]()
         self._streams = [Stream(self)]

@@ -6,8 +6,11 @@ An array is a numpy array (host) or a numba device array (GPU).
 progress steps enter a stream of that session (``OwnStream``): it is non-blocking, so its work neither waits for the
 caller's kernels nor delays them. Elsewhere ``stream()`` is numba's default stream, the legacy one of CUDA. Work on a
 stream runs in order, so kernels and copies need no further synchronisation. Only the host must synchronise: it may
-read what a GPU wrote, or pass memory to MPI, after ``drain()``. It may write what a GPU reads (a host buffer of
-``copy_later``) after ``Mark.wait()``.
+read what a GPU wrote after ``drain()`` or when a ``Mark`` behind it is passed, and pass memory to MPI then. It may
+write what a GPU reads (a host buffer of ``copy_later``) when a mark behind the copy is passed.
+
+Messages are copied out and in on two more streams (``copying``), beside the kernels. ``Mark.hold`` orders streams: one
+waits for a place in another one, and the host for neither.
 
 The caller's kernels run on other streams. A call therefore records events there when it is made (``Arrival``), and the
 session begins with its arrays when the GPU has passed these. A call ends when the GPU has passed a ``Mark`` behind its
@@ -26,7 +29,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -105,14 +108,22 @@ def use_gpu(number: int) -> None:
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
+class Queue(NamedTuple):
+    """A stream: as numba's object, and its address as the driver takes it."""
+
+    stream: Any
+    address: int | None
+
+
 class OwnStream:
     """A non-blocking stream of a session on the current GPU, with the scratch memory of the kernels on it.
 
-    It has the highest priority: its kernels are short, and other ranks wait for them.
+    It has the highest priority: its kernels are short, and other ranks wait for them. Two more streams copy messages
+    out and in meanwhile.
     """
 
     def __init__(self) -> None:
-        self.queue, self.address = _new_stream()
+        self.kernels, self.out, self.into = _new_stream(), _new_stream(), _new_stream()
         self.memory: dict[Any, Any] = {}
         self._cuts: Any = None
         self._read, self._known = np.zeros(1, np.int64), 0
@@ -171,7 +182,7 @@ def own_stream() -> OwnStream | None:
 def stream() -> Any:
     """The stream of this thread's launches and copies, as an object: copies that are given it return at once."""
     if _HERE.own is not None:
-        return _HERE.own.queue
+        return _HERE.own.kernels.stream
     from numba import cuda
 
     return cuda.default_stream() if hasattr(cuda, "default_stream") else cuda.stream()  # the simulator has no default
@@ -179,7 +190,20 @@ def stream() -> Any:
 
 def launch_stream() -> Any:
     """As ``stream``, for launches: quicker where it is the default one."""
-    return 0 if _HERE.own is None else _HERE.own.queue
+    return 0 if _HERE.own is None else _HERE.own.kernels.stream
+
+
+def copying() -> tuple[Queue, Queue]:
+    """The streams on which messages are copied out and in: two of the session, or else twice that of the kernels."""
+    own = _HERE.own
+    return (own.out, own.into) if own is not None else (_here(), _here())
+
+
+def _here() -> Queue:
+    """``stream()``."""
+    if _HERE.own is not None:
+        return Queue(stream(), _HERE.own.kernels.address)
+    return Queue(stream(), _PER_THREAD if os.environ.get(_BY_THREAD, "0") not in ("", "0") else 0)
 
 
 def per_stream(key: Any, make: Callable[[], T]) -> T:
@@ -194,19 +218,19 @@ def per_stream(key: Any, make: Callable[[], T]) -> T:
     return found
 
 
-def _new_stream() -> tuple[Any, int]:
-    """A stream that does not synchronise with the legacy default stream, and its address; numba makes none."""
+def _new_stream() -> Queue:
+    """A stream that does not synchronise with the legacy default stream; numba makes none."""
     from numba import cuda
 
     if simulated():
-        return cuda.stream(), 0
+        return Queue(cuda.stream(), 0)
     handle, least, greatest = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
     _driver("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
     _driver("cuStreamCreateWithPriority", ctypes.byref(handle), _NON_BLOCKING, greatest)
     found = cuda.external_stream(handle.value)
     # Not at the end of the process: the context ends with it.
     weakref.finalize(found, _driver, "cuStreamDestroy_v2", handle).atexit = False
-    return found, int(handle.value or 0)
+    return Queue(found, handle.value)
 
 
 def _driver(name: str, *args: Any) -> None:
@@ -226,13 +250,6 @@ def _driver(name: str, *args: Any) -> None:
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
-
-
-def _stream_address() -> ctypes.c_void_p:
-    """Of ``stream()``, as the driver takes it."""
-    if _HERE.own is not None:
-        return ctypes.c_void_p(_HERE.own.address)
-    return ctypes.c_void_p(_PER_THREAD if os.environ.get(_BY_THREAD, "0") not in ("", "0") else 0)
 
 
 _BY_THREAD = "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"
@@ -342,8 +359,8 @@ def to_host(array: Any) -> np.ndarray:
     return found
 
 
-def copy_later(target: Any, source: Any) -> None:
-    """As ``copy`` to or from a GPU, but only queued.
+def copy_later(target: Any, source: Any, queue: Queue | None = None) -> None:
+    """As ``copy`` to or from a GPU, but only queued: on ``stream()``, or on another stream.
 
     Page-locked host memory must stay as it is until the copy is done: see ``drain`` and ``Mark``.
     """
@@ -351,13 +368,14 @@ def copy_later(target: Any, source: Any) -> None:
         return
     if (target.size, target.dtype) != (source.size, source.dtype):
         raise ValueError(f"copy of {source.size} {source.dtype} onto {target.size} {target.dtype}")
+    on = queue or _here()
     if not simulated():
         places = (ctypes.c_uint64(address(target)), ctypes.c_uint64(address(source)))
-        _driver("cuMemcpyAsync", *places, ctypes.c_size_t(target.nbytes), _stream_address())
+        _driver("cuMemcpyAsync", *places, ctypes.c_size_t(target.nbytes), ctypes.c_void_p(on.address))
     elif device_of(target) == "gpu":
-        target.copy_to_device(source, stream=stream())
+        target.copy_to_device(source, stream=on.stream)
     else:
-        source.copy_to_host(target, stream=stream())
+        source.copy_to_host(target, stream=on.stream)
 
 
 def drain() -> None:
@@ -365,20 +383,24 @@ def drain() -> None:
     if simulated():
         stream().synchronize()
     else:
-        _driver("cuStreamSynchronize", _stream_address())
+        _driver("cuStreamSynchronize", ctypes.c_void_p(_here().address))
 
 
 class Mark:
-    """A place in the queue of ``stream()``; an event that is used again and again."""
+    """A place in a stream; an event that is used again and again."""
 
     def __init__(self) -> None:
         from numba import cuda
 
         self._event = cuda.event(timing=False)
 
-    def set(self) -> None:
-        """Set it behind all that is queued now."""
-        self._event.record(stream())
+    def set(self, queue: Queue | None = None) -> None:
+        """Set it behind all that is queued now on ``stream()``, or on another stream."""
+        self._event.record(stream() if queue is None else queue.stream)
+
+    def hold(self, queue: Queue | None = None) -> None:
+        """Let what is queued from now on, on ``stream()`` or on another stream, wait until the GPU has passed it."""
+        self._event.wait(stream() if queue is None else queue.stream)
 
     def passed(self) -> bool:
         """Whether the GPU has passed it; does not wait."""

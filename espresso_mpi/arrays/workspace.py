@@ -19,29 +19,39 @@ class Staging:
     """A page-locked host buffer between a GPU and MPI.
 
     The device copies outgoing messages to it, MPI sends and receives, and the device copies the received messages from
-    it. The last copy is only queued, so the buffer is free when the GPU has passed the mark behind it.
+    it. The last copy is only queued, so MPI may write to the buffer again when the GPU has passed ``mark``, behind it.
     """
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
-        self._mark: device.Mark | None = None
+        self._outgrown: list[np.ndarray] = []  # a copy may still read it
         self._queued = self.taken = False
+        self.mark: device.Mark | None = None
 
     def take(self, nbytes: int) -> np.ndarray:
-        """The first ``nbytes``, after everything that used them before is done."""
+        """The first ``nbytes``. MPI may write to them when they are ``emptied``."""
         self.taken = True
-        if self._mark is not None and self._queued:
-            self._mark.wait()
         if self._memory.size < nbytes:
+            self._outgrown.append(self._memory)
             self._memory = device.pinned(nbytes)
+        if self._outgrown and self.emptied():
+            self._outgrown.clear()
         return self._memory[:nbytes]
 
-    def release(self, queued: bool) -> None:
-        """MPI has finished with it; ``queued``: the GPU still has to copy from it."""
-        if queued:
-            self._mark = self._mark or device.Mark()
-            self._mark.set()
-        self._queued, self.taken = queued, False
+    def emptied(self) -> bool:
+        """Whether the GPU has done the copies from it; does not wait."""
+        self._queued = self._queued and self.mark is not None and not self.mark.passed()
+        return not self._queued
+
+    def copied(self, queue: device.Queue) -> device.Mark:
+        """The last copy from it is queued on a stream; returns the mark behind it."""
+        self.mark, self._queued = self.mark or device.Mark(), True
+        self.mark.set(queue)
+        return self.mark
+
+    def release(self) -> None:
+        """MPI has finished with it."""
+        self.taken = False
 
 
 class Workspace:

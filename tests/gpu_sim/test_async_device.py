@@ -16,6 +16,9 @@ from numba import cuda
 from espresso_mpi import Session
 from espresso_mpi.arrays import device
 from espresso_mpi.collectives.data import cuda_sums
+from espresso_mpi.collectives.messages import gpu_calls
+from espresso_mpi.collectives.messages.gpu_messages import GpuMessages
+from espresso_mpi.compressors.kernels.cuda import sparse, topk  # noqa: F401 - not in a thread, while a kernel runs
 from espresso_mpi.engine.gpu_ends import GpuEnds
 from espresso_mpi.errors import NonFiniteError
 from espresso_mpi.types import Route
@@ -31,14 +34,18 @@ def options(world, compressor, where):
     return {"compressor": compressor, "route": Route.parse(route).on(where), "nodes": halves, "min_bytes": 0}
 
 
-def differences(world, compressor, seed, patch, back="gpu", together=False):
+def differences(world, compressor, seed, patch, back="gpu", together=False, eager="", unit=None):
     """What the device did differently from the host on any rank: pushes from two streams, and memory used again.
 
     Args:
         back: where payloads are decoded.
         together: all tensors in one call, so that they share messages.
+        eager: copies that run at once.
+        unit: bytes that a copy is said to move in the time in which it starts: short parts of arrays are sent.
     """
-    gpu = AsyncGpu(patch, seed)
+    gpu = AsyncGpu(patch, seed, eager)
+    if unit is not None:
+        patch.setattr(gpu_calls, "measured_unit", lambda: unit)
     callers, problems = [Caller(gpu, 7), Caller(gpu, 8)], []
     given_options = options(world, compressor, "gpu")
     route = Route.parse(str(given_options["route"]).replace("decode@gpu", f"decode@{back}"))
@@ -78,6 +85,12 @@ def test_pushes_from_several_streams(world, monkeypatch, way, compressor, seed):
 def test_tensors_that_share_messages(world, monkeypatch, way, compressor):
     monkeypatch.setenv("ESPRESSO_CUDA_AWARE", way)
     assert not differences(world, compressor, None, monkeypatch, together=True)
+
+
+@pytest.mark.parametrize("compressor, eager", [("none", "in"), ("int8", "out")])
+def test_arrays_in_parts(world, monkeypatch, compressor, eager):
+    monkeypatch.setenv("ESPRESSO_CUDA_AWARE", STAGED)
+    assert not differences(world, compressor, None, monkeypatch, eager=eager, unit=16)
 
 
 @pytest.mark.parametrize("seed", [None, 1])
@@ -154,19 +167,21 @@ def test_a_search_read_too_early_is_found(world, monkeypatch):
 
 @pytest.mark.parametrize("compressor", ["none", "fp16", "onebit"])
 def test_the_host_waits_for_messages_only(world, monkeypatch, compressor):
-    """Not in the search for NaN, not to count cut values, and not at the end of calls; tensors share messages."""
+    """And there by asking events: no call waits for a stream or an event. Tensors share messages."""
     monkeypatch.setenv("ESPRESSO_CUDA_AWARE", STAGED)
-    gpu, waits = AsyncGpu(monkeypatch), []
-    drain = device.drain
-    monkeypatch.setattr(device, "drain", lambda: (waits.append(sys._getframe(1).f_code.co_name), drain()))
+    gpu, exchanges = AsyncGpu(monkeypatch), []
+    post = GpuMessages.post
+    monkeypatch.setattr(GpuMessages, "post", lambda *given: (exchanges.append(1), post(*given))[1])
     route = Route.parse("flat" if compressor == "none" else "flat-alltoall").on("gpu")
     session = Session(compressor=compressor, route=route, min_bytes=0, fuse_bytes=1 << 16)
     caller, counts = Caller(gpu, 7), []
     for tensors in (3, 3, 1, 1):
-        waits.clear()
+        exchanges.clear()
+        gpu.log.clear()
         session.sync({f"w{n}": caller.gradient(np.ones(80 + n, np.float32)) for n in range(tensors)})
-        counts.append(len(waits))
-    assert set(waits) == {"_post_staged"} and counts[1] == counts[3], "without those of the first calls"
+        counts.append(len(exchanges))
+        assert "out" in gpu.log and (not counts[1:] or not {"wait", "drain"} & set(gpu.log))
+    assert counts[1] == counts[3], "without those of the first calls"
     session.close()
 
 
@@ -201,6 +216,24 @@ def no_drain_in(name):
     return mutate
 
 
+def no_hold_in(name):
+    """``Mark.hold`` does nothing when the function ``name`` calls it."""
+
+    def mutate(patch):
+        hold = device.Mark.hold
+        patch.setattr(
+            device.Mark, "hold", lambda *given: None if sys._getframe(1).f_code.co_name == name else hold(*given)
+        )
+
+    return mutate
+
+
+def messages_at_once(patch):
+    """Messages start whatever the device has done."""
+    passed = device.Mark.passed
+    patch.setattr(device.Mark, "passed", lambda mark: sys._getframe(1).f_code.co_name == "advance" or passed(mark))
+
+
 def on_the_default_stream(patch):
     """Kernels are launched as if no session had a stream."""
     patch.setattr(device, "launch_stream", lambda: 0)
@@ -218,8 +251,10 @@ MUTATIONS = {
     "a call ends before the device": (
         lambda patch: patch.setattr(GpuEnds, "add", lambda self, call: False), STAGED, "none", "gpu",
     ),
-    "messages are sent before they are copied out": (no_drain_in("_post_staged"), STAGED, "none", "gpu"),
-    "device pointers are sent before kernels have written": (no_drain_in("post"), DIRECT, "int8", "gpu"),
+    "messages are copied out before kernels have written them": (no_hold_in("_staged"), STAGED, "int8", "gpu"),
+    "messages are sent before they are copied out": (messages_at_once, STAGED, "none", "gpu"),
+    "kernels read messages before they are copied in": (no_hold_in("end"), STAGED, "none", "gpu"),
+    "device pointers are sent before kernels have written": (messages_at_once, DIRECT, "int8", "gpu"),
     "the host reads before a copy is done": (no_drain_in("copy"), STAGED, "int8", "cpu"),
     "launches go to the default stream": (on_the_default_stream, STAGED, "int8", "gpu"),
     "copies go to the default stream": (copies_on_the_default_stream, STAGED, "int8", "gpu"),
@@ -229,7 +264,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_missing_wait_is_found(world, mutation):
-    """By the tests above. Those of staging buffers are left out in ``test_staging``."""
+    """By the tests above. Others are left out in ``test_staging`` and ``test_pipeline``."""
     mutate, way, compressor, back = MUTATIONS[mutation]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESPRESSO_CUDA_AWARE", way)

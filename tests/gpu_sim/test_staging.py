@@ -11,9 +11,10 @@ from gpu_arrays import GpuArray, foreign_memory, values  # noqa: F401
 from numba import cuda
 
 from espresso_mpi.arrays import device
+from espresso_mpi.arrays.workspace import Staging
 from espresso_mpi.collectives.messages import probe, probe_program
 from espresso_mpi.collectives.messages.transport import Settings, Transport
-from espresso_mpi.errors import GradientError
+from espresso_mpi.errors import GradientError, RankTimeoutError
 from espresso_mpi.types import Route
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
@@ -61,13 +62,14 @@ def all_arrived(arrived):
     return all(np.array_equal(array.copy_to_host(), expected) for array, expected in arrived)
 
 
-def test_an_exchange_waits_for_the_gpu_once(world, open_transport, late_gpu):
+def test_the_host_waits_for_no_copy(world, open_transport, late_gpu):
+    """Copies and kernels wait for each other on the device; the host asks an event before it sends."""
     transport = open_transport()
     pending, arrived = passed_on(transport, world)
-    assert late_gpu.log == 3 * ["out"] + ["drain"]
+    assert late_gpu.log[:4] == ["hold"] + 3 * ["out"]
     transport.finish(pending)
-    assert late_gpu.log == 3 * ["out"] + ["drain"] + 3 * ["in"]
-    assert late_gpu.done == 3  # the copies in are queued, and nobody has waited for them
+    assert late_gpu.log == ["hold"] + 3 * ["out"] + ["hold"] + 3 * ["in"] + ["hold"]
+    assert late_gpu.done == 4  # the copies in are queued, and nobody has waited for them
     assert all_arrived(arrived)
 
 
@@ -76,16 +78,16 @@ def test_what_is_on_the_host_is_not_staged(world, open_transport, late_gpu):
     received = cuda.to_device(np.zeros(100, np.uint8)), np.zeros(50, np.uint8)
     sends = [(right, content(world.rank, 100)), (right, cuda.to_device(content(world.rank, 50)))]
     transport.exchange(sends, list(zip((left, left), received)))
-    assert late_gpu.log == ["out", "drain", "in"]
+    assert late_gpu.log == ["hold", "out", "hold", "in", "hold"]
     assert np.array_equal(received[0].copy_to_host(), content(left, 100))
     assert np.array_equal(received[1], content(left, 50))
 
 
-def test_device_pointers_need_one_wait_and_no_copy(world, open_transport, late_gpu):
+def test_device_pointers_need_no_wait_and_no_copy(world, open_transport, late_gpu):
     transport = open_transport(device_aware=True)
     pending, arrived = passed_on(transport, world)
     transport.finish(pending)
-    assert late_gpu.log == ["drain"]
+    assert late_gpu.log == []
     assert all_arrived(arrived)
 
 
@@ -122,27 +124,48 @@ def received_in_a_row(world, transport, count=5):
             transport.exchange([], [(partner, array)])
             arrived.append((array, content(number, 1000)))
         else:
-            transport.exchange([(partner, content(number, 1000))], [])
+            transport.exchange([(partner, cuda.to_device(content(number, 1000)))], [])
     return arrived
 
 
 def test_a_buffer_is_refilled_when_its_copy_is_done(world, open_transport, late_gpu):
+    """Without a wait of the host: the message starts later."""
     arrived = received_in_a_row(world, open_transport())
-    assert late_gpu.log == (["in", "in"] + 3 * ["wait", "in"] if arrived else [])
+    assert not arrived or late_gpu.log == 5 * ["hold", "in", "hold"]
     assert all_arrived(arrived)
 
 
-@pytest.mark.parametrize("method", ["set", "wait"])
-def test_a_missing_wait_is_seen_by_these_tests(world, open_transport, late_gpu, monkeypatch, method):
-    monkeypatch.setattr(device.Mark, method, lambda mark: None)
+def test_a_buffer_grows_without_a_wait(world, open_transport, late_gpu):
+    """Neither for the copies from what it outgrows."""
+    transport, arrived = open_transport(), []
+    for size in (10, 10, 1000, 2000, 10):
+        exchange, more = passed_on(transport, world, (size,))
+        transport.finish(exchange)
+        arrived += more
+    assert not {"wait", "drain"} & set(late_gpu.log)
+    assert all_arrived(arrived)
+
+
+def test_a_gpu_that_hangs_is_named(world, open_transport, late_gpu, monkeypatch):
+    """Its own rank is late; nothing of the exchange starts afterwards."""
+    transport = open_transport(timeout=1.0)
+    monkeypatch.setattr(device.Mark, "passed", lambda mark: False)
+    with pytest.raises(RankTimeoutError, match=f"rank {world.rank} "):
+        transport.finish(passed_on(transport, world, (10,))[0])
+    monkeypatch.undo()
+    started = []
+    monkeypatch.setattr(transport.gpu_messages, "_send", lambda *given: started.append(given))
+    transport.waiter.meanwhile()
+    assert started == []
+    world.barrier()
+
+
+@pytest.mark.parametrize("left_out", [(device.Mark, "set", None), (Staging, "emptied", True)])
+def test_a_missing_wait_is_seen_by_these_tests(world, open_transport, late_gpu, monkeypatch, left_out):
+    owner, method, found = left_out
+    monkeypatch.setattr(owner, method, lambda *given: found)
     arrived = received_in_a_row(world, open_transport())
     assert not arrived or not all_arrived(arrived)
-    monkeypatch.setattr(device, "drain", lambda: None)
-    transport = open_transport()
-    # Other bytes than elsewhere: a staging buffer may lie where a closed transport's lay, and hold what that one sent.
-    pending, arrived = passed_on(transport, world, salt=1)
-    transport.finish(pending)
-    assert not all_arrived(arrived)
 
 
 @pytest.mark.parametrize("device_aware", ["0", "1"])

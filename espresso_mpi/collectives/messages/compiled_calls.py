@@ -53,8 +53,12 @@ class CompiledCalls:
 
     def pieces_of(self, rank: int, nbytes: int) -> list[tuple[int, int]]:
         """(first byte, bytes) of the messages of legal size that take so many bytes to a rank or from it."""
-        longest = MESSAGE_MAX if rank in self._near else self._message_bytes
+        longest = self._longest(rank)
         return [(first, min(longest, nbytes - first)) for first in range(0, nbytes, longest)]
+
+    def _longest(self, rank: int) -> int:
+        """Bytes of the longest message to a rank."""
+        return MESSAGE_MAX if rank in self._near else self._message_bytes
 
     def calls(self, count: int) -> Messages:
         """Memory for so many messages, and how compiled code sends them."""

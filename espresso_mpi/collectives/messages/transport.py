@@ -1,4 +1,4 @@
-"""Messages between ranks: the only module that knows MPI messages, streams, staging and legal message sizes."""
+"""Messages between ranks: with ``gpu_messages`` the only module that knows MPI messages and their legal sizes."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from espresso_mpi.arrays import device
-from espresso_mpi.arrays.workspace import Staging, Workspace
+from espresso_mpi.arrays.workspace import Workspace
 from espresso_mpi.cluster.launch import cores
 from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
 from espresso_mpi.types import ALIGN
 
-from . import leftovers, opening, probe, single_copy
-from .compiled_calls import DATA_TAG, CompiledCalls
+from . import leftovers, opening, single_copy
+from .compiled_calls import DATA_TAG
 from .deadlock import DeadlockDetector
 from .failures import failure, named
+from .gpu_calls import GpuCalls
+from .gpu_messages import Addressed, GpuExchange, GpuMessages
 from .leftovers import Leftover
 from .opening import Identity
 from .roll_call import RollCall
-from .switches import SWITCH
 from .topology import discover
 from .waiting import Waiter
 from .window import SharedWindow, shared_memory_free, window_size
@@ -35,6 +36,9 @@ first beyond; when both ends then send long messages at the same time, the direc
 a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
 
 _ABORT_TAG = 0x5E56
+_GPU_TAG = 0x5E5D
+"""The tag of exchanges of GPU memory, of which messages start when the GPU is ready."""
+
 _ABORT_BYTES = 2000
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -42,17 +46,12 @@ _ABANDONED: list[Any] = []
 """Transports that failed, with the memory of messages that MPI may still write to: it must outlive the session."""
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_ABANDONED))  # and Python itself: MPI_Finalize comes after its last object
 
-Addressed = Sequence[tuple[int, Any]]
-"""(world rank, flat contiguous array) pairs."""
-
 
 @dataclass(frozen=True)
 class Pending:
-    """An exchange in flight: (rank, request) of its messages, and (target, source) copies to make at the end."""
+    """An exchange of host memory in flight: (rank, request) of its messages."""
 
     requests: list[tuple[int, Any]]
-    copies: list[tuple[Any, Any]] = field(default_factory=list)
-    staging: Staging | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Settings:
     single_copy: bool = True
 
 
-class Transport(CompiledCalls):
+class Transport(GpuCalls):
     """Messages and shared memory between the ranks of one communicator, which it owns.
 
     Args:
@@ -107,7 +106,9 @@ class Transport(CompiledCalls):
         self.workspace = Workspace()
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
         self._free_workspaces: dict[Any, list[Workspace]] = {}
-        self.device_aware, self._device_way_chosen = settings.device_aware, False
+        self.device_aware = settings.device_aware
+        testall = MPI.Request.Testall
+        self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest)
         self.by_tables = settings.by_tables
         self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
         self._window = self._open_window(settings.window_bytes)
@@ -193,27 +194,31 @@ class Transport(CompiledCalls):
         self.finish(self.post(sends, receives, self.workspace))
 
     @named("starting to exchange messages")
-    def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
+    def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending | GpuExchange:
         """Start to send and receive. Both ends must list their messages and post their exchanges in the same order.
+
+        The messages of GPU memory start later: see ``gpu_messages``. If one end has GPU memory in an exchange, so has
+        the other.
 
         Args:
             workspace: where staging memory comes from; it has two buffers, so one more exchange may be posted before
                 this one is finished.
         """
-        gpu = any(device.device_of(a) == "gpu" for _, a in (*sends, *receives))
-        if gpu and not self.device_aware:
-            return self._post_staged(sends, receives, workspace)
-        if gpu:
-            device.drain()  # kernels still write what is sent, or read what is received into
+        if any(device.device_of(a) == "gpu" for _, a in (*sends, *receives)):
+            self._count(sends)
+            return self._post_gpu(sends, receives, workspace)
         return Pending(self._start(sends, receives))
 
     @named("exchanging messages")
-    def finish(self, pending: Pending) -> None:
-        """Wait until everything is sent and received.
+    def finish(self, pending: Pending | GpuExchange) -> None:
+        """Wait until everything is sent and received; kernels on the current stream can use GPU memory then.
 
         Raises:
             RankTimeoutError: a rank did not send or receive within the timeout.
         """
+        if isinstance(pending, GpuExchange):
+            self._finish_gpu(pending)
+            return
         requests = [request for _, request in pending.requests]
         try:
             self.waiter.until(
@@ -223,37 +228,6 @@ class Transport(CompiledCalls):
         except BaseException:
             self.outlive(requests)
             raise
-        for target, source in pending.copies:
-            device.copy_later(target, source)
-        if pending.staging is not None:
-            pending.staging.release(queued=bool(pending.copies))
-
-    def choose_device_way(self) -> None:
-        """Decide whether device pointers go to MPI, and log it on rank 0; only the first call does anything.
-
-        Collective: all ranks call it when the first GPU tensor appears. See ``probe``.
-        """
-        if self._device_way_chosen:
-            return
-        self._device_way_chosen, forced = True, self.device_aware is not None
-        why = f"forced by {SWITCH}={int(bool(self.device_aware))}" if forced else self._probe_devices()
-        if self.rank == 0:
-            way = "device pointers go to MPI" if self.device_aware else "staged through page-locked host memory"
-            _LOG.info("messages of GPU tensors: %s: %s", way, why)
-
-    @named("probing device pointers")
-    def _probe_devices(self) -> str:
-        """Probe on one rank of each node, set ``device_aware`` if it works on all, and say how it went."""
-        limit = min(probe.LIMIT_S, self.waiter.timeout / 2)  # the others must not take the prober for lost
-        mine = probe.probe_gpu(limit) if self.rank == self.node[0] else None
-        request = self._comm.Ibarrier()
-        self.waiter.until(request.Test, list)
-        results = [(rank, result) for rank, result in enumerate(self._comm.allgather(mine)) if result is not None]
-        failed = next(((rank, result) for rank, result in results if not result.works), None)
-        self.device_aware = failed is None
-        if failed is None:
-            return f"the probe passed on every node ({results[0][1].why})"
-        return f"the probe failed on {self.describe(failed[0])}: {failed[1].why}"
 
     def require_threads(self) -> None:
         """Raise ConfigError unless a second thread may call MPI."""
@@ -302,25 +276,35 @@ class Transport(CompiledCalls):
     @named("starting to exchange messages")
     def trade_later(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """As ``trade``, but wait for nothing: (rank, request) of the messages."""
-        for rank, array in sends:
-            self.posted["intra" if rank in self._near else "inter"] += array.nbytes
+        self._count(sends)
         started = [(rank, self._comm.Irecv([array, self._mpi.BYTE], rank, DATA_TAG)) for rank, array in receives]
         return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, DATA_TAG)) for rank, array in sends]
 
     def outlive(self, memory: Any) -> None:
-        """Keep memory alive after a failure: abandoned messages may still write to it."""
-        _ABANDONED.append((self, memory))
+        """Keep memory alive after a failure: abandoned messages may still write to it. No others start."""
+        _ABANDONED.append((self, memory, self.gpu_messages.forget()))
 
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """(rank, request) of every message."""
-        pieces = [(rank, piece) for rank, array in receives for piece in self._pieces(rank, array)]
-        started = [(rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, DATA_TAG)) for rank, piece in pieces]
+        self._count(sends)
+        started = [pair for rank, array in receives for pair in self._receive(rank, array, DATA_TAG)]
+        return started + [pair for rank, array in sends for pair in self._send(rank, array, DATA_TAG)]
+
+    def _count(self, sends: Addressed) -> None:
         for rank, array in sends:
             self.posted["intra" if rank in self._near else "inter"] += array.nbytes
-            started += [
-                (rank, self._comm.Isend([piece, self._mpi.BYTE], rank, DATA_TAG)) for piece in self._pieces(rank, array)
-            ]
-        return started
+
+    def _receive(self, rank: int, array: Any, tag: int) -> list[tuple[int, Any]]:
+        return [(rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, tag)) for piece in self._pieces(rank, array)]
+
+    def _send(self, rank: int, array: Any, tag: int) -> list[tuple[int, Any]]:
+        return [(rank, self._comm.Isend([piece, self._mpi.BYTE], rank, tag)) for piece in self._pieces(rank, array)]
+
+    def _receive_gpu(self, rank: int, array: Any) -> list[tuple[int, Any]]:
+        return self._receive(rank, array, _GPU_TAG)
+
+    def _send_gpu(self, rank: int, array: Any) -> list[tuple[int, Any]]:
+        return self._send(rank, array, _GPU_TAG)
 
     def _pieces(self, rank: int, array: Any) -> list[Any]:
         """The bytes of an array in messages of legal size."""
@@ -328,20 +312,6 @@ class Transport(CompiledCalls):
             return []
         flat = array.view(np.uint8)
         return [flat[first : first + nbytes] for first, nbytes in self.pieces_of(rank, flat.size)]
-
-    def _post_staged(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending:
-        """Pass what is on the GPU through page-locked host memory, with one wait for the GPU, before MPI reads."""
-        staging, messages = workspace.staging(), [*sends, *receives]
-        twins = _host_twins([array for _, array in messages], staging)
-        pairs = [(array, twin) for (_, array), twin in zip(messages, twins)]
-        out = [pair for pair in pairs[: len(sends)] if pair[0] is not pair[1]]
-        back = [pair for pair in pairs[len(sends) :] if pair[0] is not pair[1]]
-        for array, twin in out:
-            device.copy_later(twin, array)
-        if out:
-            device.drain()
-        addressed = [(rank, twin) for (rank, _), twin in zip(messages, twins)]
-        return Pending(self._start(addressed[: len(sends)], addressed[len(sends) :]), back, staging)
 
     def _open_window(self, half_bytes: int) -> SharedWindow | None:
         """The node's window, if wanted, useful and possible on all of its ranks."""
@@ -378,17 +348,6 @@ class Transport(CompiledCalls):
             self._window.free()
         self._local.Free()
         self._comm.Free()
-
-
-def _host_twins(arrays: Sequence[Any], staging: Staging) -> list[Any]:
-    """For every array itself, if it is on the host, or else as much of the staging memory."""
-    on_gpu = [device.device_of(array) == "gpu" for array in arrays]
-    offsets = np.cumsum([0, *(-(-array.nbytes // 64) * 64 * gpu for array, gpu in zip(arrays, on_gpu))])
-    memory = staging.take(int(offsets[-1]))
-    return [
-        memory[offset : offset + array.nbytes].view(array.dtype) if gpu else array
-        for array, gpu, offset in zip(arrays, on_gpu, offsets)
-    ]
 
 
 def _check_window(half_bytes: int, ranks: int) -> None:

@@ -81,6 +81,9 @@ class Waiter:
         oversubscribed: whether ranks share cores.
         describe: returns the text for a rank in messages.
         deadlocks: what to consult in long waits; None: nothing.
+
+    Attributes:
+        meanwhile: called before every poll: starts what can start by now.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Waiter:
         self.timeout, self.notice = timeout, NOTICE
         self._oversubscribed, self._describe, self._deadlocks = oversubscribed, describe, deadlocks
         self._monitor = WaitMonitor()
+        self.meanwhile: Callable[[], object] = lambda: None
         self.what = "the session to open"
         self.waited = 0.0
         """Seconds spent in ``until`` so far: statistics take differences of it."""
@@ -112,6 +116,7 @@ class Waiter:
 
         After ``notice`` seconds the log names them, once.
         """
+        self.meanwhile()
         if done():
             return
         polls, start, noticed = 0, time.perf_counter(), False
@@ -123,6 +128,7 @@ class Waiter:
                     self._give_way(polls - spins, start)
                 if polls % _CHECK_EVERY == 0:
                     noticed = self._check(start, late, noticed)
+                self.meanwhile()
         finally:
             self.waited += time.perf_counter() - start
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..data.layout import Dense, Layout, Packed
-from ..messages.transport import Addressed, Transport
+from ..messages.gpu_messages import Addressed
+from ..messages.transport import Transport
 from .allreduce import is_small
 from .base import Action, CollectiveContext, CollectiveOp, Data, Move, idle, register
 
