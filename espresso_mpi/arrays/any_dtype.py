@@ -12,6 +12,7 @@ from ..errors import GradientError
 from ..types import ITEMSIZE, TensorSpec
 from . import buffers
 from .buffers import Gradient
+from .same_memory import dtype_name, is_torch_tensor, version_of
 
 _KINDS = "biufc"
 _NAMES = {np.dtype(code).name for code in np.typecodes["All"] if np.dtype(code).kind in _KINDS}
@@ -32,14 +33,14 @@ def adopt_any(name: str, value: Any, written: bool = True) -> Gradient:
         return _only_read(adopt_any(name, np.empty_like(value, shape=(0,))), value)
     if not isinstance(value, np.ndarray) and not hasattr(value, "dtype"):
         return buffers.adopt(name, value)
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = dtype_name(value) if is_torch_tensor(value) else str(value.dtype).removeprefix("torch.")
     if dtype in ITEMSIZE:
         return buffers.adopt(name, value)
     if isinstance(value, np.ndarray):
         return _from_host(name, value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and value.device.type == "cpu":
-        version, whole = buffers.version_of(value)
+        version, whole = version_of(value)
         return _from_host(name, value.detach().numpy())._replace(version=version, whole=whole)
     if hasattr(value, "__cuda_array_interface__") and dtype in _NAMES:
         owned = value.detach() if hasattr(value, "detach") else value

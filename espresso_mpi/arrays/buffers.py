@@ -1,4 +1,4 @@
-"""Adopts foreign arrays: the only file that sees what the caller's framework made.
+"""Adopts foreign arrays: only this file and ``same_memory`` see what the caller's framework made.
 
 numpy, CuPy, torch (CPU and CUDA), JAX, and anything with DLPack or the CUDA array interface become flat arrays over the
 *same memory*, plus a description. No framework is imported here: its arrays bring it along.
@@ -11,14 +11,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import lru_cache, partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import GradientError
 from ..types import ITEMSIZE, TensorSpec
-from .device import current_gpu, stream_of
+from .device import begin_of, current_gpu, stream_of
+from .same_memory import dtype_name, is_torch_tensor, of_torch, version_of
 
 _spec = lru_cache(maxsize=1 << 16)(TensorSpec)
 """Cached descriptions: equal arrays get the same object, so that comparisons are fast."""
@@ -47,6 +47,7 @@ class Gradient(NamedTuple):
         whole: whether it is a torch tensor whose memory is accessible through torch only.
         owner: the caller's array if it owns its memory. Two different owners share no memory.
         stream: on a GPU, the stream on which the caller last used the array, as its address.
+        start: where the caller's array begins, if it is aligned host memory in C order, and may share memory; else 0.
     """
 
     spec: TensorSpec
@@ -58,6 +59,12 @@ class Gradient(NamedTuple):
     whole: bool = False
     owner: Any = None
     stream: int | None = None
+    start: int = 0
+
+    @property
+    def steady(self) -> bool:
+        """Whether ``array`` is the caller's aligned memory, whose address is all that is new when it comes again."""
+        return self.owner is not None or self.start > 0
 
 
 # --- the containers ---------------------------------------------------------------------------------------------------
@@ -103,7 +110,7 @@ def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
 
     The results of strided arrays are written back.
     """
-    others = [g for g in gradients if g.owner is None]  # the rest is plain memory, which the result is in
+    others = [g for g in gradients if not g.steady]  # the rest is memory which the result is in
     for gradient in others:
         if gradient.write_back is not None:
             gradient.write_back()
@@ -151,6 +158,8 @@ def adopt(name: str, value: Any) -> Gradient:
         return Gradient(TensorSpec(name, (), None), nothing, owner=nothing)
     if isinstance(value, np.ndarray):
         return _from_numpy(name, value)
+    if is_torch_tensor(value):
+        return _from_plain_torch(name, value) or _from_torch(name, value)
     if _comes_from(value, "torch") and hasattr(value, "layout"):
         return _from_torch(name, value)
     if _comes_from(value, "jax", "jaxlib"):
@@ -228,7 +237,9 @@ def flat_over(
 ) -> Gradient:
     """Flat over host memory; over a copy of it in C order where it is strided, since ranks may differ in strides."""
     if array.flags.c_contiguous:
-        return Gradient(spec, array.reshape(-1), rebuild, version=version, whole=whole)
+        flat = array.reshape(-1)
+        start = begin_of(flat) if rebuild is None and array.size and array.flags.aligned else 0
+        return Gradient(spec, flat, rebuild, version=version, whole=whole, start=start)
     _require_apart(spec.name, array.shape, array.strides, array.itemsize)
     copied = np.ascontiguousarray(array)
     return Gradient(spec, copied.reshape(-1), rebuild, array, partial(np.copyto, array, copied), version, whole)
@@ -248,6 +259,19 @@ def _require_apart(name: str, shape: Sequence[int], strides: Sequence[int], item
                 f"x.clone(memory_format=torch.contiguous_format), and use that y, which gets the mean"
             )
         reach += (length - 1) * stride
+
+
+def _from_plain_torch(name: str, tensor: Any) -> Gradient | None:
+    """As ``_from_torch``, of what most tensors are; None: it is something else, or cannot be adopted."""
+    version, whole = version_of(tensor) if tensor.layout is sys.modules["torch"].strided else (None, False)
+    dtype, array = dtype_name(tensor), of_torch(tensor)
+    if array is None or not array.size or dtype not in ITEMSIZE:
+        return None
+    flat = array.reshape(-1)
+    bits = flat.view(np.uint16) if ITEMSIZE[dtype] == 2 else flat
+    return Gradient(
+        _spec(name, array.shape, dtype), bits, None, None, None, version, whole, None, None, tensor.data_ptr()
+    )
 
 
 def _from_torch(name: str, tensor: Any) -> Gradient:
@@ -295,40 +319,6 @@ def _from_torch_cuda(name: str, bits: Any, dtype: str) -> Gradient:
         sys.modules["torch"].cuda.current_stream(bits.device).synchronize()  # that of the engine's thread
 
     return _from_cuda(name, copied, shape, dtype)._replace(source=bits, write_back=write_back)
-
-
-def version_of(tensor: Any) -> tuple[Callable[[], int] | None, bool]:
-    """What reads the counter of in-place changes of a torch tensor, and whether torch alone leads to its memory.
-
-    None where there is no counter (inference mode), and where the tensor is a part of its storage: the parts of a
-    storage share one counter, so it also counts changes of the others. Memory that torch has from, or has given to,
-    numpy and others cannot be resized.
-    """
-    storage = tensor.untyped_storage()
-    if tensor.is_inference() or storage.nbytes() != tensor.numel() * tensor.element_size():
-        return None, False
-    return partial(getattr, tensor, "_version"), storage.resizable()
-
-
-def is_alone(holder: Any) -> bool:
-    """Whether a torch tensor, and the memory that it has for itself, can be reached through ``holder.result`` only.
-
-    False as well where this torch does not tell.
-    """
-    storages = getattr(sys.modules["torch"]._C, "_storage_Use_Count", None)
-    if storages is None or not hasattr(holder.result, "_use_count") or holder.result._use_count() != 1:
-        return False
-    if holder.result.is_shared() or storages(holder.result.untyped_storage()._cdata) != _ONE_STORAGE:
-        return False
-    return sys.getrefcount(holder.result) == _ONE_HOLDER
-
-
-_ONE_STORAGE = 2
-"""References to a storage: the tensor's, and that of the Python object through which one asks."""
-
-_HOLDER = SimpleNamespace(result=object())
-_ONE_HOLDER = sys.getrefcount(_HOLDER.result)
-"""References to what one holder holds, as this interpreter counts them while one asks."""
 
 
 def _from_jax(name: str, array: Any) -> Gradient:

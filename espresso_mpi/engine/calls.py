@@ -17,7 +17,7 @@ from ..collectives.progress import Progress, Segment
 from ..collectives.ranges import GpuSearch
 from ..errors import EspressoError
 from .batches import Batch
-from .dense_rides import Moves
+from .dense_rides import RidingData
 from .diagnostics import CallKey, Content, spelled
 from .guard import Watch
 
@@ -37,7 +37,7 @@ class Exchange:
     said: Any
     tensors: tuple[tuple[str, str, str], ...]
     progress: Callable[[Transport], Progress]
-    moves: Moves | None = None
+    moves: RidingData | None = None
     rest: bool = False
 
     @cached_property

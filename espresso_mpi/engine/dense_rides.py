@@ -25,7 +25,7 @@ _NOT_YET = Agreed(0.0)
 _AGREE = Interval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
 
 
-class Moves(Protocol):
+class RidingData(Protocol):
     """What travels in one call, as this rank sees it."""
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
@@ -70,11 +70,11 @@ class Copying:
         self.source, self.target = _place_of(source), _place_of(target)
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
-        """See ``Moves``."""
+        """See ``RidingData``."""
         return Prepared(AgreedCopies(window, transport.waiter, transport.single_copy, self.parts), recorder)
 
     def run(self, agreed: AgreedCopies, header: np.ndarray, ignored: int) -> Agreed:
-        """See ``Moves``."""
+        """See ``RidingData``."""
         return agreed.run(header, ignored, self.source, self.target, self.parts)
 
 
@@ -97,11 +97,11 @@ class Scattering:
         return lambda x, own: Scattering(x, own, how, edges)
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
-        """See ``Moves``."""
+        """See ``RidingData``."""
         return Prepared(AgreedSums(window, transport.waiter, self.x.dtype, self._how), recorder)
 
     def run(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> Agreed:
-        """See ``Moves``."""
+        """See ``RidingData``."""
         return agreed.scatter(header, ignored, self.x, self.own, self.edges)
 
 
@@ -116,7 +116,7 @@ class Summing:
         self.x, self.reads = x, reads
 
     def run(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> Agreed:
-        """See ``Moves``."""
+        """See ``RidingData``."""
         return agreed.reduce(header, ignored, self.x, self.reads)
 
 
@@ -172,7 +172,7 @@ class DenseRides:
         self._transport, self._window, self._recorder = transport, window, recorder
         self._known: dict[int, Prepared] = {}
 
-    def learn(self, number: int | None, moves: Moves | None) -> None:
+    def learn(self, number: int | None, moves: RidingData | None) -> None:
         """A collective begins the ordinary way; from now on it may ride."""
         if number is None or moves is None or self._window is None or number in self._known:
             return

@@ -122,10 +122,6 @@ class Engine(Rounds):
         """Drive the engine, or let another thread drive it, until ``done()``."""
         self._driver.wait_for(done)
 
-    def number_of(self, signature: tuple[Any, ...]) -> int | None:
-        """The number of a call that was made before and may be made again at once; see ``again``."""
-        return self._negotiation.number_of(signature)
-
     @property
     def busy(self) -> bool:
         """Whether there are unfinished calls."""

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import device
-from ..arrays.buffers import Gradient, is_alone
+from ..arrays.buffers import Gradient
+from ..arrays.same_memory import is_alone
 from ..errors import GradientError
 
 _ADVICE = (
@@ -86,7 +87,7 @@ class Watch:
 
         The number of references is known for torch tensors only.
         """
-        self._versions, self._watched = [], []
+        self._versions, self._watched, self.spans = [], [], ()  # which refer to the tensors
         if not (self._whole and self.reader() is None and is_alone(pending)):
             return None
         return (
@@ -181,7 +182,7 @@ class _Place:
 
 
 class Owned:
-    """The memory of a call whose arrays all own theirs, so that none share any. The spans are computed on demand."""
+    """The memory of a call whose arrays share none. The spans are computed on demand."""
 
     def __init__(self, gradients: Sequence[Gradient], title: str) -> None:
         self._gradients, self._title, self._made = gradients, title, list[Span]()
@@ -221,6 +222,10 @@ def spans(gradients: Sequence[Gradient], title: str) -> Spans:
         owners = {id(g.owner) for g in gradients}
         if len(owners) == len(gradients) and id(None) not in owners:
             return Owned(gradients, title)
+        if all(g.start or not g.array.size for g in gradients):
+            edges = sorted((g.start, g.start + g.array.nbytes) for g in gradients if g.start)
+            if all(one[1] <= following[0] for one, following in itertools.pairwise(edges)):
+                return Owned(gradients, title)
     return _spans(gradients, title)
 
 
@@ -244,7 +249,7 @@ def _spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
 def _span(gradient: Gradient, title: str) -> Span:
     spec, source = gradient.spec, gradient.source
     if source is None:
-        start = device.begin_of(gradient.array)
+        start = gradient.start or device.begin_of(gradient.array)
         return Span(start, start + spec.nbytes, spec.name, title)
     if isinstance(source, np.ndarray):
         start, strides = device.address(source), source.strides

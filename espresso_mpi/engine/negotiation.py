@@ -115,6 +115,11 @@ class Negotiation:
         """Bytes of a header: flags, and a bit for each known call."""
         return 1 + (len(self.contents) + 7) // 8
 
+    @property
+    def _full(self) -> bool:
+        """Whether the next round forgets all numbers: no header with a number may be shown before it."""
+        return len(self.contents) >= _KNOWN
+
     def declare(self, call: PendingCall) -> None:
         """Queue a call of this rank."""
         self.declared.setdefault(call.key, deque()).append(call)
@@ -162,7 +167,7 @@ class Negotiation:
         """
         self._number(front)
         news = [call for call in front if not call.announced and (call.number is None or call.bad or call.problem)]
-        if idle and len(self.contents) >= _KNOWN:
+        if idle and self._full:
             self._forget(front)
         size = self.header_size
         ride = riding() if idle and not news else None
@@ -184,12 +189,12 @@ class Negotiation:
         number = self._numbers.get(signature)
         if number is None or number in self.bad or self._failed_early.get(signature[0]) or self.declared:
             return None
-        if len(self.contents) >= _KNOWN:  # the next round forgets all numbers
-            return None
-        return number
+        return None if self._full else number
 
     def knows(self, call: PendingCall) -> bool:
         """Whether a call of this rank has a number, and nothing is known of values that forbid it, or of failures."""
+        if self._full:
+            return False
         self._number((call,))
         return call.number is not None and call.number not in self.bad and not self._failed_early.get(call.key)
 

@@ -81,12 +81,12 @@ class Rounds:
         self._settle([call], result, sent)
 
     def again(
-        self, number: int, stand_in: PendingCall, moves: Any, real: Callable[[], PendingCall]
+        self, signature: tuple[Any, ...], stand_in: PendingCall, moves: Any, real: Callable[[], PendingCall]
     ) -> PendingCall | None:
         """Make a dense call once more, as the only one of this rank.
 
         Args:
-            number: of the call.
+            signature: of the call, as it was made before.
             stand_in: names it while it runs; its error is the call's.
             moves: its data.
             real: makes the pending call itself, for the case that another rank deviates; it is waited for then.
@@ -97,8 +97,15 @@ class Rounds:
         done = list[PendingCall]()
 
         def act() -> None:
-            ride = self._dispatcher.repeated(number, moves)
-            if ride is None or self.unfinished or self._inbox or self._dispatcher.pending_groups.count:
+            number = self._negotiation.number_of(signature)
+            ride = None if number is None else self._dispatcher.repeated(number, moves)
+            if (
+                number is None
+                or ride is None
+                or self.unfinished
+                or self._inbox
+                or self._dispatcher.pending_groups.count
+            ):
                 return
             self.unfinished[id(stand_in)] = stand_in
             stand_in.number = number
@@ -119,12 +126,9 @@ class Rounds:
             self._settle([call], result, self._transport.sent)
 
         self._driver.run(act)
-        if not done:
-            return None
-        call = done[0]
-        if call is not stand_in:
-            self.wait_for(lambda: call.finished)
-        return call
+        if done and done[0] is not stand_in:
+            self.wait_for(lambda: done[0].finished)
+        return done[0] if done else None
 
     def _compare(self, front: list[PendingCall]) -> RoundResult:
         """Exchange headers."""

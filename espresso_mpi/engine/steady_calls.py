@@ -111,7 +111,7 @@ class SteadyCalls:
         parts = self._candidates.get(number)
         if parts is None or self._latest or call.large or (call.watch is not None and call.watch.debug):
             return None
-        if any(gradient.owner is None for gradient in call.gradients):  # its memory may not be aligned, or is a copy
+        if not all(gradient.steady for gradient in call.gradients):  # its memory may not be aligned, or is a copy
             return None
         known = self._known.get(number)
         if known is None or not known.fits(state):

@@ -100,4 +100,4 @@ class DeMo(SynchronizedOptimizer):
     def __init__(
         self, params: Any, session: Session, lr: float = 1e-3, weight_decay: float = 0.0, sign: bool = True
     ) -> None:
-        super().__init__(params, DeMoRule(session), DeMoSettings.checked(lr, weight_decay, sign))
+        super().__init__(params, DeMoRule(session), DeMoSettings.checked("DeMo", lr, weight_decay, sign))

@@ -90,15 +90,15 @@ class DeMoSettings:
     sign: bool
 
     @classmethod
-    def checked(cls, lr: Any, weight_decay: Any, sign: Any) -> DeMoSettings:
-        """Checked settings.
+    def checked(cls, owner: str, lr: Any, weight_decay: Any, sign: Any) -> DeMoSettings:
+        """Checked settings; ``owner`` names the optimizer in errors.
 
         Raises:
             ConfigError: a value is out of its range.
         """
         if not isinstance(sign, bool):
-            raise ConfigError(f"DeMo: sign={sign!r}; expected True or False")
-        return cls(number("DeMo", "lr", lr, 0, MOST), number("DeMo", "weight_decay", weight_decay, 0, MOST), sign)
+            raise ConfigError(f"{owner}: sign={sign!r}; expected True or False")
+        return cls(number(owner, "lr", lr, 0, MOST), number(owner, "weight_decay", weight_decay, 0, MOST), sign)
 
 
 @dataclass(frozen=True)

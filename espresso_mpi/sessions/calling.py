@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..arrays.buffers import Gradient
+from ..arrays.same_memory import is_torch_tensor, of_any, version_of
 from ..engine.batches import Batch
 from ..engine.calls import Exchange, PendingCall
 from ..engine.dense_rides import NOTHING
+from ..engine.guard import changed_error
 from ..errors import ConfigError
 from .base import SessionBase
 from .copies import Splits
@@ -60,7 +62,7 @@ class Calling(SessionBase):
         """
         self._engine.require_usable()
         self._held.release()
-        if plain is not None and type(plain[0]) is np.ndarray and not self._options.debug:
+        if plain is not None and not self._options.debug:
             x, out, told = plain
             key = key_of(kind, name, told, x)
             known = None if key is None else self._repeated.of(key)
@@ -68,10 +70,10 @@ class Calling(SessionBase):
                 call = self._made(kind, name, take, make, self.guards_memory)
                 result = self._wait(self._engine.submit(call))
                 reads = kind != "reduce" or bool(told[1] == self._transport.rank)
-                self._repeated.learn(key, call, x, result, reads)
+                self._repeated.learn(key, call, result, reads)
                 return result
             if known is not None:
-                found = self._again(known, x, out, lambda: self._made(kind, name, take, make, False))
+                found = self._repeat(known, x, out, lambda: self._made(kind, name, take, make, False))
                 if found is not NotImplemented:
                     return found
         if not blocking:
@@ -91,13 +93,31 @@ class Calling(SessionBase):
         title = f"{kind}({name!r})" if name else kind
         return self._intake.collective((kind, name), take, title, make, self._options.debug, guarded)
 
+    def _repeat(self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall]) -> Any:
+        """As ``_again``, for arrays of any library."""
+        if type(x) is np.ndarray:
+            return self._again(known, x, out, ordinary)
+        memory, target = of_any(x), known.target(x, out)
+        if memory is None or target is NotImplemented:
+            return NotImplemented
+        into = None if target is None else of_any(target)
+        if target is not None and into is None:
+            return NotImplemented
+        watched = [value for value in (x, target) if is_torch_tensor(value)] if self.guards_memory else []
+        versions = [(read, read()) for read in (version_of(tensor)[0] for tensor in watched) if read is not None]
+        found = self._again(known, memory, into, ordinary)
+        if any(read() != before for read, before in versions):
+            changed = changed_error("x", known.stand_in.title, "by another thread")
+            self._engine.shutdown(str(changed))
+            raise changed
+        if found is memory:
+            return x
+        return target if into is not None and found is into else found
+
     def _again(self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall]) -> Any:
         """The result of a dense call that is made again; ``NotImplemented``: it must take the ordinary way."""
         engine, result = self._engine, known.result(x, out)
         if result is NotImplemented or engine.busy:
-            return NotImplemented
-        number = engine.number_of(known.signature)
-        if number is None:
             return NotImplemented
         start, stand_in = time.perf_counter(), known.stand_in
         memory = self._intake.claim_alone((x, result), stand_in.title) if self.guards_memory else None
@@ -106,7 +126,7 @@ class Calling(SessionBase):
         try:
             if known.in_place and out is not None:
                 np.copyto(out, x)
-            ended = engine.again(number, stand_in, known.moves(x, result), ordinary)
+            ended = engine.again(known.signature, stand_in, known.moves(x, result), ordinary)
         finally:
             if memory is not None:
                 self._intake.drop(memory)
@@ -121,8 +141,7 @@ class Calling(SessionBase):
         engine, stand_in = self._engine, self._barrier
         engine.require_usable()
         self._held.release()
-        number = None if engine.busy else engine.number_of(stand_in.signature)
-        ended = None if number is None else engine.again(number, stand_in, NOTHING, _barrier)
+        ended = None if engine.busy else engine.again(stand_in.signature, stand_in, NOTHING, _barrier)
         if ended is None:
             return False
         _raise_error_of(ended)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.any_dtype import empty_like
 from ..collectives.data.reduction import stored
 from ..engine.calls import PendingCall
 from ..engine.dense_rides import Copying, Scattering, Summing
@@ -23,18 +24,19 @@ _KNOWN = 1024
 """Calls that are remembered at a time."""
 
 
-def key_of(kind: str, name: str, told: Any, x: np.ndarray) -> tuple[Any, ...] | None:
+def key_of(kind: str, name: str, told: Any, x: Any) -> tuple[Any, ...] | None:
     """By what a call is known; None: its arguments cannot be compared, so that they are checked as of a first one.
 
     Args:
         told: what tells it apart from others of its kind and name; the splits of an alltoall may be lists.
+        x: of any library; the types of elements of different ones are never equal.
     """
     try:
         if kind == "alltoall":
             told = tuple(None if rows is None else tuple(rows) for rows in told)
         key = (kind, name, told, x.shape, x.dtype)
         hash(key)
-    except TypeError:
+    except (TypeError, AttributeError):
         return None
     return key
 
@@ -62,6 +64,12 @@ class Repeated:
     ) -> None:
         self.stand_in, self.signature = PendingCall(call.key, title=call.title), call.signature
         self.shape, self.in_place, self._make = shape, in_place, make
+
+    def target(self, x: Any, out: Any) -> Any:
+        """What the caller gets of a call with arrays of another library; None: nothing that is not in ``x``."""
+        if out is None:
+            return None if self.in_place or self.shape is None else empty_like(x, self.shape)
+        return out if type(out) is type(x) and out.dtype == x.dtype else NotImplemented
 
     def result(self, x: np.ndarray, out: Any) -> Any:
         """The array that receives the result, None if there is none; ``NotImplemented`` if the arrays do not fit."""
@@ -92,21 +100,21 @@ class RepeatedCalls:
         """A call that was made before."""
         return self._known.get(key)
 
-    def learn(self, key: tuple[Any, ...], call: PendingCall, x: np.ndarray, result: Any, reads: bool) -> None:
+    def learn(self, key: tuple[Any, ...], call: PendingCall, result: Any, reads: bool) -> None:
         """A call has ended well.
 
         Args:
-            x: what was passed; result: what was returned.
+            result: what was returned.
             reads: whether this rank has a use for a sum.
         """
         kind = call.key[0]
         in_place = kind in ("allreduce", "reduce", "broadcast")
         make = _maker(call, reads)
-        if make is None or call.number is None or type(x) is not np.ndarray:
+        if make is None or call.number is None:
             return
         if len(self._known) >= _KNOWN:
             self._known.clear()
-        shape = None if in_place or result is None else result.shape
+        shape = None if in_place or result is None else tuple(result.shape)
         self._known[key] = Repeated(call, shape, in_place, make)
 
 
@@ -114,7 +122,7 @@ def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | None:
     """Makes what travels, of other arrays than those of a call; refers to none of them."""
     if call.exchange is None:
         spec = call.batch.specs[0] if call.batch is not None and len(call.batch.specs) == 1 else None
-        if spec is None or call.key[0] not in ("allreduce", "reduce"):
+        if spec is None or spec.device != "cpu" or call.key[0] not in ("allreduce", "reduce"):
             return None
         bits = stored(str(spec.dtype))
         return lambda x, result: Summing(result.ravel().view(bits), reads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ..optim.demo import DeMoRule
@@ -37,6 +37,7 @@ class DeMo(SynchronizedOptimizer):
     """
 
     rule_key: ClassVar[str] = "demo_rule"
+    settings: ClassVar = DeMoSettings
 
     def __init__(
         self,
@@ -46,7 +47,4 @@ class DeMo(SynchronizedOptimizer):
         weight_decay: float = 0.0,
         sign: bool = True,
     ) -> None:
-        super().__init__(params, DeMoRule(session), {"lr": lr, "weight_decay": weight_decay, "sign": sign})
-
-    def _settings(self, group: Mapping[str, Any]) -> DeMoSettings:
-        return DeMoSettings.checked(float(group["lr"]), group["weight_decay"], group["sign"])
+        super().__init__(params, DeMoRule(session), lr=lr, weight_decay=weight_decay, sign=sign)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ..optim.momentum_sgd import MomentumRule
@@ -36,6 +36,7 @@ class MomentumSGD(SynchronizedOptimizer):
     """
 
     rule_key: ClassVar[str] = "momentum_rule"
+    settings: ClassVar = SGDSettings
 
     def __init__(
         self,
@@ -47,10 +48,5 @@ class MomentumSGD(SynchronizedOptimizer):
         nesterov: bool = False,
         warmup: int = 0,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
-        super().__init__(params, MomentumRule(session, warmup), defaults)
-
-    def _settings(self, group: Mapping[str, Any]) -> SGDSettings:
-        return SGDSettings.checked(
-            "MomentumSGD", float(group["lr"]), group["momentum"], group["weight_decay"], group["nesterov"]
-        )
+        rule = MomentumRule(session, warmup)
+        super().__init__(params, rule, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from ..optim.onebit_adam import OnebitRule
 from ..session import Session
-from .synchronized import SynchronizedAdam
+from .synchronized import SynchronizedOptimizer
 
 
-class OnebitAdam(SynchronizedAdam):
+class OnebitAdam(SynchronizedOptimizer):
     """``espresso_mpi.optim.OnebitAdam`` with the interface of ``torch.optim.AdamW``.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
@@ -48,7 +48,7 @@ class OnebitAdam(SynchronizedAdam):
         warmup_compressor: str = "none",
     ) -> None:
         rule = OnebitRule(session, warmup, warmup_compressor)
-        super().__init__(params, rule, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     @property
     def frozen(self) -> bool:

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from ..optim.onebit_lamb import LambRule
 from ..session import Session
-from .synchronized import SynchronizedAdam
+from .synchronized import SynchronizedOptimizer
 
 
-class OnebitLamb(SynchronizedAdam):
+class OnebitLamb(SynchronizedOptimizer):
     """``espresso_mpi.optim.OnebitLamb`` with the interface of torch's optimizers.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
@@ -50,4 +50,4 @@ class OnebitLamb(SynchronizedAdam):
         coefficients: tuple[float, float] = (0.01, 10.0),
     ) -> None:
         rule = LambRule(session, warmup, warmup_compressor, coefficients)
-        super().__init__(params, rule, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)

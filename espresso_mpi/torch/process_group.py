@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..sessions.handles import Handle
 from .monitored_barrier import monitored_barrier
 from .sparse import allreduce_sparse
 from .untraced import untraced
-from .work import HandleWork, RequestWork
+from .work import EndedWork, HandleWork, RequestWork, work_of
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -138,9 +138,16 @@ class ProcessGroup(distributed.ProcessGroup):
         self._opened = _GroupSession(self._comm, timeout=self._timeout.total_seconds())
         return self._opened
 
-    def _call(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """Start a collective; those of one kind are matched in the order in which they are called."""
-        return operation(*arguments, blocking=False, **more)
+    def _call(
+        self, operation: Callable[..., Any], x: torch.Tensor, *arguments: Any, opts: Any = None, **more: Any
+    ) -> list[Handle]:
+        """Start a collective; those of one kind are matched in the order in which they are called.
+
+        Where torch waits for it at once, as ``opts`` say, this thread makes it, which then has ended: no handle.
+        """
+        waits = x.is_cpu and not getattr(opts, "asyncOp", True)
+        found = operation(x, *arguments, blocking=waits, **more)
+        return [] if waits else [found]
 
     def shutdown(self) -> None:
         """Close the session, which ends its thread, and free the communicator.
@@ -207,8 +214,8 @@ class ProcessGroup(distributed.ProcessGroup):
         op = _op(opts)
         if any(x.is_sparse for x in tensors):
             return allreduce_sparse(self._session, tensors, op)
-        handles = [self._call(self._session.allreduce, x.detach(), op) for x in tensors]
-        return HandleWork(handles, list(tensors))
+        handles = [h for x in tensors for h in self._call(self._session.allreduce, x.detach(), op, opts=opts)]
+        return work_of(handles, list(tensors))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
@@ -216,16 +223,16 @@ class ProcessGroup(distributed.ProcessGroup):
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
         op, root = _op(opts), opts.rootRank
         mine = [x.detach() if self.getRank() == root else x.detach().clone() for x in tensors]
-        handles = [self._call(self._session.reduce, x, op, root=root) for x in mine]
-        return HandleWork(handles, list(tensors))
+        handles = [h for x in mine for h in self._call(self._session.reduce, x, op, opts=opts, root=root)]
+        return work_of(handles, list(tensors))
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         # the session sums in its input, which other operations, or the program, may read meanwhile
         return self._reduce_scatter(output, input.detach().clone(), opts)
 
-    def _reduce_scatter(self, output: torch.Tensor, own: torch.Tensor, opts: Any) -> HandleWork:
-        handle = self._call(self._session.reduce_scatter, own.reshape(-1), _op(opts), out=_flat(output))
-        return HandleWork([handle], [output])
+    def _reduce_scatter(self, output: torch.Tensor, own: torch.Tensor, opts: Any) -> HandleWork | EndedWork:
+        call, x = self._session.reduce_scatter, own.reshape(-1)
+        return work_of(self._call(call, x, _op(opts), opts=opts, out=_flat(output)), [output])
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -250,17 +257,19 @@ class ProcessGroup(distributed.ProcessGroup):
     def _scatter_uneven(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: str) -> HandleWork:
         """Each rank gets one reduced part: parts of different sizes, which all ranks know."""
         copies = [part.detach().clone(memory_format=torch.contiguous_format) for part in parts]
-        handles = [self._call(self._session.reduce, copy, op, root=root) for root, copy in enumerate(copies)]
+        reduce = self._session.reduce
+        handles = [h for root, copy in enumerate(copies) for h in self._call(reduce, copy, op, root=root)]
         return HandleWork(handles, [output], [lambda: _copied([output], [copies[self.getRank()]])])
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
-        handles = [self._call(self._session.broadcast, x.detach(), opts.rootRank) for x in tensors]
-        return HandleWork(handles, list(tensors))
+        call, root = self._session.broadcast, opts.rootRank
+        handles = [h for x in tensors for h in self._call(call, x.detach(), root, opts=opts)]
+        return work_of(handles, list(tensors))
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        return HandleWork([self._call(self._session.allgather, _read(input), out=_flat(output))], [output])
+        return work_of(self._call(self._session.allgather, _read(input), opts=opts, out=_flat(output)), [output])
 
     all_gather_single = _allgather_base
 
@@ -282,26 +291,27 @@ class ProcessGroup(distributed.ProcessGroup):
                 handles += self._gather_uneven(each, x, after)
                 continue
             whole = x.new_empty((self.getSize(), *x.shape))
-            handles.append(self._call(self._session.allgather, _read(x), out=_flat(whole)))
+            handles += self._call(self._session.allgather, _read(x), opts=opts, out=_flat(whole))
             after.append(partial(_copied, each, whole))
-        return HandleWork(handles, [x for each in outputs for x in each], after)
+        return work_of(handles, [x for each in outputs for x in each], after)
 
     def _gather_uneven(self, parts: Sequence[torch.Tensor], own: torch.Tensor, after: list[Any]) -> list[Handle]:
         """Every rank gives its part to all: parts of different sizes, which all ranks know."""
         buffers = [part.new_empty(part.shape) for part in parts]
         buffers[self.getRank()].copy_(own.detach().view(buffers[self.getRank()].shape))
         after.append(partial(_copied, parts, buffers))
-        return [self._call(self._session.broadcast, buffer, root) for root, buffer in enumerate(buffers)]
+        call = self._session.broadcast
+        return [h for root, buffer in enumerate(buffers) for h in self._call(call, buffer, root)]
 
     def gather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
         handles, after = [], list[Callable[[], None]]()
         for number, x in enumerate(inputs):
             whole = x.new_empty((self.getSize(), *x.shape)) if self.getRank() == opts.rootRank else None
             out = None if whole is None else _flat(whole)
-            handles.append(self._call(self._session.gather, _read(x), root=opts.rootRank, out=out))
+            handles += self._call(self._session.gather, _read(x), opts=opts, root=opts.rootRank, out=out)
             if whole is not None:
                 after.append(partial(_copied, outputs[number], whole))
-        return HandleWork(handles, [x for each in outputs for x in each], after)
+        return work_of(handles, [x for each in outputs for x in each], after)
 
     def scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any) -> Any:
         root, me, size = opts.rootRank, self.getRank(), self.getSize()
@@ -311,10 +321,9 @@ class ProcessGroup(distributed.ProcessGroup):
             given = torch.cat([x.reshape(-1) for x in inputs[number]]) if me == root else output.new_empty(0)
             splits = [one] * size if me == root else [0] * size
             received = [one if rank == root else 0 for rank in range(size)]
-            handles.append(
-                self._call(self._session.alltoall, given, splits=splits, received=received, out=_flat(output))
-            )
-        return HandleWork(handles, list(outputs))
+            call, out = self._session.alltoall, _flat(output)
+            handles += self._call(call, given, opts=opts, splits=splits, received=received, out=out)
+        return work_of(handles, list(outputs))
 
     def alltoall_base(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
@@ -323,8 +332,8 @@ class ProcessGroup(distributed.ProcessGroup):
         rows = max(1, int(np.prod(input.shape[1:], dtype=np.int64)))
         sent = [n * rows for n in input_splits] or [input.numel() // size] * size
         got = [n * rows for n in output_splits] or [output.numel() // size] * size
-        handle = self._call(self._session.alltoall, _read(input), splits=sent, received=got, out=_flat(output))
-        return HandleWork([handle], [output])
+        call, out = self._session.alltoall, _flat(output)
+        return work_of(self._call(call, _read(input), opts=opts, splits=sent, received=got, out=out), [output])
 
     all_to_all_single = alltoall_base
 
@@ -332,13 +341,13 @@ class ProcessGroup(distributed.ProcessGroup):
         whole = torch.cat([x.reshape(-1) for x in inputs])
         out = outputs[0].new_empty(sum(x.numel() for x in outputs))
         sent, got = [x.numel() for x in inputs], [x.numel() for x in outputs]
-        handle = self._call(self._session.alltoall, whole, splits=sent, received=got, out=out)
-        return HandleWork([handle], list(outputs), [lambda: _copied(outputs, out.split(got))])
+        handles = self._call(self._session.alltoall, whole, opts=opts, splits=sent, received=got, out=out)
+        return work_of(handles, list(outputs), [lambda: _copied(outputs, out.split(got))])
 
     def barrier(self, opts: Any = None) -> Any:
         here = torch.zeros(1, dtype=torch.uint8)
         limit = timedelta(0) if opts is None else opts.timeout
-        return HandleWork([self._call(self._session.allgather, here)], [], limit=limit)
+        return HandleWork(self._call(self._session.allgather, here), [], limit=limit)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; rank 0's error says which did not come. torch's own function refuses all but gloo."""
@@ -366,7 +375,12 @@ def _op(opts: Any) -> str:
     """The name of an operator of torch."""
     if opts is None:
         return "sum"
-    name = str(getattr(opts.reduceOp, "op", opts.reduceOp)).split(".")[-1].upper()
+    return _named(getattr(opts.reduceOp, "op", opts.reduceOp))
+
+
+@lru_cache
+def _named(op: Any) -> str:
+    name = str(op).split(".")[-1].upper()
     if name not in _OPS:
         raise ConfigError(f"the process group 'espresso' has no operator {name}; expected one of {', '.join(_OPS)}")
     return _OPS[name]
@@ -382,7 +396,7 @@ def _read(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1)
 
 
-def _joined(works: Sequence[HandleWork], outputs: Sequence[torch.Tensor]) -> HandleWork:
+def _joined(works: Sequence[HandleWork | EndedWork], outputs: Sequence[torch.Tensor]) -> HandleWork:
     """Several operations as one."""
     return HandleWork([handle for work in works for handle in work.handles], list(outputs))
 

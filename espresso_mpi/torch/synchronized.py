@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import torch
 from ..arrays import buffers
 from ..errors import StateError
 from ..optim.rules import Rule, Slot
-from ..optim.settings import AdamSettings
+from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings
 from ..optim.tensors import native, tensor_of
 
 _AS_IN_ADAM = {"m": "exp_avg", "v": "exp_avg_sq"}
@@ -20,21 +21,28 @@ _AS_IN_ADAM = {"m": "exp_avg", "v": "exp_avg_sq"}
 class SynchronizedOptimizer(torch.optim.Optimizer):
     """The parameters of a torch optimizer, given to a rule.
 
+    Args:
+        params: parameters, named parameters or groups, as for every optimizer of torch.
+        rule: updates them; defaults: the hyperparameters of groups that have none of their own, by name.
+
     Attributes:
         rule_key: where a state dict holds the counters of the rule.
+        settings: checks the hyperparameters of a parameter group, which have the names of its attributes.
     """
 
     rule_key: ClassVar[str]
+    settings: ClassVar[type[AdamSettings] | type[SGDSettings] | type[DeMoSettings]] = AdamSettings
 
-    def __init__(self, params: Iterable[Any], rule: Rule[Any], defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Iterable[Any], rule: Rule[Any], **defaults: Any) -> None:
         self._rule = rule
         self._messages: dict[torch.Tensor, torch.Tensor] = {}
         self._settings(defaults)
         super().__init__(params, defaults)
 
     def _settings(self, group: Mapping[str, Any]) -> Any:
-        """Checked settings of a parameter group."""
-        raise NotImplementedError  # pragma: no cover - every optimizer has its own
+        """Checked settings of a parameter group, whose learning rate may be a tensor."""
+        given = {field.name: group[field.name] for field in dataclasses.fields(self.settings)}
+        return self.settings.checked(self._rule.owner, **{**given, "lr": float(group["lr"])})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -105,12 +113,3 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         gradient = None if parameter.grad is None else native(tensor, parameter.grad)
         arrays = {key: state[names[key]] for key in self._rule.kept}
         return Slot(tensor, gradient, settings, arrays, self._messages[parameter])
-
-
-class SynchronizedAdam(SynchronizedOptimizer):
-    """A ``SynchronizedOptimizer`` with the hyperparameters of ``torch.optim.AdamW``."""
-
-    def _settings(self, group: Mapping[str, Any]) -> AdamSettings:
-        return AdamSettings.checked(
-            self._rule.owner, float(group["lr"]), group["betas"], group["eps"], group["weight_decay"]
-        )

@@ -187,6 +187,52 @@ class RequestWork(distributed.Work):
         return self._tensors
 
 
+@untraced
+class EndedWork(distributed.Work):
+    """Operations that have ended: torch has waited for them in its own thread, which would have raised their error.
+
+    Args:
+        result: the tensors that they have written.
+    """
+
+    handles: Sequence[Handle] = ()
+
+    def __init__(self, result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._result = result
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> Any:
+        return None
+
+    def get_future(self) -> Any:
+        promise = Promise()
+        promise.fulfil(self.result)
+        return promise.get()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+
+def work_of(
+    handles: Sequence[Handle], result: list[torch.Tensor], after: Sequence[Callable[[], None]] = ()
+) -> HandleWork | EndedWork:
+    """Collectives as torch waits for them; those without a handle have ended. ``after``: completes them."""
+    if handles:
+        return HandleWork(handles, result, after)
+    for complete in after:
+        complete()
+    return EndedWork(result)
+
+
 def done(result: list[torch.Tensor]) -> HandleWork:
-    """An operation that has ended."""
+    """An operation that has ended, for others than torch's Python functions: see ``futures.Kept``."""
     return HandleWork([], result)

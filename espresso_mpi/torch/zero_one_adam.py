@@ -9,10 +9,10 @@ import torch
 
 from ..optim.zero_one_adam import Policy, ZeroOneRule
 from ..session import Session
-from .synchronized import SynchronizedAdam
+from .synchronized import SynchronizedOptimizer
 
 
-class ZeroOneAdam(SynchronizedAdam):
+class ZeroOneAdam(SynchronizedOptimizer):
     """``espresso_mpi.optim.ZeroOneAdam`` with the interface of ``torch.optim.AdamW``.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
@@ -56,7 +56,7 @@ class ZeroOneAdam(SynchronizedAdam):
     ) -> None:
         policy = Policy.checked("ZeroOneAdam", warmup, kappa, double_every, longest)
         self._zero_one = ZeroOneRule(session, policy, warmup_compressor)
-        super().__init__(params, self._zero_one, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, self._zero_one, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     @torch.no_grad()
     def average(self) -> None:

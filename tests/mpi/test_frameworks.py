@@ -9,6 +9,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
+from espresso_mpi import Session
 from espresso_mpi.errors import GradientError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -176,3 +177,105 @@ def test_a_process_group_of_torch_may_follow_another_at_once(world, monkeypatch)
         assert [store.get(f"of rank {rank}") for rank in range(world.size)] == [b"here"] * world.size
         del store  # or rank 0 keeps its server
         distributed.destroy_process_group()
+
+
+class Told(Foreign):
+    """It also tells its shape and type, by which calls that come again are known."""
+
+    def __init__(self, array):
+        super().__init__(array)
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __setitem__(self, where, values):
+        self._array[where] = np.from_dlpack(values)
+
+
+def torch_of(array):
+    return pytest.importorskip("torch").from_numpy(array.copy()).clone()
+
+
+def rides(session):
+    """The dense calls that have travelled with their headers."""
+    return session._engine._dispatcher._dense._known
+
+
+@pytest.mark.parametrize("make", [torch_of, Told], ids=["torch", "dlpack"])
+def test_calls_that_come_again_are_those_of_numpy(world, open_session, make):
+    """Rank 0 has numpy's arrays, the others have foreign ones: all take the short way, with the same bits."""
+    session, plain, me = open_session(), open_session(), world.rank
+    calls = {
+        "allreduce": lambda s, x, out: s.allreduce(x),
+        "sum": lambda s, x, out: s.allreduce(x, op="sum", out=out),
+        "reduce": lambda s, x, out: s.reduce(x, root=1),
+        "broadcast": lambda s, x, out: s.broadcast(x, root=1),
+        "allgather": lambda s, x, out: s.allgather(x),
+        "reduce_scatter": lambda s, x, out: s.reduce_scatter(x),
+        "alltoall": lambda s, x, out: s.alltoall(x),
+        "gather": lambda s, x, out: s.gather(x, root=1),
+    }
+    for what, call in calls.items():
+        for step in range(4):
+            n = 600 if step < 3 else 1200
+            values = np.random.default_rng([step, me]).standard_normal((n, 2)).astype(np.float32)
+            expected = call(plain, values.copy(), np.empty_like(values))
+            x, out = (values.copy(), np.empty_like(values)) if me == 0 else (make(values), make(np.empty_like(values)))
+            found = call(session, x, out)
+            if what in ("allreduce", "broadcast", "sum"):
+                assert found is (out if what == "sum" else x)
+            if what in ("reduce", "gather") and me != 1:
+                continue
+            assert type(found) is type(x) or make is Told
+            assert np.from_dlpack(found).tobytes() == expected.tobytes(), (what, step)
+    assert len(rides(session)) >= len(calls)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "uint8"])
+def test_tensors_of_torch_that_come_again(world, open_session, dtype):
+    """The types that numpy does not have, tensors that take another shape or memory, and what is no plain memory."""
+    torch = pytest.importorskip("torch")
+    session, kind = open_session(), getattr(torch, dtype)
+    op = "mean" if dtype != "uint8" else "max"
+
+    def mean(make):
+        every = torch.stack([make(rank).float() for rank in range(world.size)])
+        return every.mean(0) if op == "mean" else every.amax(0)
+
+    makes = [
+        lambda rank: torch.full((6, 50), 2.0 * rank + 1, dtype=kind),
+        lambda rank: torch.full((50, 6), 2.0 * rank + 3, dtype=kind).t(),
+        lambda rank: (torch.arange(300.0) % 8 + rank).to(kind).view(6, 50),
+        lambda rank: (torch.arange(600.0) % 8 + rank).to(kind).view(6, 100)[:, ::2],
+        lambda rank: torch.full((2, 6, 50), rank + 1.0, dtype=kind)[1],
+    ]
+    for step in range(15):
+        make = makes[step % 5]
+        x = make(world.rank)
+        if step == 10 and dtype != "uint8":
+            x.requires_grad_()
+        strides, place = x.stride(), x.data_ptr()
+        assert session.allreduce(x, op=op) is x
+        assert (x.stride(), x.data_ptr()) == (strides, place)
+        assert torch.equal(x.detach().float(), mean(make).to(kind).float()), step
+        gathered = session.allgather(make(world.rank))
+        assert gathered.dtype == kind and torch.equal(gathered, torch.cat([make(r) for r in range(world.size)]))
+    x = torch.ones(6, 50, dtype=torch.int32)  # the same bytes as another type
+    assert session.allreduce(x, op="sum").unique().tolist() == [world.size]
+
+
+def test_a_change_by_another_thread_is_found(world):
+    """Sessions in which it happened cannot be closed."""
+    torch = pytest.importorskip("torch")
+    session, x = Session(world, timeout=60), torch.ones(3000)
+    for _ in range(3):
+        session.allreduce(x)
+    again = session._again
+
+    def meanwhile(*arguments):
+        found = again(*arguments)
+        x.add_(1)
+        return found
+
+    session._again = meanwhile
+    with pytest.raises(GradientError, match=r"changed by another thread.*allreduce"):
+        session.allreduce(x)
+    assert not session.usable

@@ -1,6 +1,8 @@
 """Calls that are made again run by what was prepared for them: with the bits, state and statistics of the Python
 executor, which prepares nothing, whatever comes in between."""
 
+import itertools
+
 import numpy as np
 import pytest
 from patience import patient_barrier
@@ -10,6 +12,7 @@ from espresso_mpi import Session
 from espresso_mpi.collectives.bucket_program import BucketProgram
 from espresso_mpi.collectives.messages.switches import EXECUTOR
 from espresso_mpi.collectives.tables.one_call import OneCall
+from espresso_mpi.engine import negotiation
 from espresso_mpi.errors import EspressoError, NonFiniteError, RankTimeoutError
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -136,6 +139,33 @@ def test_calls_of_several_tensors(world, monkeypatch, again, compressor, layout)
     assert usual == [1, 2, *([3] if world.rank else []), 4, 6, 8, 9, 11, 13, 14]
 
 
+def test_tensors_of_torch_run_again_like_arrays(world, monkeypatch, again):
+    """Also those that lie in other memory each time."""
+    torch = pytest.importorskip("torch")
+
+    def of_torch(session, step):
+        arrays = {name: values(session._transport.rank, step, n) for name, n in SIZES.items()}
+        grads = {name: torch.from_numpy(array.copy()).clone() for name, array in arrays.items()}
+        kept.append(grads)
+        session.sync(grads)
+        return {name: tensor.numpy() for name, tensor in grads.items()}
+
+    for single in (False, True):
+        kept = []
+        calls = [of_torch if step % 2 else several for step in range(6)] if not single else [one, *[of_one(torch)] * 4]
+        ran = same_as_python(world, monkeypatch, again, calls, compressor="onebit")
+        assert [step for step, found in enumerate(ran) if found] == list(range(1, len(calls)))
+
+
+def of_one(torch):
+    def call(session, step):
+        tensor = torch.from_numpy(values(session._transport.rank, step, 3000))
+        session.sync({"w": tensor})
+        return {"w": tensor.numpy()}
+
+    return call
+
+
 def test_small_calls_and_what_comes_between(world, monkeypatch, again):
     def odd(session, real):
         with pytest.raises(NonFiniteError, match=f"rank {world.size - 1}"):
@@ -203,3 +233,34 @@ def test_a_push_of_the_same_memory_meanwhile(world, open_session):
         session.sync({"w": arrays[0]})
         assert (arrays[0] == expected[0]).all()
         assert (handle.wait() == expected[1]).all()
+
+
+def test_numbers_of_calls_are_forgotten_by_all_at_once(world, monkeypatch):
+    """While one rank makes a call that would travel with its header, and the others make more than that one."""
+    monkeypatch.setattr(negotiation, "_KNOWN", 6)
+    session, rank = Session(world, compressor="onebit", min_bytes=0, timeout=10), world.rank
+    mean = (world.size - 1) / 2
+
+    def pushed(period):
+        return session.push(f"new {period}", np.full(300, rank, np.float32))
+
+    def synchronised():
+        x = np.full(500, rank, np.float32)
+        session.sync({"w": x})
+        return x
+
+    for period in range(2):
+        for _ in range(3):
+            synchronised()
+        for more in itertools.count():
+            if len(session._engine._negotiation.contents) >= 6:
+                break
+            session.allgather(np.ones(2), name=f"{period} {more}")
+        world.Barrier()
+        first = None if rank == 0 else pushed(period)
+        x = synchronised()
+        y = (first or pushed(period)).wait()
+        assert np.allclose(x, mean) and np.allclose(y, mean)
+        assert np.allclose(synchronised(), mean) and np.allclose(session.push("more", np.ones(3)).wait(), 1)
+        assert len(session._engine._negotiation.contents) < 6, "they were not forgotten"
+    session.close()

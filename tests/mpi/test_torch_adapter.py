@@ -14,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy
+from espresso_mpi.engine.engine import Engine
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, RankTimeoutError
 
 torch = pytest.importorskip("torch")
@@ -274,6 +275,36 @@ def test_operations_of_the_process_group(world, group):
     distributed.scatter(got, given, src=0)
     assert torch.all(got == rank)
     distributed.barrier()
+
+
+def test_what_torch_waits_for_at_once_is_made_by_its_thread(world, group, monkeypatch):
+    """Beside operations that it does not wait for, in the order in which all are called."""
+    short, again = [], Engine.again
+
+    def counted(self, *arguments):
+        short.append(threading.current_thread() is threading.main_thread())
+        return again(self, *arguments)
+
+    monkeypatch.setattr(Engine, "again", counted)
+    size = world.size
+    x, others = torch.empty(500), [torch.empty(70) for _ in range(3)]
+    for step in range(6):
+        works = []
+        for number, other in enumerate(others):
+            other.fill_(world.rank + number + step)
+            works += [distributed.all_reduce(other, async_op=True)] if step > 3 else []
+        x.fill_(world.rank + step)
+        assert distributed.all_reduce(x) is None
+        assert x.unique().tolist() == [sum(range(size)) + step * size]
+        for number, (other, work) in enumerate(zip(others, works)):
+            work.wait()
+            assert other.unique().tolist() == [sum(range(size)) + (step + number) * size]
+    assert len(short) >= 3 and all(short)
+    options = distributed.AllreduceOptions()
+    options.asyncOp = False
+    work = group.allreduce([x.fill_(1)], options)
+    assert work.is_completed() and work.is_success() and work.exception() is None and work.wait()
+    assert work.result()[0] is x and work.get_future().wait()[0] is x and x.unique().tolist() == [size]
 
 
 def test_messages_and_new_groups(world, group):

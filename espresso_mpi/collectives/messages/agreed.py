@@ -18,7 +18,7 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.errors import TransportError
 
-from . import agreed_copies, agreed_sums, headers, shared_memory, single_copy
+from . import agreed_copies, agreed_sums, cross_memory, headers, shared_memory
 from .agreed_copies import FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
 from .single_copy import SingleCopy
 from .switches import SINGLE_COPY
@@ -162,7 +162,7 @@ class AgreedCopies(AgreedCall):
         self._processes, self._known = single.processes, parts.known
         setup = self._setup
         setup[agreed_copies.SHARED], setup[agreed_copies.SPLITS] = parts.shared, not parts.known
-        setup[[agreed_copies.READ, agreed_copies.WRITE, agreed_copies.ERRNO]] = single_copy.functions()
+        setup[[agreed_copies.READ, agreed_copies.WRITE, agreed_copies.ERRNO]] = cross_memory.functions()
         longest = self._use(parts)
         self._ways = self._ways_for(longest, parts)
         self.choice = Choice(len(self._ways))

@@ -13,14 +13,12 @@ barrier the headers are compared, and only then is anything copied, in one of th
 
 from __future__ import annotations
 
-from llvmlite import ir
 from numba import carray, types
-from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
-from . import headers
+from . import cross_memory, headers
 from .shared_memory import CLOCK, LINE, LOG, MET, SHOWN, STAGE, WAITED, await_all, keep_polling, load, move, now, store
 from .window_places import COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
 
@@ -47,7 +45,7 @@ splits, from when the last rank began to when the last one ended; 1 + giver * ra
 size of a part, or -1 if they differ in the way; the error of a copy; the bytes of all parts, if there are splits; and
 room for arguments. Before them, ``MET`` is when all headers were found equal; it stays 0 if they differ."""
 
-LENGTH = PIECES + 4
+LENGTH = PIECES + cross_memory.PIECES
 """Length of the log."""
 
 ASKED, ANSWERED, ENDED, MARKS = range(4)
@@ -60,49 +58,13 @@ MOST_RANKS = (SLOT - SHOWN_AT) // 8 // 4 - 2
 """Ranks of a node for which there is room."""
 
 _STEP = LINE // 8
-_numbers_at, _error_at = pointer_to(types.int64), pointer_to(types.int32)
-
-
-@intrinsic
-def _call_copy(typingctx, function, process, local, remote):  # type: ignore[no-untyped-def]
-    """Call process_vm_readv or process_vm_writev with one piece of memory on each side."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        word, number = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(word, [number, word, word, word, word, word])
-        function, process, local, remote = args
-        one, none = ir.Constant(word, 1), ir.Constant(word, 0)
-        called = [builder.trunc(process, number), local, one, remote, one, none]
-        return builder.call(builder.inttoptr(function, kind.as_pointer()), called)
-
-    return types.int64(*[types.int64] * 4), codegen
-
-
-@intrinsic
-def _call_errno(typingctx, function):  # type: ignore[no-untyped-def]
-    """Call the function that says where this thread's error number is."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        kind = ir.FunctionType(ir.IntType(64), [])
-        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
-
-    return types.int64(types.int64), codegen
+_numbers_at = pointer_to(types.int64)
 
 
 @host.inline
 def _copy_across(setup, function, process, here, there, nbytes, log):  # type: ignore[no-untyped-def]
-    """Copy bytes from or to the memory of another process; returns the error number, 0 if there is none."""
-    pieces = log[PIECES:]
-    done = 0
-    while done < nbytes:
-        pieces[0], pieces[1] = here + done, nbytes - done
-        pieces[2], pieces[3] = there + done, nbytes - done
-        at = log.ctypes.data + 8 * PIECES
-        found = _call_copy(setup[function], process, at, at + 16)
-        if found <= 0:
-            return max(1, carray(_error_at(_call_errno(setup[ERRNO])), (1,))[0]) if found < 0 else 1
-        done += found
-    return 0
+    """As ``cross_memory.copy``."""
+    return cross_memory.copy(setup[function], setup[ERRNO], process, here, there, nbytes, log[PIECES:])
 
 
 @host.inline

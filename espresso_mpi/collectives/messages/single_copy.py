@@ -7,16 +7,15 @@ and in the same namespace of process numbers. Nothing of this is guessed: every 
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .cross_memory import copy_across, functions
 from .switches import SINGLE_COPY
 
 _BYTES = 64
@@ -39,43 +38,6 @@ class SingleCopy:
 
     def __bool__(self) -> bool:
         return bool(self.processes)
-
-
-class _Piece(ctypes.Structure):
-    """The system's ``struct iovec``."""
-
-    _fields_ = (("start", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
-
-
-@lru_cache(maxsize=1)
-def functions() -> tuple[int, int, int]:
-    """The addresses of the functions that read, that write, and that say where the error number is; 0: none."""
-    library = ctypes.CDLL(None)
-    try:
-        found = library.process_vm_readv, library.process_vm_writev, library.__errno_location
-    except AttributeError:
-        return 0, 0, 0
-    read, write, errno = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
-    return read, write, errno
-
-
-def copy_across(name: str, process: int, here: int, there: int, nbytes: int) -> int:
-    """Copy between addresses of this process and of another one; returns the number of bytes.
-
-    Args:
-        name: ``process_vm_readv`` or ``process_vm_writev``.
-
-    Raises:
-        OSError: the system refuses.
-    """
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    function.restype = ctypes.c_ssize_t
-    one, local, remote = ctypes.c_ulong(1), _Piece(here, nbytes), _Piece(there, nbytes)
-    done = function(ctypes.c_int(process), ctypes.byref(local), one, ctypes.byref(remote), one, ctypes.c_ulong(0))
-    if done < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return int(done)
 
 
 def of_node(local: Any, served: bool, wanted: bool) -> SingleCopy:
@@ -120,15 +82,16 @@ def probe(local: Any) -> SingleCopy:
 
 def _refusal(everyone: list[tuple[int, int, bytes]], mine: np.ndarray, me: int) -> str:
     """Read from all ranks and write to them; returns why that does not work, empty: it does."""
-    if not all(functions()):
+    reading, writing, errno = functions()
+    if not (reading and writing and errno):
         return "this system has no process_vm_readv"
     here = np.empty(_BYTES, np.uint8)
     for process, address, token in everyone:
         try:
-            copy_across("process_vm_readv", process, here.ctypes.data, address, _BYTES)
+            copy_across(reading, process, here.ctypes.data, address, _BYTES)
             if here.tobytes() != token:
                 return _OTHERS
-            copy_across("process_vm_writev", process, mine.ctypes.data, address + _BYTES * (1 + me), _BYTES)
+            copy_across(writing, process, mine.ctypes.data, address + _BYTES * (1 + me), _BYTES)
         except OSError as error:
             return f"the memory of another rank: {error.strerror}{_hint()}"
     return ""
