@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from planner_cases import random_profile, random_workload
@@ -13,6 +11,7 @@ from espresso_mpi.autotune import autoplan
 from espresso_mpi.collectives.data.layout import Topology
 from espresso_mpi.options import Options, Tuning
 from espresso_mpi.planner.model.problem import evaluated
+from espresso_mpi.planner.model.shared_messages import Limits
 from espresso_mpi.planner.model.tree import named_routes
 from espresso_mpi.types import ROUTES, Route, Strategy, TensorSpec
 
@@ -69,11 +68,11 @@ def test_a_session_that_has_a_profile_tries_compressors_along_the_named_route_th
     for seed in range(3):
         rng = np.random.default_rng(seed)
         workload, profile = random_workload(rng, 4, "cpu"), random_profile(rng, compressors=("fp16",))
+        limits = Limits(dict.fromkeys(named_routes(compressors.get("fp16"), True), 0), 0, 0)
         options = Options(tuning=Tuning())
-        tried = list(
-            autoplan._candidates(SimpleNamespace(topology=FOUR_BY_FOUR), options, workload, profile, Tuning(("fp16",)))
-        )
-        like = tried[0].forecast
+        maker = autoplan._Maker(FOUR_BY_FOUR, options, workload, profile, Tuning(("fp16",)), False, limits)
+        tried = [plan for plans in maker.made() for plan in plans]
+        like = tried[-1].forecast
         seconds = {}
         for route in named_routes(compressors.get("fp16"), True):
             problem, choice = evaluated(
