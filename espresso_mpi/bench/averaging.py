@@ -58,7 +58,7 @@ class Averaged:
 
     Args:
         spec: way and method, such as ``gloo:fp16`` or ``push:int8``; ``push:auto`` plans by itself, and
-            ``push:auto=onebit+int8`` with these compressors.
+            ``push:auto=onebit+int8`` with these compressors, whatever they do to the loss.
         gloo: its process group.
         dense: steps of torch's PowerSGD, at the beginning, that are dense; at least 2.
         seed: of stochastic compressors.
@@ -90,7 +90,8 @@ class Averaged:
         options: dict[str, Any] = {"compressor": method}
         auto, _, allowed = method.partition("=")
         if auto == "auto":
-            options = {"plan": "auto", "tuning": Tuning(tuple(allowed.split("+"))) if allowed else Tuning()}
+            tuning = Tuning(tuple(allowed.split("+")), accuracy="fast") if allowed else Tuning()
+            options = {"plan": "auto", "tuning": tuning}
         self.session = Session(self._comm, seed=seed, **options)
         if way == "plain":
             named = dict(self._model.named_parameters())
