@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: W
     If gradients are pushed, also the same after the backward pass. No model is needed for them, and all are tried.
     """
     apart = {spec: _apart(workload, topology, _usual(options, spec)) for spec in (*_methods(tuning), "none")}
-    ways = sorted(apart, key=lambda spec: _ratio(spec, workload))
+    ways = sorted(apart, key=lambda spec: _payload_bytes(spec, workload))
     tensors = {t.name: (t.shape or t.size, t.dtype) for t in workload.tensors}
     made = MadeFor(tensors, len(topology.nodes), topology.local_size, workload.device)
     plans = [replace(_with_default(apart[spec], topology), made_for=made) for spec in ways]
@@ -260,11 +261,15 @@ class _Maker:
     pushed: bool
     limits: Limits
 
+    @cached_property
+    def _beside(self) -> tuple[Workload, Profile]:
+        """The workload and the profile of communication beside the backward pass."""
+        return beside(self.workload, self.profile)
+
     def made(self) -> tuple[list[Plan], list[Plan]]:
         """The fixed ways, and the others; no plan twice."""
-        workload, profile = beside(self.workload, self.profile)
-        best = plan(workload, profile, self.tuning.compressors, baselines=False)
-        dense = plan(workload, profile, (), baselines=False) if compresses(best) else best
+        best = plan(*self._beside, self.tuning.compressors, baselines=False)
+        dense = plan(*self._beside, (), baselines=False) if compresses(best) else best
         fixed = fixed_ways(self.topology, self.options, self.tuning, self.workload, self.pushed)
         known = {one.digest: self._priced(one, best) for one in fixed}
         others = [best, dense]
@@ -285,7 +290,7 @@ class _Maker:
         if spec == "none":
             return Route.parse(default_route(self.topology, compressed=False))
         assert best.forecast is not None
-        workload, profile = beside(self.workload, self.profile)
+        workload, profile = self._beside
         case = Case(workload.without_bars, profile, spec, str(best.forecast.lanes), best.forecast.order)
         return case.usual(self.workload.device).route
 
@@ -303,7 +308,7 @@ class _Maker:
 
     def _described(self, given: Plan, best: Plan) -> Plan:
         """A plan with what is predicted for it."""
-        return described(given, best, *beside(self.workload, self.profile))
+        return described(given, best, *self._beside)
 
     def _priced(self, given: Plan, best: Plan) -> Plan:
         """A fixed way with what is predicted for it: its tensors share messages."""
@@ -319,7 +324,7 @@ def _methods(tuning: Tuning) -> list[str]:
     return [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]
 
 
-def _ratio(spec: str, workload: Workload) -> float:
+def _payload_bytes(spec: str, workload: Workload) -> float:
     """The bytes of all gradients by this compressor."""
     if spec == "none":
         return math.inf  # dense steps were watched: little is new

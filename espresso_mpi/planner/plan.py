@@ -251,12 +251,10 @@ class _Maker:
 
     def rival(self, name: str, spec: str) -> Draft:
         """A baseline, or the choice of the published algorithms."""
-        if name == PUBLISHED:
-            problem, chosen = published(
-                self.workload.without_bars, self.profile, spec, lanes=self.lanes, order=self.order
-            )
-            return Draft(_by_buffer(self.workload, ()), problem, chosen.choice)
         free = self.workload.without_bars
+        if name == PUBLISHED:
+            problem, chosen = published(free, self.profile, spec, lanes=self.lanes, order=self.order)
+            return Draft(_by_buffer(self.workload, ()), problem, chosen.choice)
         other = baseline(name, free, self.profile, spec, lanes=self.lanes, order=self.order)
         problem, choice = evaluated(other, free, self.profile, lanes=self.lanes, order=self.order)
         return Draft(_by_buffer(self.workload, ()), problem, choice)
