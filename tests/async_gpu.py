@@ -39,7 +39,7 @@ class Stream:
     def add(self, what: str, work: Work) -> None:
         with self.gpu.lock:
             self.gpu.log.append(what)
-            self.queue.append(work)
+            self.queue.append(lambda: self._takes_its_time(work))
             if what == self.gpu.eager:
                 self.run()
             self.gpu.sometimes_go_on()
@@ -56,6 +56,10 @@ class Stream:
                 finally:
                     self.gpu.working = before
 
+    def _takes_its_time(self, work: Work) -> None:
+        work()
+        self.gpu.clock += self.gpu.lasts
+
     def synchronize(self) -> None:
         self.gpu.log.append("drain")
         self.run()
@@ -64,12 +68,21 @@ class Stream:
 class Event:
     """A place in a stream. The first question whether the device has passed it is answered with no."""
 
-    def __init__(self, gpu: AsyncGpu) -> None:
-        self._gpu, self._asked = gpu, False
+    def __init__(self, gpu: AsyncGpu, timing: bool = False) -> None:
+        self._gpu, self._asked, self._timing, self._clock = gpu, False, timing, 0.0
         self._stream, self._place = Stream(gpu), 0
 
     def record(self, stream: Stream) -> None:
+        if self._timing:
+            stream.queue.append(self._read_clock)
         self._stream, self._place, self._asked = stream, len(stream.queue), False
+
+    def _read_clock(self) -> None:
+        self._clock = self._gpu.clock
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds."""
+        return 1e3 * (end._clock - self._clock)
 
     def query(self) -> bool:
         if self._asked:
@@ -96,11 +109,13 @@ class AsyncGpu:
 
     Attributes:
         default: the legacy default stream.
+        clock, lasts: seconds on the device's clock, and those of each operation.
         log: what was queued and waited for: "launch", "in", "out", "hold" (of a stream), "drain", "wait" (by the host).
     """
 
     def __init__(self, patch: Any, seed: int | None = None, eager: str = "") -> None:
         self.lock, self.log, self.working, self.eager = threading.RLock(), list[str](), False, eager
+        self.clock, self.lasts = 0.0, 0.0
         self._random = None if seed is None else random.Random(seed)
         self._locked = list[np.ndarray]()
         self._streams = [Stream(self)]
@@ -114,7 +129,7 @@ class AsyncGpu:
         patch.setattr(cuda, "default_stream", lambda: self.default, raising=False)
         patch.setattr(cuda, "synchronize", self.run)
         patch.setattr(cuda, "stream", self._new_stream)
-        patch.setattr(cuda, "event", lambda timing=True: Event(self))
+        patch.setattr(cuda, "event", lambda timing=True: Event(self, timing))
         for name in ("sent", "scratch"):  # the simulator swaps the module `cuda` under them while a kernel runs
             patch.setattr(gpu, name, self._alone(getattr(gpu, name)))
         patch.setattr(device, "pinned", self._pinned)

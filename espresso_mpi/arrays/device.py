@@ -411,6 +411,28 @@ class Mark:
         self._event.synchronize()
 
 
+class Stopwatch:
+    """Measures the GPU's time between two places of ``stream()``, by a pair of events, however long the host takes."""
+
+    def __init__(self) -> None:
+        from numba import cuda
+
+        self._begin, self._end = cuda.event(timing=True), cuda.event(timing=True)
+
+    def start(self) -> None:
+        """Begin behind all that is queued now."""
+        self._begin.record(stream())
+
+    def stop(self) -> None:
+        """End behind all that is queued now."""
+        self._end.record(stream())
+
+    def seconds(self) -> float:
+        """Seconds between them; waits until the GPU has passed the end."""
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+
 def synchronize() -> None:
     """Wait until the GPU has finished what this process queued, on any stream."""
     from numba import cuda

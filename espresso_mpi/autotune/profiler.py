@@ -73,6 +73,7 @@ def measure(
     profile = Calls(repeating, usual).measured(steps, open_session, moves.reach)
     profile = whole_steps.measured(repeating, usual, profile, open_session, pushes, moves.reach)
     here, fingerprint = _surroundings(transport, request, repeating.left_out)
+    here["queueing_on_gpu"] = codecs.queueing
     tick(1.0)
     return replace(profile, environment=here, fingerprint=fingerprint)
 

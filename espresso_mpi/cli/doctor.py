@@ -143,7 +143,7 @@ def _gpu_messages(gpus: list[dict[str, Any]] | str) -> dict[str, Any]:
     if forced is not None:
         return {"device_pointers": forced, "why": f"forced by {switches.SWITCH}={int(forced)}", "forced": True}
     result = probe.probe_gpu(gpu=0)
-    return {"device_pointers": result.works, "why": f"the probe says: {result.why}", "forced": False}
+    return {"device_pointers": result.works, "why": f"the probe says: {result}", "forced": False}
 
 
 def _single_copy() -> str:

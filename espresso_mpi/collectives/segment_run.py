@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -163,15 +163,20 @@ class SegmentRun:
         self._move_to(step.device, Dense(0, 0))
         data, packed, region = self.data, step.packed, step.region
         self._payload_to(device.device_of(data.x), packed.nbytes)
+        last = packed.copies[-1] if packed.copies else ()
+        fused = compressor.divides and device.device_of(data.x) == "gpu" and _covers(last, region)
         for number, copy in enumerate(packed.copies):
             decode = compressor.decode_add if number else compressor.decode
             for part in (part for part in copy if part.size):
                 payload = data.payload[part.offset : part.offset + part.nbytes]
-                decode(payload, data.x[part.start : part.stop], self._context(step.point, part, self._rank))
+                context = self._context(step.point, part, self._rank)
+                context.divisor = packed.divisor if fused and number == len(packed.copies) - 1 else 1.0
+                decode(payload, data.x[part.start : part.stop], context)
         if region.size == 0:
             return
         x = data.x[region.start : region.stop]
-        reduction.divide(x, packed.divisor)
+        if not fused:
+            reduction.divide(x, packed.divisor)
         compressor.finalize(x)
         self._residuals.decoded(step.point, x, region)
 
@@ -224,6 +229,13 @@ class SegmentRun:
             target = data.workspace.payload(nbytes, where)
             device.copy(target, data.payload[:nbytes])
             data.payload = target
+
+
+def _covers(parts: Sequence[Part], region: Dense) -> bool:
+    """Whether a payload's parts have every element of a region, each once, and no other."""
+    ends = sorted((part.start, part.stop) for part in parts if part.size)
+    starts, stops = [start for start, _ in ends], [stop for _, stop in ends]
+    return [region.start, *stops] == [*starts, region.stop]
 
 
 HANDLERS: dict[type, Callable[[SegmentRun, Any, Compressor], Progress]] = {

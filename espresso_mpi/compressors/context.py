@@ -64,6 +64,7 @@ class Context:
             arrays by name. Use ``kept``.
         summary: the agreed summary, float32; None if the ranks do not agree on one (then encode makes its own).
         share: which share of the tensor's elements this part of it has.
+        divisor: for a decode on a GPU by a method that ``divides``: what the result is divided by.
         cut: written by encode: how many values were beyond what the payload's format can hold.
 
     Example:
@@ -81,6 +82,7 @@ class Context:
     state: MutableMapping[str, Any] = field(default_factory=dict)
     summary: Any = None
     share: float = 1.0
+    divisor: float = 1.0
     cut: int = 0
 
     def scratch(self, name: str, size: int, dtype: Any, like: Any) -> Any:

@@ -35,6 +35,7 @@ class OneBit(signed.Blocked):
     """
 
     name = "onebit"
+    divides = True
     examples: ClassVar[Sequence[str]] = ("onebit:block=64", "onebit:block=192")
 
     def nbytes(self, n: int) -> int:
@@ -68,7 +69,7 @@ class OneBit(signed.Blocked):
         from .kernels.cuda import signs as cuda_signs
 
         words, scales = self._split(payload, out.size)
-        cuda_signs.decode(words, scales, None, out, self.block, add)
+        cuda_signs.decode(words, scales, None, out, self.block, add, context.divisor)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as (uint64 sign words, float32 scales) views."""

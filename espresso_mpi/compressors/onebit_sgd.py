@@ -35,6 +35,7 @@ class OneBitSGD(signed.Blocked):
     """
 
     name = "onebit_sgd"
+    divides = True
     examples: ClassVar[Sequence[str]] = ("onebit_sgd:block=64", "onebit_sgd:block=192")
 
     def nbytes(self, n: int) -> int:
@@ -62,7 +63,7 @@ class OneBitSGD(signed.Blocked):
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         from .kernels.cuda import signs as cuda_signs
 
-        cuda_signs.decode(*self._split(payload, out.size), out, self.block, add)
+        cuda_signs.decode(*self._split(payload, out.size), out, self.block, add, context.divisor)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
         """The payload's parts as (uint64 sign words, float32 means, float32 means of the negative) views."""

@@ -257,6 +257,15 @@ class GpuKernels:
     ``summarise`` ask.
     """
 
+    divides: ClassVar[bool] = False
+    """Whether ``_decode_cuda`` also divides, by ``context.divisor``, what it has written or added to: a launch less.
+    A subclass with another ``_decode_cuda`` says so anew."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_decode_cuda" in vars(cls) and "divides" not in vars(cls):
+            cls.divides = False
+
     def _encode_cuda(self: _Method, x: Any, payload: Any, residual: Any, context: Context) -> None:
         """As ``_encode_cpu``."""
         through_the_host(self._encode_cpu, self.name, (x,), (payload, residual), context)

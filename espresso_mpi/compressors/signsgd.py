@@ -30,6 +30,7 @@ class SignSGD(Compressor):
 
     name = "signsgd"
     averages = False
+    divides = True
     homogeneous = False
 
     def nbytes(self, n: int) -> int:
@@ -55,7 +56,7 @@ class SignSGD(Compressor):
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         from .kernels.cuda import signs as cuda_signs
 
-        cuda_signs.decode(payload.view(np.uint64), None, None, out, cpu_signs.CHUNK, add)
+        cuda_signs.decode(payload.view(np.uint64), None, None, out, cpu_signs.CHUNK, add, context.divisor)
 
 
 @host.Kernel

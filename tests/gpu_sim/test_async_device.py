@@ -185,6 +185,17 @@ def test_the_host_waits_for_messages_only(world, monkeypatch, compressor):
     session.close()
 
 
+@pytest.mark.parametrize("compressor", ["onebit", "int8", "fp16"])
+def test_launches_of_a_small_tensor(world, monkeypatch, compressor):
+    """A search, an encode, and a decode for each rank, of which the last one divides."""
+    gpu = AsyncGpu(monkeypatch)
+    with Session(compressor=compressor, route=Route.parse("flat-allgather").on("gpu"), min_bytes=0) as session:
+        for _ in range(2):
+            gpu.log.clear()
+            session.sync({f"w{n}": Caller(gpu, 7).gradient(np.ones(80 + n, np.float32)) for n in range(2)})
+    assert gpu.log.count("launch") == 2 * (2 + world.size), "in the second step: in the first, a session measures"
+
+
 CUT = [("fp16", "flat-alltoall", 1e5), ("fp16", "flat-linear", 4e4), ("onebit", "flat-alltoall", 2.0**120)]
 
 

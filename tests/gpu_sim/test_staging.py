@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from async_gpu import AsyncGpu
 from gpu_arrays import GpuArray, foreign_memory, values  # noqa: F401
+from mpi4py import MPI
 from numba import cuda
 
 from espresso_mpi.arrays import device
 from espresso_mpi.arrays.workspace import Staging
-from espresso_mpi.collectives.messages import probe, probe_program
+from espresso_mpi.collectives.messages import gpu_calls, probe, probe_program
 from espresso_mpi.collectives.messages.transport import Settings, Transport
 from espresso_mpi.errors import GradientError, RankTimeoutError
 from espresso_mpi.types import Route
@@ -247,6 +248,21 @@ def test_one_node_where_it_fails_is_enough(world, open_transport, caplog, monkey
     assert world.rank or f"fake {last}" in line
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_nodes_are_probed_together(world, open_transport, caplog, monkeypatch, works):
+    """Once, by rank 0, after each by itself."""
+    asked, result = [], probe.ProbeResult(works, "fake between", "pml ucx")
+    monkeypatch.setattr(probe, "probe_gpu", lambda limit: probe.ProbeResult(True, "fake"))
+    monkeypatch.setattr(probe, "probe_nodes", lambda hosts, limit: asked.append(hosts) or result)
+    transport = open_transport(device_aware=None, message_bytes=1000)
+    transport.hosts = [f"node{rank}" for rank in range(world.size)]
+    line = chosen(transport, caplog)
+    assert transport.device_aware is works
+    assert asked == ([] if world.rank else [transport.hosts])
+    told = "and between nodes (fake between, by pml ucx)" if works else "not between nodes: fake between, by pml ucx"
+    assert world.rank or told in line
+
+
 def test_the_simulator_has_no_device_pointers(world, open_transport, caplog):
     transport = open_transport(device_aware=None)
     line = chosen(transport, caplog)
@@ -263,35 +279,55 @@ def test_a_forced_way_is_not_probed(world, open_transport, caplog, monkeypatch, 
     assert world.rank or f"forced by ESPRESSO_CUDA_AWARE={int(forced)}" in line
 
 
+def test_the_quickest_length_between_nodes(world, open_transport, caplog, monkeypatch):
+    """By the slowest rank's times, and the same on all; another one than the usual only if it is worth it."""
+    usual, short, long = 60 << 10, *gpu_calls.LENGTHS
+    for times, expected in (
+        ({usual: 10.0, short: 6.0 + 3 * world.rank, long: 8.0}, long),
+        ({usual: 10.0, short: 9.5, long: 9.1}, usual),
+    ):
+        monkeypatch.setattr(gpu_calls.GpuCalls, "_ring", lambda transport, length, times=times: times[length])
+        transport = open_transport(device_aware=False)
+        transport.hosts = [f"node{rank}" for rank in range(world.size)]
+        transport.choose_device_way()
+        assert transport.gpu_message_bytes == expected
+    given = open_transport(device_aware=False, message_bytes=1000)
+    given.hosts = transport.hosts
+    given.choose_device_way()
+    assert given.gpu_message_bytes == 1000
+
+
+@pytest.mark.parametrize("aware", [True, False])
+def test_lengths_are_measured_with_what_is_sent(world, open_transport, monkeypatch, aware):
+    transport = open_transport(device_aware=aware, nodes=nodes(world))
+    monkeypatch.setattr(gpu_calls, "_RING_BYTES", 1000)
+    kinds, start = [], transport._messages_of
+    monkeypatch.setattr(transport, "_messages_of", lambda *given: kinds.append(type(given[2])) or start(*given))
+    seconds = transport._ring(300)
+    leads = world.rank in (0, world.size - 1)
+    assert (seconds > 0) == leads and len(kinds) == 2 * leads
+    assert all((kind is not np.ndarray) == aware for kind in kinds)
+
+
 # --- what the probe's processes do ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pair(world):
-    """The first two ranks, and None on the others."""
-    comm = world.Split(0 if world.rank < 2 else 1)
-    return comm if world.rank < 2 else None
+def test_the_processes_of_the_probe(world):
+    assert probe_program.examine(MPI, world) is None
 
 
-def test_the_processes_of_the_probe(world, pair, monkeypatch):
-    from mpi4py import MPI
-
-    monkeypatch.setattr(cuda, "select_device", lambda number: None)
-    assert pair is None or probe_program.examine(MPI, pair) is None
-
-
-def test_the_processes_of_the_probe_see_wrong_data(world, pair):
-    from mpi4py import MPI
+def test_the_processes_of_the_probe_see_wrong_data(world):
+    """Also if only one pair of them sends it."""
 
     class Wrong:
-        """An MPI that leaves a bit behind in every long message."""
+        """An MPI that leaves a bit behind in every long message from the last rank to the first."""
 
         def __getattr__(self, name):
-            return getattr(pair, name)
+            return getattr(world, name)
 
         def Isend(self, what, rank):  # noqa: N802
             sent = what[0].copy_to_host()
-            sent[-1] ^= sent.size > 1 << 19
-            return pair.Isend([sent, what[1]], rank)
+            sent[-1] ^= sent.size > 1 << 19 and (world.rank, rank) == (world.size - 1, 0)
+            return world.Isend([sent, what[1]], rank)
 
-    assert pair is None or "messages of 1048576 bytes" in probe_program.examine(MPI, Wrong())
+    assert "messages of 1048576 bytes" in probe_program.examine(MPI, Wrong())

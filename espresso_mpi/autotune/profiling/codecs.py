@@ -5,6 +5,10 @@ at the same time, and those of a node meet before each step. Ranks that share co
 lasts from when the last rank of a node begins it until the last one has ended it, on the slowest node. The decode of a
 payload costs half of the decode of two.
 
+What a GPU does is timed by a pair of events around it on its stream, not by the host's clock. If its stream is idle,
+the first event passes at once, so the time between them has the launches in it: of a few elements it is little else,
+and what a curve rises by is the kernels' own. How long the host takes to queue an operation is noted apart.
+
 Where ranks share cores, ranks that compute delay others that leave the collective before. That time belongs to the
 collective and to the call.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,9 +44,16 @@ from .request import Request
 
 
 class Codecs:
-    """Measures encodes, decodes, copies and the check. Collective, as are its methods."""
+    """Measures encodes, decodes, copies and the check. Collective, as are its methods.
+
+    Attributes:
+        queueing: median seconds in which the slowest host queues an encode, and the decode of two payloads, of the
+            fewest elements on the GPU; by spec.
+    """
 
     def __init__(self, repeating: Repeating, request: Request) -> None:
+        self.queueing: dict[str, list[float]] = {}
+        self._stream: device.OwnStream | None = None
         self._repeating, self._request, self._transport = repeating, request, repeating.transport
         self._neighbours = _meeting(self._transport)
 
@@ -99,23 +111,28 @@ class Codecs:
         shaped = method.shaped((n,))
         route = Route.parse("encode@cpu/allgather@flat/decode@cpu").on(where)
         program = Program(_pair(self._transport), route, shaped, n, "float32")
-        source = normal(n, self._transport.rank)
-        x, job = device.zeros(n, np.float32, where), job_of(shaped, n)
+        source, job = normal(n, self._transport.rank), job_of(shaped, n)
 
-        def acts() -> Iterator[Callable[[], None]]:
+        def acts(x: Any) -> Iterator[Callable[[], None]]:
             device.copy(x, source)
             for stage in program.stages(0, x, job, Recorder()):
                 if isinstance(stage.step, MoveStep):
                     _multiply(stage)
                 else:
-                    yield partial(_finish, stage, where)
+                    yield partial(_finish, stage)
 
-        return self._side_by_side(acts)
+        with self._on(where):
+            seconds, queueing = self._side_by_side(partial(acts, device.zeros(n, np.float32, where)), where)
+        if where == "gpu" and n == self._request.elements[0]:
+            self.queueing[str(method)] = np.median(queueing, axis=0).tolist()
+        return seconds
 
     def _copy(self, nbytes: int) -> np.ndarray:
         n = nbytes // 4
-        host, gpu = device.pinned(4 * n).view(np.float32), device.zeros(n, np.float32, "gpu")
-        return self._side_by_side(lambda: iter((partial(_copied, host, gpu), partial(_copied, gpu, host))))
+        with self._on("gpu"):
+            host, gpu = device.pinned(4 * n).view(np.float32), device.zeros(n, np.float32, "gpu")
+            each = partial(device.copy_later, host, gpu), partial(device.copy_later, gpu, host)
+            return self._side_by_side(lambda: iter(each), "gpu")[0]
 
     def _check(self, nbytes: int) -> np.ndarray:
         x = normal(nbytes // 4, 0)
@@ -123,31 +140,50 @@ class Codecs:
         def count() -> None:
             reduction.count_non_finite(x, "float32", False)
 
-        return self._side_by_side(lambda: iter((count,)))
+        return self._side_by_side(lambda: iter((count,)))[0]
 
-    def _side_by_side(self, acts: Callable[[], Iterator[Callable[[], None]]]) -> np.ndarray:
-        """Seconds of what all ranks do by themselves at the same time, shape (passes, acts)."""
-        meet = self._neighbours
+    @contextmanager
+    def _on(self, where: DeviceKind) -> Iterator[None]:
+        """Work on a device as a session does: on a GPU, on a stream of its own."""
+        with device.leaving_stream():
+            if where == "gpu":
+                self._stream = self._stream or device.OwnStream()
+                device.enter_stream(self._stream)
+            yield
+
+    def _side_by_side(
+        self, acts: Callable[[], Iterator[Callable[[], None]]], where: DeviceKind = "cpu"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of what all ranks do by themselves at the same time on a device, and of queueing it.
+
+        Both have the shape (passes, acts).
+        """
+        meet, watch = self._neighbours, device.Stopwatch() if where == "gpu" else None
 
         def one() -> list[float]:
             marks = []
             for act in acts():
                 meet()
                 start = time.perf_counter()
+                if watch is not None:
+                    watch.start()
                 act()
-                marks += [start, time.perf_counter()]
+                end = queued = time.perf_counter()
+                if watch is not None:
+                    watch.stop()
+                    end = start + watch.seconds()
+                marks += [start, end, start, queued]
             return marks
 
         marks = paired(self._repeating.passes(one))
-        return np.max([telescoped(marks[list(ranks)]) for ranks in self._transport.topology.nodes], axis=0)
+        found = np.max([telescoped(marks[list(ranks)]) for ranks in self._transport.topology.nodes], axis=0)
+        return found[:, ::2], found[:, 1::2]
 
 
-def _finish(stage: Stage, where: DeviceKind) -> None:
-    """Carry out an encode or a decode to its end."""
+def _finish(stage: Stage) -> None:
+    """Carry out an encode or a decode to its end; on a GPU, queue it."""
     for _ in stage.progress():
         pass
-    if where == "gpu":
-        device.drain()
 
 
 def _meeting(transport: Transport) -> Callable[[], None]:
@@ -189,8 +225,3 @@ class _Pair:
 
 def _pair(transport: Transport) -> Any:
     return _Pair(transport, Topology(((0, 1),)), 0)
-
-
-def _copied(target: Any, source: Any) -> None:
-    device.copy(target, source)
-    device.drain()

@@ -1,4 +1,6 @@
-"""The program of two ranks on one GPU: sessions against those of host arrays, and ``push`` beside a backward pass.
+"""The program of several ranks: sessions against those of host arrays, and ``push`` beside a backward pass.
+
+Each rank has a GPU of its own where there are several, else two ranks share one.
 
 Started by ``suite`` as a job of its own; rank 0 writes its result to the file that the first argument names.
 """
@@ -25,6 +27,18 @@ METHODS = ("none", "int8", "onebit")
 _LAYERS, _WIDTH, _BATCH = 12, 2048, 16384
 _ROUNDS = 4
 
+_ELEMENTS = (300, 1_000_003)
+"""Sizes of the arrays that every route is tried with."""
+
+_IN_THREADS, _ARRAYS = 300_000, 8
+"""Elements and number of the arrays of each thread."""
+_BESIDE_LATE, _LATE_SIDE = 1 << 20, 4096
+"""Elements of an array that a side stream writes, behind products of matrices with this side."""
+
+_STEADY = 1 << 20
+_BYTES = (4 << 10, 1 << 20, 64 << 20)
+"""Bytes of the arrays whose ``sync`` is timed."""
+
 
 def main(path: str) -> None:
     """Run all parts, and write their results on rank 0."""
@@ -32,8 +46,10 @@ def main(path: str) -> None:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    gpus = use_own_gpu(world, cupy)
     result = {
         "ranks": world.size,
+        "gpus": min(gpus, world.size),
         "routes": routes(world, cupy),
         "sessions": two_sessions(world, cupy),
         "side_stream": side_stream(world, cupy),
@@ -46,6 +62,15 @@ def main(path: str) -> None:
             json.dump(result, file)
 
 
+def use_own_gpu(world: Any, cupy: Any) -> int:
+    """Let this rank work on a GPU of its own, or share them in turns: how many there are."""
+    gpus = int(cupy.cuda.runtime.getDeviceCount())
+    number = int(world.rank) % gpus
+    cupy.cuda.Device(number).use()
+    device.use_gpu(number)
+    return gpus
+
+
 # --- right ------------------------------------------------------------------------------------------------------------
 
 
@@ -55,7 +80,7 @@ def routes(world: Any, cupy: Any) -> dict[str, Any]:
     runs, wrong = 0, []
     for name in ROUTES:
         for method in _methods(Route.parse(name)):
-            for n in (300, 1_000_003):
+            for n in _ELEMENTS:
                 runs += 1
                 bad = world.allreduce(_unlike(world, cupy, name, method, n, nodes))
                 wrong += [f"{name} {method} {n}: {bad} elements"] if bad else []
@@ -84,11 +109,15 @@ def _unlike(world: Any, cupy: Any, name: str, method: str, n: int, nodes: list[l
 
 
 def two_sessions(world: Any, cupy: Any) -> int:
-    """Two sessions of two threads on one GPU, against each by itself: elements that differ."""
+    """Two sessions in two threads of each rank, against each by itself: elements that differ."""
     rng, spec = np.random.default_rng(world.rank), "topk:ratio=0.01"
-    data = [[rng.standard_normal(300_000).astype(np.float32) for _ in range(8)] for _ in range(2)]
+    data = [[rng.standard_normal(_IN_THREADS).astype(np.float32) for _ in range(_ARRAYS)] for _ in range(2)]
+
+    gpu = device.current_gpu()
 
     def run(session: Session, arrays: list[np.ndarray], out: list[np.ndarray]) -> None:
+        device.use_gpu(gpu)
+        cupy.cuda.Device(gpu).use()
         out += [cupy.asnumpy(session.sync(cupy.asarray(array))) for array in arrays]
 
     alone: list[list[np.ndarray]] = [[], []]
@@ -109,11 +138,11 @@ def two_sessions(world: Any, cupy: Any) -> int:
 def side_stream(world: Any, cupy: Any) -> int:
     """Values that a non-blocking stream of the caller's writes late, behind long work: steps with another mean."""
     bad, stream = 0, cupy.cuda.Stream(non_blocking=True)
-    late = cupy.random.standard_normal((4096, 4096), cupy.float32)
+    late = cupy.random.standard_normal((_LATE_SIDE, _LATE_SIDE), cupy.float32)
     mean = sum(range(1, world.size + 1)) / world.size
     with Session() as session:
         for step in range(10):
-            x = cupy.zeros(1 << 20, cupy.float32)
+            x = cupy.zeros(_BESIDE_LATE, cupy.float32)
             cupy.cuda.runtime.deviceSynchronize()
             with stream:
                 for _ in range(8):
@@ -136,7 +165,7 @@ def synchronizes(cupy: Any) -> int:
         before()
 
     with Session(compressor="int8") as session:
-        x = cupy.ones(1 << 20, cupy.float32)
+        x = cupy.ones(_STEADY, cupy.float32)
         session.sync(x)
         device.synchronize = counted
         try:
@@ -193,7 +222,7 @@ def _own_stream(cupy: Any) -> Iterator[None]:
 
 def times(world: Any, cupy: Any, method: str) -> Iterator[dict[str, Any]]:
     """One array of several sizes: seconds of ``sync`` on the GPU, and of the same array in host memory."""
-    for nbytes in (4 << 10, 1 << 20, 64 << 20):
+    for nbytes in _BYTES:
         values = np.random.default_rng(world.rank).standard_normal(nbytes // 4).astype(np.float32)
         there = cupy.asarray(values)
         with Session(compressor=method, min_bytes=0) as gpu, Session(compressor=method, min_bytes=0) as host:

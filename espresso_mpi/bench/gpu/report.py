@@ -62,10 +62,14 @@ def _parts(result: Mapping[str, Any]) -> Iterator[str]:
     yield _of_speeds(result.get("speeds", ()))
     ranks = result.get("ranks", "")
     if not isinstance(ranks, str):
-        yield _of_overlap(ranks["overlap"])
-        yield _of_sizes(ranks["sizes"])
+        where = f"{ranks.get('ranks', 2)} ranks on {_count(ranks.get('gpus', 1))}"
+        yield _of_overlap(ranks["overlap"], where)
+        yield _of_sizes(ranks["sizes"], where)
     beside = result.get("beside", ())
     yield beside if isinstance(beside, str) else _of_beside(beside)
+    sanitizer = result.get("sanitizer", "")
+    if not isinstance(sanitizer, str) and sanitizer["status"]:
+        yield f"compute-sanitizer, of {sanitizer['methods']}:\n\n```text\n{sanitizer['said'].strip()}\n```\n"
 
 
 def _of_speeds(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -83,9 +87,13 @@ def _of_speeds(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{title}\n\n{markdown_table(header, lines)}" if lines else ""
 
 
-def _of_overlap(rows: Sequence[Mapping[str, Any]]) -> str:
+def _count(gpus: int) -> str:
+    return "one GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def _of_overlap(rows: Sequence[Mapping[str, Any]], where: str) -> str:
     lines = [(row["method"], *(_ms(row[key]) for key in _TIMES), f"{row['hidden']:.2f}") for row in rows]
-    title = "Two ranks on one GPU; milliseconds of a backward pass of matrix products with 12 gradients of 16 MiB."
+    title = f"{where}; milliseconds of a backward pass of matrix products with 12 gradients of 16 MiB."
     header = ("method", "backward", "sync", "one after the other", "with push", "hidden")
     return f"{title}\n\n{markdown_table(header, lines)}"
 
@@ -93,9 +101,9 @@ def _of_overlap(rows: Sequence[Mapping[str, Any]]) -> str:
 _TIMES = ("backward_s", "sync_s", "one_by_one_s", "pushed_s")
 
 
-def _of_sizes(rows: Sequence[Mapping[str, Any]]) -> str:
+def _of_sizes(rows: Sequence[Mapping[str, Any]], where: str) -> str:
     lines = [(row["method"], str(row["nbytes"]), _ms(row["gpu_s"]), _ms(row["host_s"])) for row in rows]
-    title = "Two ranks on one GPU; milliseconds of `sync` of one array."
+    title = f"{where}; milliseconds of `sync` of one array."
     return f"{title}\n\n{markdown_table(('method', 'bytes', 'on the GPU', 'in host memory'), lines)}"
 
 

@@ -50,7 +50,7 @@ def main(only: str = Defaults.only, json: Path | None = None, output: Path | Non
     check_writable(json)
     check_writable(output, "--output")
     parts: dict[str, Callable[[], Any]] = {
-        "kernels": _kernels, "speeds": _speeds, "beside": _beside, "pointers": _pointers, "ranks": _two_ranks,
+        "kernels": _kernels, "speeds": _speeds, "beside": _beside, "pointers": _pointers, "ranks": _ranks,
         "sanitizer": _sanitizer,
     }  # fmt: skip
     wanted = only.split(",")
@@ -95,22 +95,24 @@ def _beside() -> list[dict[str, Any]] | str:
     return [{**asdict(one), "overlapped": one.overlapped} for one in found]
 
 
-def _two_ranks() -> dict[str, Any] | str:
-    """What the job of two ranks found, or why it found nothing."""
+def _ranks() -> dict[str, Any] | str:
+    """What the job of a rank for each GPU found, of two at least, or why it found nothing."""
+    cards = gpus()
+    count = max(2, len(cards) if isinstance(cards, list) else 0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ranks.json"
         program = [sys.executable, "-m", "mpi4py", "-m", "espresso_mpi.bench.gpu.ranks", str(path)]
         try:
-            command = [find_mpirun().path, "-n", "2", *program]
+            command = [find_mpirun().path, "-n", str(count), *program]
             done = subprocess.run(
-                command, env=child_environment(2), capture_output=True, text=True, timeout=_RANKS_LIMIT_S, check=False
+                command, env=child_environment(count), capture_output=True, text=True, timeout=_RANKS_LIMIT_S, check=False
             )
         except EspressoError as error:
             return str(error)
         except subprocess.TimeoutExpired:
-            return f"the job of two ranks took longer than {_RANKS_LIMIT_S} s"
+            return f"the job of {count} ranks took longer than {_RANKS_LIMIT_S} s"
         if done.returncode or not path.exists():
-            return f"the job of two ranks ended with {done.returncode}: {done.stderr[-2000:]}"
+            return f"the job of {count} ranks ended with {done.returncode}: {done.stderr[-2000:]}"
         found: dict[str, Any] = json_of.loads(path.read_text(encoding="utf-8"))
         return found
 
@@ -129,7 +131,7 @@ def _sanitizer() -> dict[str, Any] | str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_RANKS_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"it took longer than {_RANKS_LIMIT_S} s"
-    return {"methods": _SANITIZED, "status": done.returncode, "said": (done.stdout + done.stderr)[-500:]}
+    return {"methods": _SANITIZED, "status": done.returncode, "said": (done.stdout + done.stderr)[-2000:]}
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -172,13 +174,13 @@ _NAMED = (*(COPY_GOALS[0][0] or ()), "copy")
 
 def _of_ranks(part: Mapping[str, Any] | str) -> Iterator[Verdict]:
     if isinstance(part, str):
-        yield Verdict("two ranks on one GPU", part, "a result", False)
+        yield Verdict("ranks on GPUs", part, "a result", False)
         return
     routes = part["routes"]
     found = f"{len(routes['wrong'])} of {routes['runs']} runs differ"
     yield Verdict("sessions give the bits of host arrays on every named route", found, "none", not routes["wrong"])
     bad = part["sessions"]
-    yield Verdict("two sessions in two threads on one GPU", f"{bad} elements differ", "none", not bad)
+    yield Verdict("two sessions in two threads", f"{bad} elements differ", "none", not bad)
     bad = part["side_stream"]
     yield Verdict("values that a side stream writes late", f"{bad} of 20 results are wrong", "none", not bad)
     count = part["synchronizes"]
@@ -196,5 +198,11 @@ def _of_pointers(part: Mapping[str, Any]) -> Iterator[Verdict]:
 
 
 def _of_sanitizer(part: Mapping[str, Any] | str) -> Iterator[Verdict]:
-    found, kept = (part, None) if isinstance(part, str) else (f"exit status {part['status']}", part["status"] == 0)
+    found, kept = (part, None) if isinstance(part, str) else (_said(part), part["status"] == 0)
     yield Verdict("compute-sanitizer finds no fault", found, "0", kept)
+
+
+def _said(part: Mapping[str, Any]) -> str:
+    """The exit status of compute-sanitizer, with its summary if there is one."""
+    lines = [line.strip("= ") for line in part["said"].splitlines() if "SUMMARY" in line]
+    return ": ".join([f"exit status {part['status']}", *lines[-1:]])

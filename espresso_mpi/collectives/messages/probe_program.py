@@ -1,4 +1,4 @@
-"""What each of the two processes of a probe does: send the other GPU memory and look at what came. See ``probe``."""
+"""What each process of a probe does: exchange GPU memory with each other one, and look at what came. See ``probe``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,22 +39,36 @@ def main(limit: int) -> None:
 
 
 def examine(mpi: Any, comm: Any) -> str | None:
-    """What is wrong, if anything. Collective over the two ranks of ``comm``."""
-    if comm.size != 2:
+    """What is wrong, if anything. Collective over the ranks of ``comm``: all pairs exchange messages."""
+    if comm.size < 2:
         return (
             f"mpirun started {comm.size} process(es) of {mpi.get_vendor()[0]} in one job, not 2: it belongs to another "
             f"MPI library than mpi4py"
         )
-    wrong = [size for size in SIZES if not arrives(mpi, comm, size)]
-    everyone = [size for sizes in comm.allgather(wrong) for size in sizes]
-    return f"messages of {min(everyone)} bytes arrived with wrong content" if everyone else None
+    host = mpi.Get_processor_name()
+    wrong = [(size, host) for size in SIZES for other in partners(comm) if not arrives(mpi, comm, size, other)]
+    everyone = [found for some in comm.allgather(wrong) for found in some]
+    return "messages of {} bytes arrived with wrong content on {}".format(*min(everyone)) if everyone else None
 
 
-def arrives(mpi: Any, comm: Any, size: int) -> bool:
+def partners(comm: Any) -> Iterator[int]:
+    """Every other rank, so that two ranks have each other at the same time: by the circle of a round-robin."""
+    even = comm.size + comm.size % 2
+    for turn in range(even - 1):
+        if comm.rank == even - 1:
+            other = next(rank for rank in range(even - 1) if 2 * rank % (even - 1) == turn)
+        else:
+            other = (turn - comm.rank) % (even - 1)
+            other = even - 1 if other == comm.rank else other
+        if other < comm.size:
+            yield other
+
+
+def arrives(mpi: Any, comm: Any, size: int, other: int) -> bool:
     """Whether ``size`` bytes of GPU memory, in two messages both ways at a time, arrive as they were sent."""
     from numba import cuda
 
-    other, cut = 1 - comm.rank, size // 3
+    cut = size // 3
     source = cuda.to_device(_content(comm.rank, size))
     target = cuda.to_device(np.zeros(size + 2 * _GUARD, np.uint8))
     inside = target[_GUARD : _GUARD + size]

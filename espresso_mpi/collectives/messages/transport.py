@@ -36,9 +36,6 @@ first beyond; when both ends then send long messages at the same time, the direc
 a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB, 200 to 270 in one, wire 134."""
 
 _ABORT_TAG = 0x5E56
-_GPU_TAG = 0x5E5D
-"""The tag of exchanges of GPU memory, of which messages start when the GPU is ready."""
-
 _ABORT_BYTES = 2000
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -108,7 +105,9 @@ class Transport(GpuCalls):
         self._free_workspaces: dict[Any, list[Workspace]] = {}
         self.device_aware = settings.device_aware
         testall = MPI.Request.Testall
-        self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest)
+        self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest_gpu)
+        self.gpu_message_bytes = settings.message_bytes
+        self._length_given = settings.message_bytes != MESSAGE_BYTES
         self.by_tables = settings.by_tables
         self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
         self._window = self._open_window(settings.window_bytes)
@@ -287,31 +286,25 @@ class Transport(GpuCalls):
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """(rank, request) of every message."""
         self._count(sends)
-        started = [pair for rank, array in receives for pair in self._receive(rank, array, DATA_TAG)]
-        return started + [pair for rank, array in sends for pair in self._send(rank, array, DATA_TAG)]
+        each = (("Irecv", receives), ("Isend", sends))
+        return [
+            pair
+            for way, messages in each
+            for rank, array in messages
+            for pair in self._messages_of(way, rank, array, DATA_TAG, self._longest(rank))
+        ]
 
     def _count(self, sends: Addressed) -> None:
         for rank, array in sends:
             self.posted["intra" if rank in self._near else "inter"] += array.nbytes
 
-    def _receive(self, rank: int, array: Any, tag: int) -> list[tuple[int, Any]]:
-        return [(rank, self._comm.Irecv([piece, self._mpi.BYTE], rank, tag)) for piece in self._pieces(rank, array)]
-
-    def _send(self, rank: int, array: Any, tag: int) -> list[tuple[int, Any]]:
-        return [(rank, self._comm.Isend([piece, self._mpi.BYTE], rank, tag)) for piece in self._pieces(rank, array)]
-
-    def _receive_gpu(self, rank: int, array: Any) -> list[tuple[int, Any]]:
-        return self._receive(rank, array, _GPU_TAG)
-
-    def _send_gpu(self, rank: int, array: Any) -> list[tuple[int, Any]]:
-        return self._send(rank, array, _GPU_TAG)
-
-    def _pieces(self, rank: int, array: Any) -> list[Any]:
-        """The bytes of an array in messages of legal size."""
+    def _messages_of(self, way: str, rank: int, array: Any, tag: int, longest: int) -> list[tuple[int, Any]]:
+        """Start the messages of an array, by "Isend" or "Irecv": (rank, request) of each."""
         if array.nbytes == 0:
             return []
-        flat = array.view(np.uint8)
-        return [flat[first : first + nbytes] for first, nbytes in self.pieces_of(rank, flat.size)]
+        start, flat = getattr(self._comm, way), array.view(np.uint8)
+        pieces = (flat[first : first + longest] for first in range(0, flat.size, longest))
+        return [(rank, start([piece, self._mpi.BYTE], rank, tag)) for piece in pieces]
 
     def _open_window(self, half_bytes: int) -> SharedWindow | None:
         """The node's window, if wanted, useful and possible on all of its ranks."""

@@ -18,6 +18,7 @@ class Cast(Compressor):
     """What the casts have in common."""
 
     to: ClassVar[str]
+    divides = True
 
     def nbytes(self, n: int) -> int:
         return 2 * n
@@ -52,4 +53,4 @@ class Cast(Compressor):
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         from ..kernels.cuda import casts as cuda_casts
 
-        cuda_casts.decode(payload, out, self.rule == HALF, add)
+        cuda_casts.decode(payload, out, self.rule == HALF, add, context.divisor)

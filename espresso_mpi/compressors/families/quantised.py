@@ -34,6 +34,7 @@ from ..kernels.cpu.blocks import (
 class BlockQuantiser(Compressor):
     """What the methods of the family have in common."""
 
+    divides = True
     block: int = 256
     top: ClassVar[float]
     """The largest code."""
@@ -85,7 +86,8 @@ class BlockQuantiser(Compressor):
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         from ..kernels.cuda import blocks as cuda_blocks
 
-        cuda_blocks.decode(out, *self._split(payload, out.size), self.block, self.per, self._decoding(), add)
+        parts, how = self._split(payload, out.size), self._decoding()
+        cuda_blocks.decode(out, *parts, self.block, self.per, how, add, context.divisor)
 
     def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The payload's two parts as (float32 scales, int8 codes) views."""

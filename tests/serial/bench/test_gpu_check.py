@@ -73,8 +73,15 @@ def test_each_promise_that_is_not_kept_is_named():
     assert broken(result(ranks={**ranks, "overlap": [{**ranks["overlap"][0], "hidden": 0.7}]})) == [
         "share that push hides: int8"
     ]
-    assert broken(result(ranks="the job ended with 1")) == ["two ranks on one GPU"]
-    assert len(broken(result(sanitizer={"status": 9, "said": "", "methods": "fp16"}))) == 1
+    assert broken(result(ranks="the job ended with 1")) == ["ranks on GPUs"]
+
+
+def test_what_the_sanitizer_found_is_in_the_report():
+    said = "========= Invalid __global__ read\n========= ERROR SUMMARY: 1 error\n"
+    bad = result(sanitizer={"status": 9, "said": said, "methods": "fp16"})
+    (verdict,) = (verdict for verdict in verdicts(bad) if verdict.kept is False)
+    assert verdict.found == "exit status 9: ERROR SUMMARY: 1 error"
+    assert "Invalid __global__ read" in markdown({**bad, "rows": []})
 
 
 def test_the_report_has_all_parts():

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from espresso_mpi.cluster import launch
-from espresso_mpi.collectives.messages import probe, switches
+from espresso_mpi.collectives.messages import probe, probe_program, switches
 from espresso_mpi.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(300)
@@ -103,11 +104,11 @@ def test_a_process_probes_once(monkeypatch):
     probe._RESULTS.clear()
     assert probe.probe_gpu(3.2, gpu=1) == probe.probe_gpu(3.2, gpu=1)
     probe._RESULTS.clear()
-    ((command, environment, limit),) = runs
+    ((command, environment, limit, processes),) = runs
     assert command[:3] == ["/x/mpirun", "-n", "2"]
     assert command[-1] == "4"  # whole seconds, no fewer than the limit
     assert environment[probe.DEVICE] == "1"
-    assert limit == 3.2
+    assert (limit, processes) == (3.2, 2)
 
 
 RANK = {
@@ -149,6 +150,62 @@ def test_a_job_of_its_own_knows_the_settings_but_not_the_job_around_it():
     assert seen["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
 
 
+def test_a_job_between_nodes_keeps_how_they_are_reached():
+    seen = probe.surroundings(RANK | SETTINGS, elsewhere=True)
+    kept = {"PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "SLURM_JOB_ID", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS"}
+    assert set(RANK) & set(seen) == kept
+    options = probe.on_hosts(launch.Mpirun("/x", "Open MPI", "5.0.11"), ["a", "b"], seen)
+    assert options[:2] == ["--host", "a:1,b:1"] and "UCX_TLS" in options and "SLURM_JOB_ID" not in options
+    assert probe.on_hosts(launch.Mpirun("/x", "MPICH", "4.3"), ["a", "b"], seen) == ["-hosts", "a,b", "-ppn", "1"]
+
+
+@pytest.mark.parametrize("size", range(2, 8))
+def test_every_pair_of_processes_meets_once(size):
+    every = [list(probe_program.partners(SimpleNamespace(rank=rank, size=size))) for rank in range(size)]
+    assert [sorted([rank, *others]) for rank, others in enumerate(every)] == size * [list(range(size))]
+    met, left = set(), [iter(others) for others in every]
+    ahead = [next(others, None) for others in left]
+    while any(other is not None for other in ahead):
+        pairs = [(a, b) for a, b in enumerate(ahead) if b is not None and ahead[b] == a]
+        assert pairs, "all wait for others"
+        met |= set(pairs)
+        for rank, _ in pairs:
+            ahead[rank] = next(left[rank], None)
+    assert len(met) == size * (size - 1)
+
+
+SAYS = """
+[a:1] mca: base: components_open: found loaded component ob1
+[a:1] selected cuda
+[a:1] selected ob1 best priority 20
+[a:1] select: component ob1 selected
+[a:1] mca: bml: Using self btl for send to [[1,1],0] on node a
+[a:1] mca: bml: Using smcuda btl for send to [[1,1],1] on node a
+[b:2] mca: bml: Using smcuda btl for send to [[1,1],0] on node a
+"""
+BY_UCX = """
+[a:1] selected null
+[a:1] select: component ucx selected
+[16.08] [a:7:0]     ucp_worker.c:1720 UCX  INFO  ep_cfg[1]: tag(rc_mlx5/mlx5_0:1);
+[16.09] [a:7:0]     ucp_worker.c:1784 UCX  INFO    0x25 intra-node cfg#2 tag(sysv/memory cuda_copy/cuda) rma(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        (SAYS, "pml ob1, btl smcuda, accelerator cuda"),
+        (BY_UCX, "pml ucx, UCX tag(rc_mlx5/mlx5_0:1), UCX tag(sysv/memory cuda_copy/cuda)"),
+        ("==== x ====\nlibfabric provider: tcp;ofi_rxm - 10.0.0.0/8\n", "MPICH's provider tcp;ofi_rxm"),
+        ("nothing", ""),
+    ],
+)
+def test_what_libraries_say_of_their_transport(said, seen):
+    assert probe.transports(said) == seen
+    result = result_on(f"import sys; print({said!r}, file=sys.stderr); sys.exit(7)")
+    assert result.transport == seen and "exit status 7: " + ("nothing" if said == "nothing" else "") in result.why
+
+
 NESTED = """
 import os, sys
 from mpi4py import MPI
@@ -158,10 +215,10 @@ answer = None
 if MPI.COMM_WORLD.rank == 0:
     inner = "from mpi4py import MPI; c = MPI.COMM_WORLD; c.allgather(c.rank); print(%r * (c.size == 2))" % probe.PASSED
     command = [launch.find_mpirun().path, "-n", "2", sys.executable, "-c", inner]
-    answer = probe.run(command, probe.surroundings(os.environ), 40.0)
+    answer = probe.run(command, probe._TALKING | probe.surroundings(os.environ), 40.0)
 answer = MPI.COMM_WORLD.bcast(answer)  # the job around it still works
 if MPI.COMM_WORLD.rank == 1:
-    print("verdict", answer.works, answer.why)
+    print("verdict", answer.works, answer.transport)
 """
 
 
@@ -184,8 +241,6 @@ def test_the_real_program_fails_with_a_reason_where_there_is_no_gpu():
 
 
 def test_a_launcher_that_does_not_know_the_library_is_noticed():
-    from espresso_mpi.collectives.messages import probe_program
-
     class Alone:
         size = 1
 

@@ -28,11 +28,13 @@ def encode(
     kernel(grid, gpu.THREADS, x, kept, scales, codes, block, *numbers, low, high)
 
 
-def decode(out: Any, scales: Any, codes: Any, block: int, per: int, how: tuple[Any, ...], add: bool) -> None:
-    """Write the values of the codes into ``out``, or add them to it."""
+def decode(
+    out: Any, scales: Any, codes: Any, block: int, per: int, how: tuple[Any, ...], add: bool, divisor: float
+) -> None:
+    """Write the values of the codes into ``out``, or add them to it, and divide it."""
     float8, *numbers = how
     kernel = _DECODE[add, bool(float8), per]
-    kernel(gpu.blocks(scales.size, _WARPS), gpu.THREADS, out, scales, codes, block, *numbers)
+    kernel(gpu.blocks(scales.size, _WARPS), gpu.THREADS, out, scales, codes, block, *numbers, np.float32(divisor))
 
 
 # --- what both directions need ----------------------------------------------------------------------------------------
@@ -203,12 +205,12 @@ def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
     order, bits, bytes_a_turn, unit = _make_order(per), 8 // per, 128 // per, _unit(per)
 
     @cuda.jit(device=True)
-    def value(out, i, byte, place, scale, shift, lowest):  # type: ignore[no-untyped-def]
+    def value(out, i, byte, place, scale, shift, lowest, divisor):  # type: ignore[no-untyped-def]
         if float8:
             code = _float8_value(byte, shift, lowest)
         else:
             code = np.float32(np.int32(np.int32(byte) << np.int32(32 - bits - place)) >> np.int32(32 - bits))
-        return cuda.fma(code, scale, out[i]) if add else code * scale
+        return gpu.over(cuda.fma(code, scale, out[i]) if add else code * scale, divisor)
 
     @cuda.jit(device=True)
     def load(codes, at):  # type: ignore[no-untyped-def]
@@ -221,10 +223,10 @@ def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
         a = codes[at]
         return a, 0, a, 2, a, 4, a, 6
 
-    @gpu.kernel(
-        "float32[::1], float32[::1], int8[::1], int64, float32, uint32, uint32", add=add, float8=float8, per=per
-    )
-    def decode(out, scales, codes, block, largest, shift, lowest):  # type: ignore[no-untyped-def]
+    signature = "float32[::1], float32[::1], int8[::1], int64, float32, uint32, uint32, float32"
+
+    @gpu.kernel(signature, add=add, float8=float8, per=per)
+    def decode(out, scales, codes, block, largest, shift, lowest, divisor):  # type: ignore[no-untyped-def]
         stride = (block + per - 1) // per
         for b in range(cuda.grid(1) // 32, scales.size, cuda.gridsize(1) // 32):
             start, stop, scale = b * block, min(out.size, (b + 1) * block), scales[b]
@@ -236,14 +238,15 @@ def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
             for j in range(cuda.laneid, whole, bytes_a_turn):
                 i = start + j
                 b0, p0, b1, p1, b2, p2, b3, p3 = load(codes, b * stride + j)
-                v0, v1 = value(out, i, b0, p0, scale, shift, lowest), value(out, i + o1, b1, p1, scale, shift, lowest)
-                v2 = value(out, i + o2, b2, p2, scale, shift, lowest)
-                v3 = value(out, i + o3, b3, p3, scale, shift, lowest)
+                v0 = value(out, i, b0, p0, scale, shift, lowest, divisor)
+                v1 = value(out, i + o1, b1, p1, scale, shift, lowest, divisor)
+                v2 = value(out, i + o2, b2, p2, scale, shift, lowest, divisor)
+                v3 = value(out, i + o3, b3, p3, scale, shift, lowest, divisor)
                 out[i], out[i + o1], out[i + o2], out[i + o3] = v0, v1, v2, v3
             for j in range(whole + cuda.laneid, width, 32):
                 byte, place = codes[b * stride + j], 0
                 for i in range(start + j, stop, width):
-                    out[i] = value(out, i, byte, place, scale, shift, lowest)
+                    out[i] = value(out, i, byte, place, scale, shift, lowest, divisor)
                     place += bits
 
     return decode

@@ -28,10 +28,10 @@ def encode(x: Any, residual: Any, payload: Any, rule: int, low: Any, high: Any) 
     return gpu.cuts_of(counter) if rule == HALF else 0
 
 
-def decode(payload: Any, out: Any, half: bool, add: bool) -> None:
-    """Widen ``payload`` into ``out``, or onto it."""
+def decode(payload: Any, out: Any, half: bool, add: bool, divisor: float) -> None:
+    """Widen ``payload`` into ``out``, or onto it, and divide it."""
     codes = payload.view(np.float16 if half else np.uint16)
-    _DECODE[add, half](gpu.blocks(out.size, gpu.TILE), gpu.THREADS, out, codes)
+    _DECODE[add, half](gpu.blocks(out.size, gpu.TILE), gpu.THREADS, out, codes, np.float32(divisor))
 
 
 @cuda.jit(device=True)
@@ -94,23 +94,23 @@ def _make_decode(add, half):  # type: ignore[no-untyped-def]
     widen, largest = (np.float32, _HALF) if half else (_from_brain, _BRAIN)
 
     @cuda.jit(device=True)
-    def value(out, codes, i):  # type: ignore[no-untyped-def]
+    def value(out, codes, divisor, i):  # type: ignore[no-untyped-def]
         wide = widen(codes[i])
         finite = min(max(wide, -largest), largest) if wide == wide else np.float32(0)
-        return out[i] + finite if add else finite
+        return gpu.over(out[i] + finite if add else finite, divisor)
 
-    @gpu.kernel(f"float32[::1], {'float16' if half else 'uint16'}[::1]", add=add, half=half)
-    def decode(out, codes):  # type: ignore[no-untyped-def]
+    @gpu.kernel(f"float32[::1], {'float16' if half else 'uint16'}[::1], float32", add=add, half=half)
+    def decode(out, codes, divisor):  # type: ignore[no-untyped-def]
         step = gpu.THREADS
         for tile in range(gpu.TILE * cuda.blockIdx.x, out.size, gpu.TILE * cuda.gridDim.x):
             i = tile + cuda.threadIdx.x
             if tile + gpu.TILE <= out.size:
-                p, q = value(out, codes, i), value(out, codes, i + step)
-                r, s = value(out, codes, i + 2 * step), value(out, codes, i + 3 * step)
+                p, q = value(out, codes, divisor, i), value(out, codes, divisor, i + step)
+                r, s = value(out, codes, divisor, i + 2 * step), value(out, codes, divisor, i + 3 * step)
                 out[i], out[i + step], out[i + 2 * step], out[i + 3 * step] = p, q, r, s
             else:
                 for j in range(i, out.size, step):
-                    out[j] = value(out, codes, j)
+                    out[j] = value(out, codes, divisor, j)
 
     return decode
 

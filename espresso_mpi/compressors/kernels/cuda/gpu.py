@@ -179,6 +179,12 @@ def sanitise(value):  # type: ignore[no-untyped-def]
     return small if value == value else np.float32(0.0)
 
 
+@cuda.jit(device=True)
+def over(value, divisor):  # type: ignore[no-untyped-def]
+    """``value / divisor``, which is 1 in most launches."""
+    return value if divisor == np.float32(1.0) else value / divisor
+
+
 # --- warps ------------------------------------------------------------------------------------------------------------
 
 

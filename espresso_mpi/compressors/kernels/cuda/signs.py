@@ -52,13 +52,15 @@ def encode_signs(x: Any, residual: Any, momentum: Any, words: Any, beta: float) 
     kernel(grid, gpu.THREADS, x, kept, moved, words.view(np.uint32), np.float32(beta))
 
 
-def decode(words: Any, scales: Any, lows: Any, out: Any, block: int, add: bool) -> None:
-    """Write the values into ``out``, or add them to it; without scales they are 1 and -1."""
+def decode(words: Any, scales: Any, lows: Any, out: Any, block: int, add: bool, divisor: float) -> None:
+    """Write the values into ``out``, or add them to it, and divide it; without scales they are 1 and -1."""
     levels = sum(array is not None for array in (scales, lows))
     bits = words.view(np.uint32)
     first = out if scales is None else scales
     second = first if lows is None else lows
-    _DECODE[add, levels](gpu.blocks(out.size, gpu.TILE), gpu.THREADS, out, bits, first, second, block // 64)
+    _DECODE[add, levels](
+        gpu.blocks(out.size, gpu.TILE), gpu.THREADS, out, bits, first, second, block // 64, np.float32(divisor)
+    )
 
 
 def vote(out: Any) -> None:
@@ -238,7 +240,7 @@ def _make_decode(add, levels):  # type: ignore[no-untyped-def]
         return scale if abs(scale) <= np.float32(LIMIT) else _ZERO
 
     @cuda.jit(device=True)
-    def value(out, words, scales, lows, groups, i):  # type: ignore[no-untyped-def]
+    def value(out, words, scales, lows, groups, divisor, i):  # type: ignore[no-untyped-def]
         block = np.uint32(i // 64) // np.uint32(groups)  # in 32 bits: a GPU divides 64 bits very slowly
         negative = (words[i // 32] >> np.uint32(i % 32)) & np.uint32(1)
         if levels == 0:
@@ -248,23 +250,23 @@ def _make_decode(add, levels):  # type: ignore[no-untyped-def]
             signed = -signed if negative else signed
         else:
             signed = sane(lows[block] if negative else scales[block])
-        return out[i] + signed if add else signed
+        return gpu.over(out[i] + signed if add else signed, divisor)
 
-    @gpu.kernel("float32[::1], uint32[::1], float32[::1], float32[::1], int64", add=add, levels=levels)
-    def decode(out, words, scales, lows, groups):  # type: ignore[no-untyped-def]
+    @gpu.kernel("float32[::1], uint32[::1], float32[::1], float32[::1], int64, float32", add=add, levels=levels)
+    def decode(out, words, scales, lows, groups, divisor):  # type: ignore[no-untyped-def]
         """``groups`` of 64 elements share a scale."""
         step = gpu.THREADS
         for tile in range(gpu.TILE * cuda.blockIdx.x, out.size, gpu.TILE * cuda.gridDim.x):
             i = tile + cuda.threadIdx.x
             if tile + gpu.TILE <= out.size:
-                p = value(out, words, scales, lows, groups, i)
-                q = value(out, words, scales, lows, groups, i + step)
-                r = value(out, words, scales, lows, groups, i + 2 * step)
-                s = value(out, words, scales, lows, groups, i + 3 * step)
+                p = value(out, words, scales, lows, groups, divisor, i)
+                q = value(out, words, scales, lows, groups, divisor, i + step)
+                r = value(out, words, scales, lows, groups, divisor, i + 2 * step)
+                s = value(out, words, scales, lows, groups, divisor, i + 3 * step)
                 out[i], out[i + step], out[i + 2 * step], out[i + 3 * step] = p, q, r, s
             else:
                 for j in range(i, out.size, step):
-                    out[j] = value(out, words, scales, lows, groups, j)
+                    out[j] = value(out, words, scales, lows, groups, divisor, j)
 
     return decode
 
