@@ -31,8 +31,8 @@ class RidingData(Protocol):
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
         """What runs such calls."""
 
-    def run(self, agreed: Any, header: np.ndarray, ignored: int) -> Agreed:
-        """Show a header; if all are equal, move the data. ``agreed``: as ``prepared`` has made it."""
+    def begin(self, agreed: Any, header: np.ndarray, ignored: int) -> bool:
+        """Show a header; if all are equal, move the data. ``agreed``: as ``prepared`` has made it; as its ``begin``."""
 
 
 class Prepared:
@@ -40,17 +40,21 @@ class Prepared:
 
     Args:
         agreed: the compiled call; wire: the interval to report beside the agreement, of a tensor in statistics.
+
+    Attributes:
+        agreed: the compiled call.
     """
 
     def __init__(self, agreed: AgreedCall, recorder: Recorder, *wire: Interval) -> None:
-        self._agreed, self._tensors = agreed, len(wire)
+        self.agreed, self._tensors = agreed, len(wire)
         self._ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
 
-    def run(self, moves: Any, header: np.ndarray, ignored: int) -> Agreed:
-        """Show a header; if all are equal, do what ``moves`` says."""
-        self._agreed.marks = self._ledger.row
-        found: Agreed = moves.run(self._agreed, header, ignored)
-        return found
+    def begin(self, moves: Any, header: np.ndarray, ignored: int) -> bool:
+        """Show a header; if all are equal, do what ``moves`` says; whether this is done, else it must be finished."""
+        agreed, ledger = self.agreed, self._ledger
+        agreed.marks, agreed.place = ledger.row, ledger.place
+        done: bool = moves.begin(agreed, header, ignored)
+        return done
 
     def record(self, step: int) -> None:
         """Report the times of a run that has ended."""
@@ -73,9 +77,9 @@ class Copying:
         """See ``RidingData``."""
         return Prepared(AgreedCopies(window, transport.waiter, transport.single_copy, self.parts), recorder)
 
-    def run(self, agreed: AgreedCopies, header: np.ndarray, ignored: int) -> Agreed:
+    def begin(self, agreed: AgreedCopies, header: np.ndarray, ignored: int) -> bool:
         """See ``RidingData``."""
-        return agreed.run(header, ignored, self.source, self.target, self.parts)
+        return agreed.begin(header, ignored, self.source, self.target, self.parts)
 
 
 class Scattering:
@@ -100,7 +104,7 @@ class Scattering:
         """See ``RidingData``."""
         return Prepared(AgreedSums(window, transport.waiter, self.x.dtype, self._how), recorder)
 
-    def run(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> Agreed:
+    def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
         """See ``RidingData``."""
         return agreed.scatter(header, ignored, self.x, self.own, self.edges)
 
@@ -115,7 +119,7 @@ class Summing:
     def __init__(self, x: np.ndarray, reads: bool) -> None:
         self.x, self.reads = x, reads
 
-    def run(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> Agreed:
+    def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
         """See ``RidingData``."""
         return agreed.reduce(header, ignored, self.x, self.reads)
 
@@ -126,20 +130,23 @@ class DenseRide:
     Args:
         transport: what it uses.
         prepared: what runs the call; moves: its data.
+        begun: whether it was begun, but not finished.
 
     Attributes:
         met: when this rank saw that all bring the same call; then it is done. 0: it has not.
         agreed: what came of it.
     """
 
-    def __init__(self, transport: Transport, prepared: Prepared, moves: Any) -> None:
-        self._transport, self._prepared, self._moves = transport, prepared, moves
+    def __init__(self, transport: Transport, prepared: Prepared, moves: Any, begun: bool = False) -> None:
+        self._transport, self._prepared, self._moves, self._begun = transport, prepared, moves, begun
         self.met, self.agreed = 0.0, _NOT_YET
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """As of ``fast_path.Ride``."""
+        agreed = self._prepared.agreed
         try:
-            self.agreed = self._prepared.run(self._moves, header, ignored)
+            done = not self._begun and self._prepared.begin(self._moves, header, ignored)
+            self.agreed = agreed.done() if done else agreed.finish()
         except BaseException:
             self._transport.outlive(self._moves)  # another rank may still write there
             raise
