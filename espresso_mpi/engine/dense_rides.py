@@ -133,19 +133,20 @@ class DenseRide:
         begun: whether it was begun, but not finished.
 
     Attributes:
+        prepared: what runs the call.
         met: when this rank saw that all bring the same call; then it is done. 0: it has not.
         agreed: what came of it.
     """
 
     def __init__(self, transport: Transport, prepared: Prepared, moves: Any, begun: bool = False) -> None:
-        self._transport, self._prepared, self._moves, self._begun = transport, prepared, moves, begun
+        self._transport, self.prepared, self._moves, self._begun = transport, prepared, moves, begun
         self.met, self.agreed = 0.0, _NOT_YET
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """As of ``fast_path.Ride``."""
-        agreed = self._prepared.agreed
+        agreed = self.prepared.agreed
         try:
-            done = not self._begun and self._prepared.begin(self._moves, header, ignored)
+            done = not self._begun and self.prepared.begin(self._moves, header, ignored)
             self.agreed = agreed.done() if done else agreed.finish()
         except BaseException:
             self._transport.outlive(self._moves)  # another rank may still write there
@@ -158,7 +159,7 @@ class DenseRide:
 
     def record(self, step: int) -> None:
         """Report the times of the run, which has ended."""
-        self._prepared.record(step)
+        self.prepared.record(step)
 
     def problem(self, title: str) -> EspressoError | None:
         """What is wrong with the call, the same on all ranks; None: it is done."""
@@ -173,38 +174,42 @@ class DenseRide:
 
 
 class DenseRides:
-    """The dense collectives that were learnt, by number."""
+    """The dense collectives that were learnt.
+
+    Attributes:
+        known: what runs them, by number.
+    """
 
     def __init__(self, transport: Transport, window: SharedWindow | None, recorder: Recorder) -> None:
         self._transport, self._window, self._recorder = transport, window, recorder
-        self._known: dict[int, Prepared] = {}
+        self.known: dict[int, Prepared] = {}
 
     def learn(self, number: int | None, moves: RidingData | None) -> None:
         """A collective begins the ordinary way; from now on it may ride."""
-        if number is None or moves is None or self._window is None or number in self._known:
+        if number is None or moves is None or self._window is None or number in self.known:
             return
-        self._known[number] = moves.prepared(self._transport, self._window, self._recorder)
+        self.known[number] = moves.prepared(self._transport, self._window, self._recorder)
 
     def of(self, number: int | None) -> Prepared | None:
         """What runs a collective."""
-        return None if number is None else self._known.get(number)
+        return None if number is None else self.known.get(number)
 
     def sums(self, number: int, tensor: str, x: np.ndarray, how: Any) -> Prepared | None:
         """What sums the one array of a call."""
         if self._window is None:
             return None
-        found = self._known.get(number)
+        found = self.known.get(number)
         if found is None:
             agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
             count = self._window.count
             sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
             wire = Interval("wire", tensor, agreed_copies.ANSWERED, agreed_copies.ENDED, "fast path", "flat", sent)
-            found = self._known[number] = Prepared(agreed, self._recorder, wire)
+            found = self.known[number] = Prepared(agreed, self._recorder, wire)
         return found
 
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
-        self._known.clear()
+        self.known.clear()
 
 
 def _place_of(array: Any) -> int:

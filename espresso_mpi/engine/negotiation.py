@@ -28,7 +28,7 @@ from .diagnostics import CallKey, Content, absent_error, conflict_error, problem
 from .table_ride import TableRide
 
 _NEWS, _BLOCKED, _STUCK, _FAST_PATH = 1, 2, 4, 8
-_OWN_STATE = _BLOCKED | _STUCK
+OWN_STATE = _BLOCKED | _STUCK
 """What ranks may differ in that run the same call."""
 
 Ride = fast_path.Ride | TableRide | DenseRide
@@ -182,7 +182,11 @@ class Negotiation:
     def show(self, call: PendingCall, ride: Ride) -> RoundResult:
         """As ``compare``, where the data of the only call in front travel with the header and a thread waits for it."""
         assert call.number is not None
-        return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), ride)
+        return self._shown(self.header_of(call.number), ride)
+
+    def header_of(self, number: int) -> np.ndarray:
+        """The header of a rank with one call, whose data travel with it and for which a thread waits."""
+        return self._header(_BLOCKED | _FAST_PATH, (number,))
 
     def number_of(self, signature: tuple[Any, ...]) -> int | None:
         """The number of a call that has begun before; None: it has none, or something is in its way."""
@@ -199,7 +203,7 @@ class Negotiation:
         return call.number is not None and call.number not in self.bad and not self._failed_early.get(call.key)
 
     def _shown(self, header: np.ndarray, ride: Ride) -> RoundResult:
-        messages = ride.exchange(header, _OWN_STATE)
+        messages = ride.exchange(header, OWN_STATE)
         return RoundResult([], [], [], [], ride) if ride.met or not messages else self._result(messages, (), ride)
 
     def _result(

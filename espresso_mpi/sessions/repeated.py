@@ -91,14 +91,14 @@ class Repeated:
 
 
 class RepeatedCalls:
-    """The calls that a rank has made, by kind, name, arguments, shape and element type."""
+    """The calls that a rank has made.
+
+    Attributes:
+        known: them, by ``key_of``.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Repeated] = {}
-
-    def of(self, key: tuple[Any, ...]) -> Repeated | None:
-        """A call that was made before."""
-        return self._known.get(key)
+        self.known: dict[tuple[Any, ...], Repeated] = {}
 
     def learn(self, key: tuple[Any, ...], call: PendingCall, result: Any, reads: bool) -> None:
         """A call has ended well.
@@ -112,10 +112,10 @@ class RepeatedCalls:
         make = _maker(call, reads)
         if make is None or call.number is None:
             return
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
+        if len(self.known) >= _KNOWN:
+            self.known.clear()
         shape = None if in_place or result is None else tuple(result.shape)
-        self._known[key] = Repeated(call, shape, in_place, make)
+        self.known[key] = Repeated(call, shape, in_place, make)
 
 
 def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | None:

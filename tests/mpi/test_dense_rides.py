@@ -54,7 +54,7 @@ def values(rank, n, step, dtype="int32"):
 
 def rides(session):
     """How many calls have been learnt."""
-    return len(session._engine._dispatcher._dense._known)
+    return len(session._engine._dispatcher._dense.known)
 
 
 @pytest.mark.parametrize("n", SIZES)
