@@ -35,7 +35,9 @@ others copy the one before, so that there should be several, but every one takes
 _PAGE = 4096
 """Bytes of a part up to which nothing is read directly: the system would look up a page for each."""
 
-_TRIES = 3
+_TRIES, _FAR = 3, 1.5
+"""Turns that each way has at first, and how many times the least time is too long for the last of them. A call that is
+made only some ten times should not spend them on trying."""
 
 _NOTHING: Callable[[], Any] = bool
 
@@ -266,7 +268,8 @@ class AgreedCopies(AgreedCall):
 class Choice:
     """Which of several ways is the quickest: in the first runs they take turns, and then again, ever more rarely.
 
-    Of each way the least time counts, which other load on the node disturbs least.
+    Of each way the least time counts, which other load on the node disturbs least. A way that was far from the best one
+    in its first turns gets its last one of them only later.
 
     Args:
         ways: their number.
@@ -276,15 +279,17 @@ class Choice:
     """
 
     def __init__(self, ways: int) -> None:
-        self.way, self._ways = 0, ways
+        self.way, self._ways = 0, range(ways)
         self._best: list[float] = [math.inf] * ways
         self._latest: int | None = None
-        self._runs, self._turns, self._again = 0, _TRIES * ways, 4 * _TRIES * ways
+        self._turns, self._last = [*self._ways] * (_TRIES - 1), [*self._ways]
+        self._runs, self._again = 0, 4 * _TRIES * ways
+        del self._turns[0]  # the first way is the next one already
 
     @property
     def settled(self) -> bool:
         """Whether the way never changes."""
-        return self._ways == 1
+        return len(self._ways) == 1
 
     def add(self, took: int) -> None:
         """A run has ended.
@@ -292,15 +297,16 @@ class Choice:
         Args:
             took: nanoseconds of the run before; the same on all ranks.
         """
+        best = self._best
         if self._latest is not None:
-            self._best[self._latest] = min(self._best[self._latest], took)
+            best[self._latest] = min(best[self._latest], took)
         self._latest = self.way
         self._runs += 1
-        if self._turns:
-            self._turns -= 1
-        elif self._runs >= self._again:
-            self._turns, self._again = self._ways, 2 * self._again
-        self.way = self._runs % self._ways if self._turns else self._best.index(min(self._best))
+        if self._runs == self._again:
+            self._turns, self._again = [*self._ways], 2 * self._again
+        if not self._turns and self._last:
+            self._turns, self._last = [way for way in self._last if best[way] < _FAR * min(best)], []
+        self.way = self._turns.pop(0) if self._turns else best.index(min(best))
 
 
 class AgreedSums(AgreedCall):
