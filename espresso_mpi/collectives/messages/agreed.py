@@ -120,6 +120,7 @@ class AgreedCall:
         self._window, self._waiter, self._count, self._me = window, waiter, window.count, window.member
         self._sizes, self._heads = np.empty(self._count, np.int64), np.empty(0, np.uint8)
         self._header: np.ndarray | None = None
+        self._over = True
         self.marks = np.zeros((MARKS, 2), np.int64)
         self.place, self.saturated = device.address(self.marks), 0
 
@@ -171,7 +172,7 @@ class AgreedCopies(AgreedCall):
         super().__init__(window, waiter)
         self._processes = single.processes
         frame = np.zeros(agreed_copies.TABLE + self._count * agreed_copies.COLUMNS, np.int64)
-        self._memory, self._address, self._frame = frame, device.address(frame), memoryview(frame)
+        self._memory, self._address, self._frame = frame, device.address(frame), frame.data
         self._table = frame[agreed_copies.TABLE :].reshape(self._count, agreed_copies.COLUMNS)
         frame[agreed_copies.SHARED], frame[agreed_copies.SPLITS] = parts.shared, not parts.known
         frame[[agreed_copies.READ, agreed_copies.WRITE, agreed_copies.ERRNO]] = cross_memory.functions()
