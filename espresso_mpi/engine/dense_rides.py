@@ -47,18 +47,14 @@ class Prepared:
 
     def __init__(self, agreed: AgreedCall, recorder: Recorder, *wire: Interval) -> None:
         self.agreed, self._tensors = agreed, len(wire)
-        self._ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
-
-    def begin(self, moves: Any, header: np.ndarray, ignored: int) -> bool:
-        """Show a header; if all are equal, do what ``moves`` says; whether this is done, else it must be finished."""
-        agreed, ledger = self.agreed, self._ledger
+        self._ledger = ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
         agreed.marks, agreed.place = ledger.row, ledger.place
-        done: bool = moves.begin(agreed, header, ignored)
-        return done
 
     def record(self, step: int) -> None:
         """Report the times of a run that has ended."""
-        self._ledger.note((step,) * self._tensors)
+        agreed, ledger = self.agreed, self._ledger
+        ledger.note((step,) * self._tensors)
+        agreed.marks, agreed.place = ledger.row, ledger.place
 
 
 class Copying:
@@ -67,11 +63,12 @@ class Copying:
     Args:
         source, target: arrays that are contiguous on the host; None: there is none.
         parts: what goes where, in bytes.
+        places: where they begin, if this is known.
     """
 
-    def __init__(self, source: Any, target: Any, parts: Parts) -> None:
+    def __init__(self, source: Any, target: Any, parts: Parts, places: tuple[int, int] | None = None) -> None:
         self.given, self.result, self.parts = source, target, parts
-        self.source, self.target = _place_of(source), _place_of(target)
+        self.source, self.target = places or (_place_of(source), _place_of(target))
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
         """See ``RidingData``."""
@@ -146,7 +143,7 @@ class DenseRide:
         """As of ``fast_path.Ride``."""
         agreed = self.prepared.agreed
         try:
-            done = not self._begun and self.prepared.begin(self._moves, header, ignored)
+            done = not self._begun and self._moves.begin(agreed, header, ignored)
             self.agreed = agreed.done() if done else agreed.finish()
         except BaseException:
             self._transport.outlive(self._moves)  # another rank may still write there

@@ -103,6 +103,7 @@ class Negotiation:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._bits: dict[CallKey, int] = {}
         self._ambiguous = 0
+        self._version = 0  # of what headers look like
         self._latest_header: tuple[Any, np.ndarray] = None, np.empty(0, np.uint8)
 
     @property
@@ -129,6 +130,8 @@ class Negotiation:
         errors = self._failed_early.get(call.key)
         if errors:
             call.error = errors.popleft()
+            if not errors:
+                del self._failed_early[call.key]
             self._finish(call)
         return call.error is not None
 
@@ -182,18 +185,25 @@ class Negotiation:
     def show(self, call: PendingCall, ride: Ride) -> RoundResult:
         """As ``compare``, where the data of the only call in front travel with the header and a thread waits for it."""
         assert call.number is not None
-        return self._shown(self.header_of(call.number), ride)
+        return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), ride)
 
-    def header_of(self, number: int) -> np.ndarray:
-        """The header of a rank with one call, whose data travel with it and for which a thread waits."""
-        return self._header(_BLOCKED | _FAST_PATH, (number,))
+    def header_again(self, call: PendingCall, signature: tuple[Any, ...]) -> np.ndarray | None:
+        """The header for a call that has begun before, as of ``show``; None: it has no number, or must not be shown.
 
-    def number_of(self, signature: tuple[Any, ...]) -> int | None:
-        """The number of a call that has begun before; None: it has none, or something is in its way."""
-        number = self._numbers.get(signature)
-        if number is None or number in self.bad or self._failed_early.get(signature[0]) or self.declared:
+        Args:
+            call: stands for it; gets its number.
+        """
+        if self.bad or self._failed_early or self.declared:
             return None
-        return None if self._full else number
+        version, header = call.shown
+        if version == self._version:
+            return header
+        call.number = self._numbers.get(signature)
+        if call.number is None or self._full:
+            return None
+        header = self._header(_BLOCKED | _FAST_PATH, (call.number,))
+        call.shown = self._version, header
+        return header
 
     def knows(self, call: PendingCall) -> bool:
         """Whether a call of this rank has a number, and nothing is known of values that forbid it, or of failures."""
@@ -270,6 +280,7 @@ class Negotiation:
         for known in (self.contents, self._numbers, self._bits, self.bad):
             known.clear()
         self._ambiguous = 0
+        self._version += 1
         for call in front:
             call.number, call.announced = None, False
         self._forgotten()
@@ -284,6 +295,7 @@ class Negotiation:
         if number is None:
             number = self._numbers[signature] = len(self.contents)
             self.contents.append(content)
+            self._version += 1
             known = self._bits.get(content.key, 0)
             self._bits[content.key] = known | 1 << number
             if known:

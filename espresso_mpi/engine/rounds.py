@@ -102,15 +102,15 @@ class Rounds:
             return None
         try:
             negotiation, dispatcher = self._negotiation, self._dispatcher
-            number = negotiation.number_of(signature)
-            if number is None or self._inbox or dispatcher.pending_groups.count:
+            header = negotiation.header_again(stand_in, signature)
+            number = stand_in.number
+            if header is None or number is None or self._inbox or dispatcher.pending_groups.count:
                 return None
             prepared = dispatcher.prepared(number, moves)
             if prepared is None:
                 return None
-            self.unfinished[id(stand_in)] = stand_in
-            stand_in.number, self._transport.waiter.what = number, stand_in.title
-            if prepared.begin(moves, negotiation.header_of(number), OWN_STATE):
+            self.unfinished[id(stand_in)], self._transport.waiter.what = stand_in, stand_in.title
+            if moves.begin(prepared.agreed, header, OWN_STATE):
                 del self.unfinished[id(stand_in)]
                 self._ended_again(number, prepared)
                 return stand_in

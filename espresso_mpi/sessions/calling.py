@@ -14,7 +14,7 @@ from ..arrays.same_memory import is_torch_tensor, of_any, version_of
 from ..engine.batches import Batch
 from ..engine.calls import Exchange, PendingCall
 from ..engine.dense_rides import NOTHING
-from ..engine.guard import changed_error
+from ..engine.guard import Alone, changed_error
 from ..errors import ConfigError
 from .base import SessionBase
 from .copies import Splits
@@ -115,20 +115,23 @@ class Calling(SessionBase):
 
     def _again(self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall]) -> Any:
         """The result of a dense call that is made again; ``NotImplemented``: it must take the ordinary way."""
-        engine, result = self._engine, known.result(x, out)
-        if result is NotImplemented or engine.unfinished:
+        engine = self._engine
+        if engine.unfinished:
+            return NotImplemented
+        result, moves = known.ready(x, out)
+        if result is NotImplemented:
             return NotImplemented
         start, stand_in = time.perf_counter(), known.stand_in
-        memory = self._intake.claim_alone((x, result), stand_in.title) if self.guards_memory else None
-        if memory is None and self.guards_memory:
+        memory = Alone((x, result), stand_in.title) if self.guards_memory else None
+        if memory is not None and not self._intake.claims.claim_alone(memory):
             return NotImplemented
         try:
             if known.in_place and out is not None:
                 np.copyto(out, x)
-            ended = engine.again(known.signature, stand_in, known.moves(x, result), ordinary)
+            ended = engine.again(known.signature, stand_in, moves, ordinary)
         finally:
             if memory is not None:
-                self._intake.drop(memory)
+                self._intake.claims.drop(memory)
             self._seconds += time.perf_counter() - start
         if ended is None:
             return NotImplemented

@@ -236,9 +236,10 @@ class AgreedCopies(AgreedCall):
         """The parts were copied."""
         frame, choice = self._frame, self.choice
         self._waiter.waited += frame[_LOGGED + shared_memory.WAITED] * 1e-9
-        stage = frame[_LOGGED + shared_memory.STAGE]
+        stage, window = frame[_LOGGED + shared_memory.STAGE], self._window
         halves = stage if frame[agreed_copies.WAY] == agreed_copies.BY_WINDOW else 1
-        self._ended(stage, halves, self._given)
+        window.turn = frame[agreed_copies.EPOCH] + stage, frame[agreed_copies.USES] + halves
+        window.bytes_sent += self._given + frame[headers.SIZE] * (self._count - 1)
         if not choice.settled:
             choice.add(frame[_LOGGED + agreed_copies.TOOK])
 
@@ -276,21 +277,16 @@ class Choice:
         ways: their number.
 
     Attributes:
-        way: the one to take next.
+        way: the one to take next; settled: whether it never changes.
     """
 
     def __init__(self, ways: int) -> None:
-        self.way, self._ways = 0, range(ways)
+        self.way, self.settled, self._ways = 0, ways == 1, range(ways)
         self._best: list[float] = [math.inf] * ways
         self._latest: int | None = None
         self._turns, self._last = [*self._ways] * (_TRIES - 1), [*self._ways]
         self._runs, self._again = 0, 4 * _TRIES * ways
         del self._turns[0]  # the first way is the next one already
-
-    @property
-    def settled(self) -> bool:
-        """Whether the way never changes."""
-        return len(self._ways) == 1
 
     def add(self, took: int) -> None:
         """A run has ended.
