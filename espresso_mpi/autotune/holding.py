@@ -42,6 +42,8 @@ class Held:
 
     def release(self) -> None:
         """Let the engine begin with all pushes so far; those that it does not take have failed."""
+        if not self._units:
+            return
         with self._lock:
             while self._units:
                 unit = self._units.popleft()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +20,17 @@ from .collective_cases import COLLECTIVES, REDUCING, Case, Elements
 from .collective_tables import TABLE, Row, draw
 from .compressed_cases import CompressedCase
 from .defaults import Collectives as Defaults
+from .harness.columns import size_text
 from .harness.measuring import Measured, measure
+from .harness.memory import lack
 from .harness.rows import publish
 from .harness.timing import Repetitions, TimedMethod
 
 DENSE = "none"
+
+_DENSE_ARRAYS, _COMPRESSED_ARRAYS = 4, 3
+"""Arrays of the measured size that a rank has at a time, for the dense methods and their check, and for each
+compressor: up to 4 and 2 of 64 MiB (2 ranks, highest resident memory), and one more, as collectives differ."""
 
 
 def main(
@@ -63,6 +70,7 @@ def main(
     specs = specs_of(compressors, elements)
     if world.size == 1:
         print("bench collectives: one rank has nobody to send to; start several with espresso-mpi run -n 4")
+    lengths = _that_fit(world, lengths, len(specs))
     points = [(name, n) for name in names for n in (lengths if name != "barrier" else [0])]
     rows: list[Row] = []
     with progress("bench collectives", len(points) * repeats, world.rank == 0) as tick:
@@ -114,6 +122,18 @@ def specs_of(text: str | None, elements: Elements) -> Sequence[str]:
             f"--compressors {text} with --dtype {elements.dtype} --op {elements.op}; expected sum or mean of float32"
         )
     return specs
+
+
+def _that_fit(comm: Any, lengths: Sequence[int], compressors: int) -> list[int]:
+    """The sizes for which there is enough memory, the same on all ranks; says which ones are left out. Collective."""
+    found = []
+    for nbytes in lengths:
+        missing = lack(comm, nbytes * (_DENSE_ARRAYS + _COMPRESSED_ARRAYS * compressors))
+        if not missing:
+            found.append(nbytes)
+        elif comm.rank == 0:
+            print(f"bench collectives: {size_text(nbytes)} is left out: that takes {missing}")
+    return found
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

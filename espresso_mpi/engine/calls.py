@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ..arrays.buffers import Gradient
 from ..arrays.device import Arrival
 from ..collectives.messages.agreement import fingerprint
@@ -75,6 +77,7 @@ class PendingCall:
         arrival: when that GPU has passed what the caller had queued before; None: it has.
         search: for odd values of the tensors on that GPU; None: there is none, or it has not begun.
         number: the call's bit in headers, once all ranks know it.
+        shown: of what stands for a call that is made again: its header, and for which version of the headers.
         announced: whether its description was sent to the other ranks.
         noticed: whether the log has a notice that it waits for long.
         since: when it was made.
@@ -106,6 +109,7 @@ class PendingCall:
         self.gpu, self.arrival, self.watch, self.exchange = gpu, arrival, watch, exchange
         self.search: GpuSearch | None = None
         self.number: int | None = None
+        self.shown: tuple[int, np.ndarray | None] = -1, None
         self.bad: dict[str, str] = {}
         self.large: frozenset[int] = frozenset()
         self.announced = self.noticed = False

@@ -31,8 +31,8 @@ class RidingData(Protocol):
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
         """What runs such calls."""
 
-    def run(self, agreed: Any, header: np.ndarray, ignored: int) -> Agreed:
-        """Show a header; if all are equal, move the data. ``agreed``: as ``prepared`` has made it."""
+    def begin(self, agreed: Any, header: np.ndarray, ignored: int) -> bool:
+        """Show a header; if all are equal, move the data. ``agreed``: as ``prepared`` has made it; as its ``begin``."""
 
 
 class Prepared:
@@ -40,21 +40,21 @@ class Prepared:
 
     Args:
         agreed: the compiled call; wire: the interval to report beside the agreement, of a tensor in statistics.
+
+    Attributes:
+        agreed: the compiled call.
     """
 
     def __init__(self, agreed: AgreedCall, recorder: Recorder, *wire: Interval) -> None:
-        self._agreed, self._tensors = agreed, len(wire)
-        self._ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
-
-    def run(self, moves: Any, header: np.ndarray, ignored: int) -> Agreed:
-        """Show a header; if all are equal, do what ``moves`` says."""
-        self._agreed.marks = self._ledger.row
-        found: Agreed = moves.run(self._agreed, header, ignored)
-        return found
+        self.agreed, self._tensors = agreed, len(wire)
+        self._ledger = ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
+        agreed.marks, agreed.place = ledger.row, ledger.place
 
     def record(self, step: int) -> None:
         """Report the times of a run that has ended."""
-        self._ledger.note((step,) * self._tensors)
+        agreed, ledger = self.agreed, self._ledger
+        ledger.note((step,) * self._tensors)
+        agreed.marks, agreed.place = ledger.row, ledger.place
 
 
 class Copying:
@@ -63,19 +63,20 @@ class Copying:
     Args:
         source, target: arrays that are contiguous on the host; None: there is none.
         parts: what goes where, in bytes.
+        places: where they begin, if this is known.
     """
 
-    def __init__(self, source: Any, target: Any, parts: Parts) -> None:
+    def __init__(self, source: Any, target: Any, parts: Parts, places: tuple[int, int] | None = None) -> None:
         self.given, self.result, self.parts = source, target, parts
-        self.source, self.target = _place_of(source), _place_of(target)
+        self.source, self.target = places or (_place_of(source), _place_of(target))
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
         """See ``RidingData``."""
         return Prepared(AgreedCopies(window, transport.waiter, transport.single_copy, self.parts), recorder)
 
-    def run(self, agreed: AgreedCopies, header: np.ndarray, ignored: int) -> Agreed:
+    def begin(self, agreed: AgreedCopies, header: np.ndarray, ignored: int) -> bool:
         """See ``RidingData``."""
-        return agreed.run(header, ignored, self.source, self.target, self.parts)
+        return agreed.begin(header, ignored, self.source, self.target, self.parts)
 
 
 class Scattering:
@@ -100,7 +101,7 @@ class Scattering:
         """See ``RidingData``."""
         return Prepared(AgreedSums(window, transport.waiter, self.x.dtype, self._how), recorder)
 
-    def run(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> Agreed:
+    def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
         """See ``RidingData``."""
         return agreed.scatter(header, ignored, self.x, self.own, self.edges)
 
@@ -115,7 +116,7 @@ class Summing:
     def __init__(self, x: np.ndarray, reads: bool) -> None:
         self.x, self.reads = x, reads
 
-    def run(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> Agreed:
+    def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
         """See ``RidingData``."""
         return agreed.reduce(header, ignored, self.x, self.reads)
 
@@ -126,20 +127,24 @@ class DenseRide:
     Args:
         transport: what it uses.
         prepared: what runs the call; moves: its data.
+        begun: whether it was begun, but not finished.
 
     Attributes:
+        prepared: what runs the call.
         met: when this rank saw that all bring the same call; then it is done. 0: it has not.
         agreed: what came of it.
     """
 
-    def __init__(self, transport: Transport, prepared: Prepared, moves: Any) -> None:
-        self._transport, self._prepared, self._moves = transport, prepared, moves
+    def __init__(self, transport: Transport, prepared: Prepared, moves: Any, begun: bool = False) -> None:
+        self._transport, self.prepared, self._moves, self._begun = transport, prepared, moves, begun
         self.met, self.agreed = 0.0, _NOT_YET
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """As of ``fast_path.Ride``."""
+        agreed = self.prepared.agreed
         try:
-            self.agreed = self._prepared.run(self._moves, header, ignored)
+            done = not self._begun and self._moves.begin(agreed, header, ignored)
+            self.agreed = agreed.done() if done else agreed.finish()
         except BaseException:
             self._transport.outlive(self._moves)  # another rank may still write there
             raise
@@ -151,7 +156,7 @@ class DenseRide:
 
     def record(self, step: int) -> None:
         """Report the times of the run, which has ended."""
-        self._prepared.record(step)
+        self.prepared.record(step)
 
     def problem(self, title: str) -> EspressoError | None:
         """What is wrong with the call, the same on all ranks; None: it is done."""
@@ -166,38 +171,42 @@ class DenseRide:
 
 
 class DenseRides:
-    """The dense collectives that were learnt, by number."""
+    """The dense collectives that were learnt.
+
+    Attributes:
+        known: what runs them, by number.
+    """
 
     def __init__(self, transport: Transport, window: SharedWindow | None, recorder: Recorder) -> None:
         self._transport, self._window, self._recorder = transport, window, recorder
-        self._known: dict[int, Prepared] = {}
+        self.known: dict[int, Prepared] = {}
 
     def learn(self, number: int | None, moves: RidingData | None) -> None:
         """A collective begins the ordinary way; from now on it may ride."""
-        if number is None or moves is None or self._window is None or number in self._known:
+        if number is None or moves is None or self._window is None or number in self.known:
             return
-        self._known[number] = moves.prepared(self._transport, self._window, self._recorder)
+        self.known[number] = moves.prepared(self._transport, self._window, self._recorder)
 
     def of(self, number: int | None) -> Prepared | None:
         """What runs a collective."""
-        return None if number is None else self._known.get(number)
+        return None if number is None else self.known.get(number)
 
     def sums(self, number: int, tensor: str, x: np.ndarray, how: Any) -> Prepared | None:
         """What sums the one array of a call."""
         if self._window is None:
             return None
-        found = self._known.get(number)
+        found = self.known.get(number)
         if found is None:
             agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
             count = self._window.count
             sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
             wire = Interval("wire", tensor, agreed_copies.ANSWERED, agreed_copies.ENDED, "fast path", "flat", sent)
-            found = self._known[number] = Prepared(agreed, self._recorder, wire)
+            found = self.known[number] = Prepared(agreed, self._recorder, wire)
         return found
 
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
-        self._known.clear()
+        self.known.clear()
 
 
 def _place_of(array: Any) -> int:

@@ -101,17 +101,34 @@ class Driver(WaitMonitor):
             self._count_callers(-1)
 
     def run(self, act: Callable[[], None]) -> None:
-        """Let this thread, which waits for it, do something between progress steps; not if another makes these.
+        """As ``wait_in``, if no other thread makes progress steps."""
+        if self.take():
+            try:
+                self.wait_in(act)
+            finally:
+                self.leave()
 
-        An error fails the engine, as in a progress step.
-        """
+    def take(self) -> bool:
+        """Make no progress steps until this thread calls ``leave``; False: another thread makes some, or none is to."""
         if self.stopping or not self.driving.acquire(blocking=False):
-            return
+            return False
+        self._driving_thread = threading.get_ident()
+        return True
+
+    def leave(self) -> None:
+        """The end of what ``take`` has begun."""
+        self._driving_thread = None
+        self.driving.release()
+        if self.callers or self.thread is not None:  # they may be waiting to drive
+            with self.changed:
+                self.changed.notify_all()
+
+    def wait_in(self, act: Callable[[], None]) -> None:
+        """Do something in which this thread waits, between ``take`` and ``leave``; an error fails the engine."""
         self._count_callers(1)
         try:
             self._guarded(act)
         finally:
-            self.driving.release()
             self._count_callers(-1)
 
     def nap(self, until: Callable[[], bool]) -> None:

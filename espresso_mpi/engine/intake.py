@@ -34,12 +34,13 @@ class Intake:
 
     Attributes:
         batches: cache of the prepared batches.
+        claims: the claimed memory.
     """
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self.batches = Batches()
-        self._claims, self._copies, self._lost = guard.Claims(), False, False
+        self.claims, self._copies, self._lost = guard.Claims(), False, False
         self._gpu: int | None = None
 
     def pending_call(
@@ -61,7 +62,7 @@ class Intake:
             gradients += [buffers.adopt_gradient(name, value) for name, value in flat()]
             spans = guard.spans(gradients, title)
             gpu, arrival = self._queued_before(gradients)
-            self._claims.claim(spans)
+            self.claims.claim(spans)
             claimed = spans
         except EspressoError as error:
             problem = error
@@ -71,12 +72,12 @@ class Intake:
         try:
             noted(key, gradients if problem is None else None)
         except BaseException:  # there will be no call to wait for
-            self._claims.drop(claimed)
+            self.claims.drop(claimed)
             raise
         if problem is None:
             batch, problem = self._settled(key, specs, options())  # the end of a step may have changed the options
         if problem is not None:
-            self._claims.drop(claimed)
+            self.claims.drop(claimed)
             return PendingCall(key, given, gradients, batch, problem, order, title=title, gpu=gpu, arrival=arrival)
         self._tell_of_copies(gradients)
         watch = guard.Watch(title, gradients, claimed, options().debug)
@@ -111,7 +112,7 @@ class Intake:
             spans = guard.spans(gradients, title) if guarded else ()
             gpu, arrival = self._queued_before(gradients)
             made = make(gradients)
-            self._claims.claim(spans)
+            self.claims.claim(spans)
             claimed = spans
         except EspressoError as error:
             problem = error
@@ -127,15 +128,6 @@ class Intake:
             key, given, result, batch, problem, title=title, gpu=gpu, arrival=arrival, watch=watch, exchange=exchange
         )  # fmt: skip
 
-    def claim_alone(self, arrays: Sequence[Any], title: str) -> guard.Alone | None:
-        """Claim the memory of numpy arrays, some of which may be None, if nothing else is claimed; else None."""
-        memory = guard.Alone(arrays, title)
-        return memory if self._claims.claim_alone(memory) else None
-
-    def drop(self, memory: guard.Alone) -> None:
-        """Release it."""
-        self._claims.drop(memory)
-
     def release(self, call: PendingCall, read: bool = True) -> EspressoError | None:
         """Release the memory of a finished call, and check that the caller has not changed it before.
 
@@ -149,11 +141,11 @@ class Intake:
         if call.watch is None:
             return None
         changed = None
-        with self._claims.lock:  # several threads may wait for one call
+        with self.claims.lock:  # several threads may wait for one call
             watch = call.watch
             if watch is None:
                 return None
-            self._claims.drop(watch.spans)
+            self.claims.drop(watch.spans)
             if call.error is None:
                 try:
                     watch.require_untouched()

@@ -28,7 +28,7 @@ from .diagnostics import CallKey, Content, absent_error, conflict_error, problem
 from .table_ride import TableRide
 
 _NEWS, _BLOCKED, _STUCK, _FAST_PATH = 1, 2, 4, 8
-_OWN_STATE = _BLOCKED | _STUCK
+OWN_STATE = _BLOCKED | _STUCK
 """What ranks may differ in that run the same call."""
 
 Ride = fast_path.Ride | TableRide | DenseRide
@@ -103,6 +103,7 @@ class Negotiation:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._bits: dict[CallKey, int] = {}
         self._ambiguous = 0
+        self._version = 0  # of what headers look like
         self._latest_header: tuple[Any, np.ndarray] = None, np.empty(0, np.uint8)
 
     @property
@@ -129,6 +130,8 @@ class Negotiation:
         errors = self._failed_early.get(call.key)
         if errors:
             call.error = errors.popleft()
+            if not errors:
+                del self._failed_early[call.key]
             self._finish(call)
         return call.error is not None
 
@@ -184,12 +187,23 @@ class Negotiation:
         assert call.number is not None
         return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), ride)
 
-    def number_of(self, signature: tuple[Any, ...]) -> int | None:
-        """The number of a call that has begun before; None: it has none, or something is in its way."""
-        number = self._numbers.get(signature)
-        if number is None or number in self.bad or self._failed_early.get(signature[0]) or self.declared:
+    def header_again(self, call: PendingCall, signature: tuple[Any, ...]) -> np.ndarray | None:
+        """The header for a call that has begun before, as of ``show``; None: it has no number, or must not be shown.
+
+        Args:
+            call: stands for it; gets its number.
+        """
+        if self.bad or self._failed_early or self.declared:
             return None
-        return None if self._full else number
+        version, header = call.shown
+        if version == self._version:
+            return header
+        call.number = self._numbers.get(signature)
+        if call.number is None or self._full:
+            return None
+        header = self._header(_BLOCKED | _FAST_PATH, (call.number,))
+        call.shown = self._version, header
+        return header
 
     def knows(self, call: PendingCall) -> bool:
         """Whether a call of this rank has a number, and nothing is known of values that forbid it, or of failures."""
@@ -199,7 +213,7 @@ class Negotiation:
         return call.number is not None and call.number not in self.bad and not self._failed_early.get(call.key)
 
     def _shown(self, header: np.ndarray, ride: Ride) -> RoundResult:
-        messages = ride.exchange(header, _OWN_STATE)
+        messages = ride.exchange(header, OWN_STATE)
         return RoundResult([], [], [], [], ride) if ride.met or not messages else self._result(messages, (), ride)
 
     def _result(
@@ -266,6 +280,7 @@ class Negotiation:
         for known in (self.contents, self._numbers, self._bits, self.bad):
             known.clear()
         self._ambiguous = 0
+        self._version += 1
         for call in front:
             call.number, call.announced = None, False
         self._forgotten()
@@ -280,6 +295,7 @@ class Negotiation:
         if number is None:
             number = self._numbers[signature] = len(self.contents)
             self.contents.append(content)
+            self._version += 1
             known = self._bits.get(content.key, 0)
             self._bits[content.key] = known | 1 << number
             if known:

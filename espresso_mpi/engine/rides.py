@@ -17,7 +17,7 @@ from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Bucket
 from .calls import PendingCall
-from .dense_rides import NOTHING, DenseRide, DenseRides, Summing
+from .dense_rides import NOTHING, DenseRide, DenseRides, Prepared, Summing
 from .jobs import Jobs
 from .negotiation import Ride
 from .table_ride import TableRide, TableRides
@@ -80,27 +80,23 @@ class Rides:
         if call.key == ("barrier", ""):
             self._dense.learn(call.number, NOTHING)
 
-    def repeated(self, number: int, moves: Any) -> DenseRide | None:
-        """As ``ride``, for a dense call of a session that was made before, which has no more than its data and number.
-
-        None: it may not take the fast path.
-        """
-        known = self._dense.of(number)
+    def prepared(self, number: int, moves: Any) -> Prepared | None:
+        """What runs a dense call of a session that was made before; None: it may not take the fast path."""
+        known = self._dense.known.get(number)
         if known is None and isinstance(moves, Summing):
             buckets = self._fast.get(number)
             if not buckets or len(buckets) > 1 or len(buckets[0].members) > 1 or self._options.debug:
                 return None
             how = arithmetic(1.0 if buckets[0].total else float(self._transport.topology.size), buckets[0].dtype)
             known = self._dense.sums(number, buckets[0].name, moves.x, how)
-        if known is None or self.sync_state.store.any_pending:
-            return None
-        return DenseRide(self._transport, known, moves)
+        return None if self.sync_state.store.any_pending else known
 
-    def count_repeated(self, number: int, ride: DenseRide) -> None:
-        """Count and record what ``repeated`` has returned, which has ended."""
-        buckets = self._fast.get(number)
-        ride.record(self._jobs.count(buckets[0], self.sync_state) if buckets else 0)
-        self.tally["saturated"] += ride.agreed.saturated
+    def count_repeated(self, number: int, prepared: Prepared) -> None:
+        """Count and record a call that ``prepared`` has run."""
+        buckets, saturated = self._fast.get(number), prepared.agreed.saturated
+        prepared.record(self._jobs.count(buckets[0], self.sync_state) if buckets else 0)
+        if saturated:
+            self.tally["saturated"] += saturated
 
     def _finish_exchange(self, call: PendingCall, ride: DenseRide) -> None:
         assert call.exchange is not None

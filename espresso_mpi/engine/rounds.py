@@ -11,12 +11,12 @@ from ..options import Options
 from ..tracing.recording import Recorder
 from . import fast_path
 from .calls import PendingCall
-from .dense_rides import DenseRide
+from .dense_rides import DenseRide, Prepared
 from .dispatcher import Dispatcher
 from .driver import Driver
 from .gpu_ends import GpuEnds
 from .inbox import Inbox
-from .negotiation import Negotiation, Ride, RoundResult
+from .negotiation import OWN_STATE, Negotiation, Ride, RoundResult
 from .table_ride import TableRide
 
 GRACE = 1.0
@@ -45,6 +45,9 @@ class Rounds:
         raise NotImplementedError
 
     def wait_for(self, done: Callable[[], bool]) -> None:
+        raise NotImplementedError
+
+    def fail(self, error: BaseException) -> None:
         raise NotImplementedError
 
     def _progressed(self) -> None:
@@ -94,41 +97,57 @@ class Rounds:
         Returns:
             What has ended: the stand-in, or the pending call; None if it may not run so: nothing was done.
         """
-        done = list[PendingCall]()
+        driver = self._driver
+        if self.unfinished or not driver.take():
+            return None
+        try:
+            negotiation, dispatcher = self._negotiation, self._dispatcher
+            header = negotiation.header_again(stand_in, signature)
+            number = stand_in.number
+            if header is None or number is None or self._inbox or dispatcher.pending_groups.count:
+                return None
+            prepared = dispatcher.prepared(number, moves)
+            if prepared is None:
+                return None
+            self.unfinished[id(stand_in)], self._transport.waiter.what = stand_in, stand_in.title
+            if moves.begin(prepared.agreed, header, OWN_STATE):
+                del self.unfinished[id(stand_in)]
+                self._ended_again(number, prepared)
+                return stand_in
+            ride, ended = DenseRide(self._transport, prepared, moves, begun=True), [stand_in]
+            driver.wait_in(lambda: self._finish_again(stand_in, number, ride, ended, real))
+        except BaseException as error:  # an interrupt: the others may have gone on
+            self._transport.outlive(moves)
+            self.fail(error)
+            raise
+        finally:
+            driver.leave()
+        if ended[0] is not stand_in:
+            self.wait_for(lambda: ended[0].finished)
+        return ended[0]
 
-        def act() -> None:
-            number = self._negotiation.number_of(signature)
-            ride = None if number is None else self._dispatcher.repeated(number, moves)
-            if (
-                number is None
-                or ride is None
-                or self.unfinished
-                or self._inbox
-                or self._dispatcher.pending_groups.count
-            ):
-                return
-            self.unfinished[id(stand_in)] = stand_in
-            stand_in.number = number
-            done.append(stand_in)
-            result = self._timed([stand_in], lambda: self._negotiation.show(stand_in, ride))
-            del self.unfinished[id(stand_in)]
-            if ride.met:
-                self._dispatcher.count_repeated(number, ride)
-                stand_in.error = ride.problem(stand_in.title)
-                self._quiet, self._since_round = True, 0
-                self._progressed()
-                return
-            call = done[0] = real()
-            with self._driver.changed:
-                self.unfinished[id(call)] = call
-            call.number = number
-            self._negotiation.declare(call)
-            self._settle([call], result, self._transport.sent)
+    def _finish_again(
+        self, stand_in: PendingCall, number: int, ride: DenseRide, ended: list[PendingCall],
+        real: Callable[[], PendingCall],
+    ) -> None:  # fmt: skip
+        """Wait for the other ranks in a call that has begun; ``ended``: receives the call itself if a rank deviates."""
+        result = self._timed([stand_in], lambda: self._negotiation.show(stand_in, ride))
+        del self.unfinished[id(stand_in)]
+        if ride.met:
+            self._ended_again(number, ride.prepared)
+            stand_in.error = ride.problem(stand_in.title)
+            return
+        call = ended[0] = real()
+        with self._driver.changed:
+            self.unfinished[id(call)] = call
+        call.number = number
+        self._negotiation.declare(call)
+        self._settle([call], result, self._transport.sent)
 
-        self._driver.run(act)
-        if done and done[0] is not stand_in:
-            self.wait_for(lambda: done[0].finished)
-        return done[0] if done else None
+    def _ended_again(self, number: int, prepared: Prepared) -> None:
+        self._dispatcher.count_repeated(number, prepared)
+        self._quiet, self._since_round = True, 0
+        self._progressed()
 
     def _compare(self, front: list[PendingCall]) -> RoundResult:
         """Exchange headers."""

@@ -14,7 +14,7 @@ from ..arrays.same_memory import is_torch_tensor, of_any, version_of
 from ..engine.batches import Batch
 from ..engine.calls import Exchange, PendingCall
 from ..engine.dense_rides import NOTHING
-from ..engine.guard import changed_error
+from ..engine.guard import Alone, changed_error
 from ..errors import ConfigError
 from .base import SessionBase
 from .copies import Splits
@@ -65,17 +65,18 @@ class Calling(SessionBase):
         if plain is not None and not self._options.debug:
             x, out, told = plain
             key = key_of(kind, name, told, x)
-            known = None if key is None else self._repeated.of(key)
-            if key is not None and known is None:
+            known = None if key is None else self._repeated.known.get(key)
+            if known is not None:
+                again = self._again if type(x) is np.ndarray else self._repeat
+                found = again(known, x, out, lambda: self._made(kind, name, take, make, False))
+                if found is not NotImplemented:
+                    return found
+            elif key is not None:
                 call = self._made(kind, name, take, make, self.guards_memory)
                 result = self._wait(self._engine.submit(call))
                 reads = kind != "reduce" or bool(told[1] == self._transport.rank)
                 self._repeated.learn(key, call, result, reads)
                 return result
-            if known is not None:
-                found = self._repeat(known, x, out, lambda: self._made(kind, name, take, make, False))
-                if found is not NotImplemented:
-                    return found
         if not blocking:
             self._transport.require_threads()
         call = self._made(kind, name, take, make, self.guards_memory)
@@ -94,9 +95,7 @@ class Calling(SessionBase):
         return self._intake.collective((kind, name), take, title, make, self._options.debug, guarded)
 
     def _repeat(self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall]) -> Any:
-        """As ``_again``, for arrays of any library."""
-        if type(x) is np.ndarray:
-            return self._again(known, x, out, ordinary)
+        """As ``_again``, for arrays of other libraries than numpy."""
         memory, target = of_any(x), known.target(x, out)
         if memory is None or target is NotImplemented:
             return NotImplemented
@@ -116,24 +115,28 @@ class Calling(SessionBase):
 
     def _again(self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall]) -> Any:
         """The result of a dense call that is made again; ``NotImplemented``: it must take the ordinary way."""
-        engine, result = self._engine, known.result(x, out)
-        if result is NotImplemented or engine.busy:
+        engine = self._engine
+        if engine.unfinished:
+            return NotImplemented
+        result, moves = known.ready(x, out)
+        if result is NotImplemented:
             return NotImplemented
         start, stand_in = time.perf_counter(), known.stand_in
-        memory = self._intake.claim_alone((x, result), stand_in.title) if self.guards_memory else None
-        if memory is None and self.guards_memory:
+        memory = Alone((x, result), stand_in.title) if self.guards_memory else None
+        if memory is not None and not self._intake.claims.claim_alone(memory):
             return NotImplemented
         try:
             if known.in_place and out is not None:
                 np.copyto(out, x)
-            ended = engine.again(known.signature, stand_in, known.moves(x, result), ordinary)
+            ended = engine.again(known.signature, stand_in, moves, ordinary)
         finally:
             if memory is not None:
-                self._intake.drop(memory)
+                self._intake.claims.drop(memory)
             self._seconds += time.perf_counter() - start
         if ended is None:
             return NotImplemented
-        _raise_error_of(ended)
+        if ended.error is not None:
+            _raise_error_of(ended)
         return result if ended is stand_in else ended.result
 
     def _barrier_again(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
 from ..arrays.buffers import Gradient
@@ -184,9 +183,9 @@ class Collectives(Calling):
             ...     len(session.allgather(np.zeros(3))) == 3 * session.topology.size
             True
         """
-        size = self.topology.size
 
         def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
+            size = self.topology.size
             require_like("allgather", gradients[1].spec, gradients[0].spec, size * gradients[0].spec.size)
             half = half_of("allgather", gradients[0].spec, gradients[1].spec, "mean", self.topology, name,
                            compressor, route, feedback)  # fmt: skip
@@ -204,8 +203,11 @@ class Collectives(Calling):
             return exchange_of(["allgather"], gradients, progress, moves)
 
         plain = plainly(x, out, None, blocking, compressor, feedback, route)
-        taken = partial(beside, "allgather", x, out, size.__mul__)
-        return self._collective("allgather", name, taken, make, blocking, plain)
+
+        def take() -> Taken:
+            return beside("allgather", x, out, self.topology.size.__mul__)
+
+        return self._collective("allgather", name, take, make, blocking, plain)
 
     def reduce_scatter(
         self, x: Any, op: ReduceName = "mean", *, name: str = "", out: Any = None, compressor: str = "none",
@@ -231,19 +233,20 @@ class Collectives(Calling):
             ...     session.reduce_scatter(np.ones((session.topology.size, 2))).tolist()
             [[1.0, 1.0]]
         """
-        size = self.topology.size
 
         def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
-            (whole, own), spec = gradients, gradients[0].spec
+            (whole, own), spec, size = gradients, gradients[0].spec, self.topology.size
             require_like("reduce_scatter", own.spec, spec, spec.size // size)
             half = half_of("reduce_scatter", spec, spec, op, self.topology, name, compressor, route, feedback)
             if half is not None:
                 return half
             return dense_scatter(whole, own, op, size)
 
-        taken = partial(beside, "reduce_scatter", x, out, lambda rows: part_of(rows, size))
+        def take() -> Taken:
+            return beside("reduce_scatter", x, out, lambda rows: part_of(rows, self.topology.size))
+
         plain = plainly(x, out, op, blocking, compressor, feedback, route)
-        return self._collective("reduce_scatter", name, taken, make, blocking, plain)
+        return self._collective("reduce_scatter", name, take, make, blocking, plain)
 
     def gather(
         self, x: Any, *, root: int = 0, name: str = "", out: Any = None, compressor: str = "none",
@@ -255,10 +258,11 @@ class Collectives(Calling):
             >>> with espresso_mpi.Session() as session:
             ...     everyone = session.gather(np.zeros(3), root=0)
         """
-        size, me = self.topology.size, self._transport.rank
+        me = self._transport.rank
 
         def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
             self._check_root("gather", root)
+            size = self.topology.size
             x, every = sorted(gradients, key=lambda gradient: gradient.spec.name == "out")
             spec, coding = x.spec, Coding(name, compressor, feedback)
             if me == root:
@@ -273,7 +277,7 @@ class Collectives(Calling):
 
         def take() -> Taken:
             if me == root:
-                return beside("gather", x, out, size.__mul__)
+                return beside("gather", x, out, self.topology.size.__mul__)
             found, nothing = beside("gather", x, None, lambda rows: 0)
             return {"out": nothing, "x": found["x"]}, None
 
@@ -313,9 +317,9 @@ class Collectives(Calling):
             ...     session.alltoall(np.full(session.topology.size, 7)).tolist() == [7] * session.topology.size
             True
         """
-        size = self.topology.size
 
         def make(gradients: Sequence[Gradient]) -> Batch | Exchange:
+            size = self.topology.size
             spec, coding, me = gradients[0].spec, Coding(name, compressor, feedback), self._transport.rank
             kind = TensorSpec("x", spec.shape[1:], spec.dtype, spec.device)
             sent, got = rows_of(spec.shape[0], splits, received, size)
@@ -327,9 +331,11 @@ class Collectives(Calling):
                 return coded
             return dense_alltoall(gradients, kind, sent, got, splits is None, me)
 
-        taken = partial(beside, "alltoall", x, out, lambda rows: sum(rows_of(rows, splits, received, size)[1]))
+        def take() -> Taken:
+            return beside("alltoall", x, out, lambda n: sum(rows_of(n, splits, received, self.topology.size)[1]))
+
         plain = plainly(x, out, (splits, received), blocking, compressor, feedback)
-        return self._collective("alltoall", name, taken, make, blocking, plain)
+        return self._collective("alltoall", name, take, make, blocking, plain)
 
     def barrier(self) -> None:
         """Wait until every rank has called it and all calls before it have ended.

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays.any_dtype import empty_like
+from ..arrays.device import begin_of
 from ..collectives.data.reduction import stored
+from ..collectives.messages.agreed import Parts
 from ..engine.calls import PendingCall
 from ..engine.dense_rides import Copying, Scattering, Summing
 
@@ -48,7 +50,8 @@ class Repeated:
         call: as it was made the ordinary way; ``number`` holds.
         shape: of the array that receives the result; None: there is none, or it is ``x``.
         in_place: whether ``x`` receives the result.
-        make: makes what travels of ``x`` and of the array that receives the result.
+        make: makes what travels of ``x`` and of the array that receives the result; or the parts that are copied from
+            the one to the other.
 
     Attributes:
         stand_in: names it while it runs.
@@ -60,10 +63,11 @@ class Repeated:
         call: PendingCall,
         shape: tuple[int, ...] | None,
         in_place: bool,
-        make: Callable[[Any, Any], Any],
+        make: Callable[[Any, Any], Any] | Parts,
     ) -> None:
         self.stand_in, self.signature = PendingCall(call.key, title=call.title), call.signature
-        self.shape, self.in_place, self._make = shape, in_place, make
+        self.shape, self.in_place = shape, in_place
+        self._make = make
 
     def target(self, x: Any, out: Any) -> Any:
         """What the caller gets of a call with arrays of another library; None: nothing that is not in ``x``."""
@@ -71,7 +75,21 @@ class Repeated:
             return None if self.in_place or self.shape is None else empty_like(x, self.shape)
         return out if type(out) is type(x) and out.dtype == x.dtype else NotImplemented
 
-    def result(self, x: np.ndarray, out: Any) -> Any:
+    def ready(self, x: np.ndarray, out: Any) -> tuple[Any, Any]:
+        """What receives the result, None if nothing does, ``NotImplemented`` if the arrays do not fit; what travels."""
+        result, make = self._result(x, out), self._make
+        if result is NotImplemented:
+            return result, None
+        if not isinstance(make, Parts):
+            fits = out is None or not np.may_share_memory(x, out)
+            return (result, make(x, result)) if fits else (NotImplemented, None)
+        source = begin_of(x) if x.size else 0
+        target = source if result is x else begin_of(result) if result is not None and result.size else 0
+        if out is not None and source < target + out.nbytes and target < source + x.nbytes:
+            return NotImplemented, None
+        return result, Copying(x, result, make, (source, target))
+
+    def _result(self, x: np.ndarray, out: Any) -> Any:
         """The array that receives the result, None if there is none; ``NotImplemented`` if the arrays do not fit."""
         if x.flags.num & _PLAIN != _PLAIN:
             return NotImplemented
@@ -81,24 +99,20 @@ class Repeated:
             return None if self.shape is None else np.empty(self.shape, x.dtype)
         wanted = x.shape if self.in_place else self.shape
         fits = type(out) is np.ndarray and out.shape == wanted and out.dtype == x.dtype and out is not x
-        if not fits or out.flags.num & (_PLAIN | _WRITABLE) != _PLAIN | _WRITABLE or np.may_share_memory(x, out):
+        if not fits or out.flags.num & (_PLAIN | _WRITABLE) != _PLAIN | _WRITABLE:
             return NotImplemented
         return out
 
-    def moves(self, x: np.ndarray, result: Any) -> Any:
-        """What travels."""
-        return self._make(x, result)
-
 
 class RepeatedCalls:
-    """The calls that a rank has made, by kind, name, arguments, shape and element type."""
+    """The calls that a rank has made.
+
+    Attributes:
+        known: them, by ``key_of``.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Repeated] = {}
-
-    def of(self, key: tuple[Any, ...]) -> Repeated | None:
-        """A call that was made before."""
-        return self._known.get(key)
+        self.known: dict[tuple[Any, ...], Repeated] = {}
 
     def learn(self, key: tuple[Any, ...], call: PendingCall, result: Any, reads: bool) -> None:
         """A call has ended well.
@@ -112,14 +126,14 @@ class RepeatedCalls:
         make = _maker(call, reads)
         if make is None or call.number is None:
             return
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
+        if len(self.known) >= _KNOWN:
+            self.known.clear()
         shape = None if in_place or result is None else tuple(result.shape)
-        self._known[key] = Repeated(call, shape, in_place, make)
+        self.known[key] = Repeated(call, shape, in_place, make)
 
 
-def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | None:
-    """Makes what travels, of other arrays than those of a call; refers to none of them."""
+def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | Parts | None:
+    """As ``make`` of ``Repeated``, for other arrays than those of a call; refers to none of them."""
     if call.exchange is None:
         spec = call.batch.specs[0] if call.batch is not None and len(call.batch.specs) == 1 else None
         if spec is None or spec.device != "cpu" or call.key[0] not in ("allreduce", "reduce"):
@@ -128,10 +142,7 @@ def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | None:
         return lambda x, result: Summing(result.ravel().view(bits), reads)
     moves = call.exchange.moves
     if isinstance(moves, Copying) and not call.exchange.rest:
-        parts, in_place = moves.parts, call.key[0] == "broadcast"
-        if in_place:
-            return lambda x, result: Copying(x, x, parts)
-        return lambda x, result: Copying(x, result, parts)
+        return moves.parts
     if isinstance(moves, Scattering):
         over, kind = moves.over, moves.x.dtype
         return lambda x, result: over(x.ravel().view(kind), result.ravel().view(kind))

@@ -47,7 +47,8 @@ class Ledger:
         segment: number of the segment.
 
     Attributes:
-        row: int64, shape (marks, 2): the next run writes the nanoseconds of the clock and of waiting so far here.
+        row: int64, shape (marks, 2): the next run writes the nanoseconds of the clock and of waiting so far here;
+            place: its address.
         tensors: their names.
     """
 
@@ -56,18 +57,20 @@ class Ledger:
         count = max(1, min(_ROWS, _NUMBERS // max(2 * marks, 1)))
         self._memory = np.zeros((count, marks, 2), np.int64)
         self._rows, self._steps = list(self._memory), list[Sequence[int]]()
+        first, nbytes = self._memory.ctypes.data, self._memory[0].nbytes
+        self._places = [first + number * nbytes for number in range(count)]
         self._ends = np.array([(i.first, i.last) for i in intervals], np.int64).reshape(-1, 2)
         self._waits = [n for n, i in enumerate(intervals) if i.share is not None]
         shares = [i.share for i in intervals if i.share is not None]
         self._shares = np.array([b - a for a, b in shares])
         self.tensors = frozenset(i.tensor for i in intervals if i.tensor)
         self._order = {tensor: n for n, tensor in enumerate(dict.fromkeys(i.tensor for i in intervals if i.tensor))}
-        self.row = self._rows[0]
+        self.row, self.place = self._rows[0], self._places[0]
 
     def note(self, steps: Sequence[int]) -> None:
         """A run has written its marks; ``steps``: that of each tensor, in the order of their first intervals."""
         self._recorder.keep(self, steps)
-        self.row = self._rows[len(self._steps)]
+        self.row, self.place = self._rows[len(self._steps)], self._places[len(self._steps)]
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from espresso_mpi.bench import collectives
 from espresso_mpi.bench.collective_cases import COLLECTIVES, Case, Elements
+from espresso_mpi.bench.harness import memory
 from espresso_mpi.compressors import get
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
@@ -47,3 +48,16 @@ def test_a_wrong_element_is_counted(world, name):
 
     assert case.wrong(run) == 1
     case.close()
+
+
+def test_sizes_beyond_the_memory_of_a_node_are_left_out_on_all_ranks(world, monkeypatch, capfd):
+    """One rank finds little memory; what all ranks of the machine take together counts."""
+    each = 4 * 65536
+    free = world.size * each * (1 if world.rank == 0 else 4) // 2
+    monkeypatch.setattr(memory, "free_bytes", lambda: free)
+    rows = collectives.main("allgather", "16KiB,64KiB", compressors="none", repeats=1)
+    assert [row.nbytes for row in rows] == [1 << 14]
+    assert ("64 KiB is left out" in capfd.readouterr().out) == (world.rank == 0)
+    assert memory.lack(world, each // 4) == "" and memory.lack(world, each)
+    monkeypatch.undo()
+    assert 0 < memory.free_bytes() < 1 << 50

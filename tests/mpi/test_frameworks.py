@@ -196,7 +196,7 @@ def torch_of(array):
 
 def rides(session):
     """The dense calls that have travelled with their headers."""
-    return session._engine._dispatcher._dense._known
+    return session._engine._dispatcher._dense.known
 
 
 @pytest.mark.parametrize("make", [torch_of, Told], ids=["torch", "dlpack"])

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from espresso_mpi.arrays import device
 from espresso_mpi.errors import TransportError
 
 from . import agreed_copies, agreed_sums, cross_memory, headers, shared_memory
-from .agreed_copies import FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
+from .agreed_copies import ANSWERED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
 from .single_copy import SingleCopy
 from .switches import SINGLE_COPY
 from .waiting import Waiter
@@ -35,7 +35,16 @@ others copy the one before, so that there should be several, but every one takes
 _PAGE = 4096
 """Bytes of a part up to which nothing is read directly: the system would look up a page for each."""
 
-_TRIES = 3
+_TRIES, _FAR = 3, 1.5
+"""Turns that each way has at first, and how many times the least time is too long for the last of them. A call that is
+made only some ten times should not spend them on trying."""
+
+_NOTHING: Callable[[], Any] = bool
+
+_LOGGED, _PACE = agreed_copies.LOGGED, agreed_copies.PACE
+_MET, _UNEQUAL, _FAILED = (
+    _LOGGED + place for place in (shared_memory.MET, agreed_copies.UNEQUAL, agreed_copies.FAILED)
+)
 
 How = tuple[bool, float, bool, int, int]
 """See ``reduction.arithmetic``."""
@@ -95,40 +104,43 @@ class Parts:
 
 
 class AgreedCall:
-    """One prepared call.
+    """One prepared call: ``begin`` it, and ``finish`` it if that has not ended it.
 
     Args:
         window: of the node.
         waiter: how to wait for the other ranks.
-        places, log: lengths of the set-up and of the log of the kernel.
 
     Attributes:
-        marks: int64 of shape (``MARKS``, 2): the nanoseconds of the clock, and of waiting so far, at the latest call.
+        marks: int64 of shape (``MARKS``, 2), where the latest call wrote the nanoseconds of the clock and of waiting so
+            far; place: its address. To be set before a call.
+        saturated: how many sums of this rank were cut to the range of their type, in the latest call that ended well.
     """
 
-    def __init__(self, window: WindowPlaces, waiter: Waiter, places: int, log: int) -> None:
+    def __init__(self, window: WindowPlaces, waiter: Waiter) -> None:
         self._window, self._waiter, self._count, self._me = window, waiter, window.count, window.member
-        self._setup, self._log = np.zeros(places, np.int64), np.zeros(log, np.int64)
         self._sizes, self._heads = np.empty(self._count, np.int64), np.empty(0, np.uint8)
         self._header: np.ndarray | None = None
+        self._over = True
         self.marks = np.zeros((MARKS, 2), np.int64)
+        self.place, self.saturated = device.address(self.marks), 0
 
-    def _run(self, header: np.ndarray, ignored: int, kernel: Callable[..., bool], *arguments: Any) -> None:
-        """Run a kernel, again whenever it stops waiting."""
-        window, waiter, log, setup = self._window, self._waiter, self._log, self._setup
-        if header is not self._header:
-            width = -(-header.size // ALIGN) * ALIGN
-            setup[: headers.SETUP] = device.address(header), header.size, ignored, width
-            self._header, self._heads = header, np.empty(self._count * width, np.uint8)
-        setup[headers.IGNORED] = ignored
-        log.fill(0)
-        epoch, uses = window.turn
-        flags, places, sizes, heads = window.flags, window.places, self._sizes, self._heads
-        while not kernel(
-            setup, heads, sizes, *arguments, self.marks, flags, places, uses, epoch, waiter.pace, log
-        ):  # fmt: skip
-            window.wait_for(epoch + int(log[shared_memory.STAGE]) + 1)
-        waiter.waited += int(log[shared_memory.WAITED]) * 1e-9
+    def finish(self) -> Agreed:
+        """Wait for the other ranks, and say what came of the call that was begun.
+
+        Raises:
+            RankTimeoutError: a rank did not come within the timeout; TransportError: a copy failed.
+        """
+        raise NotImplementedError
+
+    def done(self) -> Agreed:
+        """What came of a call that ``begin`` has ended."""
+        return Agreed(int(self.marks[ANSWERED, 0]) * 1e-9, saturated=self.saturated)
+
+    def _take(self, setup: Any, header: np.ndarray) -> None:
+        """Show this header from now on; ``setup``: see ``headers``."""
+        width = -(-header.size // ALIGN) * ALIGN
+        setup[headers.HEADER], setup[headers.SIZE], setup[headers.WIDTH] = device.address(header), header.size, width
+        self._header, self._heads = header, np.empty(self._count * width, np.uint8)
 
     def _ended(self, barriers: int, halves: int, nbytes: int) -> None:
         """Count barriers, uses of halves, and the bytes that this rank gave away beside its header."""
@@ -137,10 +149,9 @@ class AgreedCall:
         assert self._header is not None
         self._window.bytes_sent += nbytes + self._header.size * (self._count - 1)
 
-    def _differing(self) -> Agreed:
-        """The headers, which differ."""
+    def _differing(self, width: int) -> Agreed:
+        """The headers, which differ; ``width``: bytes from one to the next."""
         self._ended(1, 1, 0)
-        width = int(self._setup[headers.WIDTH])
         return Agreed(0.0, [self._heads[r * width : r * width + size] for r, size in enumerate(self._sizes.tolist())])
 
 
@@ -158,11 +169,15 @@ class AgreedCopies(AgreedCall):
     """
 
     def __init__(self, window: WindowPlaces, waiter: Waiter, single: SingleCopy, parts: Parts) -> None:
-        super().__init__(window, waiter, agreed_copies.PLACES, agreed_copies.LENGTH)
-        self._processes, self._known = single.processes, parts.known
-        setup = self._setup
-        setup[agreed_copies.SHARED], setup[agreed_copies.SPLITS] = parts.shared, not parts.known
-        setup[[agreed_copies.READ, agreed_copies.WRITE, agreed_copies.ERRNO]] = cross_memory.functions()
+        super().__init__(window, waiter)
+        self._processes = single.processes
+        frame = np.zeros(agreed_copies.TABLE + self._count * agreed_copies.COLUMNS, np.int64)
+        self._memory, self._address, self._frame = frame, device.address(frame), frame.data
+        self._table = frame[agreed_copies.TABLE :].reshape(self._count, agreed_copies.COLUMNS)
+        frame[agreed_copies.SHARED], frame[agreed_copies.SPLITS] = parts.shared, not parts.known
+        frame[[agreed_copies.READ, agreed_copies.WRITE, agreed_copies.ERRNO]] = cross_memory.functions()
+        self._kept = self._sizes, window.flags, window.places
+        frame[[agreed_copies.SIZES, agreed_copies.FLAGS, agreed_copies.WINDOW]] = list(map(device.address, self._kept))
         longest = self._use(parts)
         self._ways = self._ways_for(longest, parts)
         self.choice = Choice(len(self._ways))
@@ -180,78 +195,98 @@ class AgreedCopies(AgreedCall):
 
     def _use(self, parts: Parts) -> int:
         """Use these parts from now on; returns the bytes of the longest one of any rank."""
-        none = np.zeros((self._count, agreed_copies.COLUMNS), np.int64)
-        self._parts, self._table = parts, parts.table.copy() if parts.gives else none
+        self._parts = parts
+        self._table[:] = parts.table if parts.gives else 0
         if self._processes:
             self._table[:, PROCESS] = self._processes
         self._given = parts.given(self._me)
         longest = int(max(self._table[:, GIVE].max(), self._table[:, TAKE].max()))
-        self._setup[agreed_copies.LONGEST] = longest
+        self._frame[agreed_copies.LONGEST] = longest
         return longest
 
-    def run(self, header: np.ndarray, ignored: int, source: int, target: int, parts: Parts) -> Agreed:
+    def begin(self, header: np.ndarray, ignored: int, source: int, target: int, parts: Parts) -> bool:
         """Show a header; if those of all members are equal, copy the parts.
 
         Args:
             header: flat uint8, at most ``agreed_copies.SHOWN_AT``; not to be changed while it is used.
             ignored: bits of its first byte that may differ.
-            source, target: addresses of what this rank has and of the result.
+            source, target: addresses of what this rank has and of the result; memory to be kept until the call is over.
 
-        Raises:
-            RankTimeoutError: a rank did not come within the timeout; TransportError: a read failed.
+        Returns:
+            Whether this is done; else the call must be finished.
         """
+        frame, window = self._frame, self._window
         if parts is not self._parts:
             self._use(parts)
-        setup, log, choice = self._setup, self._log, self.choice
-        setup[agreed_copies.SOURCE], setup[agreed_copies.TARGET] = source, target
-        way, room = self._ways[choice.way]
-        setup[agreed_copies.WAY], setup[agreed_copies.ROOM] = way, room
-        self._run(header, ignored, _copies, self._table)
-        if not log[shared_memory.MET]:
-            return self._differing()
-        found = log.tolist()
-        met, unequal, stage = found[shared_memory.MET] * 1e-9, found[agreed_copies.UNEQUAL], found[shared_memory.STAGE]
+        if header is not self._header:
+            self._take(frame, header)
+            frame[agreed_copies.HEADS] = device.address(self._heads)
+        frame[headers.IGNORED], frame[agreed_copies.TIMES], frame[agreed_copies.FRESH] = ignored, self.place, 1
+        frame[agreed_copies.SOURCE], frame[agreed_copies.TARGET] = source, target
+        frame[agreed_copies.WAY], frame[agreed_copies.ROOM] = self._ways[self.choice.way]
+        frame[agreed_copies.EPOCH], frame[agreed_copies.USES] = window.turn
+        frame[_PACE], frame[_PACE + 1], frame[_PACE + 2] = self._waiter.pace
+        self._over = bool(agreed_copies.run(self._address))
+        if not self._over or not frame[_MET] or frame[_UNEQUAL] or frame[_FAILED]:
+            return False
+        self._end()
+        return True
+
+    def _end(self) -> None:
+        """The parts were copied."""
+        frame, choice = self._frame, self.choice
+        self._waiter.waited += frame[_LOGGED + shared_memory.WAITED] * 1e-9
+        stage, window = frame[_LOGGED + shared_memory.STAGE], self._window
+        halves = stage if frame[agreed_copies.WAY] == agreed_copies.BY_WINDOW else 1
+        window.turn = frame[agreed_copies.EPOCH] + stage, frame[agreed_copies.USES] + halves
+        window.bytes_sent += self._given + frame[headers.SIZE] * (self._count - 1)
+        if not choice.settled:
+            choice.add(frame[_LOGGED + agreed_copies.TOOK])
+
+    def finish(self) -> Agreed:
+        """See ``AgreedCall``."""
+        frame, window = self._frame, self._window
+        while not self._over:
+            window.wait_for(frame[agreed_copies.EPOCH] + frame[_LOGGED + shared_memory.STAGE] + 1)
+            self._over = bool(agreed_copies.run(self._address))
+        unequal = frame[_UNEQUAL]
+        if unequal or not frame[_MET]:
+            self._waiter.waited += frame[_LOGGED + shared_memory.WAITED] * 1e-9
+        if not frame[_MET]:
+            return self._differing(frame[headers.WIDTH])
         if unequal:
             assert unequal > 0, "ranks have chosen different ways"
             self._ended(1, 1, 0)
-            return Agreed(met, unequal=divmod(unequal - 1, self._count))
-        self._ended(stage, stage if way == agreed_copies.BY_WINDOW else 1, self._given)
-        if found[agreed_copies.FAILED]:
-            why = os.strerror(found[agreed_copies.FAILED])
+            return Agreed(frame[_MET] * 1e-9, unequal=divmod(unequal - 1, self._count))
+        self._end()
+        if frame[_FAILED]:
+            why = os.strerror(frame[_FAILED])
             raise TransportError(
                 f"copying from or to the memory of another rank: {why}; set {SINGLE_COPY}=0 to do without it"
             )
-        if not choice.settled:
-            choice.add(found[agreed_copies.TOOK])
-        return Agreed(met)
-
-
-def _copies(setup: Any, heads: Any, sizes: Any, table: Any, *rest: Any) -> bool:
-    return bool(agreed_copies.copies(setup, table, heads, sizes, *rest))
+        return self.done()
 
 
 class Choice:
     """Which of several ways is the quickest: in the first runs they take turns, and then again, ever more rarely.
 
-    Of each way the least time counts, which other load on the node disturbs least.
+    Of each way the least time counts, which other load on the node disturbs least. A way that was far from the best one
+    in its first turns gets its last one of them only later.
 
     Args:
         ways: their number.
 
     Attributes:
-        way: the one to take next.
+        way: the one to take next; settled: whether it never changes.
     """
 
     def __init__(self, ways: int) -> None:
-        self.way, self._ways = 0, ways
+        self.way, self.settled, self._ways = 0, ways == 1, range(ways)
         self._best: list[float] = [math.inf] * ways
         self._latest: int | None = None
-        self._runs, self._turns, self._again = 0, _TRIES * ways, 4 * _TRIES * ways
-
-    @property
-    def settled(self) -> bool:
-        """Whether the way never changes."""
-        return self._ways == 1
+        self._turns, self._last = [*self._ways] * (_TRIES - 1), [*self._ways]
+        self._runs, self._again = 0, 4 * _TRIES * ways
+        del self._turns[0]  # the first way is the next one already
 
     def add(self, took: int) -> None:
         """A run has ended.
@@ -259,15 +294,16 @@ class Choice:
         Args:
             took: nanoseconds of the run before; the same on all ranks.
         """
+        best = self._best
         if self._latest is not None:
-            self._best[self._latest] = min(self._best[self._latest], took)
+            best[self._latest] = min(best[self._latest], took)
         self._latest = self.way
         self._runs += 1
-        if self._turns:
-            self._turns -= 1
-        elif self._runs >= self._again:
-            self._turns, self._again = self._ways, 2 * self._again
-        self.way = self._runs % self._ways if self._turns else self._best.index(min(self._best))
+        if self._runs == self._again:
+            self._turns, self._again = [*self._ways], 2 * self._again
+        if not self._turns and self._last:
+            self._turns, self._last = [way for way in self._last if best[way] < _FAR * min(best)], []
+        self.way = self._turns.pop(0) if self._turns else best.index(min(best))
 
 
 class AgreedSums(AgreedCall):
@@ -280,46 +316,84 @@ class AgreedSums(AgreedCall):
     """
 
     def __init__(self, window: WindowPlaces, waiter: Waiter, dtype: Any, how: How) -> None:
-        super().__init__(window, waiter, headers.SETUP, shared_memory.LOG)
-        self._how, self._elements = how, window.elements(dtype)
+        super().__init__(window, waiter)
+        self._setup, self._log = np.zeros(headers.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
+        self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
         width = np.dtype(dtype).itemsize * ALIGN
         self._room = min(window.half_bytes, CHUNK) // width * ALIGN
         self._part = min(window.half_bytes, CHUNK) // self._count // width * ALIGN
 
-    def reduce(self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True) -> Agreed:
+    def reduce(self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True) -> bool:
         """Show a header; if those of all members are equal, ``x = reduced over the ranks``, else x stays.
 
         Members may call ``SharedWindow.gather`` with their header instead: it differs then.
 
         Args:
-            header, ignored: as of ``AgreedCopies.run``.
-            x: flat, not empty; equally long at members with equal headers.
+            header, ignored: as of ``AgreedCopies.begin``.
+            x: flat, not empty; equally long at members with equal headers; to be kept until the call is over.
             reads: whether this rank wants the result; at those that do not, x has no use afterwards.
+
+        Returns:
+            As ``AgreedCopies.begin``.
         """
         chunks = -(-x.size // self._room)
         whole = chunks == 1 and x.nbytes <= SMALL
-        self._run(header, ignored, agreed_sums.reduce, x, self._elements, self._room, self._how, whole, reads)
-        if not self._log[shared_memory.MET]:
-            return self._differing()
         mine = x.nbytes if whole else x.nbytes // self._count  # to a cache line
-        self._ended(1 if whole else 2 * chunks, chunks, x.nbytes - mine + mine * (self._count - 1))
-        counts = not whole or self._me == 0  # of a whole sum, all see the same ones
-        return self._summed(counts)
+        self._cost = 1 if whole else 2 * chunks, chunks, x.nbytes - mine + mine * (self._count - 1)
+        self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
+        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, self._elements, self._room, self._how,
+                            whole, reads, *self._turn())  # fmt: skip
+        return self._begun()
 
-    def scatter(self, header: np.ndarray, ignored: int, x: np.ndarray, own: np.ndarray, edges: np.ndarray) -> Agreed:
+    def scatter(self, header: np.ndarray, ignored: int, x: np.ndarray, own: np.ndarray, edges: np.ndarray) -> bool:
         """As ``reduce``, but ``own`` receives the sum of this rank's region, and x stays.
 
         Args:
             edges: int64 of shape (2 · members,): where each one's region begins and ends.
         """
         longest = int((edges[1::2] - edges[::2]).max())
-        self._run(header, ignored, agreed_sums.scatter, x, edges, longest, self._elements, self._part, own, self._how)
-        if not self._log[shared_memory.MET]:
-            return self._differing()
         chunks = -(-longest // self._part)
-        self._ended(chunks, chunks, x.nbytes - own.nbytes)
-        return self._summed(True)
+        self._cost, self._counts = (chunks, chunks, x.nbytes - own.nbytes), True
+        self._run = partial(agreed_sums.scatter, *self._shown(header, ignored), x, edges, longest, self._elements,
+                            self._part, own, self._how, *self._turn())  # fmt: skip
+        return self._begun()
 
-    def _summed(self, counts: bool) -> Agreed:
-        log = self._log
-        return Agreed(int(log[shared_memory.MET]) * 1e-9, (), int(log[shared_memory.SATURATED]) if counts else 0)
+    def finish(self) -> Agreed:
+        """See ``AgreedCall``."""
+        while not self._over:
+            self._window.wait_for(self._window.turn[0] + int(self._log[shared_memory.STAGE]) + 1)
+            self._over = bool(self._run())
+        if not self._log[shared_memory.MET]:
+            self._run = _NOTHING
+            self._waiter.waited += int(self._log[shared_memory.WAITED]) * 1e-9
+            return self._differing(int(self._setup[headers.WIDTH]))
+        self._end()
+        return self.done()
+
+    def _shown(self, header: np.ndarray, ignored: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What kernels take of the headers."""
+        if header is not self._header:
+            self._take(self._setup, header)
+        self._setup[headers.IGNORED] = ignored
+        return self._setup, self._heads, self._sizes
+
+    def _turn(self) -> tuple[Any, ...]:
+        """What they take last."""
+        window, log = self._window, self._log
+        log.fill(0)
+        epoch, uses = window.turn
+        return self.marks, window.flags, window.places, uses, epoch, self._waiter.pace, log
+
+    def _begun(self) -> bool:
+        self._over = bool(self._run())
+        if not self._over or not self._log[shared_memory.MET]:
+            return False
+        self._end()
+        return True
+
+    def _end(self) -> None:
+        """The sums are there; nothing refers to the arrays any more."""
+        log, self._run = self._log, _NOTHING
+        self._waiter.waited += int(log[shared_memory.WAITED]) * 1e-9
+        self._ended(*self._cost)
+        self.saturated = int(log[shared_memory.SATURATED]) if self._counts else 0

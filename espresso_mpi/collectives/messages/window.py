@@ -183,7 +183,7 @@ class SharedWindow(WindowPlaces):
         sums = self._sums.get((x.dtype, how))
         if sums is None:
             sums = self._sums[x.dtype, how] = AgreedSums(self, self._waiter, x.dtype, how)
-        return sums.reduce(header, ignored, x)
+        return sums.done() if sums.reduce(header, ignored, x) else sums.finish()
 
     @property
     def handle(self) -> Any:
