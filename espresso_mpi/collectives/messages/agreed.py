@@ -281,7 +281,7 @@ class AgreedSums(AgreedCall):
 
     def __init__(self, window: WindowPlaces, waiter: Waiter, dtype: Any, how: How) -> None:
         super().__init__(window, waiter, headers.SETUP, shared_memory.LOG)
-        self._how, self._elements = how, window.elements(dtype)
+        self._how, self._elements, self._arrays = how, window.elements(dtype), window.arrays
         width = np.dtype(dtype).itemsize * ALIGN
         self._room = min(window.half_bytes, CHUNK) // width * ALIGN
         self._part = min(window.half_bytes, CHUNK) // self._count // width * ALIGN
@@ -298,11 +298,13 @@ class AgreedSums(AgreedCall):
         """
         chunks = -(-x.size // self._room)
         whole = chunks == 1 and x.nbytes <= SMALL
-        self._run(header, ignored, agreed_sums.reduce, x, self._elements, self._room, self._how, whole, reads)
+        elements = self._elements
+        place, span = self._arrays.lies(x, elements[:0])
+        self._run(header, ignored, agreed_sums.reduce, x, place, span, elements, self._room, self._how, whole, reads)
         if not self._log[shared_memory.MET]:
             return self._differing()
         mine = x.nbytes if whole else x.nbytes // self._count  # to a cache line
-        self._ended(1 if whole else 2 * chunks, chunks, x.nbytes - mine + mine * (self._count - 1))
+        self._ended(1 if whole else int(self._log[shared_memory.STAGE]), chunks, x.nbytes - mine + mine * (self._count - 1))
         counts = not whole or self._me == 0  # of a whole sum, all see the same ones
         return self._summed(counts)
 
