@@ -50,7 +50,10 @@ class Memory(SessionBase):
 
     def _made_by_all(self, shape: int | Sequence[int], dtype: Any) -> np.ndarray:
         (dims, kind), said = on_every_rank(
-            self._transport, lambda: _checked(shape, dtype), ConfigError, say=lambda found: [found[0], found[1].str, found[1].name]
+            self._transport,
+            lambda: _checked(shape, dtype),
+            ConfigError,
+            say=lambda found: [found[0], found[1].str, found[1].name],
         )
         other = next((rank for rank, told in enumerate(said) if told != said[0]), None)
         if other is not None:

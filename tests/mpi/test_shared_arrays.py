@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from pathlib import Path
 
 import ml_dtypes
@@ -89,20 +90,31 @@ def test_beside_arrays_that_lie_elsewhere(world, session):
             session.barrier()
 
 
-def test_what_a_call_does_besides(world, session):
-    """Views, tensors of torch, values that are not finite, a rank that brings another array."""
-    size, me = world.size, world.rank
-    x = session.empty((N // 7, 7))
-    flat = x.reshape(-1)
-    flat[:] = values(me, flat.size)
-    expected = mean(size, flat.size)
-    layers = {"w": x[: N // 14], "b": flat[N // 14 * 7 :]}
-    assert session.sync(layers) is layers and flat.tobytes() == expected.tobytes()
-    torch = pytest.importorskip("torch")
-    tensor = torch.from_numpy(flat)
-    for _ in range(2):
-        flat[:] = values(me, flat.size)
-        assert session.allreduce(tensor) is tensor and flat.tobytes() == expected.tobytes()
+@pytest.mark.parametrize("count", [3, 20])
+def test_views_that_lie_one_behind_the_other_are_one_array(world, session, row, count):
+    """Of different sizes, by one call; not where a rank has another order, or arrays that lie elsewhere."""
+    size, me, flat, n = world.size, world.rank, session.empty(N), N - 40_000
+    edges = np.linspace(0, np.sqrt(n), count + 1) ** 2
+    pieces = list(itertools.pairwise(edges.round().astype(int).tolist()))
+    expected, whole = mean(size, n), {f"layer {a}": flat[a:b] for a, b in pieces}
+    swapped, loose = dict(whole), {name: np.empty_like(view) for name, view in whole.items()}
+    swapped["layer 0"] = flat[n : n + pieces[0][1]]
+    for step, odd in enumerate([whole, whole, swapped, loose, whole]):
+        layers = odd if me == size - 1 else whole
+        for name, (a, b) in zip(layers, pieces):
+            layers[name][:] = values(me, n)[a:b]
+        session.barrier()
+        for half in row:
+            half[:] = 0x55
+        session.barrier()
+        session.sync(layers)
+        assert all(layers[name].tobytes() == expected[a:b].tobytes() for name, (a, b) in zip(layers, pieces))
+        assert step == 0 or odd is not whole or all(np.all(half == 0x55) for half in row), "by the window"
+
+
+def test_what_all_ranks_refuse(world, session):
+    """Values that are not finite, and a rank that brings another array: nothing has changed."""
+    size, me, flat = world.size, world.rank, session.empty((N // 7, 7)).reshape(-1)
     flat[:] = values(me, flat.size)
     flat[17] = np.nan if me == size - 1 else 1.0
     before = flat.copy()
@@ -140,7 +152,7 @@ def test_the_memory_lives_as_long_as_an_array_of_it(world, session, open_session
 def test_what_cannot_be_had(world, session, monkeypatch):
     """Errors are the same on all ranks; without shared memory all get arrays of their own."""
     me = world.rank
-    with pytest.raises(ConfigError, match="rank 1.*shape=-1"):
+    with pytest.raises(ConfigError, match=r"rank 1.*shape=-1"):
         session.empty(-1 if me == 1 else 10)
     with pytest.raises(ConfigError, match="expected numbers"):
         session.empty(10, object)

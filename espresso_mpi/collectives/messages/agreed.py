@@ -304,7 +304,9 @@ class AgreedSums(AgreedCall):
         if not self._log[shared_memory.MET]:
             return self._differing()
         mine = x.nbytes if whole else x.nbytes // self._count  # to a cache line
-        self._ended(1 if whole else int(self._log[shared_memory.STAGE]), chunks, x.nbytes - mine + mine * (self._count - 1))
+        self._ended(
+            1 if whole else int(self._log[shared_memory.STAGE]), chunks, x.nbytes - mine + mine * (self._count - 1)
+        )
         counts = not whole or self._me == 0  # of a whole sum, all see the same ones
         return self._summed(counts)
 

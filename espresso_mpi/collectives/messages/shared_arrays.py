@@ -11,6 +11,7 @@ import mmap
 import os
 import weakref
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +32,14 @@ class _Block(mmap.mmap):
 
 
 class _Part(NamedTuple):
-    """The part of a block that belongs to this rank."""
+    """The part of a block that belongs to this rank.
 
+    Attributes:
+        begin, stop: addresses.
+        number: of the block; stride: bytes from part to part.
+    """
+
+    begin: int
     stop: int
     number: int
     stride: int
@@ -61,8 +68,8 @@ class SharedArrays:
 
     def __init__(self, local: Any) -> None:
         self._local, self._made = local, 0
-        self._begins: list[int] = []  # in memory, of the parts of this rank
-        self._parts: list[_Part] = []  # in the same order
+        self._parts: list[_Part] = []  # by address
+        self._begins: list[int] = []  # of these
 
     def make(self, nbytes: int) -> tuple[np.ndarray | None, str]:
         """Memory of which every rank gets so many bytes. Collective over the node.
@@ -77,7 +84,10 @@ class SharedArrays:
             return None, problems[0]
         self._made += 1
         memory = np.frombuffer(block, np.uint8, nbytes, self._local.rank * stride)
-        self._note(memory, _Part(device.address(memory) + nbytes, self._made, stride, weakref.ref(block)))
+        begin = device.address(memory)
+        living = [part for part in self._parts if part.block() is not None]
+        self._parts = sorted([*living, _Part(begin, begin + nbytes, self._made, stride, weakref.ref(block))])
+        self._begins = [part.begin for part in self._parts]
         return memory, ""
 
     def lies(self, x: np.ndarray, nowhere: np.ndarray) -> Lies:
@@ -86,25 +96,42 @@ class SharedArrays:
         Args:
             nowhere: an empty array of its type.
         """
-        if not self._begins or not x.size:
+        found = self._found(x)
+        if found is None:
             return Lies(_NOWHERE, nowhere)
+        part, block, offset = found
+        place = np.empty(PLACE, np.int64)
+        place[NUMBER], place[OFFSET], place[STRIDE] = part.number, offset, part.stride // x.itemsize
+        return Lies(place, np.frombuffer(block, x.dtype, (len(block) - offset) // x.itemsize, offset))
+
+    def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray | None:
+        """Flat arrays of one type as one that has all of their elements in their order.
+
+        None: they do not lie so, one directly behind the other, in the part of this rank.
+        """
+        found = self._found(arrays[0])
+        if found is None:
+            return None
+        part, block, offset = found
+        begin = end = part.begin + offset
+        for x in arrays:
+            if x.size and device.begin_of(x) != end:
+                return None
+            end += x.nbytes
+        if end > part.stop:
+            return None
+        kind = arrays[0].dtype
+        return np.frombuffer(block, kind, (end - begin) // kind.itemsize, self._local.rank * part.stride + offset)
+
+    def _found(self, x: np.ndarray) -> tuple[_Part, _Block, int] | None:
+        """The part in which an array lies, and the byte of it at which it begins."""
+        if not self._begins or not x.size:
+            return None
         begin = device.begin_of(x)
         at = bisect_right(self._begins, begin) - 1
-        part = self._parts[at] if at >= 0 else None
-        block = part.block() if part is not None and begin + x.nbytes <= part.stop else None
-        if part is None or block is None or begin % x.itemsize:
-            return Lies(_NOWHERE, nowhere)
-        place = np.empty(PLACE, np.int64)
-        place[NUMBER], place[OFFSET] = part.number, begin - self._begins[at]
-        place[STRIDE] = part.stride // x.itemsize
-        count = (len(block) - int(place[OFFSET])) // x.itemsize
-        return Lies(place, np.frombuffer(block, x.dtype, count, int(place[OFFSET])))
-
-    def _note(self, memory: np.ndarray, part: _Part) -> None:
-        """Remember a new part, and forget those that are gone."""
-        known = [(begin, old) for begin, old in zip(self._begins, self._parts) if old.block() is not None]
-        known = sorted([*known, (device.address(memory), part)], key=lambda pair: pair[0])
-        self._begins, self._parts = [begin for begin, _ in known], [old for _, old in known]
+        part = self._parts[at]
+        block = part.block() if at >= 0 and begin + x.nbytes <= part.stop else None
+        return None if block is None or begin % x.itemsize else (part, block, begin - part.begin)
 
     def _mapped(self, stride: int) -> tuple[_Block | None, str]:
         """A new block, and what is wrong with it on this rank."""
