@@ -48,8 +48,7 @@ def session(open_session):
     return found
 
 
-@pytest.fixture
-def row(session):
+def row_of(session):
     """Where large data of this rank pass the window: a view of each half."""
     window = session._transport.window_for(session._transport.node, np.empty(0))
     begins = window.places[STARTS : STARTS + 2] + window.member * window.places[1]
@@ -57,10 +56,11 @@ def row(session):
 
 
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32", "float64"])
-def test_the_bits_are_those_of_other_arrays(world, session, row, dtype):
+def test_the_bits_are_those_of_other_arrays(world, session, dtype):
     """By every call that sums, the first time and again; the data do not pass the window."""
     size, me = world.size, world.rank
     x, y, expected = session.empty(N, dtype), np.empty(N, dtype), mean(size, dtype=dtype).tobytes()
+    row = row_of(session)
     for _ in range(2):
         for call in (session.allreduce, lambda x: session.push("x", x).wait(), session.sync):
             x[:] = y[:] = values(me, dtype=dtype)
@@ -91,9 +91,10 @@ def test_beside_arrays_that_lie_elsewhere(world, session):
 
 
 @pytest.mark.parametrize("count", [3, 20])
-def test_views_that_lie_one_behind_the_other_are_one_array(world, session, row, count):
+def test_views_that_lie_one_behind_the_other_are_one_array(world, session, open_session, count):
     """Of different sizes, by one call; not where a rank has another order, or arrays that lie elsewhere."""
-    size, me, flat, n = world.size, world.rank, session.empty(N), N - 40_000
+    session = open_session(fuse_bytes=0)
+    row, size, me, flat, n = row_of(session), world.size, world.rank, session.empty(N), N - 40_000
     edges = np.linspace(0, np.sqrt(n), count + 1) ** 2
     pieces = list(itertools.pairwise(edges.round().astype(int).tolist()))
     expected, whole = mean(size, n), {f"layer {a}": flat[a:b] for a, b in pieces}
