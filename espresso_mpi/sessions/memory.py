@@ -46,9 +46,13 @@ class Memory(SessionBase):
             ...     session.sync(layers)["b"].shape
             (100,)
         """
-        return self._together("empty", lambda: self._made_by_all(shape, dtype))
+        dims, kind, memory = self._together("empty", lambda: self._made_by_all(shape, dtype))
+        return np.empty(dims, kind) if memory is None else memory.view(kind).reshape(dims)
 
-    def _made_by_all(self, shape: int | Sequence[int], dtype: Any) -> np.ndarray:
+    def _made_by_all(
+        self, shape: int | Sequence[int], dtype: Any
+    ) -> tuple[tuple[int, ...], np.dtype[Any], np.ndarray | None]:
+        """Its dimensions and element type, and the shared memory for it as flat uint8, None if there is none."""
         (dims, kind), said = on_every_rank(
             self._transport,
             lambda: _checked(shape, dtype),
@@ -62,14 +66,14 @@ class Memory(SessionBase):
                 f"empty: {describe(0)} asks for shape {tuple(said[0][0])} of {said[0][2]}, {describe(other)} for shape "
                 f"{tuple(said[other][0])} of {said[other][2]}; pass the same on every rank"
             )
-        memory = self._transport.shared_memory(math.prod(dims) * kind.itemsize)
-        return np.empty(dims, kind) if memory is None else memory.view(kind).reshape(dims)
+        return dims, kind, self._transport.shared_memory(math.prod(dims) * kind.itemsize)
 
 
 def _checked(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The dimensions and the element type."""
     try:
-        dims, kind = np.broadcast_to(np.empty(()), shape).shape, np.dtype(dtype)
+        kind = np.dtype(dtype)
+        dims = np.broadcast_to(np.empty((), kind), shape).shape  # which checks that so much can be addressed
     except (TypeError, ValueError) as error:
         raise ConfigError(f"empty: shape={shape!r}, dtype={dtype!r}: {error}") from error
     if kind.hasobject:

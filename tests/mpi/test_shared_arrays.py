@@ -159,6 +159,8 @@ def test_what_cannot_be_had(world, session, monkeypatch):
         session.empty(10, object)
     with pytest.raises(MismatchError, match=r"rank 0.*\(10,\).*rank 1.*\(10, 1\)"):
         session.empty((10, 1) if me == 1 else 10)
+    with pytest.raises(MemoryError):
+        session.empty(1 << 50)
     mapped = SharedArrays._map
 
     def refused(self, *arguments):

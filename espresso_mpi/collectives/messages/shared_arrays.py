@@ -139,16 +139,18 @@ class SharedArrays:
         file, why = -1, ""
         try:
             if local.rank == 0:
+                if size > _PAGE * os.sysconf("SC_PHYS_PAGES"):  # taking it would end in the killing of processes
+                    raise OSError(f"{size} bytes are more than the machine has")
                 file = os.memfd_create("espresso_mpi")
                 os.ftruncate(file, size)
         except (OSError, AttributeError) as error:
-            why = f"memory for all ranks of the node: {error}"
+            why = f"no memory for all ranks of the node: {error}"
         told = local.bcast((os.getpid(), file, _identity(file), why))
         try:
             block = None if told[3] else self._map(told[0], told[1], told[2], stride)
             return block, told[3]
         except OSError as error:
-            return None, f"the memory of another rank: {error.strerror}"
+            return None, f"no memory for all ranks of the node: {error.strerror}"
         finally:
             local.Barrier()  # all have opened it
             if file >= 0:
