@@ -23,6 +23,7 @@ from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options, Tuning
 from .sessions.checkpoints import Checkpoints
 from .sessions.collectives import Collectives
 from .sessions.handles import Handle
+from .sessions.memory import Memory
 from .sessions.missing import with_zeros
 from .sessions.planning import Planning
 from .tracing.stats import Stats
@@ -31,7 +32,7 @@ from .types import Plan, Route
 _LOG = logging.getLogger("espresso_mpi")
 
 
-class Session(Planning, Checkpoints, Collectives):
+class Session(Planning, Checkpoints, Collectives, Memory):
     """Averages gradients over the ranks of a communicator.
 
     Args:

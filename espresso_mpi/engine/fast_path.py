@@ -8,8 +8,9 @@ node, then over the nodes. In both cases the result has the bits of the route. I
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,38 @@ class Ride:
             if write:
                 device.part(x, self._arrays[number])
             self._transport.give_back(workspace)
+
+
+class WholeRide(Ride):
+    """As ``Ride``, of a call whose arrays lie one behind the other where the ranks share memory: as one array.
+
+    Args:
+        x: all of them.
+    """
+
+    def __init__(self, transport: Transport, window: SharedWindow, buckets: Sequence[Bucket], x: np.ndarray) -> None:
+        super().__init__(transport, window, (), ())
+        self._buckets, self._arrays = buckets, [[x]]
+
+    def shares(self, start: float, stop: float, nbytes: int) -> Iterator[tuple[Bucket, float, float, int]]:
+        """The part of the time and of the bytes sent that each bucket stands for."""
+        sizes = [bucket.size for bucket in self._buckets]
+        each, total = (stop - start) / sum(sizes), sum(sizes)
+        for bucket, end in zip(self._buckets, itertools.accumulate(sizes)):
+            begin = end - bucket.size
+            yield bucket, start + begin * each, start + end * each, nbytes * end // total - nbytes * begin // total
+
+
+def joinable(batch: Batch, buckets: Sequence[Bucket], transport: Transport, scheduled: bool) -> bool:
+    """Whether a call may be summed as one array: dense, on the host, on one node, of one element type.
+
+    Args:
+        scheduled: as of ``allowed``.
+    """
+    if scheduled or window_of(transport) is None or len(batch.items) < 2 or any(item.group for item in batch.items):
+        return False
+    kinds = {(bucket.dtype, bucket.total) for bucket in buckets}
+    return len(kinds) == 1 and all(_sums_on_host(bucket) for bucket in buckets)
 
 
 def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport, scheduled: bool) -> bool:

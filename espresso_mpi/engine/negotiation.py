@@ -27,7 +27,10 @@ from .dense_rides import DenseRide
 from .diagnostics import CallKey, Content, absent_error, conflict_error, problem_error
 from .table_ride import TableRide
 
-_NEWS, _BLOCKED, _STUCK, _FAST_PATH = 1, 2, 4, 8
+_NEWS, _BLOCKED, _STUCK, _FAST_PATH, _WHOLE = 1, 2, 4, 8, 16
+"""Flags of a rank: it has new calls, a thread waits, it has made no progress for a while; and that data travel with the
+header: those of the call as ``fast_path`` has them, or all of them as one array."""
+
 OWN_STATE = _BLOCKED | _STUCK
 """What ranks may differ in that run the same call."""
 
@@ -174,7 +177,8 @@ class Negotiation:
             self._forget(front)
         size = self.header_size
         ride = riding() if idle and not news else None
-        flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | _FAST_PATH * (ride is not None)
+        data = _WHOLE if isinstance(ride, fast_path.WholeRide) else _FAST_PATH * (ride is not None)
+        flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | data
         mine = [call.number for call in front if call.number is not None and call.problem is None]
         header = self._header(flag, mine)
         if ride is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ class Rides:
     _jobs: Jobs
     _rides: TableRides
     _fast: dict[int, tuple[Bucket, ...]]
+    _whole: dict[int, tuple[Bucket, ...]]
     _window: Any
     _dense: DenseRides
 
@@ -70,10 +72,14 @@ class Rides:
             return self._rides.ride(call.number, program, x, job, state, search)
         if search:
             return None
-        buckets = self._fast.get(call.number)  # known once the call was run without the fast path
-        if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
+        buckets, whole = self._fast.get(call.number), self._whole.get(call.number)  # known once the call was run
+        if not (buckets or whole) or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None
-        return fast_path.Ride(self._transport, self._window, buckets, [gradient.array for gradient in call.gradients])
+        arrays = [gradient.array for gradient in call.gradients]
+        x = self._window.arrays.joined(arrays) if whole else None
+        if whole and x is not None:
+            return fast_path.WholeRide(self._transport, self._window, whole, x)
+        return fast_path.Ride(self._transport, self._window, buckets, arrays) if buckets else None
 
     def learn_action(self, call: PendingCall) -> None:
         """An action begins the ordinary way; a barrier does nothing beyond that, so that ranks need only agree."""
@@ -120,6 +126,13 @@ class Rides:
             shown = self._rides.bucket_of(call.number)
             assert shown is not None
             self._jobs.count(shown, self.sync_state)
+            return
+        if isinstance(ride, fast_path.WholeRide):
+            nbytes, now = self._transport.sent["intra"] - before["intra"], time.perf_counter()
+            for bucket, start, stop, intra in ride.shares(ride.met, now, nbytes):
+                step = self._jobs.count(bucket, self.sync_state)
+                self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra)
+            self.tally["saturated"] += ride.saturated
             return
         for number, bucket in enumerate(self._fast[call.number]):
             start, stop = ride.finish(number, messages, header_size)

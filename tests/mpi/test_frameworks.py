@@ -27,6 +27,17 @@ def test_torch_tensors_in_place(world, open_session, dtype, compressor):
     assert torch.allclose(tensor.float(), torch.full((40, 50), (world.size - 1) / 2), atol=1e-2)
 
 
+def test_torch_gradients_in_memory_that_ranks_share(world, open_session):
+    torch = pytest.importorskip("torch")
+    session, model = open_session(), torch.nn.Linear(400, 300)
+    flat = torch.from_numpy(session.empty(sum(p.numel() for p in model.parameters())))
+    grads = dict(zip("wb", (g.view_as(p) for g, p in zip(flat.split([120000, 300]), model.parameters()))))
+    for call in (session.sync, session.sync, lambda grads: session.allreduce(flat)):
+        flat.fill_(world.rank)
+        call(grads)
+        assert torch.all(flat == (world.size - 1) / 2)
+
+
 def test_torch_gradients_of_a_model(world, open_session):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)

@@ -319,6 +319,7 @@ class AgreedSums(AgreedCall):
         super().__init__(window, waiter)
         self._setup, self._log = np.zeros(headers.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
         self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
+        self._arrays = window.arrays
         width = np.dtype(dtype).itemsize * ALIGN
         self._room = min(window.half_bytes, CHUNK) // width * ALIGN
         self._part = min(window.half_bytes, CHUNK) // self._count // width * ALIGN
@@ -339,10 +340,11 @@ class AgreedSums(AgreedCall):
         chunks = -(-x.size // self._room)
         whole = chunks == 1 and x.nbytes <= SMALL
         mine = x.nbytes if whole else x.nbytes // self._count  # to a cache line
-        self._cost = 1 if whole else 2 * chunks, chunks, x.nbytes - mine + mine * (self._count - 1)
+        self._cost = chunks, x.nbytes - mine + mine * (self._count - 1)
         self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
-        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, self._elements, self._room, self._how,
-                            whole, reads, *self._turn())  # fmt: skip
+        place, span = self._arrays.lies(x, self._elements[:0])
+        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, place, span, self._elements,
+                            self._room, self._how, whole, reads, *self._turn())  # fmt: skip
         return self._begun()
 
     def scatter(self, header: np.ndarray, ignored: int, x: np.ndarray, own: np.ndarray, edges: np.ndarray) -> bool:
@@ -353,7 +355,7 @@ class AgreedSums(AgreedCall):
         """
         longest = int((edges[1::2] - edges[::2]).max())
         chunks = -(-longest // self._part)
-        self._cost, self._counts = (chunks, chunks, x.nbytes - own.nbytes), True
+        self._cost, self._counts = (chunks, x.nbytes - own.nbytes), True
         self._run = partial(agreed_sums.scatter, *self._shown(header, ignored), x, edges, longest, self._elements,
                             self._part, own, self._how, *self._turn())  # fmt: skip
         return self._begun()
@@ -395,5 +397,5 @@ class AgreedSums(AgreedCall):
         """The sums are there; nothing refers to the arrays any more."""
         log, self._run = self._log, _NOTHING
         self._waiter.waited += int(log[shared_memory.WAITED]) * 1e-9
-        self._ended(*self._cost)
+        self._ended(max(1, int(log[shared_memory.STAGE])), *self._cost)  # a whole sum has one barrier, and no stages
         self.saturated = int(log[shared_memory.SATURATED]) if self._counts else 0

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from espresso_mpi.compressors.kernels.cpu import host
 
-from . import headers, shared_memory
+from . import headers, large_sums, shared_memory
 from .agreed_copies import ANSWERED, ASKED, ENDED
-from .shared_memory import LINE, MET, SATURATED, SHOWN, STAGE, await_all, copy, store, sum_rows
+from .shared_memory import MET, SATURATED, SHOWN, STAGE, STEP, await_all, copy, store, sum_rows
 from .window_places import COUNT, ME, STARTS, STRIDE
-
-_STEP = LINE // 8
 
 
 @host.inline
@@ -22,7 +20,7 @@ def _meet(setup, heads, sizes, marks, flags, window, half, epoch, pace, log):  #
     if log[SHOWN] == 0:
         headers.show(setup, flags, window, half)
         log[SHOWN] = 1
-        store(flags, window[ME] * _STEP, epoch + 1)
+        store(flags, window[ME] * STEP, epoch + 1)
     if not await_all(flags, window[COUNT], epoch + 1, pace, log):
         return False, False
     headers.note(marks, ANSWERED, log)
@@ -41,13 +39,14 @@ def _starts(window, half, size):  # type: ignore[no-untyped-def]
 
 @host.inline
 def reduce(  # type: ignore[no-untyped-def]
-    setup, heads, sizes, x, rows, room, how, whole, reads, marks, flags, window, uses, epoch, pace, log,
+    setup, heads, sizes, x, place, span, rows, room, how, whole, reads, marks, flags, window, uses, epoch, pace, log,
 ):  # fmt: skip
     """``x`` becomes the sum over the ranks where it ``reads``; elsewhere it has no use afterwards.
 
     Args:
         setup: int64, see ``headers``.
         heads, sizes: uint8 and int64: receive the headers of all ranks and their sizes if they differ.
+        place, span: where x lies, see ``large_sums.reduce_large``.
         rows: the window as elements of x's type; room: those of a chunk.
         how: from ``reduction.arithmetic``.
         whole: every rank sums all of x, which is one chunk, so that the barrier of the headers is the only one.
@@ -61,19 +60,18 @@ def reduce(  # type: ignore[no-untyped-def]
     if log[STAGE] == 0:
         if log[SHOWN] == 0:
             headers.note(marks, ASKED, log)
-            first = x[:room]
-            row = rows[starts[0] + me * stride : starts[0] + me * stride + first.size]
-            a, b = shared_memory.share_of(me, first.size, count)
             if whole:
-                a, b = 0, 0
-            copy(row[:a], first[:a])
-            copy(row[b:], first[b:])
+                copy(rows[starts[0] + me * stride : starts[0] + me * stride + x.size], x)
+            else:
+                large_sums.show_first(x, place, rows, starts[0], room, stride, reads, flags, me, count)
         here, equal = _meet(setup, heads, sizes, marks, flags, window, half, epoch, pace, log)
         if not here or not equal:
             return here
     if whole:
         log[SATURATED] += sum_rows(x, rows[starts[0] :], stride, count, me, how)
-    elif not shared_memory.reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log):
+    elif not large_sums.reduce_large(
+        x, place, span, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log
+    ):
         return False
     headers.note(marks, ENDED, log)
     return True

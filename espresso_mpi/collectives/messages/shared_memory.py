@@ -22,11 +22,14 @@ from ..data.reduction import sum_block
 LINE = 128
 """Bytes between flags: two cache lines, for processors fetch them in pairs."""
 
-WAITED, STAGE, SATURATED, SHOWN, CLOCK, MET, LOG = 0, 1, 2, 3, 4, 6, 7
+WAITED, STAGE, SATURATED, SHOWN, CLOCK, MET, WAY, LOG = 0, 1, 2, 3, 4, 6, 7, 8
 """Places in a kernel's log of int64, and its length: what it reports, and where it was when it returned early."""
 
-_STEP = LINE // 8
-_BLOCK = 2048
+STEP = LINE // 8
+"""Numbers between flags. Behind a rank's flag are the sizes of what it shows in each half (``gather``), and where its
+array lies (``large_sums``)."""
+
+BLOCK = 2048
 _CLOCK_MONOTONIC = 1
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
@@ -114,7 +117,7 @@ def keep_polling(polled, pace):  # type: ignore[no-untyped-def]
 def _poll(flags, count, epoch, pace):  # type: ignore[no-untyped-def]
     polled = 0
     for rank in range(count):
-        while load(flags, rank * _STEP) < epoch:
+        while load(flags, rank * STEP) < epoch:
             polled += 1
             if not keep_polling(polled, pace):
                 return False
@@ -153,7 +156,7 @@ def barrier(flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
         log: int64 of ``LOG`` places, zero at first; ``WAITED`` becomes the nanoseconds spent in waiting, ``STAGE`` the
             number of barriers that are over.
     """
-    store(flags, me * _STEP, epoch + 1)
+    store(flags, me * STEP, epoch + 1)
     return await_all(flags, count, epoch + 1, pace, log)
 
 
@@ -164,11 +167,11 @@ def gather(mine, out, room, sizes, memory, start, stride, half, flags, me, count
     The number stands beside the flag, where the others look anyway, in a place for each half.
     """
     copy(memory[start + me * stride : start + me * stride + mine.size], mine)
-    flags[me * _STEP + 1 + half] = mine.size
+    flags[me * STEP + 1 + half] = mine.size
     if not barrier(flags, me, count, epoch, pace, log):
         return False
     for rank in range(count):
-        size = sizes[rank] = flags[rank * _STEP + 1 + half]
+        size = sizes[rank] = flags[rank * STEP + 1 + half]
         place = start + rank * stride
         copy(out[rank * room : rank * room + size], memory[place : place + size])
     return True
@@ -177,8 +180,8 @@ def gather(mine, out, room, sizes, memory, start, stride, half, flags, me, count
 @host.inline
 def sum_rows(out, span, stride, count, me, how):  # type: ignore[no-untyped-def]
     saturated = 0
-    for start in range(0, out.size, _BLOCK):
-        saturated += sum_block(out[start : start + _BLOCK], span, start, stride, count, me, how)
+    for start in range(0, out.size, BLOCK):
+        saturated += sum_block(out[start : start + BLOCK], span, start, stride, count, me, how)
     return saturated
 
 
@@ -195,54 +198,6 @@ def reduce_small(x, rows, start, stride, how, flags, me, count, epoch, pace, log
     if not barrier(flags, me, count, epoch, pace, log):
         return False
     log[SATURATED] += sum_rows(x, rows[start:], stride, count, me, how)
-    return True
-
-
-@host.inline
-def share_of(rank, size, count):  # type: ignore[no-untyped-def]
-    """The elements of a chunk that a rank sums: whole cache lines of any element type."""
-    share = ((size + count - 1) // count + 63) // 64 * 64
-    return min(size, rank * share), min(size, (rank + 1) * share)
-
-
-@host.inline
-def _copy_others(x, rows, start, stride, me, count):  # type: ignore[no-untyped-def]
-    """The shares of a chunk that others have summed, beginning with the next rank's: not all read one at first."""
-    for k in range(1, count):
-        rank = (me + k) % count
-        a, b = share_of(rank, x.size, count)
-        copy(x[a:b], rows[start + rank * stride + a : start + rank * stride + b])
-
-
-@host.inline
-def reduce_large(x, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
-    """In chunks of ``room`` elements, with two barriers each: every rank sums its share of a chunk, and shows it.
-
-    Args:
-        starts: where the first row begins in the half to use first, and in the other.
-        reads: whether this rank wants the shares of the others.
-    """
-    while log[STAGE] < 2 * ((x.size + room - 1) // room):
-        chunk, second = divmod(log[STAGE], 2)
-        start, part = starts[chunk % 2], x[chunk * room : (chunk + 1) * room]
-        a, b = share_of(me, part.size, count)
-        row = rows[start + me * stride : start + me * stride + part.size]
-        if second == 0 and log[SHOWN] == 0:
-            copy(row[:a], part[:a])
-            copy(row[b:], part[b:])
-            log[SHOWN] = 1
-            store(flags, me * _STEP, epoch + 2 * chunk + 1)
-        if not await_all(flags, count, epoch + log[STAGE] + 1, pace, log):
-            return False
-        log[STAGE] += 1
-        if second == 0:
-            log[SATURATED] += sum_rows(part[a:b], rows[start + a :], stride, count, me, how)
-            copy(row[a:b], part[a:b])
-            store(flags, me * _STEP, epoch + 2 * chunk + 2)
-        else:
-            log[SHOWN] = 0
-            if reads:
-                _copy_others(part, rows, start, stride, me, count)
     return True
 
 
@@ -272,7 +227,7 @@ def _begin_chunk(x, edges, rows, start, room, stride, parts, flags, me, count, e
     if log[SHOWN] == 0:
         show_regions(x, edges, chunk * room, rows, start, room, stride, parts, me, count)
         log[SHOWN] = 1
-        store(flags, me * _STEP, epoch + chunk + 1)
+        store(flags, me * STEP, epoch + chunk + 1)
     if not await_all(flags, count, epoch + chunk + 1, pace, log):
         return False
     log[SHOWN], log[STAGE] = 0, chunk + 1
@@ -369,7 +324,7 @@ def scatter_joint(places, begins, edges, longest, rows, starts, room, stride, ho
                 rank = (me + k) % count
                 _write(places, begins, edges, rank, first, room, rows, start + me * stride + rank * room)
             log[SHOWN] = 1
-            store(flags, me * _STEP, epoch + chunk + 1)
+            store(flags, me * STEP, epoch + chunk + 1)
         if not await_all(flags, count, epoch + chunk + 1, pace, log):
             return False
         log[SHOWN], log[STAGE] = 0, chunk + 1
@@ -389,7 +344,7 @@ def gather_joint(places, begins, edges, longest, rows, starts, room, stride, fla
         if log[SHOWN] == 0:
             _write(places, begins, edges, me, first, room, rows, start + me * stride)
             log[SHOWN] = 1
-            store(flags, me * _STEP, epoch + chunk + 1)
+            store(flags, me * STEP, epoch + chunk + 1)
         if not await_all(flags, count, epoch + chunk + 1, pace, log):
             return False
         log[SHOWN], log[STAGE] = 0, chunk + 1

@@ -188,6 +188,16 @@ class Transport(GpuCalls):
         usable = self._window is not None and device.device_of(x) == "cpu" and tuple(group) == self.node
         return self._window if usable else None
 
+    @named("making memory for the ranks of a node")
+    def shared_memory(self, nbytes: int) -> np.ndarray | None:
+        """Bytes for this rank that the others of its node have mapped, too; None if they share none. Collective."""
+        if self._window is None:
+            return None
+        memory, why = self._window.arrays.make(nbytes)
+        if memory is None and self._local.rank == 0:
+            _LOG.warning("%s; sums of such arrays take the way of all others", why)
+        return memory
+
     def exchange(self, sends: Addressed, receives: Addressed) -> None:
         """Send and receive at once, and wait; see ``post``."""
         self.finish(self.post(sends, receives, self.workspace))

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..data import reduction
-from . import shared_memory
+from . import large_sums, shared_memory
 from .agreed import SMALL, Agreed, AgreedSums, How
 from .joint import JointRegions, addresses
+from .shared_arrays import SharedArrays
 from .waiting import Waiter
 from .window_places import ALIGN as _ALIGN
 from .window_places import CHUNK as _CHUNK
@@ -75,7 +76,7 @@ class SharedWindow(WindowPlaces):
         self._known: dict[tuple[np.dtype[Any], int, bool], _Rows] = {}
         self._sums: dict[tuple[np.dtype[Any], How], AgreedSums] = {}
         self._epoch = self._uses = 0
-        self.bytes_sent = 0
+        self.bytes_sent, self.arrays = 0, SharedArrays(local)
         if local.rank == 0:
             self._flags[:] = 0
         local.Barrier()
@@ -215,14 +216,17 @@ class SharedWindow(WindowPlaces):
         return saturated
 
     def _reduce_large(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp, readers: range) -> int:
-        """By chunks: every rank sums its share of it, and the readers get the shares of the others."""
+        """Every rank sums its share of it, and the readers get the shares of the others."""
+        if x.size == 0:
+            return 0
         room = self._room(x, 1)
         chunks = -(-x.size // room)
         rows, other = self._rows(x.dtype), self._rows(x.dtype)
         self._uses += chunks  # having looked at both changed nothing; each chunk does
         starts, how = (rows.start, other.start), reduction.arithmetic(reduce_op.divisor, dtype)
-        reads = self._me in readers
-        log = self._run(shared_memory.reduce_large, 2 * chunks, x, rows.flat, starts, room, rows.stride, how, reads)
+        reads, lies = self._me in readers, self.arrays.lies(x, rows.flat[:0])
+        log = self._run(large_sums.reduce_large, 0, x, *lies, rows.flat, starts, room, rows.stride, how, reads)
+        self._epoch += int(log[shared_memory.STAGE])
         mine = x.nbytes // self._count  # to a cache line
         self.bytes_sent += x.nbytes - mine + mine * (len(readers) - reads)
         return int(log[shared_memory.SATURATED])

@@ -9,6 +9,8 @@ import numpy as np
 
 from espresso_mpi.arrays import device
 
+from .shared_arrays import SharedArrays
+
 SLOT = 32 << 10
 """Bytes of a rank's row that small data have to themselves, whatever the size of the window."""
 
@@ -28,7 +30,11 @@ def room_of(half_bytes: int) -> int:
 
 
 class WindowPlaces:
-    """The part of a ``SharedWindow`` that code outside of it reads and advances."""
+    """The part of a ``SharedWindow`` that code outside of it reads and advances.
+
+    Attributes:
+        arrays: memory that the members share beside the window.
+    """
 
     _memory: np.ndarray
     _flags: np.ndarray
@@ -39,6 +45,7 @@ class WindowPlaces:
     _epoch: int
     _uses: int
     bytes_sent: int
+    arrays: SharedArrays
 
     @property
     def count(self) -> int:
