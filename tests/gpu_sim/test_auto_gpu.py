@@ -8,14 +8,17 @@ from async_gpu import AsyncGpu, Caller
 from gpu_arrays import foreign_memory, values  # noqa: F401
 
 from espresso_mpi import Session, Tuning
-from espresso_mpi.autotune import trials
+from espresso_mpi.arrays import device
+from espresso_mpi.autotune import autoplan, room, trials
 from espresso_mpi.autotune.profiling import request
 from espresso_mpi.autotune.profiling.codecs import Codecs
+from espresso_mpi.collectives.messages import gpu_messages
 from espresso_mpi.engine import payload_buckets
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
 
 SIZES = {"w": 70, "b": 9}
+NEEDED = 3 * 4 * 79 + 4096
 HURRY = Tuning(("fp16",), skip=1, steps=3, seconds=0.2, trial_steps=60, budget=1e6, accuracy="fast")
 
 
@@ -39,11 +42,39 @@ def test_a_plan_is_made_tried_and_followed(world, monkeypatch):
     monkeypatch.setattr(payload_buckets, "_REPEATS", 1)
     codec = Codecs._codec
     monkeypatch.setattr(Codecs, "_codec", lambda *given: (measured.append(given[2]), codec(*given))[1])
-    caller, steps = Caller(gpu, 7), 0
-    with Session(plan="auto", tuning=HURRY) as session:
+    caller, steps, followed = Caller(gpu, 7), 0, set()
+    with Session(plan="auto", tuning=HURRY, min_bytes=0) as session:
         while session.planning or steps < 5:
             found, mean = train(session, caller, world.rank, steps), expected(world.size, steps)
             assert all(np.allclose(found[name], mean[name], atol=1e-2) for name in SIZES)
             steps += 1
+            followed |= {s.compressor for s in session.plan.strategies.values()} if session.plan else set()
         assert session.plan is not None and set(session.plan.strategies) == set(SIZES)
-    assert "gpu" in measured and steps < 75
+    assert measured and set(measured) == {"gpu"} and followed == {"none", "fp16"}
+
+
+def test_what_a_gpu_has_no_room_for_is_not_tried(world, monkeypatch, caplog):
+    """Memory lacks on the last rank alone, for the plan with fp16 and for measurements; training goes on everywhere."""
+    gpu, steps, empty, adopted = AsyncGpu(monkeypatch), 0, device.empty, set()
+
+    def limited(size, dtype, where):
+        if where == "gpu" and world.rank == world.size - 1 and size * np.dtype(dtype).itemsize >= NEEDED:
+            raise MemoryError("CUDA_ERROR_OUT_OF_MEMORY")
+        return empty(size, dtype, where)
+
+    monkeypatch.setattr(device, "empty", limited)
+    monkeypatch.setattr(gpu_messages, "_LARGE", 256)
+    monkeypatch.setattr(room, "_BESIDES", 4096)
+    monkeypatch.setattr(trials, "_told_apart", lambda going: True)
+    monkeypatch.setattr(autoplan, "proposed", lambda *given: adopted.add("measured") or autoplan.Proposed([], []))
+    caller = Caller(gpu, 7)
+    with caplog.at_level("WARNING", "espresso_mpi"), Session(plan="auto", tuning=HURRY, min_bytes=0) as session:
+        while session.planning or steps < 5:
+            found, mean = train(session, caller, world.rank, steps), expected(world.size, steps)
+            assert all(np.allclose(found[name], mean[name], atol=1e-2) for name in SIZES)
+            adopted |= {s.compressor for s in session.plan.strategies.values()} if session.plan else set()
+            steps += 1
+    assert adopted == {"none"}
+    said = [record.getMessage() for record in caplog.records if f"no room for {NEEDED} bytes" in record.getMessage()]
+    assert len(said) == (2 if world.rank == 0 else 0)
+    assert all(f"rank {world.size - 1}" in text and "OUT_OF_MEMORY" in text for text in said)
