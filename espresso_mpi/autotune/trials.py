@@ -84,12 +84,14 @@ class _Tried:
     """A plan with the times of its steps that count, and of the ``first`` steps of turns, which do not.
 
     ``out``: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
+    ``refused``: it cannot be followed.
     """
 
     plan: Plan
     times: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     out: bool = False
+    refused: bool = False
 
     @property
     def preparing(self) -> float:
@@ -111,6 +113,10 @@ class _Tried:
     def least(self) -> float:
         """Of all its steps, for comparisons while there are few."""
         return min([*self.first, *self.times], default=math.inf)
+
+
+class _Refused(Exception):  # noqa: N818 - no error: thrown into the rounds
+    """The plan that was to be followed cannot be."""
 
 
 class Trials:
@@ -159,6 +165,13 @@ class Trials:
             self._next_plan(seconds)
         best = self.quickest
         if self._steps >= self._most or (best < math.inf and self.cost(best) >= self._budget(best)):
+            self.current = None
+
+    def refuse(self) -> None:
+        """The ``current`` plan cannot be followed: go on by the next one, if there is any."""
+        try:
+            self.current = self._rounds.throw(_Refused())
+        except StopIteration:
             self.current = None
 
     @property
@@ -212,7 +225,7 @@ class Trials:
             for one in going:
                 yield from self._turn(one)
             limit = _BEHIND * min(one.seconds for one in going)
-            going = [one for one in going if one.seconds <= limit]
+            going = [one for one in going if one.seconds <= limit and not one.refused]
 
     def _others(self) -> list[_Tried]:
         """The plans that the model makes. It also has forecasts for the fixed ways."""
@@ -248,6 +261,13 @@ class Trials:
         return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
 
     def _turn(self, one: _Tried) -> Generator[Plan, float, None]:
+        """Steps by a plan, unless it is refused."""
+        try:
+            yield from self._steps_by(one)
+        except _Refused:
+            one.refused = True
+
+    def _steps_by(self, one: _Tried) -> Generator[Plan, float, None]:
         """A step to prepare, and those that count; a plan that is far behind has one of these.
 
         It has none if its first step is so long that preparing cannot explain it, by what that took with other plans.
@@ -282,7 +302,7 @@ class Trials:
         variants = [_Tried(plan) for digest, plan in {p.digest: p for p in others}.items() if digest not in known]
         self._tried += variants
         limit = _BEHIND * order[0].least
-        going = [one for one in final if one.least <= limit] + variants
+        going = [one for one in final if one.least <= limit and not one.refused] + variants
         for tried in self._tried:
             tried.out = not any(tried is one for one in going)
         return going

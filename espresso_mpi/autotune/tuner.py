@@ -18,6 +18,7 @@ from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, PlanError
 from ..options import Options, Tuning
 from ..types import Plan, TensorSpec
+from . import room
 from .clock import RecordedStep, StepClock
 from .fidelity import Fidelity
 from .trials import More, Spent, Trials
@@ -67,6 +68,8 @@ class Tuner:
         self.fidelity = Fidelity(tuning, options().feedback)
         self._tensors: frozenset[TensorSpec] = frozenset()
         self._noted: RecordedStep | None = None
+        self._workload: Workload
+        self._roomy: set[str] = set()
         self._pushed = False
         if transport.rank == 0 and tuning.doubtful and tuning.accuracy == "fast":
             _LOG.warning(
@@ -129,8 +132,21 @@ class Tuner:
         self.trials = Trials(
             fixed, most, lambda: self._modelled(workload, tuning, dropped), budget, spent, self._pushed
         )  # fmt: skip
-        assert self.trials.current is not None
-        self._adopt(self.trials.current)
+        self._workload, self._roomy = workload, set()
+        self._refuse_without_room(self.trials)
+        if self.trials.current is not None:
+            self._adopt(self.trials.current)
+
+    def _refuse_without_room(self, trials: Trials) -> None:
+        """Go on to the next plan for which all GPUs have memory. Collective."""
+        while trials.current is not None and trials.current.digest not in self._roomy:
+            try:
+                room.require_room(self._transport, room.needed(trials.current, self._workload), "a plan's trial")
+                self._roomy.add(trials.current.digest)
+            except PlanError as error:  # on all ranks alike
+                if self._transport.rank == 0:
+                    _LOG.warning("%s; this plan is not tried", error)
+                trials.refuse()
 
     def _modelled(self, workload: Workload, tuning: Tuning, dropped: tuple[str, ...]) -> More:
         """Measure the cluster, and make plans by the model; none where it fails. Collective."""
@@ -138,6 +154,7 @@ class Tuner:
 
         start, plans = time.perf_counter(), autoplan.Proposed([], [])
         try:
+            room.require_room(self._transport, room.needed_to_measure(workload), "measurements")
             plans = autoplan.proposed(self._transport, self._options(), tuning, workload, self._pushed, dropped)
         except (ConfigError, PlanError) as error:  # on all ranks alike
             if self._transport.rank == 0:
@@ -165,6 +182,7 @@ class Tuner:
         alike = step is not self._noted and frozenset(step.specs) == self._tensors  # one that failed is not recorded
         self._noted = step
         trials.step_ended(autoplan.slowest(self._transport, step.seconds if alike else math.nan))
+        self._refuse_without_room(trials)
         if trials.current is not None:
             if trials.current is not before:
                 self._adopt(trials.current)
@@ -172,7 +190,7 @@ class Tuner:
         self.trials, results = None, trials.results()
         if not results:
             self.tuned = Tuned(clock.count, None)
-            raise PlanError("no plan could be tried: the steps have other tensors than those that were watched")
+            raise PlanError("no plan could be tried: GPUs have no room, or steps have other tensors than those watched")
         autoplan.report(self._transport, results, trials.cost(results[0].seconds))
         self.tuned = Tuned(clock.count, results[0].seconds)
         if results[0].plan is not before:

@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
 
 SMALL = {
     "ROUTES": ("flat-allgather",), "METHODS": ("int8",), "_LAYERS": 2, "_WIDTH": 8, "_BATCH": 8, "_ROUNDS": 2,
-    "_ELEMENTS": (70,), "_IN_THREADS": 70, "_ARRAYS": 2, "_methods": lambda route: ("int8",), "_BESIDE_LATE": 70, "_LATE_SIDE": 4, "_STEADY": 70, "_BYTES": (280,),
+    "_ELEMENTS": (70,), "_IN_THREADS": 70, "_ARRAYS": 2,
+    "_methods": lambda route: ("int8",), "_BESIDE_LATE": 70, "_LATE_SIDE": 4, "_STEADY": 70, "_BYTES": (280,),
 }  # fmt: skip
 
 

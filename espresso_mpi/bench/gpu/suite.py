@@ -105,7 +105,12 @@ def _ranks() -> dict[str, Any] | str:
         try:
             command = [find_mpirun().path, "-n", str(count), *program]
             done = subprocess.run(
-                command, env=child_environment(count), capture_output=True, text=True, timeout=_RANKS_LIMIT_S, check=False
+                command,
+                env=child_environment(count),
+                capture_output=True,
+                text=True,
+                timeout=_RANKS_LIMIT_S,
+                check=False,
             )
         except EspressoError as error:
             return str(error)
