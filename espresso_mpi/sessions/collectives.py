@@ -327,8 +327,7 @@ class Collectives(Calling):
                 return coded
             return dense_alltoall(gradients, kind, sent, got, splits is None, me)
 
-        taken = partial(beside, "alltoall", x, out,
-                        lambda rows: sum(rows_of(rows, splits, received, self.topology.size)[1]))  # fmt: skip
+        taken = partial(beside, "alltoall", x, out, lambda n: sum(rows_of(n, splits, received, self.topology.size)[1]))
         plain = plainly(x, out, (splits, received), blocking, compressor, feedback)
         return self._collective("alltoall", name, taken, make, blocking, plain)
 
