@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from ..arrays.buffers import Gradient
@@ -203,11 +204,8 @@ class Collectives(Calling):
             return exchange_of(["allgather"], gradients, progress, moves)
 
         plain = plainly(x, out, None, blocking, compressor, feedback, route)
-
-        def take() -> Taken:
-            return beside("allgather", x, out, self.topology.size.__mul__)
-
-        return self._collective("allgather", name, take, make, blocking, plain)
+        taken = partial(beside, "allgather", x, out, lambda rows: rows * self.topology.size)
+        return self._collective("allgather", name, taken, make, blocking, plain)
 
     def reduce_scatter(
         self, x: Any, op: ReduceName = "mean", *, name: str = "", out: Any = None, compressor: str = "none",
@@ -242,11 +240,9 @@ class Collectives(Calling):
                 return half
             return dense_scatter(whole, own, op, size)
 
-        def take() -> Taken:
-            return beside("reduce_scatter", x, out, lambda rows: part_of(rows, self.topology.size))
-
+        taken = partial(beside, "reduce_scatter", x, out, lambda rows: part_of(rows, self.topology.size))
         plain = plainly(x, out, op, blocking, compressor, feedback, route)
-        return self._collective("reduce_scatter", name, take, make, blocking, plain)
+        return self._collective("reduce_scatter", name, taken, make, blocking, plain)
 
     def gather(
         self, x: Any, *, root: int = 0, name: str = "", out: Any = None, compressor: str = "none",
@@ -331,11 +327,9 @@ class Collectives(Calling):
                 return coded
             return dense_alltoall(gradients, kind, sent, got, splits is None, me)
 
-        def take() -> Taken:
-            return beside("alltoall", x, out, lambda n: sum(rows_of(n, splits, received, self.topology.size)[1]))
-
+        taken = partial(beside, "alltoall", x, out, lambda n: sum(rows_of(n, splits, received, self.topology.size)[1]))
         plain = plainly(x, out, (splits, received), blocking, compressor, feedback)
-        return self._collective("alltoall", name, take, make, blocking, plain)
+        return self._collective("alltoall", name, taken, make, blocking, plain)
 
     def barrier(self) -> None:
         """Wait until every rank has called it and all calls before it have ended.

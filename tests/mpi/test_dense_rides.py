@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import weakref
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ import pytest
 import espresso_mpi
 from espresso_mpi.collectives.messages import agreed, single_copy
 from espresso_mpi.collectives.messages.single_copy import SingleCopy
+from espresso_mpi.engine import negotiation
+from espresso_mpi.engine.negotiation import numbers_in
 from espresso_mpi.errors import (
     EspressoError,
     GradientError,
@@ -190,6 +195,38 @@ def test_a_missing_rank_is_named_by_all(world, call):
         assert not session.usable
     texts = world.allgather(text)
     assert all(f"for rank {missing} (" in text and call in text for text in texts[:missing]), texts
+
+
+def test_a_rank_that_comes_late_gets_and_gives_the_same(world, open_session):
+    """The others have long begun, and wait in Python; afterwards nothing refers to the arrays."""
+    session, n, size, me = open_session(), 30000, world.size, world.rank
+    for step in range(5):
+        if step > 2 and me == step % size:
+            time.sleep(0.1)
+        x, total = values(me, n, step), np.full(n, me + step, np.float32)
+        assert np.array_equal(session.allgather(x), np.concatenate([values(rank, n, step) for rank in range(size)]))
+        if step > 2 and me == step % size:
+            time.sleep(0.1)
+        assert np.all(session.allreduce(total, op="sum") == sum(range(size)) + step * size)
+        gone = weakref.ref(total)
+        del total
+        assert gone() is None
+
+
+def test_the_header_of_a_call_is_that_of_the_calls_known_now(world, open_session, monkeypatch):
+    """Other calls make it longer; and when all numbers are forgotten, the call gets another one."""
+    session, x = open_session(), np.full(3, world.rank)
+    ranks, known = negotiation._KNOWN, session._engine._negotiation
+    for most, names in ((ranks, ["a"]), (ranks, "bcdefghijk"), (11, ["l", "m"])):
+        monkeypatch.setattr(negotiation, "_KNOWN", most)
+        for name in [*names, "a", "a", "a"]:
+            found = session.allgather(x, name=name)
+            assert np.array_equal(found, np.repeat(np.arange(world.size), 3))
+        (again,) = (one.stand_in for key, one in session._repeated.known.items() if key[1] == "a")
+        header = again.shown[1]
+        assert header.size == known.header_size and known.contents[again.number].key == ("allgather", "a")
+        assert numbers_in(int.from_bytes(header[1:].tobytes(), "little")) == [again.number]
+    assert len(known.contents) < 11
 
 
 def test_memory_in_flight_is_refused_as_ever(world, open_session):
