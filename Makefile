@@ -26,6 +26,10 @@ VENV_DOCS := .venv-docs
 
 export NUMBA_THREADING_LAYER ?= omp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Packages are installed without their bytecode: the first process that imports a module writes it for all others.
+# Without it, each of the hundreds of processes that the tests start would compile what it imports, which takes longer
+# than its test.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-mpich test-serial test-gpu-sim test-ptx test-gpu test-routes test-torch check docs bench \

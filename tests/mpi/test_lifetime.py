@@ -54,6 +54,7 @@ def test_a_fork_while_tensors_are_under_way(world, open_session):
     kind, text = in_a_fork(Session)
     assert kind == "StateError" and f"forked from process {os.getpid()}" in text
     assert in_a_fork(lambda: (session.close(), session.usable, bool(session.stats())))[0] == "went on"
+    patient_barrier(world)  # if one rank were ahead, the other's tensor would be averaged before its forks
     session.push(second, grads[1 - world.rank])
     session.wait_all()
     assert all(np.all(grad == 0.5) for grad in grads)
