@@ -105,16 +105,18 @@ class _Twins:
         yield from self._states_differ(host, device)
 
     def _decodes(self, method: str, payload: np.ndarray, before: np.ndarray, context: Context) -> Iterator[str]:
-        """``decode`` or ``decode_add``, and ``finalize``, of the same bytes."""
+        """``decode`` or ``decode_add``, and ``finalize``, of the same bytes; divided, where the kernel does that."""
         out = np.nan_to_num(before, posinf=1, neginf=-1)
         out_gpu, payload_gpu = cuda.to_device(out), cuda.to_device(payload)
         contexts = [Context(0, context.shared, context.step) for _ in range(2)]
+        contexts[1].divisor = 3.0 if self._c.divides else 1.0
         said = _said(getattr(self._c, method), payload, out, contexts[0])
         said_gpu = _said(getattr(self._c, method), payload_gpu, out_gpu, contexts[1])
         if said != said_gpu:
             yield f"{method}: the CPU raises {said or 'nothing'}, the GPU {said_gpu or 'nothing'}"
         if said or said_gpu:
             return
+        reduction.divide(out, contexts[1].divisor)
         yield from self._differ(method, out, out_gpu)
         self._c.finalize(out)
         self._c.finalize(out_gpu)

@@ -72,6 +72,22 @@ def first_steps(plans, lengths, longer, **given):
     return names, trials
 
 
+@pytest.mark.parametrize("refused", ["a", "ab", "abd"])
+def test_plans_that_are_refused_have_no_step(refused):
+    """Neither at first nor among the finalists; if it is all of them, the trials end."""
+    fixed = [candidate("a"), candidate("b"), candidate("d", DENSE)]
+    trials, names = Trials(fixed, 100, pushed=True), []
+    while not trials.ended:
+        name = name_of(trials.current)
+        if name in refused:
+            trials.refuse()
+        else:
+            names.append(name)
+            trials.step_ended(1.0 + 0.3 * (name == "d"))
+    assert set(names) == set("abd") - set(refused)
+    assert {name_of(one.plan) for one in trials.results()} == set(names)
+
+
 def test_what_preparing_takes_is_not_held_against_a_plan():
     plans = [candidate("a"), candidate("b", predicted=1.1), candidate("dense", DENSE, 1.2)]
     names, _ = first_steps(plans, {"a": 1.0, "b": 0.8, "dense": 1.2}, longer=3.0)
