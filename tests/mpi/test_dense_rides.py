@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import espresso_mpi
-from espresso_mpi.collectives.messages import agreed, single_copy
+from espresso_mpi.collectives.messages import agreed, agreed_copies, single_copy
 from espresso_mpi.collectives.messages.single_copy import SingleCopy
 from espresso_mpi.engine import negotiation
 from espresso_mpi.engine.negotiation import numbers_in
@@ -305,6 +305,26 @@ def test_bytes_and_steps_are_counted_as_ever(world, open_session):
     assert known.steps == 4 and known.last.step == 3
     assert known.last.bytes_by_level["intra"] <= sent[-1] and known.last.seconds_by["wire"] > 0
     assert session.stats().seconds_by["agree"] > 0
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_where_ranks_share_cores_the_time_of_copies_counts(world, open_session, cores):
+    """All ranks get to know it with the next call: of all copies by the number of cores, or of the longest."""
+    session = open_session()
+    session._transport.waiter.cores = cores
+    x = values(world.rank, 100000 * (world.rank + 1), 0)
+    splits = [x.size // world.size // 4 * 4 if rank else 0 for rank in range(world.size)]
+    splits[0] = x.size - sum(splits)
+    received = world.alltoall(splits)
+    for _ in range(3):
+        session.alltoall(x, splits=splits, received=received)
+    (prepared,) = session._engine._dispatcher._dense.known.values()
+    frame = prepared.agreed._frame
+    busy, total = world.allgather(frame[agreed_copies.BUSY]), frame[agreed_copies.BEFORE]
+    session.alltoall(x, splits=splits, received=received)
+    took = max(sum(busy) // cores, max(busy))
+    assert min(busy) > 0 and total == 4 * sum(world.allgather(x.size))
+    assert frame[agreed_copies.LOGGED + agreed_copies.TOOK] == (took << 20) // total
 
 
 def test_the_quickest_way_is_found_also_later():

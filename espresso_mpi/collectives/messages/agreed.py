@@ -159,7 +159,8 @@ class AgreedCopies(AgreedCall):
     """A copying collective: broadcast, allgather, gather, alltoall; or with no parts, a barrier.
 
     Where a node's ranks may copy from and to each other's memory, calls take all ways by turns, at first and then more
-    rarely, and else the one that is the quickest for the slowest rank. All ranks get to know the times with the
+    rarely, and else the one that is the quickest for the slowest rank; where ranks share cores, the one that takes the
+    cores for the shortest time. All ranks get to know the times with the
     headers, so they choose alike.
 
     Args:
@@ -175,6 +176,7 @@ class AgreedCopies(AgreedCall):
         self._memory, self._address, self._frame = frame, device.address(frame), frame.data
         self._table = frame[agreed_copies.TABLE :].reshape(self._count, agreed_copies.COLUMNS)
         frame[agreed_copies.SHARED], frame[agreed_copies.SPLITS] = parts.shared, not parts.known
+        frame[agreed_copies.CORES] = waiter.cores
         frame[[agreed_copies.READ, agreed_copies.WRITE, agreed_copies.ERRNO]] = cross_memory.functions()
         self._kept = self._sizes, window.flags, window.places
         frame[[agreed_copies.SIZES, agreed_copies.FLAGS, agreed_copies.WINDOW]] = list(map(device.address, self._kept))

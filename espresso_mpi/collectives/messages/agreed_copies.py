@@ -19,17 +19,33 @@ from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
 from . import cross_memory, headers
-from .shared_memory import CLOCK, LINE, LOG, MET, SHOWN, STAGE, WAITED, await_all, keep_polling, load, move, now, store
+from .shared_memory import (
+    CLOCK,
+    LOG,
+    MET,
+    SHOWN,
+    STAGE,
+    STEP,
+    WAITED,
+    await_all,
+    keep_polling,
+    load,
+    move,
+    now,
+    store,
+    worked,
+)
 from .window_places import COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
 
-SOURCE, TARGET, WAY, ROOM, LONGEST, SHARED, SPLITS, READ, WRITE, ERRNO, BEGAN, DONE, BEFORE, PLACES = range(
-    headers.SETUP, headers.SETUP + 14
+SOURCE, TARGET, WAY, ROOM, LONGEST, SHARED, SPLITS, READ, WRITE, ERRNO, BEGAN, DONE, BEFORE, BUSY, CORES, PLACES = (
+    range(headers.SETUP, headers.SETUP + 16)
 )
 """Places of a set-up behind those of ``headers``, and its length: addresses of what is given and of the result; the
 way; bytes of a part in a chunk; bytes of the longest part of any rank, which are found out if there are ``SPLITS``;
 whether all others get the same bytes; whether sizes differ and are shown; addresses of the functions that read, that
-write and that say where the error is; when this rank began and ended the latest such call, which all get to know; and
-the bytes of its parts, if there were splits. The same on all ranks, but for addresses and times."""
+write and that say where the error is; when this rank began and ended the latest such call, which all get to know; the
+bytes of its parts, if there were splits; for how long it copied; and the cores that the ranks share, 0 if each has its
+own. The same on all ranks, but for addresses and times."""
 
 BY_WINDOW, BY_READS, BY_WRITES = range(3)
 """The ways."""
@@ -39,11 +55,14 @@ GIVE_AT, GIVE, TAKE_AT, TAKE, FROM, LANDS, PROCESS, COLUMNS = range(8)
 the result their part begins, and its bytes; where it begins in what they give; where the part of this rank begins in
 their result; and the number of their process."""
 
-TOOK, UNEQUAL, FAILED, TOTAL, PIECES = range(LOG, LOG + 5)
-"""Places of the log behind those of ``shared_memory``: nanoseconds of the call before, or of a MiB of it if there are
-splits, from when the last rank began to when the last one ended; 1 + giver * ranks + taker if two ranks differ in the
-size of a part, or -1 if they differ in the way; the error of a copy; the bytes of all parts, if there are splits; and
-room for arguments. Before them, ``MET`` is when all headers were found equal; it stays 0 if they differ."""
+TOOK, UNEQUAL, FAILED, TOTAL, COPIED, PIECES = range(LOG, LOG + 6)
+"""Places of the log behind those of ``shared_memory``: nanoseconds that the call before took, or a MiB of it if there
+are splits; 1 + giver * ranks + taker if two ranks differ in the size of a part, or -1 if they differ in the way; the
+error of a copy; the bytes of all parts, if there are splits; nanoseconds of core time in which this rank copied; and
+room for arguments. Before them, ``MET`` is when all headers were found equal; it stays 0 if they differ.
+
+A call takes as long as from when the last rank began to when the last one ended. Where ranks share cores, who runs when
+is chance: there it takes the core time of all copies by the number of cores, or that of one rank if this is more."""
 
 LENGTH = PIECES + cross_memory.PIECES
 """Length of the log."""
@@ -66,7 +85,6 @@ SHOWN_AT = SLOT // 2
 MOST_RANKS = (SLOT - SHOWN_AT) // 8 // 4 - 2
 """Ranks of a node for which there is room."""
 
-_STEP = LINE // 8
 _numbers_at, _bytes_at = pointer_to(types.int64), pointer_to(types.uint8)
 
 
@@ -129,30 +147,33 @@ def _begin(setup, table, flags, window, epoch, half, log):  # type: ignore[no-un
     headers.show(setup, flags, window, half)
     mine = _shown(window, me, half)
     mine[0], mine[1], mine[2] = setup[WAY] + 4 * setup[ROOM], setup[SOURCE], setup[TARGET]
-    mine[3], mine[4] = setup[BEGAN], setup[DONE]
+    mine[3], mine[4], mine[5] = setup[BEGAN], setup[DONE], setup[BUSY]
     if setup[SPLITS]:
         for rank in range(count):
             at = 4 * (2 + rank)
             mine[at], mine[at + 1] = table[rank, GIVE_AT], table[rank, GIVE]
             mine[at + 2], mine[at + 3] = table[rank, TAKE_AT], table[rank, TAKE]
     if setup[WAY] == BY_WINDOW:
+        before = worked(log[CLOCK:])
         _show_chunk(setup, table, window, half, 0)
+        log[COPIED] += worked(log[CLOCK:]) - before
     log[SHOWN] = 1
-    store(flags, me * _STEP, epoch + 1)
+    store(flags, me * STEP, epoch + 1)
 
 
 @host.inline
 def _learn(setup, table, window, half, log):  # type: ignore[no-untyped-def]
     """Read what the others show; False if two ranks differ in what must fit together: all ranks find the same."""
     me, count = window[ME], window[COUNT]
-    began, done = setup[BEGAN], setup[DONE]
+    began, done, busy, most = setup[BEGAN], setup[DONE], 0, 0
     for rank in range(count):
         shown = _shown(window, rank, half)
         began, done = max(began, shown[3]), max(done, shown[4])
+        busy, most = busy + shown[5], max(most, shown[5])
         if shown[0] != setup[WAY] + 4 * setup[ROOM]:
             log[UNEQUAL] = -1
             return False
-    log[TOOK] = max(0, done - began)
+    log[TOOK] = max(busy // setup[CORES], most) if setup[CORES] else max(0, done - began)
     if setup[SPLITS]:
         log[TOOK] = (log[TOOK] << 20) // max(setup[BEFORE], 1)
         setup[LONGEST] = 0
@@ -204,7 +225,7 @@ def _await_copies(table, column, flags, window, epoch, pace, log):  # type: igno
     """Wait for those that read from this rank, or write to it; as ``shared_memory.await_all``."""
     polled, began = 0, now(log[CLOCK:])
     for rank in range(window[COUNT]):
-        while table[rank, column] > 0 and rank != window[ME] and load(flags, rank * _STEP) < epoch:
+        while table[rank, column] > 0 and rank != window[ME] and load(flags, rank * STEP) < epoch:
             polled += 1
             if not keep_polling(polled, pace):
                 log[WAITED] += now(log[CLOCK:]) - began
@@ -220,13 +241,16 @@ def _by_chunks(setup, table, flags, window, uses, epoch, pace, log):  # type: ig
     while True:
         chunk = log[STAGE] - 1
         if log[SHOWN] == 0:
+            before = worked(log[CLOCK:])
             _take_chunk(setup, table, window, (uses + chunk) % 2, chunk * room)
             if (chunk + 1) * room >= setup[LONGEST]:
                 _keep_own(setup, table, window)
+                log[COPIED] += worked(log[CLOCK:]) - before
                 return True
             _show_chunk(setup, table, window, (uses + chunk + 1) % 2, (chunk + 1) * room)
+            log[COPIED] += worked(log[CLOCK:]) - before
             log[SHOWN] = 1
-            store(flags, me * _STEP, epoch + chunk + 2)
+            store(flags, me * STEP, epoch + chunk + 2)
         if not await_all(flags, window[COUNT], epoch + chunk + 2, pace, log):
             return False
         log[STAGE] += 1
@@ -262,12 +286,14 @@ def copies(setup, table, heads, sizes, marks, flags, window, uses, epoch, pace, 
             return True
     if setup[WAY] != BY_WINDOW:
         if log[SHOWN] == 0:
+            before = worked(log[CLOCK:])
             if setup[WAY] == BY_READS:
                 _read_all(setup, table, window, half, log)
             else:
                 _write_all(setup, table, window, half, log)
+            log[COPIED] += worked(log[CLOCK:]) - before
             log[SHOWN] = 1
-            store(flags, window[ME] * _STEP, epoch + 2)
+            store(flags, window[ME] * STEP, epoch + 2)
         column = GIVE if setup[WAY] == BY_READS else TAKE
         if not _await_copies(table, column, flags, window, epoch + 2, pace, log):
             return False
@@ -276,6 +302,7 @@ def copies(setup, table, heads, sizes, marks, flags, window, uses, epoch, pace, 
         return False
     headers.note(marks, ENDED, log)
     setup[BEGAN], setup[DONE], setup[BEFORE] = marks[ASKED, 0], marks[ENDED, 0], log[TOTAL]
+    setup[BUSY] = log[COPIED]
     return True
 
 
@@ -292,6 +319,6 @@ def run(address):  # type: ignore[no-untyped-def]
     heads = carray(_bytes_at(setup[HEADS]), (count * setup[headers.WIDTH],))
     sizes = carray(_numbers_at(setup[SIZES]), (count,))
     marks = carray(_numbers_at(setup[TIMES]), (MARKS, 2))
-    flags = carray(_numbers_at(setup[FLAGS]), (count * _STEP,))
+    flags = carray(_numbers_at(setup[FLAGS]), (count * STEP,))
     pace = (setup[PACE], setup[PACE + 1], setup[PACE + 2])
     return copies(setup, table, heads, sizes, marks, flags, window, setup[USES], setup[EPOCH], pace, log)

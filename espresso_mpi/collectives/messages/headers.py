@@ -11,14 +11,13 @@ from numba import carray, types
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
-from .shared_memory import CLOCK, LINE, WAITED, move, now
+from .shared_memory import CLOCK, STEP, WAITED, move, now
 from .window_places import COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
 
 HEADER, SIZE, IGNORED, WIDTH, SETUP = range(5)
 """Places of a set-up, an int64 array, and their number: address and size of the header, bits of its first byte that may
 differ, and bytes between the headers that are received if they differ."""
 
-_STEP = LINE // 8
 _bytes_at = pointer_to(types.uint8)
 
 
@@ -39,7 +38,7 @@ def slot_of(window, rank, half):  # type: ignore[no-untyped-def]
 def show(setup, flags, window, half):  # type: ignore[no-untyped-def]
     """Copy the header of this rank to its slot."""
     move(slot_of(window, window[ME], half), setup[HEADER], setup[SIZE])
-    flags[window[ME] * _STEP + 1 + half] = setup[SIZE]
+    flags[window[ME] * STEP + 1 + half] = setup[SIZE]
 
 
 @host.inline
@@ -48,7 +47,7 @@ def same(setup, flags, window, half):  # type: ignore[no-untyped-def]
     size = setup[SIZE]
     mine = carray(_bytes_at(setup[HEADER]), (size,))
     for rank in range(window[COUNT]):
-        if flags[rank * _STEP + 1 + half] != size:
+        if flags[rank * STEP + 1 + half] != size:
             return False
         other = carray(_bytes_at(slot_of(window, rank, half)), (size,))
         if (mine[0] ^ other[0]) & ~setup[IGNORED]:
@@ -63,5 +62,5 @@ def same(setup, flags, window, half):  # type: ignore[no-untyped-def]
 def receive(setup, heads, sizes, flags, window, half):  # type: ignore[no-untyped-def]
     """Copy the headers of all ranks."""
     for rank in range(window[COUNT]):
-        size = sizes[rank] = flags[rank * _STEP + 1 + half]
+        size = sizes[rank] = flags[rank * STEP + 1 + half]
         move(heads.ctypes.data + rank * setup[WIDTH], slot_of(window, rank, half), size)

@@ -30,7 +30,7 @@ STEP = LINE // 8
 array lies (``large_sums``)."""
 
 BLOCK = 2048
-_CLOCK_MONOTONIC = 1
+_CLOCK_MONOTONIC, _CLOCK_THREAD = 1, 3
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
@@ -97,6 +97,13 @@ def copy(target, source):  # type: ignore[no-untyped-def]
 def now(clock):  # type: ignore[no-untyped-def]
     """Nanoseconds of the monotonic clock; ``clock`` is scratch memory for two int64."""
     _clock_gettime(np.int32(_CLOCK_MONOTONIC), _address(clock))
+    return clock[0] * 1_000_000_000 + clock[1]
+
+
+@host.inline
+def worked(clock):  # type: ignore[no-untyped-def]
+    """Nanoseconds for which this thread has had a core; ``clock`` as of ``now``."""
+    _clock_gettime(np.int32(_CLOCK_THREAD), _address(clock))
     return clock[0] * 1_000_000_000 + clock[1]
 
 

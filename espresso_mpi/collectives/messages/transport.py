@@ -100,6 +100,8 @@ class Transport(GpuCalls):
         self._deadlocks = DeadlockDetector(comm, who.number, who.processes, self.describe)
         self.roll_call = RollCall(self._deadlocks, self.rank)
         self.waiter = Waiter(settings.timeout, oversubscribed, self.describe, self)
+        fewest = min(self._local.allgather(cores()))
+        self.waiter.cores = fewest if self._local.size > fewest else 0
         self.workspace = Workspace()
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
         self._free_workspaces: dict[Any, list[Workspace]] = {}

@@ -83,6 +83,7 @@ class Waiter:
         deadlocks: what to consult in long waits; None: nothing.
 
     Attributes:
+        cores: of which the ranks of the node share each; 0: each rank has one. The same on all ranks of the node.
         meanwhile: called before every poll: starts what can start by now.
     """
 
@@ -97,6 +98,7 @@ class Waiter:
         self._oversubscribed, self._describe, self._deadlocks = oversubscribed, describe, deadlocks
         self._monitor = WaitMonitor()
         self.meanwhile: Callable[[], object] = lambda: None
+        self.cores = 0
         self.what = "the session to open"
         self.waited = 0.0
         """Seconds spent in ``until`` so far: statistics take differences of it."""
