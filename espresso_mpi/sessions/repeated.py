@@ -52,7 +52,7 @@ class Repeated:
 
     Attributes:
         stand_in: names it while it runs.
-        signature: as of ``PendingCall``.
+        signature, batch: as of ``PendingCall``.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Repeated:
         make: Callable[[Any, Any], Any],
     ) -> None:
         self.stand_in, self.signature = PendingCall(call.key, title=call.title), call.signature
+        self.batch = call.batch
         self.shape, self.in_place, self._make = shape, in_place, make
 
     def target(self, x: Any, out: Any) -> Any:
@@ -100,6 +101,10 @@ class RepeatedCalls:
         """A call that was made before."""
         return self._known.get(key)
 
+    def forget(self) -> None:
+        """Other options decide from now on what is done with arrays."""
+        self._known.clear()
+
     def learn(self, key: tuple[Any, ...], call: PendingCall, result: Any, reads: bool) -> None:
         """A call has ended well.
 
@@ -108,7 +113,7 @@ class RepeatedCalls:
             reads: whether this rank has a use for a sum.
         """
         kind = call.key[0]
-        in_place = kind in ("allreduce", "reduce", "broadcast")
+        in_place = kind in ("allreduce", "reduce", "broadcast", "sync")
         make = _maker(call, reads)
         if make is None or call.number is None:
             return
@@ -122,7 +127,9 @@ def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | None:
     """Makes what travels, of other arrays than those of a call; refers to none of them."""
     if call.exchange is None:
         spec = call.batch.specs[0] if call.batch is not None and len(call.batch.specs) == 1 else None
-        if spec is None or spec.device != "cpu" or call.key[0] not in ("allreduce", "reduce"):
+        if spec is None or spec.device != "cpu" or call.key[0] not in ("allreduce", "reduce", "sync"):
+            return None
+        if call.batch is not None and call.batch.items[0].compressor is not None:
             return None
         bits = stored(str(spec.dtype))
         return lambda x, result: Summing(result.ravel().view(bits), reads)
