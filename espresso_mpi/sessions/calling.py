@@ -148,6 +148,7 @@ class Calling(SessionBase):
             return NotImplemented
         self._held.release()
         engine, batch, stand_in = self._engine, known.batch, known.stand_in
+        assert batch is not None
         if engine.busy or known.result(x, None) is NotImplemented:
             return NotImplemented
         if not engine.nonfinite.finds_nothing(batch, [known.moves(x, x).x]):
