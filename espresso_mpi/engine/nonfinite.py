@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,13 @@ class NonFinite:
             if text:
                 call.bad[str(item.index)] = _BEYOND + text
         self._recorder.add("check", "", 0, 0, start, time.perf_counter())
+
+    def finds_nothing(self, batch: Batch, arrays: Sequence[Any]) -> bool:
+        """Whether the dense tensors of a call, flat on the host, have no values that ``look_for`` would find."""
+        start = time.perf_counter()
+        odd = self._search.odd_values(batch.portions, arrays)
+        self._recorder.add("check", "", 0, 0, start, time.perf_counter())
+        return not odd
 
     def _refusal(self, item: Item, array: Any) -> str:
         """Why the values of a tensor could break the bound of its method; nothing if they cannot."""

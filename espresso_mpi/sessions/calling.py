@@ -9,13 +9,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..arrays.buffers import Gradient
+from ..arrays.buffers import Gradient, adopt_gradient
 from ..arrays.same_memory import is_torch_tensor, of_any, version_of
 from ..engine.batches import Batch
 from ..engine.calls import Exchange, PendingCall
 from ..engine.dense_rides import NOTHING
 from ..engine.guard import Alone, changed_error
 from ..errors import ConfigError
+from ..options import Options
+from ..state.store import SyncState
 from .base import SessionBase
 from .copies import Splits
 from .exchanges import Taken
@@ -113,13 +115,21 @@ class Calling(SessionBase):
             return x
         return target if into is not None and found is into else found
 
-    def _again(self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall]) -> Any:
-        """The result of a dense call that is made again; ``NotImplemented``: it must take the ordinary way."""
+    def _again(
+        self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall],
+        allowed: Callable[[Any], bool] | None = None,
+    ) -> Any:  # fmt: skip
+        """The result of a dense call that is made again; ``NotImplemented``: it must take the ordinary way.
+
+        Args:
+            ordinary: makes the call if ranks deviate.
+            allowed: whether what would travel may do so.
+        """
         engine = self._engine
         if engine.unfinished:
             return NotImplemented
         result, moves = known.ready(x, out)
-        if result is NotImplemented:
+        if result is NotImplemented or (allowed is not None and not allowed(moves)):
             return NotImplemented
         start, stand_in = time.perf_counter(), known.stand_in
         memory = Alone((x, result), stand_in.title) if self.guards_memory else None
@@ -138,6 +148,37 @@ class Calling(SessionBase):
         if ended.error is not None:
             _raise_error_of(ended)
         return result if ended is stand_in else ended.result
+
+    def _sync_again(self, grads: Any, title: str) -> Any:
+        """``grads``, one array, synchronised as one like it was before; ``NotImplemented``: take the ordinary way."""
+        if self._clock is not None or self._options.debug:
+            return NotImplemented
+        name, x = _only_array(grads)
+        known = None if x is None else self._repeated.known.get(("sync", "", name, x.shape, x.dtype))
+        if known is None:
+            return NotImplemented
+        self._held.release()
+        engine, batch, stand_in = self._engine, known.batch, known.stand_in
+        assert batch is not None
+
+        def ordinary() -> PendingCall:
+            return PendingCall(stand_in.key, x, [adopt_gradient(batch.specs[0].name, x)], batch, title=title)
+
+        def allowed(moves: Any) -> bool:
+            stand_in.title = title
+            return engine.nonfinite.finds_nothing(batch, [moves.x])
+
+        return NotImplemented if self._again(known, x, None, ordinary, allowed) is NotImplemented else grads
+
+    def _learn_sync(self, grads: Any, call: PendingCall) -> None:
+        """A call of ``sync`` has ended well; if it was that of one dense array, others like it may run quicker."""
+        name, x = _only_array(grads)
+        if x is not None and x.size:
+            self._repeated.learn(("sync", "", name, x.shape, x.dtype), call, x, True)
+
+    def _follow(self, options: Options, sync_state: SyncState | None = None) -> None:
+        super()._follow(options, sync_state)
+        self._repeated.forget()
 
     def _barrier_again(self) -> bool:
         """A barrier that was made before, while nothing else is under way; False: it must take the ordinary way."""
@@ -159,6 +200,16 @@ def _raise_error_of(call: PendingCall) -> None:
     error, call.error = call.error, None  # a stand-in is used again
     if error is not None:
         raise error
+
+
+def _only_array(grads: Any) -> tuple[Any, Any]:
+    """The numpy array that is all of ``grads``, alone or in a dict, with its name there; else (None, None)."""
+    name = None
+    if type(grads) is dict and len(grads) == 1:
+        name, grads = next(iter(grads.items()))
+        if type(name) is not str:
+            return None, None
+    return (name, grads) if type(grads) is np.ndarray else (None, None)
 
 
 def _barrier() -> PendingCall:

@@ -55,7 +55,7 @@ class Repeated:
 
     Attributes:
         stand_in: names it while it runs.
-        signature: as of ``PendingCall``.
+        signature, batch: as of ``PendingCall``.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Repeated:
         make: Callable[[Any, Any], Any] | Parts,
     ) -> None:
         self.stand_in, self.signature = PendingCall(call.key, title=call.title), call.signature
-        self.shape, self.in_place = shape, in_place
-        self._make = make
+        self.batch = call.batch
+        self.shape, self.in_place, self._make = shape, in_place, make
 
     def target(self, x: Any, out: Any) -> Any:
         """What the caller gets of a call with arrays of another library; None: nothing that is not in ``x``."""
@@ -114,6 +114,10 @@ class RepeatedCalls:
     def __init__(self) -> None:
         self.known: dict[tuple[Any, ...], Repeated] = {}
 
+    def forget(self) -> None:
+        """Other options decide from now on what is done with arrays."""
+        self.known.clear()
+
     def learn(self, key: tuple[Any, ...], call: PendingCall, result: Any, reads: bool) -> None:
         """A call has ended well.
 
@@ -122,7 +126,7 @@ class RepeatedCalls:
             reads: whether this rank has a use for a sum.
         """
         kind = call.key[0]
-        in_place = kind in ("allreduce", "reduce", "broadcast")
+        in_place = kind in ("allreduce", "reduce", "broadcast", "sync")
         make = _maker(call, reads)
         if make is None or call.number is None:
             return
@@ -136,7 +140,9 @@ def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | Parts 
     """As ``make`` of ``Repeated``, for other arrays than those of a call; refers to none of them."""
     if call.exchange is None:
         spec = call.batch.specs[0] if call.batch is not None and len(call.batch.specs) == 1 else None
-        if spec is None or spec.device != "cpu" or call.key[0] not in ("allreduce", "reduce"):
+        if spec is None or spec.device != "cpu" or call.key[0] not in ("allreduce", "reduce", "sync"):
+            return None
+        if call.batch is not None and call.batch.items[0].compressor is not None:
             return None
         bits = stored(str(spec.dtype))
         return lambda x, result: Summing(result.ravel().view(bits), reads)

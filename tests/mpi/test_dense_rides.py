@@ -18,6 +18,7 @@ from espresso_mpi.errors import (
     EspressoError,
     GradientError,
     MismatchError,
+    NonFiniteError,
     RankTimeoutError,
     RemoteError,
     TransportError,
@@ -109,6 +110,35 @@ def test_sums_that_come_again_have_the_same_bits(world, open_session, dtype):
             found, root = session.reduce(x.copy(), op="sum", root=step), step
             assert me != root or shown(found) == shown(whole)
             assert mean is None or shown(session.reduce_scatter(x)) == shown(mean)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_an_array_that_is_synchronised_again(world, open_session, dtype, policy):
+    """It rides with the same bits; not where it is odd on one rank, strided there, or after another plan."""
+    session, me, last = open_session(nonfinite=policy), world.rank, world.size - 1
+    x = np.random.default_rng(me).standard_normal(9000).astype(dtype)
+    expected = session.sync({"other": x.copy(), "w": x.copy()})["w"]
+    for step in range(3):
+        grads = {"w": x.copy()}
+        assert session.sync(grads) is grads and shown(grads["w"]) == shown(expected), step
+        odd = np.repeat(x, 2)[::2] if me == last and step else x.copy()
+        assert shown(session.sync(odd)) == shown(expected), step
+    assert rides(session) == 2 - (me == last) and session.stats().tensors["w"].steps == 3
+    y = x.copy()
+    y[7] = np.nan if me == last else 1
+    if policy == "raise":
+        with pytest.raises(NonFiniteError, match=f"rank {last}"):
+            session.sync({"w": y})
+        assert shown(y[8:]) == shown(x[8:])
+    else:
+        assert not session.sync({"w": y})["w"].any() and session.stats().skipped == {"w": 1}
+    assert shown(session.sync({"w": x.copy()})["w"]) == shown(expected)
+    with pytest.raises(MismatchError):
+        session.sync({"w": x if me == last else x[1:]})
+    session.follow(espresso_mpi.Plan(default=espresso_mpi.Strategy("onebit", "flat-allgather")))
+    session.sync({"w": x.copy()})
+    assert session.executors
 
 
 def test_ranks_that_do_not_ride_get_the_same(world, open_session):
