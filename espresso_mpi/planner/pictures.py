@@ -1,7 +1,7 @@
-"""Pictures of a planned step: what each lane does when, by the model's timeline, as a Gantt chart or for Perfetto.
+"""Draws a planned step as a Gantt chart, or writes it for Perfetto: what each lane does, by the model's timeline.
 
-A row is a lane: a processor or a network. Grey is the backward pass; the upper part of a row is what is served in
-order, and below it, if there is any, what runs beside in the order ``backprop``, where a tensor comes back to a lane.
+Each row shows a lane: a processor or a network. The backward pass is grey. The upper part of a row shows what the lane
+serves in order. In the order ``backprop``, where a tensor can return to a lane, the lower part shows what runs beside.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _GAP = 0.12
 
 @dataclass(frozen=True)
 class Shown:
-    """An interval with what it is.
+    """An interval of the timeline, and what happens in it.
 
     Attributes:
-        kind: key of the colours; what: the step of the route, or the copy; tensor: name, "" for the backward pass.
-        lane: number of the lane; row: 0, or more where other intervals of the lane last meanwhile.
+        kind: key of the colours; what: the step of the route, or the copy; tensor: its name, "" for the backward pass.
+        lane: number of the lane; row: 0, or a larger number if other intervals of the lane overlap this one.
         start, stop: seconds since the step began.
     """
 
@@ -61,7 +61,7 @@ class Shown:
 
 
 def require(path: Path) -> None:
-    """Refuse, before anything is planned, a picture that could not be drawn or written.
+    """Check before planning that the picture can be drawn and written.
 
     Raises:
         ConfigError: another suffix, no such directory, a directory itself, or matplotlib is missing.
@@ -75,7 +75,7 @@ def picture(problem: Problem, choice: np.ndarray, path: Path, title: str = "") -
 
     Args:
         choice: int64 (tensors,), options of the problem.
-        title: what stands above, before the time of the step.
+        title: text above the picture, before the time of the step.
 
     Raises:
         ConfigError: another suffix, the file cannot be written, or matplotlib is missing.
@@ -89,7 +89,7 @@ def picture(problem: Problem, choice: np.ndarray, path: Path, title: str = "") -
 
 
 def shown(problem: Problem, choice: np.ndarray) -> list[Shown]:
-    """Everything that happens, in the order of its begin; intervals that overlap in a lane are in rows of their own."""
+    """All intervals, sorted by their start; those that overlap in a lane get different rows."""
     found: list[Shown] = []
     ends: dict[int, list[float]] = {}
     names = _names(problem, choice)
@@ -114,7 +114,7 @@ def _beside(problem: Problem, choice: np.ndarray, one: Interval) -> bool:
 
 
 def _names(problem: Problem, choice: np.ndarray) -> Any:
-    """A function that says of an interval which kind it is and what is done in it."""
+    """A function that returns the kind of an interval and what is done in it."""
     slots = [problem.operations(int(option)) for option in choice]
 
     def name(one: Interval) -> tuple[str, str]:
@@ -180,7 +180,7 @@ def _draw(problem: Problem, choice: np.ndarray, path: Path, title: str) -> None:
 
 
 def _draw_lanes(axes: Any, intervals: Sequence[Shown], lanes: Sequence[tuple[int, str]], seconds: float) -> None:
-    """The lanes' names at the left, how much of the time they are busy at the right, lines between them."""
+    """Draw the names of the lanes at the left, their busy time at the right, and lines between them."""
     side = axes.get_yaxis_transform()
     for place, (lane, name) in enumerate(lanes):
         busy = _busy(intervals, lane) / max(seconds, 1e-12)
@@ -193,7 +193,7 @@ def _draw_lanes(axes: Any, intervals: Sequence[Shown], lanes: Sequence[tuple[int
 
 
 def _bars(intervals: Sequence[Shown], lanes: Sequence[int]) -> Iterator[Bar]:
-    """The rectangles: a lane is 1 high, and its rows share that."""
+    """The rectangles; a lane has a height of 1, which its rows share."""
     rows = {lane: 1 + max(one.row for one in intervals if one.lane == lane) for lane in lanes}
     places = {lane: place for place, lane in enumerate(lanes)}
     for one in intervals:
@@ -203,7 +203,7 @@ def _bars(intervals: Sequence[Shown], lanes: Sequence[int]) -> Iterator[Bar]:
 
 
 def _busy(intervals: Sequence[Shown], lane: int) -> float:
-    """Seconds in which a lane does at least one thing."""
+    """Seconds in which a lane has at least one interval."""
     total, reached = 0.0, 0.0
     for one in intervals:
         if one.lane == lane:

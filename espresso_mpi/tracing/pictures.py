@@ -1,9 +1,9 @@
 """`espresso-mpi timeline`: a picture of one step of a trace, and the option `--trace` of the benchmarks.
 
-Every rank has two rows. The upper one is the processor: checks, agreements, encodes, decodes, and in grey the time in
-which the rank did nothing but wait; white are sums and copies of collectives, and all that is not the session's. The
-lower one is the wire: a bar from the moment that a collective's messages are posted until they are finished, several
-above each other where several are under way. What is encoded above while something is on the wire below is overlap.
+Each rank has two rows. The upper row shows the processor: checks, agreements, encodes and decodes. Grey is time in
+which the rank only waited. White is time for sums and copies of collectives, and for all work outside the session. The
+lower row shows the wire: each bar lasts from posting a collective's messages until they are finished. If several are
+under way, their bars lie above each other. Encodes above a bar of the lower row overlap with its messages.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SUFFIXES = (".png", ".svg")
 
 
 def check_trace(path: Path | None) -> None:
-    """Refuse, before anything is measured, a ``--trace`` that could not be written.
+    """Check before measuring that the file of ``--trace`` can be written.
 
     Raises:
-        ConfigError: naming what is in the way.
+        ConfigError: the file cannot be written.
     """
     if path is not None:
         trace_file.refuse_unwritable(Path(path))
@@ -55,7 +55,7 @@ def tracing(session: Any, path: Path | None, label: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One step of all ranks: their spans in seconds since its first one, and its length."""
+    """One step of all ranks: its spans, in seconds since the start of the first one, and its length."""
 
     number: int
     ranks: tuple[RankTrace, ...]
@@ -65,12 +65,12 @@ class StepTrace:
 
     @property
     def tensors(self) -> int:
-        """How many tensors travelled; small ones that travel together count once."""
+        """Number of tensors that were sent; small ones that share a message count once."""
         return len({span.tensor for rank in self.ranks for span in rank.spans if span.tensor})
 
 
 def one_step(file: TraceFile, number: int | None, path: Path) -> StepTrace:
-    """The spans of a step, by default of the last.
+    """The spans of one step; the default is the last one.
 
     Raises:
         ConfigError: the file holds no such step.
@@ -91,10 +91,10 @@ def one_step(file: TraceFile, number: int | None, path: Path) -> StepTrace:
 
 
 def _of_step(spans: Sequence[Span], number: int) -> list[Span]:
-    """A rank's spans of a step: of its tensors, and the checks and agreements meanwhile and right before.
+    """A rank's spans of a step: those of its tensors, and the checks and agreements that belong to it.
 
-    Those concern several tensors and have no step: what started this one is the last agreement before it, and what was
-    checked since the agreement before that.
+    Checks and agreements concern several tensors and have no step number. Those of a step are the ones during it, the
+    last agreement before it, and the checks since the agreement before that one.
     """
     own = [span for span in spans if span.tensor and span.step == number]
     if not own:
@@ -114,7 +114,7 @@ def _shifted(span: Span, zero: float) -> Span:
 
 
 def _spelled(steps: Sequence[int]) -> str:
-    """Runs of numbers in short: 2 to 6, 9."""
+    """Numbers as text, with runs shortened: 2 to 6, 9."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and step == runs[-1][1] + 1:
@@ -125,7 +125,7 @@ def _spelled(steps: Sequence[int]) -> str:
 
 
 def main(trace: Path, output: Path | None = None, step: int | None = None) -> None:
-    """Draw one step of a trace, by default its last, to a PNG or SVG file, by default beside it.
+    """Draw one step of a trace (default: the last one) to a PNG or SVG file (default: beside the trace).
 
     Raises:
         ConfigError: the trace cannot be read, has no such step, or the picture cannot be written.
@@ -138,10 +138,10 @@ def main(trace: Path, output: Path | None = None, step: int | None = None) -> No
 
 
 def require_output(path: Path, what: str = "--output", suffixes: Sequence[str] = SUFFIXES) -> None:
-    """Refuse, before anything is drawn, a file that could not be.
+    """Check before drawing that the picture can be written.
 
     Raises:
-        ConfigError: naming what is in the way; ``what``: how the file is called.
+        ConfigError: the file cannot be written; the text calls it ``what``.
     """
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{what} {path}: ends in {path.suffix or 'nothing'!r}; expected {' or '.join(suffixes)}")
@@ -294,7 +294,7 @@ def _fitting(name: str, characters: int) -> str:
 
 
 def _draw_ranks(axes: Any, step: StepTrace, size: float) -> None:
-    """Names of the rows at the left, sums at the right, lines between ranks and stronger ones between nodes."""
+    """Draw row names at the left, sums at the right, lines between ranks, and stronger lines between nodes."""
     side = axes.get_yaxis_transform()
     for number, rank in enumerate(step.ranks):
         cpu, wire = number + sum(_CPU) / 2, number + sum(_WIRE) / 2
@@ -308,7 +308,7 @@ def _draw_ranks(axes: Any, step: StepTrace, size: float) -> None:
 
 
 def _sums(rank: RankTrace) -> tuple[str, str]:
-    """What stands at the right of a rank's rows. Several tensors are on the wire at once: their time counts once."""
+    """The text at the right of a rank's rows. Time in which several tensors are on the wire counts once."""
     total = {kind: sum(s.stop - s.start for s in rank.spans if s.kind == kind) * 1e3 for kind in KINDS}
     wire = _covered([s for s in rank.spans if s.kind == "wire"]) * 1e3
     out = sum(s.nbytes_inter for s in rank.spans)
@@ -318,12 +318,12 @@ def _sums(rank: RankTrace) -> tuple[str, str]:
 
 
 def _short(value: float) -> str:
-    """Three digits, and none after the point of large numbers."""
+    """A number with three digits; large ones have no decimals."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 def _covered(spans: Sequence[Span]) -> float:
-    """Seconds in which at least one of the spans lasted."""
+    """Seconds that at least one of the spans covers."""
     total, reached = 0.0, float("-inf")
     for span in sorted(spans, key=lambda one: one.start):
         total += max(0.0, span.stop - max(span.start, reached))
@@ -338,7 +338,7 @@ def _draw_frame(figure: Any, axes: Any, step: StepTrace, kinds: Sequence[str]) -
 
 
 def draw_frame(figure: Any, axes: Any, seconds: float, rows: int, title: str, kinds: Sequence[str]) -> None:
-    """What is around the bars: the axes, milliseconds wide and rows high, the title, and a legend of the kinds."""
+    """Draw what surrounds the bars: the axes (milliseconds by rows), the title, and a legend of the kinds."""
     from matplotlib.patches import Patch
 
     axes.set_xlim(0, max(seconds * 1e3, 1e-6))
