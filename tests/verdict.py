@@ -19,6 +19,8 @@ def pytest_pyfunc_call(pyfuncitem):
     verdicts = _VERDICTS.allgather((mine, skipped))
     if mine is None:
         others = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(verdicts) if text]
+        if len({skipped for text, skipped in verdicts if not text}) > 1:
+            others.append(f"skipped on some ranks only, by rank: {[skipped for _, skipped in verdicts]}")
         if others:
             outcome.force_exception(AssertionError("failed on another rank:\n" + "\n".join(others)))
 
