@@ -158,11 +158,11 @@ bench-accuracy: $(VENV)/.demo ## seconds and megabytes to the loss of fp32, at t
 	  { echo "Missing: $(VENV)/bin/python -m pip install torch scikit-learn (CPU builds do)"; exit 2; }
 	@mkdir -p $(OUT)
 	@set -e; for workload in gpt resnet lstm; do \
-	  echo "== bench accuracy in the lab, $$workload: 2 hosts x 2 ranks"; \
-	  $(VENV)/bin/espresso-mpi lab --hosts 2 --ranks 2 --rate unlimited --timeout 7200 -- \
+	  echo "== bench accuracy in the lab, $$workload: 2 nodes x 2 ranks"; \
+	  $(VENV)/bin/espresso-mpi lab --nodes 2 --ranks 2 --rate unlimited --timeout 7200 -- \
 	    python -m mpi4py -m espresso_mpi bench accuracy --workload $$workload --json $(OUT)/curves-$$workload.json; \
 	  for rate in 100mbit 1gbit; do \
-	    $(VENV)/bin/espresso-mpi lab --hosts 2 --ranks 2 --rate $$rate --timeout $(BENCH_TIMEOUT) -- \
+	    $(VENV)/bin/espresso-mpi lab --nodes 2 --ranks 2 --rate $$rate --timeout $(BENCH_TIMEOUT) -- \
 	      python -m mpi4py -m espresso_mpi bench accuracy --curves $(OUT)/curves-$$workload.json \
 	      --json $(OUT)/accuracy-$$workload-$$rate.json; \
 	  done; \
@@ -174,22 +174,22 @@ bench-torch: $(VENV)/.demo ## training steps by DDP over gloo and by this librar
 	  { echo "PyTorch is missing: $(VENV)/bin/python -m pip install torch (its CPU build does)"; exit 2; }
 	@mkdir -p $(OUT)
 	@set -e; for ranks in 1 2; do for rate in 100mbit 1gbit; do \
-	  echo "== bench torch in the lab: 2 hosts x $$ranks ranks, $$rate"; \
-	  $(VENV)/bin/espresso-mpi lab --hosts 2 --ranks $$ranks --rate $$rate --timeout $(BENCH_TIMEOUT) -- \
+	  echo "== bench torch in the lab: 2 nodes x $$ranks ranks, $$rate"; \
+	  $(VENV)/bin/espresso-mpi lab --nodes 2 --ranks $$ranks --rate $$rate --timeout $(BENCH_TIMEOUT) -- \
 	    python -m mpi4py -m espresso_mpi bench torch --seconds 4 --json $(OUT)/torch-2x$$ranks-$$rate.json; \
 	done; done
 	$(REPORT) $(OUT)/torch-*.json
 
-# $(call bench_lab,HOSTS,RANKS,RATE,BENCHMARK): a benchmark on the emulated cluster.
+# $(call bench_lab,NODES,RANKS,RATE,BENCHMARK): a benchmark on the emulated cluster.
 define bench_lab
-	@echo "== bench $(firstword $(4)) in the lab: $(1) hosts x $(2) ranks, $(3)"
-	$(VENV)/bin/espresso-mpi lab --hosts $(1) --ranks $(2) --rate $(3) --timeout $(BENCH_TIMEOUT) -- \
+	@echo "== bench $(firstword $(4)) in the lab: $(1) nodes x $(2) ranks, $(3)"
+	$(VENV)/bin/espresso-mpi lab --nodes $(1) --ranks $(2) --rate $(3) --timeout $(BENCH_TIMEOUT) -- \
 	  python -m espresso_mpi bench $(4)
 endef
 
-# $(call bench_here,RANKS,BENCHMARK): a benchmark on this machine.
+# $(call bench_here,RANKS,BENCHMARK): a benchmark on this node.
 define bench_here
-	@echo "== bench $(firstword $(2)) on one machine: $(1) ranks"
+	@echo "== bench $(firstword $(2)) on one node: $(1) ranks"
 	$(VENV)/bin/espresso-mpi run -n $(1) --timeout $(BENCH_TIMEOUT) -- python -m espresso_mpi bench $(2)
 endef
 
@@ -200,7 +200,7 @@ define bench_mpich
 	  python -m espresso_mpi bench sync --only-mpi --sizes $(2) --seconds $(3) --repeats 100 --json $(OUT)/$(4).json
 endef
 
-bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and on this machine, write BENCHMARKS.md (half an hour)
+bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and on this node, write BENCHMARKS.md (half an hour)
 	@mkdir -p $(OUT)
 	$(call bench_lab,2,2,1gbit,sync --sizes 1MiB$(comma)64MiB --seconds 30 --json $(OUT)/sync-1g.json)
 	$(call bench_lab,4,1,1gbit,sync --sizes 64MiB --seconds 30 --json $(OUT)/sync-4x1.json)
@@ -208,8 +208,8 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	$(call bench_lab,2,2,10gbit,sync --sizes 1MiB$(comma)64MiB --seconds 15 --json $(OUT)/sync-10g.json)
 	$(call bench_here,4,sync --sizes 4KiB$(comma)64KiB$(comma)1MiB$(comma)16MiB$(comma)64MiB --seconds 10 --repeats 200 \
 	  --json $(OUT)/sync-local.json)
-	$(call bench_mpich,lab --hosts 2 --ranks 2 --rate 1gbit,1MiB$(comma)64MiB,10,sync-1g-mpich)
-	$(call bench_mpich,lab --hosts 2 --ranks 2 --rate 10gbit,1MiB$(comma)64MiB,5,sync-10g-mpich)
+	$(call bench_mpich,lab --nodes 2 --ranks 2 --rate 1gbit,1MiB$(comma)64MiB,10,sync-1g-mpich)
+	$(call bench_mpich,lab --nodes 2 --ranks 2 --rate 10gbit,1MiB$(comma)64MiB,5,sync-10g-mpich)
 	$(call bench_mpich,run -n 4,4KiB$(comma)64KiB$(comma)1MiB$(comma)16MiB$(comma)64MiB,3,sync-local-mpich)
 	$(call bench_lab,2,2,1gbit,tensors --seconds 30 --json $(OUT)/tensors-1g.json)
 	$(call bench_here,4,tensors --seconds 20 --json $(OUT)/tensors-local.json)

@@ -83,14 +83,14 @@ def _surroundings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The environment of rank 0, and the fingerprint: what a plan made with these figures depends on.
 
-    What changes from job to job on the same cluster (hosts, date) is in the environment alone, and so is what changes
-    the speed of kernels by little (the versions of Python and numba).
+    What changes from job to job on the same cluster (hostnames, date) is in the environment alone, and so is what
+    changes the speed of kernels by little (the versions of Python and numba).
     """
     facts = environment.environment()
     mine = {"environment": facts, "cpu": facts["cpu"]}
     every = allgather_json(transport, json.dumps(mine).encode())
     mpi = every[0]["environment"]["mpi"]
-    here = {**every[0]["environment"], "left_out": list(left_out), "hosts": sorted(set(transport.hosts))}
+    here = {**every[0]["environment"], "left_out": list(left_out), "hostnames": sorted(set(transport.hostnames))}
     fingerprint = {
         "nodes": len(transport.topology.nodes),
         "ranks_per_node": transport.topology.local_size,

@@ -113,7 +113,7 @@ def _cell(comm: Any) -> dict[str, Any]:
     """Nodes, ranks, and the rate of the links as the lab tells it. Collective."""
     lab = environment()["lab"] or ""
     rate = dict(part.partition("=")[::2] for part in lab.split()).get("rate")
-    return {"hosts": len(set(node_of(comm))), "ranks": comm.size, "rate": rate}
+    return {"nodes": len(set(node_of(comm))), "ranks": comm.size, "rate": rate}
 
 
 def _groups(ways: Sequence[Way]) -> AbstractContextManager[Any]:
@@ -221,7 +221,7 @@ def _curves(path: Path, asked: dict[str, Any], cell: dict[str, Any]) -> dict[str
         if value is not None and value != before["settings"][name]:
             told = before["settings"][name]
             raise ConfigError(f"--{name.replace('_', '-')} {value}: the runs of --curves have {told}; leave it out")
-    for name in ("hosts", "ranks"):
+    for name in ("nodes", "ranks"):
         if before["settings"][name] != cell[name]:
             raise ConfigError(
                 f"--curves {path}: made with {before['settings'][name]} {name}, this job has {cell[name]}; sums of "

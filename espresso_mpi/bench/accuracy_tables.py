@@ -126,7 +126,7 @@ def describe(settings: Mapping[str, Any]) -> str:
     """The conditions of a file's runs, in one line."""
     rate = f" at {settings['rate']}" if settings["rate"] else ""
     return (
-        f"{settings['workload']}, {settings['parameters']:,} parameters; {settings['hosts']} hosts, "
+        f"{settings['workload']}, {settings['parameters']:,} parameters; {settings['nodes']} nodes, "
         f"{settings['ranks']} ranks{rate}; batch {settings['batch']} a rank, {settings['steps']} steps, validation "
         f"every {settings['eval_every']}"
     )

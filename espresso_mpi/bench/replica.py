@@ -17,7 +17,7 @@ class Replica:
         model: called with inputs and targets, it returns the mean loss in nats.
         optimizer: "adamw", with PyTorch's betas 0.9 and 0.999 and weight decay 0.01, or "sgd".
         momentum: of "sgd".
-        threads: of this rank's matrix products, at most: fewer that ``OMP_NUM_THREADS`` has set stay. The hosts of the
+        threads: of this rank's matrix products, at most: fewer that ``OMP_NUM_THREADS`` has set stay. The nodes of the
             lab share their cores.
     """
 

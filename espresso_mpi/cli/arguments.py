@@ -16,8 +16,8 @@ Timeout = Annotated[
     float | None,
     typer.Option(min=0.0, metavar="SECONDS", help="Stop the job after this time, with exit status 124."),
 ]
-Hosts = Annotated[int, typer.Option(metavar="H", help="Nodes to emulate, 1 to 8.")]
-RanksPerHost = Annotated[int, typer.Option(metavar="R", help="Ranks on each node.")]
+Nodes = Annotated[int, typer.Option(metavar="N", help="Nodes to emulate, 1 to 8.")]
+RanksPerNode = Annotated[int, typer.Option(metavar="R", help="Ranks on each node.")]
 Rate = Annotated[str, typer.Option(metavar="RATE", help="Speed of each node's link: 100mbit, 1gbit, …, or unlimited.")]
 JsonOut = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
 TraceOut = Annotated[

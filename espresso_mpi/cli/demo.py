@@ -5,7 +5,7 @@ from pathlib import Path
 
 from espresso_mpi.cluster import lab, launch
 
-HOSTS, RANKS, RATE = 2, 2, "100mbit"
+NODES, RANKS, RATE = 2, 2, "100mbit"
 TIME_LIMIT_S = 600.0
 OUTPUT = Path("out")
 
@@ -14,8 +14,8 @@ def main() -> int:
     """Runs the demo, says where it runs and why, and returns the job's exit status."""
     lacking = lab.problems()
     if not lacking:
-        print(f"demo: {HOSTS} emulated hosts with {RANKS} ranks each, links of {RATE}", flush=True)
-        return lab.run(_command(), hosts=HOSTS, ranks=RANKS, rate=RATE, timeout=TIME_LIMIT_S)
+        print(f"demo: {NODES} emulated nodes with {RANKS} ranks each, links of {RATE}", flush=True)
+        return lab.run(_command(), nodes=NODES, ranks=RANKS, rate=RATE, timeout=TIME_LIMIT_S)
     print("demo: no emulated cluster, because the lab cannot run here:", flush=True)
     for problem in lacking:
         print(f"  - {problem}", flush=True)

@@ -58,9 +58,9 @@ def examine() -> tuple[dict[str, Any], list[Finding]]:
     problem = _start_mpi()
     facts = _facts()
     if problem is not None:
-        return facts | {"hosts": [facts["host"]]}, [problem]
+        return facts | {"hostnames": [facts["hostname"]]}, [problem]
     everyone = sys.modules["mpi4py.MPI"].COMM_WORLD.allgather(facts)
-    facts = everyone[0] | {"hosts": [each["host"] for each in everyone]}
+    facts = everyone[0] | {"hostnames": [each["hostname"] for each in everyone]}
     findings = [finding for check in CHECKS for finding in check(facts)]
     return facts, findings + list(alone(facts["job"]["ranks"], os.environ)) + list(_ranks_differ(everyone))
 
@@ -222,7 +222,7 @@ def _check_threads(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check_crowding(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    ranks, cores = facts["job"]["ranks_per_host"], facts["cores"]
+    ranks, cores = facts["job"]["ranks_per_node"], facts["cores"]
     yields = os.environ.get("OMPI_MCA_mpi_yield_when_idle")
     if ranks > cores and facts["mpi"] and facts["mpi"]["library"] == "Open MPI" and yields not in ("1", "true"):
         yield Finding(
@@ -326,8 +326,8 @@ def _ranks_differ(everyone: list[dict[str, Any]]) -> Iterator[Finding]:
         if other is not None:
             yield Finding(
                 f"the ranks run different versions of {package}: {described[0][package]} on rank 0 "
-                f"({first['host']}), {described[other][package]} on rank {other} ({everyone[other]['host']})",
-                "install the same environment on every host",
+                f"({first['hostname']}), {described[other][package]} on rank {other} ({everyone[other]['hostname']})",
+                "install the same environment on every node",
                 fatal=package in ("espresso-mpi", "mpi4py"),
             )
 
@@ -367,16 +367,16 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     messages = facts["gpu_messages"]
     ways = {True: "device pointers", False: "staged by the host", None: "none"}
     yield "GPU messages", f"{ways[messages['device_pointers']]} ({messages['why']})"
-    hosts = facts["hosts"]
-    per_host = ", ".join(f"{host} × {hosts.count(host)}" for host in dict.fromkeys(hosts))
-    yield "ranks", f"{job['ranks']} ({per_host})" + (f", in the lab {facts['lab']}" if facts["lab"] else "")
+    names = facts["hostnames"]
+    per_node = ", ".join(f"{name} × {names.count(name)}" for name in dict.fromkeys(names))
+    yield "ranks", f"{job['ranks']} ({per_node})" + (f", in the lab {facts['lab']}" if facts["lab"] else "")
     yield "processor", f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_bytes'] / 2**30:.1f} GiB"
     layers = facts["threading_layers"]
     yield "threading layers", layers if isinstance(layers, str) else ", ".join(layers)
-    share = launch.threads_per_rank(job["ranks_per_host"])
+    share = launch.threads_per_rank(job["ranks_per_node"])
     yield (
         "threads per rank",
-        str(facts["threads"]["NUMBA_NUM_THREADS"] or f"{share} (cores / ranks on this host)"),
+        str(facts["threads"]["NUMBA_NUM_THREADS"] or f"{share} (cores / ranks on this node)"),
     )
     if isinstance(gpus, list):
         gpus = ", ".join(f"{gpu['name']} {gpu['memory_bytes'] / 2**30:.0f} GiB" for gpu in gpus) or "none"

@@ -7,7 +7,7 @@ import typer
 
 from ..bench.defaults import GpuCheck as GpuDefaults
 from ..bench.defaults import Warmup
-from .arguments import COMMAND_LAST, Command, Hosts, JsonOut, RanksPerHost, Rate, Timeout
+from .arguments import COMMAND_LAST, Command, JsonOut, Nodes, RanksPerNode, Rate, Timeout
 from .program import app
 
 
@@ -76,18 +76,18 @@ def run(
 @app.command(context_settings=COMMAND_LAST)
 def lab(
     command: Command,
-    hosts: Hosts = 2,
-    ranks: RanksPerHost = 2,
+    nodes: Nodes = 2,
+    ranks: RanksPerNode = 2,
     rate: Rate = "1gbit",
     timeout: Timeout = None,
 ) -> None:
     """Start COMMAND on an emulated cluster on this node (Linux).
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- python -m mpi4py train.py[/dim]
+    [dim]espresso-mpi lab --nodes 2 --ranks 2 --rate 1gbit -- python -m mpi4py train.py[/dim]
     """
     from espresso_mpi.cluster import lab
 
-    raise typer.Exit(lab.run(command, hosts=hosts, ranks=ranks, rate=rate, timeout=timeout))
+    raise typer.Exit(lab.run(command, nodes=nodes, ranks=ranks, rate=rate, timeout=timeout))
 
 
 @app.command()

@@ -26,7 +26,7 @@ def sync(
 ) -> None:
     """Time one array with every compressor, MPI_Allreduce, and the bounds of link and memory; check every result.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- espresso-mpi bench sync --sizes 16MiB[/dim]
+    [dim]espresso-mpi lab --nodes 2 --ranks 2 --rate 1gbit -- espresso-mpi bench sync --sizes 16MiB[/dim]
     """
     from espresso_mpi.bench import sync
 
@@ -85,7 +85,7 @@ def routes(
 ) -> None:
     """Time one array by every named route, compressor by compressor; the session's choice of routes follows from it.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 1gbit -- espresso-mpi bench routes --compressors fp16[/dim]
+    [dim]espresso-mpi lab --nodes 2 --ranks 2 --rate 1gbit -- espresso-mpi bench routes --compressors fp16[/dim]
     """
     from espresso_mpi.bench import routes
 
@@ -124,7 +124,7 @@ def overlap(
 ) -> None:
     """Time a step that pushes gradients while it computes, and computing and sync alone. Use one rank per core.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 1 --rate 1gbit -- espresso-mpi bench overlap[/dim]
+    [dim]espresso-mpi lab --nodes 2 --ranks 1 --rate 1gbit -- espresso-mpi bench overlap[/dim]
     """
     from espresso_mpi.bench import overlap
 
@@ -150,7 +150,7 @@ def torch_steps(
 ) -> None:
     """Time training steps in PyTorch: DDP over gloo with torch's hooks, and this library's ways. Needs PyTorch.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 1 --rate 100mbit -- python -m espresso_mpi bench torch[/dim]
+    [dim]espresso-mpi lab --nodes 2 --ranks 1 --rate 100mbit -- python -m espresso_mpi bench torch[/dim]
     """
     from espresso_mpi.bench import torch_steps
 
@@ -217,7 +217,7 @@ def validate(
 ) -> None:
     """Compare predicted with measured training steps, of a session that plans for itself and of every baseline.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench validate[/dim]
+    [dim]espresso-mpi lab --nodes 2 --ranks 2 --rate 100mbit -- espresso-mpi bench validate[/dim]
     """
     from espresso_mpi.bench import validate
 
@@ -317,7 +317,7 @@ def train(
 ) -> None:
     """Train a small language model with each method in turn: loss, time, bytes.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 2 --rate 100mbit -- espresso-mpi bench train[/dim]
+    [dim]espresso-mpi lab --nodes 2 --ranks 2 --rate 100mbit -- espresso-mpi bench train[/dim]
     """
     from espresso_mpi.bench import train
 
@@ -424,7 +424,7 @@ def accuracy(
 ) -> None:
     """Train by each way until the loss of fp32: seconds and megabytes that it takes. Needs torch.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 1 --rate 100mbit -- python -m mpi4py -m espresso_mpi bench accuracy[/dim]
+    [dim]espresso-mpi lab --nodes 2 --ranks 1 --rate 100mbit -- python -m mpi4py -m espresso_mpi bench accuracy[/dim]
     """
     from espresso_mpi.bench import accuracy
 

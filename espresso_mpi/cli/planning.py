@@ -24,7 +24,7 @@ def measure_profile(
 ) -> None:
     """Measure every collective, encode and decode of this cluster, for the planner.
 
-    [dim]espresso-mpi lab --hosts 2 --ranks 2 -- espresso-mpi profile -o profile.json[/dim]
+    [dim]espresso-mpi lab --nodes 2 --ranks 2 -- espresso-mpi profile -o profile.json[/dim]
     """
     if context.invoked_subcommand is None:
         from espresso_mpi.cli import profile

@@ -65,7 +65,7 @@ def describe_main(description: str | Path, output: Path) -> Profile:
     cluster = TESTBEDS.get(str(description)) or _described(Path(description))
     profile = cluster.profile()
     profile.save(output)
-    print(f"wrote {output}: {cluster.name}, {cluster.hosts} × {cluster.gpus_per_host}")
+    print(f"wrote {output}: {cluster.name}, {cluster.nodes} × {cluster.gpus_per_node}")
     return profile
 
 

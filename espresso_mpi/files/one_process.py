@@ -1,4 +1,4 @@
-"""A lock among processes, on one host or on several that share a file system."""
+"""A lock among processes, on one node or on several that share a file system."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OneProcess:
 
     Attributes:
         depth: how often it was acquired and not yet released.
-        patient: whether this process still waits for others: not if one kept a lock, perhaps on a host that has died.
+        patient: whether this process still waits for others: not if one kept a lock, perhaps on a node that has died.
     """
 
     patient = True

@@ -84,7 +84,7 @@ def one_step(file: TraceFile, number: int | None, path: Path) -> StepTrace:
     zero = min(span.start for spans in chosen for span in spans)
     end = max(span.stop for spans in chosen for span in spans)
     ranks = tuple(
-        RankTrace(rank.rank, rank.node, rank.host, [_shifted(span, zero) for span in spans])
+        RankTrace(rank.rank, rank.node, rank.hostname, [_shifted(span, zero) for span in spans])
         for rank, spans in zip(file.ranks, chosen)
     )
     return StepTrace(number, ranks, end - zero, file.clocks_within)

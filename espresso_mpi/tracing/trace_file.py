@@ -37,7 +37,7 @@ class RankTrace:
 
     rank: int
     node: int
-    host: str
+    hostname: str
     spans: Sequence[Span]
     dropped: int = 0
 
@@ -93,11 +93,11 @@ def chrome(ranks: Sequence[RankTrace], about: Mapping[str, Any] | None = None) -
     events: list[dict[str, Any]] = []
     for first in {rank.node: rank for rank in reversed(ranks)}.values():
         pid, tid = first.node + 1, first.rank + 1
-        events.append(_named("process_name", pid, tid, {"name": f"node {first.node} ({first.host})"}))
+        events.append(_named("process_name", pid, tid, {"name": f"node {first.node} ({first.hostname})"}))
         events.append(_named("process_sort_index", pid, tid, {"sort_index": first.node}))
     for rank in ranks:
         events += _rank_events(rank, zero, len(ranks))
-    members = [{key: getattr(rank, key) for key in ("rank", "node", "host", "dropped")} for rank in ranks]
+    members = [{key: getattr(rank, key) for key in ("rank", "node", "hostname", "dropped")} for rank in ranks]
     other = {"producer": PRODUCER, "ranks": members, **(about or {})}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
 
@@ -151,7 +151,7 @@ class _Clock(Struct):
 class _Member(Struct):
     rank: Count
     node: Count
-    host: str
+    hostname: str
     dropped: Count = 0
 
 
@@ -240,7 +240,7 @@ def _ranks(content: _Content) -> tuple[RankTrace, ...]:
             if event.args.rank not in spans:
                 raise ConfigError(f"traceEvents[{number}]: got rank {event.args.rank}; expected one of otherData")
             spans[event.args.rank].append(event.span())
-    return tuple(RankTrace(one.rank, one.node, one.host, spans[one.rank], one.dropped) for one in members)
+    return tuple(RankTrace(one.rank, one.node, one.hostname, spans[one.rank], one.dropped) for one in members)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_a_schedule_with_copies_between_devices(world, open_session):
     ways = {"a": mixed, "b": Route.parse("flat-alltoall").on("gpu")}
     grads = {name: values(world.rank, n, 300 + 64 * n, np.float32) for n, name in enumerate([*ways, "e"])}
     strategies = {**{name: Strategy("onebit", way) for name, way in ways.items()}, "e": Strategy("none", "flat")}
-    cluster = replace(TESTBEDS["pcie-25g"], hosts=2, gpus_per_host=1, compressors=("onebit",))
+    cluster = replace(TESTBEDS["pcie-25g"], nodes=2, gpus_per_node=1, compressors=("onebit",))
     workload = Workload(
         tuple(WorkloadTensor(name, x.size, 1e-3 * (n + 1)) for n, (name, x) in enumerate(grads.items())), "gpu"
     )

@@ -253,12 +253,12 @@ def test_nodes_are_probed_together(world, open_transport, caplog, monkeypatch, w
     """Once, by rank 0, after each by itself."""
     asked, result = [], probe.ProbeResult(works, "fake between", "pml ucx")
     monkeypatch.setattr(probe, "probe_gpu", lambda limit: probe.ProbeResult(True, "fake"))
-    monkeypatch.setattr(probe, "probe_nodes", lambda hosts, limit: asked.append(hosts) or result)
+    monkeypatch.setattr(probe, "probe_nodes", lambda hostnames, limit: asked.append(hostnames) or result)
     transport = open_transport(device_aware=None, message_bytes=1000)
-    transport.hosts = [f"node{rank}" for rank in range(world.size)]
+    transport.hostnames = [f"node{rank}" for rank in range(world.size)]
     line = chosen(transport, caplog)
     assert transport.device_aware is works
-    assert asked == ([] if world.rank else [transport.hosts])
+    assert asked == ([] if world.rank else [transport.hostnames])
     told = "and between nodes (fake between, by pml ucx)" if works else "not between nodes: fake between, by pml ucx"
     assert world.rank or told in line
 
@@ -288,11 +288,11 @@ def test_the_quickest_length_between_nodes(world, open_transport, caplog, monkey
     ):
         monkeypatch.setattr(gpu_calls.GpuCalls, "_ring", lambda transport, length, times=times: times[length])
         transport = open_transport(device_aware=False)
-        transport.hosts = [f"node{rank}" for rank in range(world.size)]
+        transport.hostnames = [f"node{rank}" for rank in range(world.size)]
         transport.choose_device_way()
         assert transport.gpu_message_bytes == expected
     given = open_transport(device_aware=False, message_bytes=1000)
-    given.hosts = transport.hosts
+    given.hostnames = transport.hostnames
     given.choose_device_way()
     assert given.gpu_message_bytes == 1000
 

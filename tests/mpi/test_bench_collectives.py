@@ -51,7 +51,7 @@ def test_a_wrong_element_is_counted(world, name):
 
 
 def test_sizes_beyond_the_memory_of_a_node_are_left_out_on_all_ranks(world, monkeypatch, capfd):
-    """One rank finds little memory; what all ranks of the machine take together counts."""
+    """One rank finds little memory; what all ranks of the node take together counts."""
     each = 4 * 65536
     free = world.size * each * (1 if world.rank == 0 else 4) // 2
     monkeypatch.setattr(memory, "free_bytes", lambda: free)

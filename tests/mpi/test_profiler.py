@@ -81,7 +81,7 @@ def test_samples_tell_how_they_were_made(world, opened):
     dense = max(sample.size for sample in found.move("allreduce", "flat").samples)
     assert dense == 4 * 4096 or (dense < 4 * 4096 and any("allreduce@flat at 16384 bytes" in text for text in left_out))
     assert found.fingerprint["nodes"] == 1 and found.fingerprint["ranks_per_node"] == world.size
-    assert "host" not in found.fingerprint and "date" not in found.fingerprint
+    assert "hostname" not in found.fingerprint and "date" not in found.fingerprint
 
 
 def test_larger_data_takes_longer(world, opened):

@@ -37,7 +37,7 @@ def nodes_of(ranks):
 def planned(ranks, lanes="host", order="schedule", ways=tuple(WAYS), groups=()):
     """A plan with the schedule that suits a slow network; the profile is of as many ranks on each of two nodes."""
     names = tuple(str(get(name).at(None)) for name, _ in WAYS if name != "none")
-    cluster = replace(TESTBEDS["pcie-25g"], hosts=2, gpus_per_host=max(1, ranks // 2), inter=Link.gbit(1.0, 1e-4),
+    cluster = replace(TESTBEDS["pcie-25g"], nodes=2, gpus_per_node=max(1, ranks // 2), inter=Link.gbit(1.0, 1e-4),
                       compressors=names)  # fmt: skip
     profile = replace(cluster.profile(), segment_bytes=SEGMENT)
     strategies = {name: Strategy(*way) for name, way in zip(SIZES, ways)}

@@ -13,7 +13,7 @@ _GIB = 1 << 30
 
 
 def free_bytes() -> int | None:
-    """Bytes that processes of this machine can still take, under the limit of its control group; None: unknown."""
+    """Bytes that processes of this node can still take, under the limit of its control group; None: unknown."""
     found = [value for value in (_available(), _under_limit()) if value is not None]
     return min(found, default=None)
 
@@ -41,14 +41,14 @@ def lack(comm: Any, nbytes: int) -> str:
     Args:
         nbytes: what this rank would take.
     """
-    machine = Path("/proc/sys/kernel/random/boot_id")  # the hosts of an emulated cluster share one memory
-    here = machine.read_text() if machine.exists() else str(comm.rank)
+    kernel = Path("/proc/sys/kernel/random/boot_id")  # the nodes of an emulated cluster share one memory
+    here = kernel.read_text() if kernel.exists() else str(comm.rank)
     everyone = comm.allgather((here, nbytes, free_bytes()))
     needed: Counter[str] = Counter()
-    for machine_of, wanted, _ in everyone:
-        needed[machine_of] += wanted
-    for machine_of, _, free in everyone:
-        if free is not None and needed[machine_of] > _SPARED * free:
-            wanted_gib, free_gib = needed[machine_of] / _GIB, free / _GIB
+    for kernel_of, wanted, _ in everyone:
+        needed[kernel_of] += wanted
+    for kernel_of, _, free in everyone:
+        if free is not None and needed[kernel_of] > _SPARED * free:
+            wanted_gib, free_gib = needed[kernel_of] / _GIB, free / _GIB
             return f"about {wanted_gib:.1f} GiB of the memory of a node, of which {free_gib:.1f} are free"
     return ""

@@ -1,4 +1,4 @@
-"""Copies from and to the memory of another process of this machine: Linux's ``process_vm_readv`` and
+"""Copies from and to the memory of another process of this node: Linux's ``process_vm_readv`` and
 ``process_vm_writev``, called by address.
 """
 

@@ -44,7 +44,7 @@ class GpuCalls(CompiledCalls):
     """
 
     rank: int
-    hosts: list[str]
+    hostnames: list[str]
     topology: Topology
     device_aware: bool | None
     gpu_messages: GpuMessages
@@ -107,7 +107,7 @@ class GpuCalls(CompiledCalls):
         why = f"forced by {SWITCH}={int(bool(self.device_aware))}" if forced else self._probe_devices()
         if not self.device_aware:
             self.gpu_messages.unit = max(self._gathered(measured_unit()))
-        if len(set(self.hosts)) > 1 and not self._length_given:
+        if len(set(self.hostnames)) > 1 and not self._length_given:
             self.gpu_message_bytes = self._quickest_length()
         if self.rank == 0:
             way = "device pointers go to MPI" if self.device_aware else "staged through page-locked host memory"
@@ -159,10 +159,10 @@ class GpuCalls(CompiledCalls):
         self.device_aware = failed is None
         if failed is not None:
             return f"the probe failed on {self.describe(failed[0])}: {failed[1]}"
-        why, hosts = f"the probe passed on every node ({results[0][1]})", list(dict.fromkeys(self.hosts))
-        if len(hosts) == 1:
+        why, hostnames = f"the probe passed on every node ({results[0][1]})", list(dict.fromkeys(self.hostnames))
+        if len(hostnames) == 1:
             return why
-        between = self._gathered(probe.probe_nodes(hosts, limit) if self.rank == 0 else None)[0]
+        between = self._gathered(probe.probe_nodes(hostnames, limit) if self.rank == 0 else None)[0]
         self.device_aware = between.works
         if between.works:
             return f"{why} and between nodes ({between})"

@@ -35,7 +35,7 @@ class Identity(NamedTuple):
 class _Handshake(NamedTuple):
     """What a rank tells the others when a session opens; the name and number of the first rank count."""
 
-    host: str
+    hostname: str
     note: Any
     process: str
     dropped: list[str]
@@ -117,5 +117,5 @@ def handshake(MPI: Any, own: Any, note: Any, agree: Callable[[list[Any]], None])
     mine = _Handshake(MPI.Get_processor_name(), note, PROCESS, list(dropped), uuid4().hex, next(_NUMBERS))
     everyone: list[_Handshake] = own.allgather(mine)
     leftovers.free_common(dropped, [each.dropped for each in everyone])
-    agree([(each.host, each.note) for each in everyone])
+    agree([(each.hostname, each.note) for each in everyone])
     return Identity(everyone[0].name, everyone[0].number, [each.process for each in everyone])

@@ -100,38 +100,38 @@ _RESULTS: dict[int, ProbeResult] = {}
 """The results of this process, by GPU."""
 
 
-def probe_nodes(hosts: Sequence[str], limit: float = LIMIT_S, gpu: int | None = None) -> ProbeResult:
-    """Probe messages between nodes, all pairs of ``hosts`` once.
+def probe_nodes(hostnames: Sequence[str], limit: float = LIMIT_S, gpu: int | None = None) -> ProbeResult:
+    """Probe messages between nodes, all pairs of ``hostnames`` once.
 
     Args:
-        hosts: a name of each node, by which the launcher reaches it; this node's first.
+        hostnames: a name of each node, by which the launcher reaches it; this node's first.
         limit, gpu: as in ``probe_gpu``; on every node, the GPU of this number is used.
     """
     if device.simulated():
         return ProbeResult(False, "numba's simulator plays the GPU, and its memory has no device pointers")
-    return _probe(device.current_gpu() if gpu is None else gpu, limit, hosts)
+    return _probe(device.current_gpu() if gpu is None else gpu, limit, hostnames)
 
 
-def _probe(gpu: int, limit: float, hosts: Sequence[str] = ()) -> ProbeResult:
-    """A job of two processes on this node, or of one on each of the hosts."""
+def _probe(gpu: int, limit: float, hostnames: Sequence[str] = ()) -> ProbeResult:
+    """A job of two processes on this node, or of one on each of the nodes."""
     try:
         mpirun = find_mpirun()
     except (ConfigError, subprocess.SubprocessError, OSError) as error:
         return ProbeResult(False, f"it could not be started: {error}")
-    environment = {**_TALKING, **surroundings(os.environ, bool(hosts)), DEVICE: str(gpu)}
+    environment = {**_TALKING, **surroundings(os.environ, bool(hostnames)), DEVICE: str(gpu)}
     program = [sys.executable, "-m", f"{__package__}.probe_program", str(math.ceil(limit))]
-    processes = len(hosts) or 2
-    options = on_hosts(mpirun, hosts, environment) if hosts else []
+    processes = len(hostnames) or 2
+    options = on_nodes(mpirun, hostnames, environment) if hostnames else []
     return run([mpirun.path, "-n", str(processes), *options, *program], environment, limit, processes)
 
 
-def on_hosts(mpirun: Mpirun, hosts: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The options that start one process on each host, in this order, with the environment."""
+def on_nodes(mpirun: Mpirun, hostnames: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The options that start one process on each node, in this order, with the environment."""
     if mpirun.flavour != "Open MPI":
-        return ["-hosts", ",".join(hosts), "-ppn", "1"]
+        return ["-hosts", ",".join(hostnames), "-ppn", "1"]
     names = sorted(name for name in environment if name.startswith(_FORWARDED))
     return [
-        *("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "ppr:1:node:oversubscribe"),
+        *("--host", ",".join(f"{host}:1" for host in hostnames), "--map-by", "ppr:1:node:oversubscribe"),
         *(word for name in names for word in ("-x", name)),
     ]
 

@@ -140,7 +140,7 @@ class SharedArrays:
         try:
             if local.rank == 0:
                 if size > _PAGE * os.sysconf("SC_PHYS_PAGES"):  # taking it would end in the killing of processes
-                    raise OSError(f"{size} bytes are more than the machine has")
+                    raise OSError(f"{size} bytes are more than the node has")
                 file = os.memfd_create("espresso_mpi")
                 os.ftruncate(file, size)
         except (OSError, AttributeError) as error:
@@ -170,6 +170,6 @@ class SharedArrays:
 
 
 def _identity(file: int) -> tuple[int, int]:
-    """Of an open file: the same for all processes of a machine."""
+    """Of an open file: the same for all processes of a node."""
     stat = os.fstat(file) if file >= 0 else None
     return (stat.st_dev, stat.st_ino) if stat else (0, 0)

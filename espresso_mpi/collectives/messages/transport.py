@@ -92,7 +92,7 @@ class Transport(GpuCalls):
         self.topology, self._local = discover(comm, settings.nodes)
         self._near = frozenset(self.node)
         _check_window(settings.window_bytes, max(map(len, self.topology.nodes)))
-        self.hosts = comm.allgather(MPI.Get_processor_name())
+        self.hostnames = comm.allgather(MPI.Get_processor_name())
         oversubscribed = self._local.size >= cores()
         # A core that nodes of an emulated cluster share is oversubscribed as well; the launcher says so.
         oversubscribed = oversubscribed or bool(os.environ.get("ESPRESSO_LAB"))
@@ -149,8 +149,8 @@ class Transport(GpuCalls):
             raise failure(f"rank {comm.rank} ({MPI.Get_processor_name()})", "opening a session", error) from error
 
     def describe(self, rank: int) -> str:
-        """A rank in messages: its number and host."""
-        return f"rank {rank} ({self.hosts[rank]})"
+        """A rank in messages: its number and hostname."""
+        return f"rank {rank} ({self.hostnames[rank]})"
 
     @property
     def node(self) -> tuple[int, ...]:

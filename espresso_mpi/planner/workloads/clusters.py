@@ -1,7 +1,7 @@
 """Clusters that one does not have: a description in, a ``Profile`` by the textbook's formulas out.
 
 A collective takes as long as its start-ups, one after the other, and then as long as the busier of two links: the one
-of the rank that sends or receives most, and the network card of the node that does. So with h hosts of k ranks,
+of the rank that sends or receives most, and the network card of the node that does. So with h nodes of k ranks,
 p = h·k, start-ups and seconds a byte α, β of a rank's link and α′, β′ of a card, everything at the efficiency e,
 
     t(s) = start + near·α + far·α′ + max(link·β, card·β′)/e · s
@@ -145,8 +145,8 @@ class Cluster:
 
     Attributes:
         name: what it is called.
-        hosts: number of nodes.
-        gpus_per_host: ranks on each, one per GPU where there are GPUs.
+        nodes: number of nodes.
+        gpus_per_node: ranks on each, one per GPU where there are GPUs.
         intra: the link of each rank to the others of its node.
         inter: the network card of each node, which its ranks share.
         speeds: of compressors by (spec, device).
@@ -167,8 +167,8 @@ class Cluster:
     """
 
     name: str
-    hosts: Ranks
-    gpus_per_host: Ranks
+    nodes: Ranks
+    gpus_per_node: Ranks
     intra: Link
     inter: Link
     speeds: Mapping[tuple[str, DeviceKind], Speed] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         schema.check(self, "cluster")
-        check_ranks("cluster", hosts=self.hosts, gpus_per_host=self.gpus_per_host)
+        check_ranks("cluster", nodes=self.nodes, gpus_per_node=self.gpus_per_node)
         for spec in (*self.compressors, *(spec for spec, _ in self.speeds)):
             get(spec)
         if self.compressors and not self.memory:
@@ -195,8 +195,8 @@ class Cluster:
     def profile(self) -> Profile:
         """What its operations cost, by the formulas above."""
         return Profile(
-            nodes=self.hosts,
-            ranks_per_node=self.gpus_per_host,
+            nodes=self.nodes,
+            ranks_per_node=self.gpus_per_node,
             codecs=self._codecs(),
             moves=self._moves(),
             copies=self._copies(),
@@ -205,8 +205,8 @@ class Cluster:
             tensor=self.tensor,
             environment={"cluster": self.to_json()},
             fingerprint={
-                "nodes": self.hosts,
-                "ranks_per_node": self.gpus_per_host,
+                "nodes": self.nodes,
+                "ranks_per_node": self.gpus_per_node,
                 "cluster": self.name,
                 "espresso_mpi": environment.version("espresso-mpi"),
             },
@@ -222,11 +222,11 @@ class Cluster:
         return curves
 
     def _moves(self) -> dict[Move, Curve]:
-        kinds: list[tuple[Level, bool]] = [("flat", False)] if self.hosts * self.gpus_per_host > 1 else []
-        kinds += [("intra", False)] if self.gpus_per_host > 1 else []
-        kinds += [("inter", False), ("inter", True)] if self.hosts > 1 else []
+        kinds: list[tuple[Level, bool]] = [("flat", False)] if self.nodes * self.gpus_per_node > 1 else []
+        kinds += [("intra", False)] if self.gpus_per_node > 1 else []
+        kinds += [("inter", False), ("inter", True)] if self.nodes > 1 else []
         return {
-            (op, *kind): self._curve(_traffic(op, self.hosts, self.gpus_per_host, *kind))
+            (op, *kind): self._curve(_traffic(op, self.nodes, self.gpus_per_node, *kind))
             for op in OPS
             for kind in kinds
         }
@@ -302,8 +302,8 @@ class _Document:
     """The content of a file; the attributes are those of ``Cluster``."""
 
     name: str
-    hosts: Ranks
-    gpus_per_host: Ranks
+    nodes: Ranks
+    gpus_per_node: Ranks
     intra: _Link
     inter: _Link
     speeds: dict[str, Speed] = field(default_factory=dict)
@@ -336,20 +336,20 @@ class Traffic:
     card: float
 
 
-def _traffic(op: Op, hosts: int, ranks: int, level: Level, alone: bool) -> Traffic:
+def _traffic(op: Op, nodes: int, ranks: int, level: Level, alone: bool) -> Traffic:
     """What an operation consists of, by the table at the top."""
     if level == "inter":
-        link = _passes(op, hosts)
-        return Traffic(0, _rounds(op) * (hosts - 1), link, _lanes(op, hosts, 1 if alone else ranks) * link)
-    if level == "intra" or hosts == 1:
+        link = _passes(op, nodes)
+        return Traffic(0, _rounds(op) * (nodes - 1), link, _lanes(op, nodes, 1 if alone else ranks) * link)
+    if level == "intra" or nodes == 1:
         return Traffic(_rounds(op) * (ranks - 1), 0, _passes(op, ranks), 0)
-    size = hosts * ranks
+    size = nodes * ranks
     if op == "alltoall":
         return Traffic(ranks - 1, size - ranks, _passes(op, size), ranks * (size - ranks) / size)
     if op == "gather":
         return Traffic(ranks - 1, size - ranks, _passes(op, size), size - ranks)
     link = _passes(op, size)
-    return Traffic(_rounds(op) * (size - hosts), _rounds(op) * (hosts - 1), link, link)
+    return Traffic(_rounds(op) * (size - nodes), _rounds(op) * (nodes - 1), link, link)
 
 
 def _rounds(op: Op) -> int:
@@ -364,11 +364,11 @@ def _passes(op: Op, members: int) -> float:
     return _rounds(op) * (members - 1) / members
 
 
-def _lanes(op: Op, hosts: int, lanes: int) -> float:
+def _lanes(op: Op, nodes: int, lanes: int) -> float:
     """How many times as much as its one lane's busiest link the busiest card carries, with roots that are spread."""
-    least, most = lanes // hosts, -(-lanes // hosts)
+    least, most = lanes // nodes, -(-lanes // nodes)
     if op == "gather":
-        return max(most, (lanes - least) / (hosts - 1))
+        return max(most, (lanes - least) / (nodes - 1))
     return lanes - least if op in ("reduce", "broadcast") else lanes
 
 
@@ -407,8 +407,8 @@ def _testbed(name: str, links: str, protocol: str, start: float, intra: Link, in
     near, far, card = intra.alpha * 1e6, inter.alpha * 1e6, 8e-9 / inter.beta
     return Cluster(
         name,
-        hosts=8,
-        gpus_per_host=8,
+        nodes=8,
+        gpus_per_node=8,
         intra=intra,
         inter=inter,
         speeds={(spec, "gpu"): replace(gpu, launch=20e-6).speed(get(spec)) for spec in _SELECTING},

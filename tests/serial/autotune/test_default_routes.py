@@ -18,8 +18,8 @@ from espresso_mpi.types import ROUTES, Route, Strategy, TensorSpec
 SPEC = TensorSpec("x", (1 << 18,), "float32")
 
 
-def cluster(hosts, ranks):
-    return Topology(tuple(tuple(range(ranks * h, ranks * (h + 1))) for h in range(hosts)))
+def cluster(nodes, ranks):
+    return Topology(tuple(tuple(range(ranks * h, ranks * (h + 1))) for h in range(nodes)))
 
 
 FOUR_BY_FOUR = cluster(4, 4)

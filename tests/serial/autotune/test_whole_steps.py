@@ -105,7 +105,7 @@ def test_profiles_keep_both():
 
 @pytest.mark.parametrize("segment_bytes", [0, 4096])
 def test_what_a_tensor_costs_counts_once_however_many_segments_it_has(segment_bytes):
-    cluster = replace(TESTBEDS["pcie-25g"], hosts=2, gpus_per_host=1)
+    cluster = replace(TESTBEDS["pcie-25g"], nodes=2, gpus_per_node=1)
     cheap, dear = (replace(cluster.profile(), segment_bytes=segment_bytes, tensor=cost) for cost in (1e-3, 0.251))
     workload, plan = Workload((WorkloadTensor("w", 1 << 17, 1.0),)), Plan({"w": Strategy("none", "flat")})
     seconds = [problem.seconds(choice) for problem, choice in (evaluated(plan, workload, p, lanes="serial")

@@ -94,7 +94,7 @@ def test_only_runs_that_another_network_would_not_change_are_priced():
 
 
 def test_the_report_has_the_table_and_which_way_is_first(tmp_path):
-    settings = {"workload": "gpt", "parameters": 3208704, "hosts": 2, "ranks": 2, "rate": "100mbit", "batch": 4,
+    settings = {"workload": "gpt", "parameters": 3208704, "nodes": 2, "ranks": 2, "rate": "100mbit", "batch": 4,
                 "steps": 3, "eval_every": 1, "curves_rate": "unlimited"}  # fmt: skip
     write_rows(tmp_path / "a.json", RUNS, kind="accuracy", settings=settings, step_times=[])
     report.main(results=[tmp_path / "a.json"], output=tmp_path / "B.md")

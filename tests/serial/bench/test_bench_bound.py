@@ -122,7 +122,7 @@ def test_busiest_link_is_of_a_node_not_of_a_rank():
 def test_nodes_of_the_lab_share_one_memory(monkeypatch):
     monkeypatch.delenv("ESPRESSO_LAB", raising=False)
     assert memory_domains(TWO_BY_TWO) == ((0, 1), (2, 3))
-    monkeypatch.setenv("ESPRESSO_LAB", "hosts=2 ranks=2 rate=1gbit")
+    monkeypatch.setenv("ESPRESSO_LAB", "nodes=2 ranks=2 rate=1gbit")
     assert memory_domains(TWO_BY_TWO) == ((0, 1, 2, 3),)
 
 

@@ -102,7 +102,7 @@ def test_lab_passes_everything_on(monkeypatch):
     seen = {}
     monkeypatch.setattr(lab, "run", lambda command, **options: seen.update(options, command=command) or 7)
     arguments = [
-        "--hosts",
+        "--nodes",
         "3",
         "--ranks",
         "1",
@@ -112,16 +112,16 @@ def test_lab_passes_everything_on(monkeypatch):
         "9",
         "--",
         "x",
-        "--hosts",
+        "--nodes",
         "y",
     ]
     assert invoke_here(monkeypatch, "lab", *arguments) == 7
     assert seen == {
-        "hosts": 3,
+        "nodes": 3,
         "ranks": 1,
         "rate": "100mbit",
         "timeout": 9.0,
-        "command": ["x", "--hosts", "y"],
+        "command": ["x", "--nodes", "y"],
     }
 
 

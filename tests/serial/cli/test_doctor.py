@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 HEALTHY = {
     "mpi": {"library": "Open MPI", "version": "5.0.11", "standard": "3.1", "thread_level": "MULTIPLE"},
     "mpirun": {"path": "/x/mpirun", "flavour": "Open MPI", "version": "5.0.11"},
-    "job": {"ranks": 2, "ranks_per_host": 2, "hosts": 1},
+    "job": {"ranks": 2, "ranks_per_node": 2, "nodes": 1},
     "cores": 4,
     "threads": {"NUMBA_THREADING_LAYER": "omp", "NUMBA_NUM_THREADS": None, "OMP_NUM_THREADS": None},
     "threading_layers": ["omp", "workqueue"],
@@ -97,7 +97,7 @@ def test_numba_that_cannot_be_loaded():
 
 
 def test_oversubscribed_cores(monkeypatch):
-    oversubscribed = {"ranks": 8, "ranks_per_host": 8, "hosts": 1}
+    oversubscribed = {"ranks": 8, "ranks_per_node": 8, "nodes": 1}
     assert "8 ranks share 4 cores" in only(job=oversubscribed).what
     monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
     assert found(job=oversubscribed) == []
@@ -219,8 +219,8 @@ def test_the_wrong_launcher_is_noticed(library, variables, wrong):
 
 
 def test_ranks_with_different_versions():
-    def rank(numpy, host):
-        return {"versions": {"numpy": numpy, "mpi4py": "4"}, "python": "3.11", "host": host}
+    def rank(numpy, hostname):
+        return {"versions": {"numpy": numpy, "mpi4py": "4"}, "python": "3.11", "hostname": hostname}
 
     (finding,) = doctor._ranks_differ([rank("2.0", "a"), rank("2.0", "b"), rank("1.26", "c")])
     assert "2.0 on rank 0 (a), 1.26 on rank 2 (c)" in finding.what
@@ -264,18 +264,18 @@ def test_on_one_process(tmp_path):
 def test_under_mpirun(tmp_path):
     done, report = run_doctor(tmp_path, sys.executable, "-m", "espresso_mpi", "run", "-n", "2", "--")
     assert done.returncode == 0, done.stderr
-    assert report["environment"]["job"] == {"ranks": 2, "ranks_per_host": 2, "hosts": 1}
+    assert report["environment"]["job"] == {"ranks": 2, "ranks_per_node": 2, "nodes": 1}
     assert done.stdout.count("threads per rank") == 1
 
 
 @pytest.mark.skipif(bool(lab.problems()), reason="the lab cannot run here")
 def test_in_the_lab(tmp_path):
-    lab_command = ["lab", "--hosts=2", "--ranks=1", "--rate=unlimited", "--timeout=60", "--"]
+    lab_command = ["lab", "--nodes=2", "--ranks=1", "--rate=unlimited", "--timeout=60", "--"]
     done, report = run_doctor(tmp_path, sys.executable, "-m", "espresso_mpi", *lab_command)
     assert done.returncode == 0, done.stderr
-    assert report["environment"]["hosts"] == ["host0", "host1"]
-    assert report["environment"]["lab"] == "hosts=2 ranks=1 rate=unlimited"
-    assert report["environment"]["job"]["hosts"] == 2
+    assert report["environment"]["hostnames"] == ["host0", "host1"]
+    assert report["environment"]["lab"] == "nodes=2 ranks=1 rate=unlimited"
+    assert report["environment"]["job"]["nodes"] == 2
 
 
 def test_launched_by_another_mpirun(monkeypatch, tmp_path):

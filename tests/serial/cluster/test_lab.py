@@ -69,14 +69,14 @@ else:
 """
 
 
-def run_in_lab(program, hosts=2, ranks=2, rate="1gbit"):
+def run_in_lab(program, nodes=2, ranks=2, rate="1gbit"):
     """The JSON that rank 0 of `program` prints in a lab."""
     argv = [
         sys.executable,
         "-m",
         "espresso_mpi",
         "lab",
-        f"--hosts={hosts}",
+        f"--nodes={nodes}",
         f"--ranks={ranks}",
         f"--rate={rate}",
     ]
@@ -115,9 +115,9 @@ def wait_until(condition, seconds):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"hosts": 0}, "hosts must be 1 to 8, got 0"),
-        ({"hosts": 9}, "hosts must be 1 to 8, got 9"),
-        ({"ranks": 0}, "ranks per host must be 1 to 64, got 0"),
+        ({"nodes": 0}, "nodes must be 1 to 8, got 0"),
+        ({"nodes": 9}, "nodes must be 1 to 8, got 9"),
+        ({"ranks": 0}, "ranks per node must be 1 to 64, got 0"),
         ({"rate": "fast"}, "got 'fast'"),
         ({"rate": "1gbit; reboot"}, "got '1gbit; reboot'"),
         ({"rate": "10kbit"}, "from 1mbit to 100gbit"),
@@ -186,12 +186,12 @@ def test_the_labs_helper_refuses_to_run_elsewhere(monkeypatch, capsys, tells, pi
         monkeypatch.setattr(module, name, note(name))
     monkeypatch.setattr(subprocess, "Popen", Popen)
     monkeypatch.setattr(os, "getpid", lambda: pid)
-    order = {"spec": {"hosts": 2, "ranks": 1, "rate": "unlimited"}, "outside": lab.namespaces() if tells else {}}
+    order = {"spec": {"nodes": 2, "ranks": 1, "rate": "unlimited"}, "outside": lab.namespaces() if tells else {}}
     watched, held = os.pipe()
-    monkeypatch.setattr(sys, "argv", ["lab_hosts", json.dumps(order), str(watched), "true"])
-    monkeypatch.delitem(sys.modules, "espresso_mpi.cluster.lab_hosts", raising=False)
+    monkeypatch.setattr(sys, "argv", ["lab_nodes", json.dumps(order), str(watched), "true"])
+    monkeypatch.delitem(sys.modules, "espresso_mpi.cluster.lab_nodes", raising=False)
     with pytest.raises(SystemExit) as end:
-        runpy.run_module("espresso_mpi.cluster.lab_hosts", run_name="__main__")
+        runpy.run_module("espresso_mpi.cluster.lab_nodes", run_name="__main__")
     os.close(watched)
     os.close(held)
     said = capsys.readouterr().err
@@ -200,14 +200,14 @@ def test_the_labs_helper_refuses_to_run_elsewhere(monkeypatch, capsys, tells, pi
 
 
 @needs_lab
-@pytest.mark.parametrize(("hosts", "ranks"), [(2, 2), (3, 1)])
-def test_mpi_sees_the_hosts(hosts, ranks):
+@pytest.mark.parametrize(("nodes", "ranks"), [(2, 2), (3, 1)])
+def test_mpi_sees_the_nodes(nodes, ranks):
     expected = [
-        [f"host{h}", ranks, f"hosts={hosts} ranks={ranks} rate=unlimited", "from outside"]
-        for h in range(hosts)
+        [f"host{h}", ranks, f"nodes={nodes} ranks={ranks} rate=unlimited", "from outside"]
+        for h in range(nodes)
         for _ in range(ranks)
     ]
-    assert run_in_lab(SHAPE, hosts, ranks, "unlimited") == expected
+    assert run_in_lab(SHAPE, nodes, ranks, "unlimited") == expected
 
 
 @needs_lab
@@ -226,14 +226,14 @@ def test_an_allreduce_takes_as_long_as_the_wire_needs():
 
 @needs_lab
 def test_the_commands_status_is_returned():
-    assert lab.run(["sh", "-c", "exit 7"], hosts=2, ranks=1, rate="unlimited", timeout=60) == 7
+    assert lab.run(["sh", "-c", "exit 7"], nodes=2, ranks=1, rate="unlimited", timeout=60) == 7
 
 
 @needs_lab
 def test_the_time_limit_ends_the_lab():
     marker = f"sleep 31{os.getpid()}"
     start = time.monotonic()
-    assert lab.run(marker.split(), hosts=2, ranks=1, rate="unlimited", timeout=3) == launch.TIMED_OUT
+    assert lab.run(marker.split(), nodes=2, ranks=1, rate="unlimited", timeout=3) == launch.TIMED_OUT
     assert time.monotonic() - start < 20
     assert processes(marker) == []
 
@@ -279,5 +279,5 @@ def test_devices_and_mounts_outside_are_untouched():
         return devices, Path("/proc/self/mounts").read_text(), os.uname().nodename
 
     before = outside()
-    assert lab.run(["true"], hosts=2, ranks=1, rate="100mbit", timeout=60) == 0
+    assert lab.run(["true"], nodes=2, ranks=1, rate="100mbit", timeout=60) == 0
     assert outside() == before

@@ -154,9 +154,9 @@ def test_a_job_between_nodes_keeps_how_they_are_reached():
     seen = probe.surroundings(RANK | SETTINGS, elsewhere=True)
     kept = {"PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "SLURM_JOB_ID", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS"}
     assert set(RANK) & set(seen) == kept
-    options = probe.on_hosts(launch.Mpirun("/x", "Open MPI", "5.0.11"), ["a", "b"], seen)
+    options = probe.on_nodes(launch.Mpirun("/x", "Open MPI", "5.0.11"), ["a", "b"], seen)
     assert options[:2] == ["--host", "a:1,b:1"] and "UCX_TLS" in options and "SLURM_JOB_ID" not in options
-    assert probe.on_hosts(launch.Mpirun("/x", "MPICH", "4.3"), ["a", "b"], seen) == ["-hosts", "a,b", "-ppn", "1"]
+    assert probe.on_nodes(launch.Mpirun("/x", "MPICH", "4.3"), ["a", "b"], seen) == ["-hosts", "a,b", "-ppn", "1"]
 
 
 @pytest.mark.parametrize("size", range(2, 8))

@@ -22,7 +22,7 @@ def test_a_long_wait_is_told_once(caplog):
 
 def test_a_wait_through_others_is_told_later(caplog):
     waiter = Waiter(timeout=4.0, oversubscribed=True)
-    waiter.notice = 0.25  # so long before the limit that a busy machine shows it
+    waiter.notice = 0.25  # so long before the limit that a busy node shows it
     with pytest.raises(RankTimeoutError, match="rank 1"), waiter.patience(0.5):
         waiter.until(lambda: False, lambda: [1])
     assert "waited 0 s for rank 1" in caplog.text and waiter.notice == 0.25

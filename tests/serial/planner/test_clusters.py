@@ -53,19 +53,19 @@ def messages(op, group, root):
     return [(b, a, 1) for a, b in pairwise(ring)]  # reduce: the broadcast's chain backwards
 
 
-def groups(hosts, ranks, level, alone):
+def groups(nodes, ranks, level, alone):
     """Groups of a level, ranks as (node, number), with the place of each group's root."""
     if level == "flat":
-        return [([(m, r) for m in range(hosts) for r in range(ranks)], 0)]
+        return [([(m, r) for m in range(nodes) for r in range(ranks)], 0)]
     if level == "intra":
-        return [([(m, r) for r in range(ranks)], 0) for m in range(hosts)]
-    return [([(m, lane) for m in range(hosts)], lane % hosts) for lane in range(1 if alone else ranks)]
+        return [([(m, r) for r in range(ranks)], 0) for m in range(nodes)]
+    return [([(m, lane) for m in range(nodes)], lane % nodes) for lane in range(1 if alone else ranks)]
 
 
-def busiest(op, hosts, ranks, level, alone):
+def busiest(op, nodes, ranks, level, alone):
     """How often s crosses the busiest link of a rank and the busiest card of a node."""
     link, card = defaultdict(float), defaultdict(float)
-    for group, root in groups(hosts, ranks, level, alone):
+    for group, root in groups(nodes, ranks, level, alone):
         for a, b, share in messages(op, group, root):
             link[a, "out"] += share
             link[b, "in"] += share
@@ -75,34 +75,34 @@ def busiest(op, hosts, ranks, level, alone):
     return max(link.values(), default=0.0), max(card.values(), default=0.0)
 
 
-@pytest.mark.parametrize("hosts, ranks", SHAPES)
-def test_bytes_are_those_of_the_messages(hosts, ranks):
+@pytest.mark.parametrize("nodes, ranks", SHAPES)
+def test_bytes_are_those_of_the_messages(nodes, ranks):
     for op in OPS:
         for level in get_args(Level):
             for alone in (False, True) if level == "inter" else (False,):
-                if {"flat": hosts * ranks, "intra": ranks, "inter": hosts}[level] == 1:
+                if {"flat": nodes * ranks, "intra": ranks, "inter": nodes}[level] == 1:
                     continue
-                work = _traffic(op, hosts, ranks, level, alone)
+                work = _traffic(op, nodes, ranks, level, alone)
                 found = (work.link, work.card)
-                assert found == pytest.approx(busiest(op, hosts, ranks, level, alone)), (op, level, alone)
+                assert found == pytest.approx(busiest(op, nodes, ranks, level, alone)), (op, level, alone)
 
 
-@pytest.mark.parametrize("hosts, ranks", SHAPES)
-def test_start_ups_of_a_ring_are_its_steps(hosts, ranks):
+@pytest.mark.parametrize("nodes, ranks", SHAPES)
+def test_start_ups_of_a_ring_are_its_steps(nodes, ranks):
     """Nobody waits longer than for all steps; between nodes are as many as a round can have but one."""
     for op in OPS:
-        rounds, size = (2 if op == "allreduce" else 1), hosts * ranks
-        work = _traffic(op, hosts, ranks, "flat", False)
+        rounds, size = (2 if op == "allreduce" else 1), nodes * ranks
+        work = _traffic(op, nodes, ranks, "flat", False)
         assert work.near + work.far == rounds * (size - 1)
-        assert work.far == (size - ranks if op in ("alltoall", "gather") else rounds * (hosts - 1))
+        assert work.far == (size - ranks if op in ("alltoall", "gather") else rounds * (nodes - 1))
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 HAND = Cluster(
     "by hand",
-    hosts=2,
-    gpus_per_host=4,
+    nodes=2,
+    gpus_per_node=4,
     intra=Link(alpha=1e-6, beta=1e-10),
     inter=Link(alpha=1e-5, beta=1e-9),
     speeds={("onebit", "cpu"): Speed(1e-6, 2e-9, 1e-9), ("fp16", "gpu"): Speed(1e-5, 1e-11, 2e-11)},
@@ -165,11 +165,11 @@ def test_the_rest_of_the_profile():
 
 
 def test_levels_with_one_member_have_no_curves():
-    assert {level for _, level, _ in replace(HAND, hosts=1).profile().moves} == {"flat", "intra"}
-    assert {level for _, level, _ in replace(HAND, gpus_per_host=1).profile().moves} == {"flat", "inter"}
-    single = replace(HAND, hosts=1, gpus_per_host=1, copy=None, check=None).profile()
+    assert {level for _, level, _ in replace(HAND, nodes=1).profile().moves} == {"flat", "intra"}
+    assert {level for _, level, _ in replace(HAND, gpus_per_node=1).profile().moves} == {"flat", "inter"}
+    single = replace(HAND, nodes=1, gpus_per_node=1, copy=None, check=None).profile()
     assert (single.moves, single.copies, single.check(1 << 30)) == ({}, {}, 0)
-    assert replace(HAND, hosts=1).profile().move("allreduce", "flat") == HAND.profile().move("allreduce", "intra")
+    assert replace(HAND, nodes=1).profile().move("allreduce", "flat") == HAND.profile().move("allreduce", "intra")
 
 
 def test_speeds_from_memory():
@@ -261,8 +261,8 @@ SMALL = """
 kind = "espresso_mpi cluster"
 version = 1
 name = "two boxes"
-hosts = 2
-gpus_per_host = 4
+nodes = 2
+gpus_per_node = 4
 compressors = ["onebit", "topk:ratio=0.01"]
 intra = { alpha = 3e-6, gbit = 400 }
 inter = { alpha = 2e-5, gbit = 25 }
@@ -295,8 +295,8 @@ def test_a_description_in_toml(tmp_path):
         ("kind", "espresso_mpi profile", "espresso_mpi profile"),
         ("version", 3, "version 3"),
         ("name", 3, "name"),
-        ("hosts", 0, "hosts: got 0"),
-        ("gpus_per_host", 1.5, "gpus_per_host"),
+        ("nodes", 0, "nodes: got 0"),
+        ("gpus_per_node", 1.5, "gpus_per_node"),
         ("intra", None, "intra: got None; expected an object .alpha, beta, gbit"),
         ("inter", {"alpha": 1}, "inter: got alpha; expected alpha, and either beta or gbit"),
         ("inter", {"alpha": 1, "gbit": 0}, "gbit: got 0"),

@@ -24,14 +24,14 @@ BYTES, CALLS = Curve.line(0, 1), Curve.line(1, 0)
 KEYS = [(op, level, alone) for op in get_args(Op) for level in ("flat", "intra", "inter") for alone in (False, True)]
 
 
-def topology(hosts, ranks):
-    return Topology(tuple(tuple(range(h * ranks, (h + 1) * ranks)) for h in range(hosts)))
+def topology(nodes, ranks):
+    return Topology(tuple(tuple(range(h * ranks, (h + 1) * ranks)) for h in range(nodes)))
 
 
-def uniform(hosts, ranks, spec, moves=BYTES, codecs=BYTES, copies=BYTES, **more):
+def uniform(nodes, ranks, spec, moves=BYTES, codecs=BYTES, copies=BYTES, **more):
     """A profile in which everything of a kind takes the same: its size, or one."""
     return Profile(
-        hosts, ranks, {(spec, d, direction): codecs for d in ("cpu", "gpu") for direction in ("encode", "decode")},
+        nodes, ranks, {(spec, d, direction): codecs for d in ("cpu", "gpu") for direction in ("encode", "decode")},
         {key: moves for key in KEYS if not key[2] or key[1] == "inter"}, {"to_host": copies, "to_gpu": copies},
         **{"check": Curve.line(0, 0), **more},
     )  # fmt: skip
@@ -44,9 +44,9 @@ def strategy(route, spec):
 # --- the executor's side ----------------------------------------------------------------------------------------------
 
 
-def schedule(route, nodes, rank, n, method):
+def schedule(route, cluster, rank, n, method):
     """One entry for every step of the route: what this rank's schedule has for it."""
-    steps = compile_route(route, nodes, Dense(0, n), "float32", rank, method if route.compressed else None)
+    steps = compile_route(route, cluster, Dense(0, n), "float32", rank, method if route.compressed else None)
     wanted = (EncodeStep, DecodeStep, MoveStep, IdleStep)
     found = [s for s in steps if isinstance(s, wanted) and not getattr(s, "of_summary", False)]
     assert len(found) == len(route.steps)
@@ -74,23 +74,23 @@ def measured(entry):
     return sum(part.size for part in parts), len(parts)
 
 
-def executed(route, nodes, n, method, ranks=None):
+def executed(route, cluster, n, method, ranks=None):
     """For every step with something to do: what it is, and the busiest rank's size and calls."""
-    every = [schedule(route, nodes, rank, n, method) for rank in ranks or range(nodes.size)]
+    every = [schedule(route, cluster, rank, n, method) for rank in ranks or range(cluster.size)]
     found = []
     for step, *entries in zip(route.steps, *every):
-        if isinstance(step, Collective) and len(nodes.groups(step.level)[0]) == 1:
+        if isinstance(step, Collective) and len(cluster.groups(step.level)[0]) == 1:
             continue
         sizes = [measured(entry) for entry in entries]
         found.append((str(step), max(size for size, _ in sizes), max(calls for _, calls in sizes)))
     return found
 
 
-def planned(route, hosts, ranks, n, spec):
+def planned(route, nodes, ranks, n, spec):
     """The same in the planner's eyes."""
     chosen = strategy(route, spec)
-    sizes = operations(chosen, n, uniform(hosts, ranks, spec))
-    calls = operations(chosen, n, uniform(hosts, ranks, spec, CALLS, CALLS))
+    sizes = operations(chosen, n, uniform(nodes, ranks, spec))
+    calls = operations(chosen, n, uniform(nodes, ranks, spec, CALLS, CALLS))
     return [(a.what, a.seconds, b.seconds) for a, b in zip(sizes, calls)]
 
 
@@ -98,16 +98,16 @@ def planned(route, hosts, ranks, n, spec):
 
 
 @pytest.mark.parametrize(
-    "hosts, ranks, spec",
+    "nodes, ranks, spec",
     [(2, 2, "onebit"), (2, 3, "topk:ratio=0.01"), (4, 1, "fp16"), (1, 4, "onebit"), (3, 2, "fp16")],
 )
-def test_sizes_and_calls_are_those_of_the_schedule(hosts, ranks, spec):
+def test_sizes_and_calls_are_those_of_the_schedule(nodes, ranks, spec):
     """Along every route of the tree, on the busiest rank of each step, where everything divides evenly."""
-    n, method = ALIGN * hosts * ranks * 8, compressors.get(spec)
+    n, method = ALIGN * nodes * ranks * 8, compressors.get(spec)
     linear = spec == "fp16"
     for route in routes(("cpu",), linear=linear):
-        expected = executed(route, topology(hosts, ranks), n, method)
-        assert planned(route, hosts, ranks, n, spec) == expected, str(route)
+        expected = executed(route, topology(nodes, ranks), n, method)
+        assert planned(route, nodes, ranks, n, spec) == expected, str(route)
 
 
 def test_sizes_and_calls_on_64_ranks():
@@ -128,13 +128,13 @@ def test_sizes_that_do_not_divide_differ_by_alignment_alone(n):
             assert size == pytest.approx(exact, rel=0.02, abs=slack), (str(route), what)
 
 
-@pytest.mark.parametrize("hosts, ranks", [(2, 2), (3, 2), (2, 3)])
-def test_alone_is_where_one_rank_of_each_node_has_something(hosts, ranks):
-    nodes, method = topology(hosts, ranks), compressors.get("fp16")
-    n = ALIGN * hosts * ranks * 4
+@pytest.mark.parametrize("nodes, ranks", [(2, 2), (3, 2), (2, 3)])
+def test_alone_is_where_one_rank_of_each_node_has_something(nodes, ranks):
+    cluster, method = topology(nodes, ranks), compressors.get("fp16")
+    n = ALIGN * nodes * ranks * 4
     for route in routes(("cpu",), linear=True)[::2]:
-        every = [schedule(route, nodes, rank, n, method) for rank in range(nodes.size)]
-        slots = {slot.what: slot for slot in walk(route, Shape(hosts, ranks, "cpu"))}
+        every = [schedule(route, cluster, rank, n, method) for rank in range(cluster.size)]
+        slots = {slot.what: slot for slot in walk(route, Shape(nodes, ranks, "cpu"))}
         for position, step in enumerate(route.steps):
             if isinstance(step, Collective) and step.level == "inter":
                 moves = [entries[position].move for entries in every]
@@ -144,8 +144,8 @@ def test_alone_is_where_one_rank_of_each_node_has_something(hosts, ranks):
 
 def test_what_a_rank_sends_follows_from_what_it_puts_in():
     """The table of the paper's terms: (p-1)·m·c(L/p) of an alltoall, and so on, beside the executor's own count."""
-    hosts, ranks, method = 2, 2, compressors.get("fp16")
-    nodes, n = topology(hosts, ranks), ALIGN * 64 * 16
+    nodes, ranks, method = 2, 2, compressors.get("fp16")
+    cluster, n = topology(nodes, ranks), ALIGN * 64 * 16
     shares = {
         "allreduce": lambda p: 2 * (p - 1) / p,
         "reduce_scatter": lambda p: (p - 1) / p,
@@ -154,8 +154,8 @@ def test_what_a_rank_sends_follows_from_what_it_puts_in():
     }
     seen = set()
     for route in routes(("cpu",), linear=True)[::3]:
-        bytes_of = {what: size for what, size, _ in planned(route, hosts, ranks, n, "fp16")}
-        for step, entry in zip(route.steps, schedule(route, nodes, 0, n, method)):
+        bytes_of = {what: size for what, size, _ in planned(route, nodes, ranks, n, "fp16")}
+        for step, entry in zip(route.steps, schedule(route, cluster, 0, n, method)):
             if isinstance(step, Collective) and step.op in shares:
                 sent = collectives()[step.op].sent(entry.move)
                 expected = shares[step.op](len(entry.move.group)) * bytes_of[str(step)]
@@ -177,11 +177,11 @@ def test_segments_are_those_of_the_executor():
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-def copies(route, nodes, n, method):
+def copies(route, cluster, n, method):
     """Bytes that rank 0 copies between the devices, told from the schedule as the executor goes about it."""
     where = payload = "gpu"
     found = []
-    for entry in schedule(route, nodes, 0, n, method):
+    for entry in schedule(route, cluster, 0, n, method):
         if isinstance(entry, EncodeStep):
             if where != entry.device:
                 found.append((f"tensor to {entry.device}", 4 * entry.region.size))

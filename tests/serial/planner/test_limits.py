@@ -35,7 +35,7 @@ def one(size=100, ready=0.5, **more):
 def test_the_largest_tensors_on_the_largest_cluster_are_priced_exactly(method):
     """Against Python's own whole numbers, which have no end."""
     profile, compressor = LARGEST.profile(), method and get(method)
-    shape = Shape(LARGEST.hosts, LARGEST.gpus_per_host, "gpu")
+    shape = Shape(LARGEST.nodes, LARGEST.gpus_per_node, "gpu")
     every = [route for route in routes(("cpu", "gpu"))[::7] if route.compressed is (method is not None)]
     slots = list(dict.fromkeys(slot for route in every for slot in walk(route, shape)))
     prices = [Prices(profile, n, compressor, 8) for n in (1, MOST_ELEMENTS - 1, MOST_ELEMENTS)]
@@ -44,7 +44,7 @@ def test_the_largest_tensors_on_the_largest_cluster_are_priced_exactly(method):
 
 def test_a_plan_for_the_largest_workload_takes_as_long_as_its_bytes():
     made = plan(one(MOST_ELEMENTS, dtype="float64"), LARGEST.profile(), ["fp16"], fusion=False, baselines=False)
-    least = 8 * MOST_ELEMENTS * 1e-10 / 4 / LARGEST.gpus_per_host  # float16, over the card, shared or not
+    least = 8 * MOST_ELEMENTS * 1e-10 / 4 / LARGEST.gpus_per_node  # float16, over the card, shared or not
     assert made.forecast.seconds >= made.forecast.bound >= least
 
 
@@ -60,7 +60,7 @@ class Endless:
 
 def test_payloads_beyond_64_bits_are_refused():
     profile = LARGEST.profile()
-    slots = walk(Route.parse("flat-allgather").on("gpu"), Shape(LARGEST.hosts, LARGEST.gpus_per_host, "gpu"))
+    slots = walk(Route.parse("flat-allgather").on("gpu"), Shape(LARGEST.nodes, LARGEST.gpus_per_node, "gpu"))
     moved = [slot for slot in slots if slot.packed and slot.kind == "move"]
     with pytest.raises(ConfigError, match=r"endless: a rank would move .* bytes .* expected less than 2\*\*63"):
         price_table([Prices(profile, MOST_ELEMENTS, Endless())], moved)
@@ -80,8 +80,8 @@ def test_no_number_of_a_description_is_out_of_range(number):
         (lambda: Sample(1, 1.0, 0.0, number), "repeats: got"),
         (lambda: replace(curve, residual=number), "residual: got"),
         (lambda: Curve((0.0, 1e-300), (0.0, number)), "values.*got|rises by"),
-        (lambda: replace(cluster, hosts=number), "hosts: got"),
-        (lambda: replace(cluster, gpus_per_host=number), "gpus_per_host: got"),
+        (lambda: replace(cluster, nodes=number), "nodes: got"),
+        (lambda: replace(cluster, gpus_per_node=number), "gpus_per_node: got"),
         (lambda: replace(cluster.profile(), nodes=number), "nodes: got"),
         (lambda: replace(cluster.profile(), ranks_per_node=number), "ranks_per_node: got"),
         (lambda: replace(cluster.profile(), segment_bytes=number), "segment_bytes: got"),
@@ -106,7 +106,7 @@ def test_numbers_that_are_too_large_together_are_refused():
         WorkloadTensor("w", 1, 0.1, shape=(1,) * 65)
     profile = LARGEST.profile()
     for make, says in (
-        (lambda: replace(LARGEST, hosts=513), f"hosts 513 and gpus_per_host 512, which make {513 * 512} ranks"),
+        (lambda: replace(LARGEST, nodes=513), f"nodes 513 and gpus_per_node 512, which make {513 * 512} ranks"),
         (lambda: replace(profile, nodes=1024), f"nodes 1024 and ranks_per_node 512, .* at most {MOST_RANKS}"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -270,8 +270,8 @@ def check_nesting(events):
         under_way.append(stop)
 
 
-def rank_trace(spans, rank=0, node=0, host="node0", dropped=0):
-    return RankTrace(rank, node, host, tuple(spans), dropped)
+def rank_trace(spans, rank=0, node=0, hostname="node0", dropped=0):
+    return RankTrace(rank, node, hostname, tuple(spans), dropped)
 
 
 def test_tracks_names_and_arguments():
@@ -341,8 +341,8 @@ def test_any_spans_make_a_legal_file_that_reads_back(tmp_path_factory, mine, oth
     read = trace_file.read(path)
     zero = min((recording.nanoseconds(s.start) for s in mine + other), default=0)
     for before, after in zip(ranks, read.ranks):
-        assert (after.rank, after.node, after.host, after.dropped) == (
-            before.rank, before.node, before.host, before.dropped,
+        assert (after.rank, after.node, after.hostname, after.dropped) == (
+            before.rank, before.node, before.hostname, before.dropped,
         )  # fmt: skip
         assert sorted(map(whole, after.spans)) == sorted(whole(span, zero) for span in before.spans)
 

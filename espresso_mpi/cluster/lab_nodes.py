@@ -1,9 +1,9 @@
-"""The first process of a lab: it creates the hosts, starts mpirun on the first one, and waits for it.
+"""The first process of a lab: it creates the nodes, starts mpirun on the first one, and waits for it.
 
 ``espresso_mpi.cluster.lab`` starts it in new namespaces. It sends signals to every process that it sees, and mounts
 over /dev/shm and /etc/hosts. It therefore refuses to run in namespaces that it shares with other processes.
 
-    python -m espresso_mpi.cluster.lab_hosts REQUEST PIPE COMMAND...
+    python -m espresso_mpi.cluster.lab_nodes REQUEST PIPE COMMAND...
 
 REQUEST is JSON: the size of the lab, and the namespaces of the process that starts it.
 """
@@ -29,16 +29,16 @@ _GRACE_S = 2.0
 _BURST_S = 2e-3
 _QUEUE = "50ms"
 
-# Open MPI's launcher sometimes hangs (1 in 10 for `true`) if all processes of a remote host end
+# Open MPI's launcher sometimes hangs (1 in 10 for `true`) if all processes of a remote node end
 # while it still starts them.
 _DELAYED = ("sh", "-c", 'sleep 0.2; exec "$@"', "sh")
 
 _AGENT = """#!/bin/sh
-# In the place of ssh: runs the launcher's command on the given host.
+# In the place of ssh: runs the launcher's command on the given node.
 while [ "${{1#-}}" != "$1" ]; do shift; done
-host=$1
+name=$1
 shift
-exec nsenter --net={files}/"$host".net --uts={files}/"$host".uts -- sh -c "$*"
+exec nsenter --net={files}/"$name".net --uts={files}/"$name".uts -- sh -c "$*"
 """
 
 
@@ -58,8 +58,8 @@ def main(spec: lab.Spec, owner: int, command: Sequence[str], outside: Mapping[st
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides; mpirun gets the terminal's Ctrl-C itself
     threading.Thread(target=_end_with_owner, args=(owner,), daemon=True).start()
     _prepare(spec)
-    for number in range(spec.hosts):
-        _add_host(number, spec)
+    for number in range(spec.nodes):
+        _add_node(number, spec)
     job = [*_on(_name(0)), *_mpirun(launch.find_mpirun(), spec), *_DELAYED, *command]
     return _reap(subprocess.Popen(job, preexec_fn=_default_interrupt))
 
@@ -72,7 +72,7 @@ def _require_own_namespaces(outside: Mapping[str, str]) -> None:
         first = "" if os.getpid() == 1 else f"; it is process {os.getpid()}, expected 1"
         same = f"; it shares the namespaces {', '.join(shared)} with who started it" if shared else ""
         raise LabUnavailable(
-            f"espresso_mpi.cluster.lab_hosts is the first process of a lab and must run in its own namespaces, "
+            f"espresso_mpi.cluster.lab_nodes is the first process of a lab and must run in its own namespaces, "
             f"because it signals every process and mounts file systems{first}{same}; nothing was touched; start a lab "
             f"by espresso-mpi lab -- COMMAND"
         )
@@ -114,15 +114,15 @@ def _name(number: int) -> str:
     return f"host{number}"
 
 
-def _on(host: str) -> list[str]:
-    return ["nsenter", f"--net={_FILES}/{host}.net", f"--uts={_FILES}/{host}.uts", "--"]
+def _on(hostname: str) -> list[str]:
+    return ["nsenter", f"--net={_FILES}/{hostname}.net", f"--uts={_FILES}/{hostname}.uts", "--"]
 
 
 def _prepare(spec: lab.Spec) -> None:
-    """Create the lab's shared memory, the names of its hosts, the replacement of ssh, and the bridge."""
+    """Create the lab's shared memory, the names of its nodes, the replacement of ssh, and the bridge."""
     _do("mount", "-t", "tmpfs", "tmpfs", str(_SHARED_MEMORY))
     _FILES.mkdir()
-    hosts = [f"{_NETWORK}.{n + 1} {_name(n)}" for n in range(spec.hosts)]
+    hosts = [f"{_NETWORK}.{n + 1} {_name(n)}" for n in range(spec.nodes)]
     (_FILES / "hosts").write_text("\n".join(["127.0.0.1 localhost", *hosts, ""]))
     _do("mount", "--bind", str(_FILES / "hosts"), "/etc/hosts")
     agent = _FILES / "agent"
@@ -132,20 +132,20 @@ def _prepare(spec: lab.Spec) -> None:
     _do("ip", "link", "set", "switch", "up")
 
 
-def _add_host(number: int, spec: lab.Spec) -> None:
-    """Create one host and its link to the bridge, with the rate limited in both directions."""
-    host, port = _name(number), f"port{number}"
+def _add_node(number: int, spec: lab.Spec) -> None:
+    """Create one node and its link to the bridge, with the rate limited in both directions."""
+    hostname, port = _name(number), f"port{number}"
     for kind in ("net", "uts"):
-        (_FILES / f"{host}.{kind}").touch()
-    _do("unshare", f"--net={_FILES}/{host}.net", f"--uts={_FILES}/{host}.uts", "hostname", host)
-    _do("ip", "link", "add", port, "type", "veth", "peer", "name", _INTERFACE, "netns", f"{_FILES}/{host}.net")
+        (_FILES / f"{hostname}.{kind}").touch()
+    _do("unshare", f"--net={_FILES}/{hostname}.net", f"--uts={_FILES}/{hostname}.uts", "hostname", hostname)
+    _do("ip", "link", "add", port, "type", "veth", "peer", "name", _INTERFACE, "netns", f"{_FILES}/{hostname}.net")
     _do("ip", "link", "set", port, "master", "switch", "up")
-    _do(*_on(host), "ip", "addr", "add", f"{_NETWORK}.{number + 1}/24", "dev", _INTERFACE)
-    _do(*_on(host), "ip", "link", "set", _INTERFACE, "up")
-    _do(*_on(host), "ip", "link", "set", "lo", "up")
+    _do(*_on(hostname), "ip", "addr", "add", f"{_NETWORK}.{number + 1}/24", "dev", _INTERFACE)
+    _do(*_on(hostname), "ip", "link", "set", _INTERFACE, "up")
+    _do(*_on(hostname), "ip", "link", "set", "lo", "up")
     if spec.rate != lab.UNLIMITED:
-        _do(*_on(host), *_limit(_INTERFACE, spec.rate))
-        if spec.hosts > 2:  # between two hosts, the limit of the sender is enough
+        _do(*_on(hostname), *_limit(_INTERFACE, spec.rate))
+        if spec.nodes > 2:  # between two nodes, the limit of the sender is enough
             _do(*_limit(port, spec.rate))
 
 
@@ -162,8 +162,8 @@ def _limit(device: str, rate: str) -> list[str]:
 
 
 def _mpirun(mpirun: launch.Mpirun, spec: lab.Spec) -> list[str]:
-    """mpirun with its options: the hosts, the replacement of ssh, and TCP between the hosts."""
-    hosts = ",".join(f"{_name(n)}:{spec.ranks}" for n in range(spec.hosts))
+    """mpirun with its options: the nodes, the replacement of ssh, and TCP between the nodes."""
+    hosts = ",".join(f"{_name(n)}:{spec.ranks}" for n in range(spec.nodes))
     options = _open_mpi(hosts, spec.ranks) if mpirun.flavour == "Open MPI" else _mpich(hosts)
     return [mpirun.path, "-n", str(spec.size), *options]
 
@@ -180,7 +180,7 @@ def _open_mpi(hosts: str, ranks: int) -> list[str]:
 
 
 def _mpich(hosts: str) -> list[str]:
-    # The hosts share one kernel, so UCX would use shared memory between them.
+    # The nodes share one kernel, so UCX would use shared memory between them.
     network = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": _INTERFACE, "FI_PROVIDER": "tcp", "FI_TCP_IFACE": _INTERFACE}
     options = ["-hosts", hosts, "-launcher", "ssh", "-launcher-exec", f"{_FILES}/agent", "-iface", _INTERFACE]
     for name, value in network.items():
