@@ -157,11 +157,11 @@ class Session(Planning, Checkpoints, Collectives, Memory):
         if missing == "zero":
             grads = with_zeros(self, grads)
         title = f"sync number {self._step + 1}"
-        result = self._sync_again(grads, title)
+        result = self._repeat_sync(grads, title)
         if result is NotImplemented:
             call = self._pending_call(("sync", ""), grads, lambda: buffers.flatten(grads), title)
             result = self._run(call)
-            self._learn_sync(grads, call)
+            self._remember_sync(grads, call)
         self._step += 1
         self._warn_of_saturation()
         return result

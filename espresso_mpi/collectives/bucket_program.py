@@ -115,12 +115,12 @@ class BucketProgram:
         self._transport.give_back(workspace)
 
     def prepared(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Prepared | None:
-        """What later steps of the same tensors can use again, see ``again``; None if Python runs them."""
+        """What later steps of the same tensors can use again, see ``repeat``; None if Python runs them."""
         if self._runner is None or any(map(obstacle, arrays, jobs)):
             return None
         return Prepared(self._runner, arrays, jobs, recorder)
 
-    def again(
+    def repeat(
         self, arrays: Sequence[Any], jobs: Sequence[Job], steps: Sequence[int], recorder: Recorder, prepared: Prepared
     ) -> Progress:
         """As ``progress``, for arrays of which nothing but the address and the values differ from those prepared.

@@ -188,7 +188,7 @@ class Compilation:
         self.averaged: set[Level] = set()
         self.points = 0
         self.encoded: list[list[Dense]] = []
-        """The regions of the parts that each rank encoded last; empty when there is nothing to learn from them."""
+        """The regions of the parts that each rank encoded last; empty when no method updates from them."""
 
     def take(self, position: int) -> None:
         """Append what a step of the route takes."""

@@ -89,7 +89,7 @@ class Summed:
 
     @property
     def linear(self) -> bool:
-        """Whether the payload of a sum is the elementwise sum of the payloads, which so may ride Allreduce."""
+        """Whether the payload of a sum is the elementwise sum of the payloads, which Allreduce so can sum."""
         return self.element is not None
 
 

@@ -1,6 +1,6 @@
 """``randomk``: k = ratio·n positions that all ranks draw alike from one seed, values only; 32·ratio bits an element.
 
-As every rank sends the same positions, payloads are summed as they are and ride an Allreduce of k numbers whatever the
+As every rank sends the same positions, payloads are summed as they are by an Allreduce of k numbers whatever the
 number of ranks. Drawn without replacement, each position with probability k/n exactly: a contraction with ``δ = k/n``
 in expectation over the draw, and ``E‖x - C(x)‖² = (1 - k/n)‖x‖²`` for every x. With ``scaled`` the decoded values are
 multiplied by n/k: unbiased with ``ω = n/k - 1``, for use without error feedback (Wangni et al., 2018; Stich et al.,

@@ -19,7 +19,7 @@ from ..collectives.progress import Progress, Segment
 from ..collectives.ranges import GpuSearch
 from ..errors import EspressoError
 from .batches import Batch
-from .dense_rides import RidingData
+from .dense_piggyback import PiggybackData
 from .diagnostics import CallKey, Content, spelled
 from .guard import Watch
 
@@ -32,14 +32,14 @@ class Exchange:
         said: what must be equal on all ranks, as JSON values.
         tensors: [name, type and shape, device] of each tensor, which must be equal as well.
         progress: runs once all ranks have made the call.
-        moves: its data, where they may travel with the header of the round; None: they may not.
+        moves: its data, where they may be piggybacked on the header of the round; None: they may not.
         rest: whether ``progress`` is to run all the same, because ``moves`` are none and ranks only agree.
     """
 
     said: Any
     tensors: tuple[tuple[str, str, str], ...]
     progress: Callable[[Transport], Progress]
-    moves: RidingData | None = None
+    moves: PiggybackData | None = None
     rest: bool = False
 
     @cached_property

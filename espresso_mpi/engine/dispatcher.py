@@ -21,7 +21,7 @@ from ..types import ITEMSIZE
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
-from .dense_rides import DenseRides
+from .dense_piggyback import DensePiggybacks
 from .dense_steps import begun
 from .fusion import measured_limit
 from .guard import Check
@@ -30,9 +30,9 @@ from .nonfinite import NonFinite, blank
 from .part_buffers import buffer_of
 from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
-from .rides import Rides
+from .piggybacking import Piggybacking
 from .steady_calls import SteadyBucket, SteadyCalls
-from .table_ride import TableRides
+from .table_piggyback import TablePiggybacks
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -46,7 +46,7 @@ Run = tuple[Bucket, list[PendingCall], list[bool]]
 """A bucket, the call of each of its tensors, and which are skipped."""
 
 
-class Dispatcher(Rides):
+class Dispatcher(Piggybacking):
     """Splits calls into segments, and passes them to a runner.
 
     Args:
@@ -73,8 +73,8 @@ class Dispatcher(Rides):
         self.pending_groups: PendingGroups[PendingCall] = PendingGroups()
         self.runner = _runner_of(options, transport.rank)
         self._outdated = False
-        self._jobs, self._rides = Jobs(self.tally, transport.rank == 0), TableRides(transport, recorder)
-        self._dense = DenseRides(transport, self._window, recorder)
+        self._jobs, self._piggybacks = Jobs(self.tally, transport.rank == 0), TablePiggybacks(transport, recorder)
+        self._dense = DensePiggybacks(transport, self._window, recorder)
         self._latest: dict[str, list[int]] = {}
         self._steady = SteadyCalls(recorder, self._latest)
         self.executors: dict[str, str] = {}
@@ -100,7 +100,7 @@ class Dispatcher(Rides):
         self._arrangements.clear()
         self._fast.clear()
         self._whole.clear()
-        self._rides.forget()
+        self._piggybacks.forget()
         self._dense.forget()
         self._steady.forget()
 
@@ -144,7 +144,7 @@ class Dispatcher(Rides):
 
     def begin_exchange(self, call: PendingCall, exchange: Exchange) -> None:
         """Queue a call that is no mean of gradients."""
-        self._dense.learn(call.number, exchange.moves)
+        self._dense.remember(call.number, exchange.moves)
         self.running[call], call.left = None, 1
         self.runner.add(exchange.segment(call, self._transport, self._bucket_done), call.priority)
 
@@ -177,13 +177,13 @@ class Dispatcher(Rides):
         ready = [found for bucket, members, skip in runs if (found := self._ready(bucket, members, skip)) is not None]
         buckets = self._payload_buckets.together(ready, self._options)
         if len(new) == len(buckets) == 1 == len(buckets[0]) and not isinstance(self.runner, LaneRunner):
-            self._rides.learn(new[0], buckets[0][0].bucket)
+            self._piggybacks.remember(new[0], buckets[0][0].bucket)
         alone = len(buckets) == 1 and not self.runner.busy and not isinstance(self.runner, LaneRunner)
         for together in buckets:
             for segment in self._segments(together, alone):
                 self.runner.add(segment, together[0].priority)
         if len(new) == 1:
-            self._steady.learn(new[0], buckets, lambda several: self._payload_buckets.program_of(
+            self._steady.remember(new[0], buckets, lambda several: self._payload_buckets.program_of(
                 several[0], [self._program(bucket, 0) for bucket in several]
             ))  # fmt: skip
 

@@ -263,8 +263,8 @@ class Engine(Rounds):
         if result.fast_path:
             self._run_fast_path(front[0], result, sent)
             return
-        if result.ride is not None:
-            result.ride.undo()
+        if result.piggyback is not None:
+            result.piggyback.undo()
         failed = self._negotiation.settle(front, result)
         common, union = reduce(and_, result.masks), reduce(or_, result.masks)
         self._quiet, self._since_round = result.blocked and common == union, 0
@@ -279,8 +279,8 @@ class Engine(Rounds):
 
     def _run_fast_path(self, call: PendingCall, result: RoundResult, sent: Any) -> None:
         """Finish the one call whose data all ranks have sent with their headers."""
-        assert result.ride is not None
-        self._dispatcher.finish_ride(call, result.ride, result.messages, self._negotiation.header_size, sent)
+        assert result.piggyback is not None
+        self._dispatcher.finish_piggyback(call, result.piggyback, result.messages, self._negotiation.header_size, sent)
         self._negotiation.next_of(call.key)
         self._quiet, self._since_round = True, 0
         self._progressed()
@@ -296,7 +296,7 @@ class Engine(Rounds):
                 raise AssertionError("the call that all ranks have is not the next one here")
             said = self._negotiation.bad.pop(number, {})
             if call.action is not None:
-                self._dispatcher.learn_action(call)
+                self._dispatcher.remember_action(call)
                 self._actions.append(call)
             elif call.exchange is not None:
                 self._dispatcher.begin_exchange(call, call.exchange)

@@ -1,4 +1,4 @@
-"""The fast path of dense tensors: the data of a call travel with the header of its negotiation round.
+"""The fast path of dense tensors: the data of a call are piggybacked on the header of its negotiation round.
 
 On one node whose ranks share memory, the first chunk of the data is shown beside the header. Ranks that find all
 headers equal go on with the sum at once, so the agreement costs nothing of its own, whatever the size. Elsewhere, every
@@ -23,7 +23,7 @@ from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..state.store import StateStore
 from ..types import ROUTES, Route
-from . import riding_limit
+from . import piggyback_limit
 from .batches import Batch, Bucket
 
 _AT_ONCE = 8
@@ -34,8 +34,8 @@ _ALIGN = 64
 _ON_HOST = np.empty(0, np.uint8)
 
 
-class Ride:
-    """The data of the only call of this rank, which travel with the header of a round.
+class Piggyback:
+    """The data of the only call of this rank, which are piggybacked on the header of a round.
 
     Args:
         window: the shared window of all ranks; None: they send messages.
@@ -112,8 +112,8 @@ class Ride:
             self._transport.give_back(workspace)
 
 
-class WholeRide(Ride):
-    """As ``Ride``, of a call whose arrays lie one behind the other where the ranks share memory: as one array.
+class WholePiggyback(Piggyback):
+    """As ``Piggyback``, of a call whose arrays lie one behind the other where the ranks share memory: as one array.
 
     Args:
         x: all of them.
@@ -147,8 +147,8 @@ def joinable(batch: Batch, buckets: Sequence[Bucket], transport: Transport, sche
 def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport, scheduled: bool) -> bool:
     """Whether a call with these buckets may take the fast path: dense, on the host, by routes that only sum.
 
-    Without a window for all ranks it must be one bucket, and so small that ``riding_limit`` allows it. Large data of a
-    plan with a schedule go by that schedule. Collective.
+    Without a window for all ranks it must be one bucket, and so small that ``piggyback_limit`` allows it. Large data of
+    a plan with a schedule go by that schedule. Collective.
 
     Args:
         scheduled: whether the plan has a schedule.
@@ -158,23 +158,23 @@ def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport, sched
     if not all(_sums_on_host(bucket) for bucket in buckets):
         return False
     nbytes = sum(item.spec.nbytes for bucket in buckets for _, item in bucket.members)
-    if scheduled and nbytes * transport.topology.size > riding_limit.SURE:
+    if scheduled and nbytes * transport.topology.size > piggyback_limit.SURE:
         return False
     if window_of(transport) is not None:
         return True
     route = buckets[0].strategy.route
-    return len(buckets) == 1 and riding_limit.fits(nbytes, transport, route, _ways(transport, route))
+    return len(buckets) == 1 and piggyback_limit.fits(nbytes, transport, route, _ways(transport, route))
 
 
-def _ways(transport: Transport, route: Route) -> riding_limit.Ways:
-    """What ``riding_limit`` compares."""
+def _ways(transport: Transport, route: Route) -> piggyback_limit.Ways:
+    """What ``piggyback_limit`` compares."""
     header = np.zeros(_ALIGN, np.uint8)
 
-    def ride(x: np.ndarray) -> None:
+    def piggyback(x: np.ndarray) -> None:
         messages = gather_small(transport, packed(header, [x]), header.size + x.nbytes)
         unpack_mean(messages, header.size, route, "float32", transport.topology, [x])
 
-    return riding_limit.ways_of(transport, route, ride, lambda: gather_small(transport, header, header.size))
+    return piggyback_limit.ways_of(transport, route, piggyback, lambda: gather_small(transport, header, header.size))
 
 
 def adds_residual(batch: Batch, store: StateStore) -> bool:
@@ -209,7 +209,7 @@ def packed(header: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def room(header_size: int, transport: Transport) -> int:
     """Maximum bytes of a message: of a header, with data if data travel in it."""
-    return header_size if window_of(transport) is not None else _start(header_size) + riding_limit.room(transport)
+    return header_size if window_of(transport) is not None else _start(header_size) + piggyback_limit.room(transport)
 
 
 def _start(header_size: int) -> int:

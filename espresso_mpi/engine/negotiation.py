@@ -23,9 +23,9 @@ from ..collectives.messages.transport import Transport
 from ..errors import EspressoError
 from . import fast_path
 from .calls import PendingCall
-from .dense_rides import DenseRide
+from .dense_piggyback import DensePiggyback
 from .diagnostics import CallKey, Content, absent_error, conflict_error, problem_error
-from .table_ride import TableRide
+from .table_piggyback import TablePiggyback
 
 _NEWS, _BLOCKED, _STUCK, _FAST_PATH, _WHOLE = 1, 2, 4, 8, 16
 """Flags of a rank: it has new calls, a thread waits, it has made no progress for a while; and that data travel with the
@@ -34,7 +34,7 @@ header: those of the call as ``fast_path`` has them, or all of them as one array
 OWN_STATE = _BLOCKED | _STUCK
 """What ranks may differ in that run the same call."""
 
-Ride = fast_path.Ride | TableRide | DenseRide
+Piggyback = fast_path.Piggyback | TablePiggyback | DensePiggyback
 """Data that travel with a header."""
 
 _KNOWN = 1 << 14
@@ -49,26 +49,26 @@ class RoundResult:
         flags, masks: flags and bits of every rank.
         notes: (rank, note) of every call that is new.
         messages: the message of every rank.
-        ride: the data that this rank has sent with its header.
+        piggyback: the data that this rank has sent with its header.
     """
 
     flags: Sequence[int]
     masks: list[int]
     notes: Sequence[tuple[int, Any]]
     messages: Sequence[np.ndarray]
-    ride: Ride | None = None
+    piggyback: Piggyback | None = None
 
     @property
     def fast_path(self) -> bool:
         """Whether all ranks have sent the data of one and the same call."""
-        if self.ride is None or self.notes:
+        if self.piggyback is None or self.notes:
             return False
-        return self.ride.met > 0 or (all(flag & _FAST_PATH for flag in self.flags) and len(set(self.masks)) == 1)
+        return self.piggyback.met > 0 or (all(flag & _FAST_PATH for flag in self.flags) and len(set(self.masks)) == 1)
 
     @property
     def odd(self) -> bool:
         """Whether this rank has sent nothing, because its data have values that cannot be summed."""
-        return isinstance(self.ride, TableRide) and self.ride.odd
+        return isinstance(self.piggyback, TablePiggyback) and self.piggyback.odd
 
     @property
     def blocked(self) -> bool:
@@ -160,7 +160,7 @@ class Negotiation:
         idle: bool,
         blocked: bool,
         stuck: bool,
-        riding: Callable[[], Ride | None],
+        find_piggyback: Callable[[], Piggyback | None],
     ) -> RoundResult:
         """Exchange headers with all ranks.
 
@@ -169,29 +169,29 @@ class Negotiation:
             idle: no segment is active.
             blocked: a thread waits on this rank.
             stuck: this rank has made no progress for a while.
-            riding: returns the data of the only call in front, if they may travel with the header.
+            find_piggyback: returns the data of the only call in front, if they may be piggybacked on the header.
         """
         self._number(front)
         news = [call for call in front if not call.announced and (call.number is None or call.bad or call.problem)]
         if idle and self._full:
             self._forget(front)
         size = self.header_size
-        ride = riding() if idle and not news else None
-        data = _WHOLE if isinstance(ride, fast_path.WholeRide) else _FAST_PATH * (ride is not None)
+        piggyback = find_piggyback() if idle and not news else None
+        data = _WHOLE if isinstance(piggyback, fast_path.WholePiggyback) else _FAST_PATH * (piggyback is not None)
         flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | data
         mine = [call.number for call in front if call.number is not None and call.problem is None]
         header = self._header(flag, mine)
-        if ride is not None:
-            return self._shown(header, ride)
+        if piggyback is not None:
+            return self._shown(header, piggyback)
         room = fast_path.room(size, self._transport) if idle else size
         return self._result(gather_small(self._transport, header, room), news)
 
-    def show(self, call: PendingCall, ride: Ride) -> RoundResult:
-        """As ``compare``, where the data of the only call in front travel with the header and a thread waits for it."""
+    def show(self, call: PendingCall, piggyback: Piggyback) -> RoundResult:
+        """As ``compare``, for the only call in front, which is waited for: its data are piggybacked on the header."""
         assert call.number is not None
-        return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), ride)
+        return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), piggyback)
 
-    def header_again(self, call: PendingCall, signature: tuple[Any, ...]) -> np.ndarray | None:
+    def repeated_header(self, call: PendingCall, signature: tuple[Any, ...]) -> np.ndarray | None:
         """The header for a call that has begun before, as of ``show``; None: it has no number, or must not be shown.
 
         Args:
@@ -216,12 +216,16 @@ class Negotiation:
         self._number((call,))
         return call.number is not None and call.number not in self.bad and not self._failed_early.get(call.key)
 
-    def _shown(self, header: np.ndarray, ride: Ride) -> RoundResult:
-        messages = ride.exchange(header, OWN_STATE)
-        return RoundResult([], [], [], [], ride) if ride.met or not messages else self._result(messages, (), ride)
+    def _shown(self, header: np.ndarray, piggyback: Piggyback) -> RoundResult:
+        messages = piggyback.exchange(header, OWN_STATE)
+        return (
+            RoundResult([], [], [], [], piggyback)
+            if piggyback.met or not messages
+            else self._result(messages, (), piggyback)
+        )
 
     def _result(
-        self, messages: Sequence[np.ndarray], news: Sequence[PendingCall], ride: Ride | None = None
+        self, messages: Sequence[np.ndarray], news: Sequence[PendingCall], piggyback: Piggyback | None = None
     ) -> RoundResult:
         """What the headers of all ranks say; exchanges the descriptions of new calls, if there are any."""
         rows = [row[: self.header_size].tobytes() for row in messages]
@@ -232,7 +236,7 @@ class Negotiation:
             notes = [(rank, n) for rank, found in enumerate(allgather_json(self._transport, text)) for n in found]
             for call in news:
                 call.announced = True
-        return RoundResult(flags, masks, notes, messages, ride)
+        return RoundResult(flags, masks, notes, messages, piggyback)
 
     def _header(self, flag: int, numbers: Sequence[int]) -> np.ndarray:
         """Flags and bits of this rank as flat uint8, not to be changed: that of the last round if it is equal."""

@@ -11,13 +11,13 @@ from ..options import Options
 from ..tracing.recording import Recorder
 from . import fast_path
 from .calls import PendingCall
-from .dense_rides import DenseRide, Prepared
+from .dense_piggyback import DensePiggyback, Prepared
 from .dispatcher import Dispatcher
 from .driver import Driver
 from .gpu_ends import GpuEnds
 from .inbox import Inbox
-from .negotiation import OWN_STATE, Negotiation, Ride, RoundResult
-from .table_ride import TableRide
+from .negotiation import OWN_STATE, Negotiation, Piggyback, RoundResult
+from .table_piggyback import TablePiggyback
 
 GRACE = 1.0
 """Seconds without progress on any rank that count as an error: until then, another thread may still make a call."""
@@ -58,7 +58,7 @@ class Rounds:
 
     def run(self, call: PendingCall) -> None:
         """Submit a call and wait for its end; at once, without progress steps, if nothing else is under way."""
-        if not self.unfinished and self._dispatcher.may_ride(call):
+        if not self.unfinished and self._dispatcher.may_piggyback(call):
             self._driver.run(lambda: self._at_once(call))
         if call.finished:
             return
@@ -67,15 +67,15 @@ class Rounds:
         self.wait_for(lambda: call.finished)
 
     def _at_once(self, call: PendingCall) -> None:
-        """Run a call whose payload may travel with its header; submit it where that has not ended it."""
+        """Run a call whose payload may be piggybacked on its header; submit it where that has not ended it."""
         with self._driver.changed:
             if self.broken is not None:
                 return
             self.unfinished[id(call)] = call
         negotiation, sent = self._negotiation, self._transport.sent
         known = len(self.unfinished) == 1 and negotiation.knows(call)
-        ride = self._dispatcher.ride(call, search=True) if known else None
-        result = None if ride is None else self._timed([call], lambda: negotiation.show(call, ride))
+        piggyback = self._dispatcher.piggyback(call, search=True) if known else None
+        result = None if piggyback is None else self._timed([call], lambda: negotiation.show(call, piggyback))
         if result is None or result.odd:  # nothing was done
             with self._driver.changed:
                 self._inbox.append(call)
@@ -83,59 +83,59 @@ class Rounds:
         negotiation.declare(call)
         self._settle([call], result, sent)
 
-    def again(
-        self, signature: tuple[Any, ...], stand_in: PendingCall, moves: Any, real: Callable[[], PendingCall]
+    def repeat(
+        self, signature: tuple[Any, ...], placeholder: PendingCall, moves: Any, real: Callable[[], PendingCall]
     ) -> PendingCall | None:
         """Make a dense call once more, as the only one of this rank.
 
         Args:
             signature: of the call, as it was made before.
-            stand_in: names it while it runs; its error is the call's.
+            placeholder: names it while it runs; its error is the call's.
             moves: its data.
             real: makes the pending call itself, for the case that another rank deviates; it is waited for then.
 
         Returns:
-            What has ended: the stand-in, or the pending call; None if it may not run so: nothing was done.
+            What has ended: the placeholder, or the pending call; None if it may not run so: nothing was done.
         """
         driver = self._driver
         if self.unfinished or not driver.take():
             return None
         try:
             negotiation, dispatcher = self._negotiation, self._dispatcher
-            header = negotiation.header_again(stand_in, signature)
-            number = stand_in.number
+            header = negotiation.repeated_header(placeholder, signature)
+            number = placeholder.number
             if header is None or number is None or self._inbox or dispatcher.pending_groups.count:
                 return None
             prepared = dispatcher.prepared(number, moves)
             if prepared is None:
                 return None
-            self.unfinished[id(stand_in)], self._transport.waiter.what = stand_in, stand_in.title
+            self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
             if moves.begin(prepared.agreed, header, OWN_STATE):
-                del self.unfinished[id(stand_in)]
-                self._ended_again(number, prepared)
-                return stand_in
-            ride, ended = DenseRide(self._transport, prepared, moves, begun=True), [stand_in]
-            driver.wait_in(lambda: self._finish_again(stand_in, number, ride, ended, real))
+                del self.unfinished[id(placeholder)]
+                self._end_repeated(number, prepared)
+                return placeholder
+            piggyback, ended = DensePiggyback(self._transport, prepared, moves, begun=True), [placeholder]
+            driver.wait_in(lambda: self._finish_repeated(placeholder, number, piggyback, ended, real))
         except BaseException as error:  # an interrupt: the others may have gone on
             self._transport.outlive(moves)
             self.fail(error)
             raise
         finally:
             driver.leave()
-        if ended[0] is not stand_in:
+        if ended[0] is not placeholder:
             self.wait_for(lambda: ended[0].finished)
         return ended[0]
 
-    def _finish_again(
-        self, stand_in: PendingCall, number: int, ride: DenseRide, ended: list[PendingCall],
+    def _finish_repeated(
+        self, placeholder: PendingCall, number: int, piggyback: DensePiggyback, ended: list[PendingCall],
         real: Callable[[], PendingCall],
     ) -> None:  # fmt: skip
         """Wait for the other ranks in a call that has begun; ``ended``: receives the call itself if a rank deviates."""
-        result = self._timed([stand_in], lambda: self._negotiation.show(stand_in, ride))
-        del self.unfinished[id(stand_in)]
-        if ride.met:
-            self._ended_again(number, ride.prepared)
-            stand_in.error = ride.problem(stand_in.title)
+        result = self._timed([placeholder], lambda: self._negotiation.show(placeholder, piggyback))
+        del self.unfinished[id(placeholder)]
+        if piggyback.met:
+            self._end_repeated(number, piggyback.prepared)
+            placeholder.error = piggyback.problem(placeholder.title)
             return
         call = ended[0] = real()
         with self._driver.changed:
@@ -144,7 +144,7 @@ class Rounds:
         self._negotiation.declare(call)
         self._settle([call], result, self._transport.sent)
 
-    def _ended_again(self, number: int, prepared: Prepared) -> None:
+    def _end_repeated(self, number: int, prepared: Prepared) -> None:
         self._dispatcher.count_repeated(number, prepared)
         self._quiet, self._since_round = True, 0
         self._progressed()
@@ -155,7 +155,7 @@ class Rounds:
         idle = not self._dispatcher.runner.busy
         blocked = self._driver.callers > 0 and not self._inbox and not self._ends  # else what waits is its GPU
         compare = self._negotiation.compare
-        return self._timed(front, lambda: compare(front, idle, blocked, stuck, lambda: self._riding(front)))
+        return self._timed(front, lambda: compare(front, idle, blocked, stuck, lambda: self._piggyback_of(front)))
 
     def _timed(self, front: list[PendingCall], exchange: Callable[[], RoundResult]) -> RoundResult:
         """Exchange headers, and record the time."""
@@ -164,24 +164,24 @@ class Rounds:
             waiter.what = front[0].title
         start, waited = time.perf_counter(), waiter.waited
         result = exchange()
-        if isinstance(result.ride, DenseRide) and result.ride.met:
+        if isinstance(result.piggyback, DensePiggyback) and result.piggyback.met:
             return result  # it records the time itself
-        if isinstance(result.ride, TableRide) and (result.ride.met or result.ride.odd):
+        if isinstance(result.piggyback, TablePiggyback) and (result.piggyback.met or result.piggyback.odd):
             return result  # it has, or there was no exchange
         stop, waited = time.perf_counter(), waiter.waited - waited
-        if isinstance(result.ride, fast_path.Ride):
-            start, stop = max(start, result.ride.began), result.ride.met or stop
+        if isinstance(result.piggyback, fast_path.Piggyback):
+            start, stop = max(start, result.piggyback.began), result.piggyback.met or stop
         self._recorder.add("agree", "", 0, 0, start, stop)
         if waited > 0:
             self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))
         return result
 
-    def _riding(self, front: list[PendingCall]) -> Ride | None:
-        """The data of the only call of this rank, if they may travel with the header."""
+    def _piggyback_of(self, front: list[PendingCall]) -> Piggyback | None:
+        """The data of the only call of this rank, if they may be piggybacked on the header."""
         if len(front) != 1 or front[0].number is None or self._actions or self._options.debug:
             return None
         if front[0].number in self._negotiation.bad:  # known to all ranks from before
             return None
         if front[0].batch is None and front[0].exchange is None:
             return None
-        return self._dispatcher.ride(front[0])
+        return self._dispatcher.piggyback(front[0])

@@ -1,9 +1,10 @@
 """Calls that are made again, step after step, with the same tensors: what was found out about them is used again.
 
-A call whose tensors were compressed in payload buckets is learnt when it runs alone for the first time: which tensors
-share messages, their programs, where their residuals are. When the call comes again, its buckets begin with these, and
-only addresses, step numbers and keys are new. Whatever differs - a tensor that is skipped, a changed state, a call that
-runs beside others - takes the ordinary way, with the same messages and the same bits. So ranks may differ in it.
+A call whose tensors were compressed in payload buckets is remembered when it runs alone for the first time: which
+tensors share messages, their programs, where their residuals are. When the call comes again, its buckets begin with
+these, and only addresses, step numbers and keys are new. Whatever differs - a tensor that is skipped, a changed state,
+a call that runs beside others - takes the ordinary path, with the same messages and the same bits. So ranks may differ
+in it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .jobs import Jobs
 from .payload_buckets import Ready
 
 _CALLS = 256
-"""Calls that are learnt at a time: each keeps up to 256 KiB for times."""
+"""Calls that are remembered at a time: each keeps up to 256 KiB for times."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ class SteadyCall:
 
 
 class SteadyCalls:
-    """The calls that were learnt.
+    """The calls that are remembered.
 
     Args:
         recorder: gets their times.
@@ -81,7 +82,7 @@ class SteadyCalls:
         self._known.clear()
         self._candidates.clear()
 
-    def learn(
+    def remember(
         self, call: PendingCall, buckets: Sequence[Sequence[Ready]],
         program_of: Callable[[Sequence[Bucket]], BucketProgram],
     ) -> None:  # fmt: skip
@@ -107,7 +108,7 @@ class SteadyCalls:
         )
 
     def of(self, number: int, call: PendingCall, state: SyncState, jobs: Jobs) -> SteadyCall | None:
-        """How a call runs that begins by itself and of which nothing is skipped; None: the ordinary way."""
+        """How a call runs that begins by itself and of which nothing is skipped; None: the ordinary path."""
         parts = self._candidates.get(number)
         if parts is None or self._latest or call.large or (call.watch is not None and call.watch.debug):
             return None
@@ -142,7 +143,7 @@ class SteadyCalls:
             if part.prepared is None:
                 running = part.program.progress(arrays, made, self._recorder)
             else:
-                running = part.program.again(arrays, made, steps, self._recorder, part.prepared)
+                running = part.program.repeat(arrays, made, steps, self._recorder, part.prepared)
             del arrays  # at its end only the caller refers to them: see ``guard``
             yield running
             for name in part.names:

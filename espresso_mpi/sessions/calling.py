@@ -13,7 +13,7 @@ from ..arrays.buffers import Gradient, adopt_gradient
 from ..arrays.same_memory import is_torch_tensor, of_any, version_of
 from ..engine.batches import Batch
 from ..engine.calls import Exchange, PendingCall
-from ..engine.dense_rides import NOTHING
+from ..engine.dense_piggyback import NOTHING
 from ..engine.guard import Alone, changed_error
 from ..errors import ConfigError
 from ..options import Options
@@ -69,15 +69,15 @@ class Calling(SessionBase):
             key = key_of(kind, name, told, x)
             known = None if key is None else self._repeated.known.get(key)
             if known is not None:
-                again = self._again if type(x) is np.ndarray else self._repeat
-                found = again(known, x, out, lambda: self._made(kind, name, take, make, False))
+                repeat = self._repeat if type(x) is np.ndarray else self._repeat_adopted
+                found = repeat(known, x, out, lambda: self._made(kind, name, take, make, False))
                 if found is not NotImplemented:
                     return found
             elif key is not None:
                 call = self._made(kind, name, take, make, self.guards_memory)
                 result = self._wait(self._engine.submit(call))
                 reads = kind != "reduce" or bool(told[1] == self._transport.rank)
-                self._repeated.learn(key, call, result, reads)
+                self._repeated.remember(key, call, result, reads)
                 return result
         if not blocking:
             self._transport.require_threads()
@@ -96,8 +96,8 @@ class Calling(SessionBase):
         title = f"{kind}({name!r})" if name else kind
         return self._intake.collective((kind, name), take, title, make, self._options.debug, guarded)
 
-    def _repeat(self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall]) -> Any:
-        """As ``_again``, for arrays of other libraries than numpy."""
+    def _repeat_adopted(self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall]) -> Any:
+        """As ``_repeat``, for arrays of other libraries than numpy."""
         memory, target = of_any(x), known.target(x, out)
         if memory is None or target is NotImplemented:
             return NotImplemented
@@ -106,24 +106,24 @@ class Calling(SessionBase):
             return NotImplemented
         watched = [value for value in (x, target) if is_torch_tensor(value)] if self.guards_memory else []
         versions = [(read, read()) for read in (version_of(tensor)[0] for tensor in watched) if read is not None]
-        found = self._again(known, memory, into, ordinary)
+        found = self._repeat(known, memory, into, ordinary)
         if any(read() != before for read, before in versions):
-            changed = changed_error("x", known.stand_in.title, "by another thread")
+            changed = changed_error("x", known.placeholder.title, "by another thread")
             self._engine.shutdown(str(changed))
             raise changed
         if found is memory:
             return x
         return target if into is not None and found is into else found
 
-    def _again(
+    def _repeat(
         self, known: Repeated, x: Any, out: Any, ordinary: Callable[[], PendingCall],
         allowed: Callable[[Any], bool] | None = None,
     ) -> Any:  # fmt: skip
-        """The result of a dense call that is made again; ``NotImplemented``: it must take the ordinary way.
+        """The result of a dense call that is made again; ``NotImplemented``: it must take the ordinary path.
 
         Args:
             ordinary: makes the call if ranks deviate.
-            allowed: whether what would travel may do so.
+            allowed: whether these data may be piggybacked.
         """
         engine = self._engine
         if engine.unfinished:
@@ -131,14 +131,14 @@ class Calling(SessionBase):
         result, moves = known.ready(x, out)
         if result is NotImplemented or (allowed is not None and not allowed(moves)):
             return NotImplemented
-        start, stand_in = time.perf_counter(), known.stand_in
-        memory = Alone((x, result), stand_in.title) if self.guards_memory else None
+        start, placeholder = time.perf_counter(), known.placeholder
+        memory = Alone((x, result), placeholder.title) if self.guards_memory else None
         if memory is not None and not self._intake.claims.claim_alone(memory):
             return NotImplemented
         try:
             if known.in_place and out is not None:
                 np.copyto(out, x)
-            ended = engine.again(known.signature, stand_in, moves, ordinary)
+            ended = engine.repeat(known.signature, placeholder, moves, ordinary)
         finally:
             if memory is not None:
                 self._intake.claims.drop(memory)
@@ -147,10 +147,10 @@ class Calling(SessionBase):
             return NotImplemented
         if ended.error is not None:
             _raise_error_of(ended)
-        return result if ended is stand_in else ended.result
+        return result if ended is placeholder else ended.result
 
-    def _sync_again(self, grads: Any, title: str) -> Any:
-        """``grads``, one array, synchronised as one like it was before; ``NotImplemented``: take the ordinary way."""
+    def _repeat_sync(self, grads: Any, title: str) -> Any:
+        """``grads``, one array, synchronised as one like it was before; ``NotImplemented``: take the ordinary path."""
         if self._clock is not None or self._options.debug:
             return NotImplemented
         name, x = _only_array(grads)
@@ -158,34 +158,34 @@ class Calling(SessionBase):
         if known is None:
             return NotImplemented
         self._held.release()
-        engine, batch, stand_in = self._engine, known.batch, known.stand_in
+        engine, batch, placeholder = self._engine, known.batch, known.placeholder
         assert batch is not None
 
         def ordinary() -> PendingCall:
-            return PendingCall(stand_in.key, x, [adopt_gradient(batch.specs[0].name, x)], batch, title=title)
+            return PendingCall(placeholder.key, x, [adopt_gradient(batch.specs[0].name, x)], batch, title=title)
 
         def allowed(moves: Any) -> bool:
-            stand_in.title = title
+            placeholder.title = title
             return engine.nonfinite.finds_nothing(batch, [moves.x])
 
-        return NotImplemented if self._again(known, x, None, ordinary, allowed) is NotImplemented else grads
+        return NotImplemented if self._repeat(known, x, None, ordinary, allowed) is NotImplemented else grads
 
-    def _learn_sync(self, grads: Any, call: PendingCall) -> None:
+    def _remember_sync(self, grads: Any, call: PendingCall) -> None:
         """A call of ``sync`` has ended well; if it was that of one dense array, others like it may run quicker."""
         name, x = _only_array(grads)
         if x is not None and x.size:
-            self._repeated.learn(("sync", "", name, x.shape, x.dtype), call, x, True)
+            self._repeated.remember(("sync", "", name, x.shape, x.dtype), call, x, True)
 
     def _follow(self, options: Options, sync_state: SyncState | None = None) -> None:
         super()._follow(options, sync_state)
         self._repeated.forget()
 
-    def _barrier_again(self) -> bool:
-        """A barrier that was made before, while nothing else is under way; False: it must take the ordinary way."""
-        engine, stand_in = self._engine, self._barrier
+    def _repeat_barrier(self) -> bool:
+        """A barrier that was made before, while nothing else is under way; False: it must take the ordinary path."""
+        engine, placeholder = self._engine, self._barrier
         engine.require_usable()
         self._held.release()
-        ended = None if engine.busy else engine.again(stand_in.signature, stand_in, NOTHING, _barrier)
+        ended = None if engine.busy else engine.repeat(placeholder.signature, placeholder, NOTHING, _barrier)
         if ended is None:
             return False
         _raise_error_of(ended)
@@ -197,7 +197,7 @@ class Calling(SessionBase):
 
 
 def _raise_error_of(call: PendingCall) -> None:
-    error, call.error = call.error, None  # a stand-in is used again
+    error, call.error = call.error, None  # a placeholder is used again
     if error is not None:
         raise error
 

@@ -13,7 +13,7 @@ from ..collectives.progress import Progress
 from ..collectives.to_root import gather
 from ..engine.batches import Batch
 from ..engine.calls import Exchange
-from ..engine.dense_rides import Copying
+from ..engine.dense_piggyback import Copying
 from ..feedback import Feedback
 from ..types import ITEMSIZE, Route, TensorSpec
 from .calling import Calling, plainly
@@ -338,5 +338,5 @@ class Collectives(Calling):
             >>> with espresso_mpi.Session() as session:
             ...     session.barrier()
         """
-        if not self._barrier_again():
+        if not self._repeat_barrier():
             self._together("barrier", lambda: None)

@@ -23,7 +23,7 @@ from ..collectives.program import check_route
 from ..collectives.progress import Progress
 from ..engine.batches import Batch, Item
 from ..engine.calls import Exchange
-from ..engine.dense_rides import NOTHING, Copying, RidingData, Scattering
+from ..engine.dense_piggyback import NOTHING, Copying, PiggybackData, Scattering
 from ..errors import ConfigError
 from ..feedback import NO_FEEDBACK, Feedback
 from ..options import Options, default_route
@@ -44,7 +44,7 @@ def bytes_of(gradient: Gradient) -> Any:
 
 def exchange_of(
     said: list[Any], gradients: Sequence[Gradient], progress: Callable[[Transport], Progress],
-    moves: RidingData | None = None, rest: bool = False,
+    moves: PiggybackData | None = None, rest: bool = False,
 ) -> Exchange:  # fmt: skip
     """What a call does; ``moves``, ``rest``: as of ``Exchange``, left out where the data are on a GPU."""
     tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients)

@@ -1,7 +1,7 @@
 """Dense collectives that a rank makes again with arrays like those before, without a pending call.
 
 What is done with the arrays was decided and agreed on when the call was made the first time. So only the addresses are
-new. Whatever differs, such as strided arrays or calls that are under way, takes the ordinary way, which has the same
+new. Whatever differs, such as strided arrays or calls that are under way, takes the ordinary path, which has the same
 messages: ranks may differ in it.
 """
 
@@ -17,7 +17,7 @@ from ..arrays.device import begin_of
 from ..collectives.data.reduction import stored
 from ..collectives.messages.agreed import Parts
 from ..engine.calls import PendingCall
-from ..engine.dense_rides import Copying, Scattering, Summing
+from ..engine.dense_piggyback import Copying, Scattering, Summing
 
 _PLAIN, _WRITABLE = 0x1 | 0x100, 0x400
 """numpy's flags of an array that is C-contiguous and aligned, and of one that may be written to."""
@@ -47,14 +47,14 @@ class Repeated:
     """A call as it was made before.
 
     Args:
-        call: as it was made the ordinary way; ``number`` holds.
+        call: as it was made on the ordinary path; ``number`` holds.
         shape: of the array that receives the result; None: there is none, or it is ``x``.
         in_place: whether ``x`` receives the result.
         make: makes what travels of ``x`` and of the array that receives the result; or the parts that are copied from
             the one to the other.
 
     Attributes:
-        stand_in: names it while it runs.
+        placeholder: names it while it runs.
         signature, batch: as of ``PendingCall``.
     """
 
@@ -65,7 +65,7 @@ class Repeated:
         in_place: bool,
         make: Callable[[Any, Any], Any] | Parts,
     ) -> None:
-        self.stand_in, self.signature = PendingCall(call.key, title=call.title), call.signature
+        self.placeholder, self.signature = PendingCall(call.key, title=call.title), call.signature
         self.batch = call.batch
         self.shape, self.in_place, self._make = shape, in_place, make
 
@@ -118,7 +118,7 @@ class RepeatedCalls:
         """Other options decide from now on what is done with arrays."""
         self.known.clear()
 
-    def learn(self, key: tuple[Any, ...], call: PendingCall, result: Any, reads: bool) -> None:
+    def remember(self, key: tuple[Any, ...], call: PendingCall, result: Any, reads: bool) -> None:
         """A call has ended well.
 
         Args:

@@ -205,7 +205,7 @@ def torch_of(array):
     return pytest.importorskip("torch").from_numpy(array.copy()).clone()
 
 
-def rides(session):
+def piggybacked(session):
     """The dense calls that have travelled with their headers."""
     return session._engine._dispatcher._dense.known
 
@@ -238,7 +238,7 @@ def test_calls_that_come_again_are_those_of_numpy(world, open_session, make):
                 continue
             assert type(found) is type(x) or make is Told
             assert np.from_dlpack(found).tobytes() == expected.tobytes(), (what, step)
-    assert len(rides(session)) >= len(calls)
+    assert len(piggybacked(session)) >= len(calls)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "uint8"])
@@ -280,14 +280,14 @@ def test_a_change_by_another_thread_is_found(world):
     session, x = Session(world, timeout=60), torch.ones(3000)
     for _ in range(3):
         session.allreduce(x)
-    again = session._again
+    repeat = session._repeat
 
     def meanwhile(*arguments):
-        found = again(*arguments)
+        found = repeat(*arguments)
         x.add_(1)
         return found
 
-    session._again = meanwhile
+    session._repeat = meanwhile
     with pytest.raises(GradientError, match=r"changed by another thread.*allreduce"):
         session.allreduce(x)
     assert not session.usable

@@ -1,4 +1,4 @@
-"""Payloads of linear compressors, summed on their way: agreed summaries, headers, saturation, what methods learn."""
+"""Sums of payloads of linear compressors: agreed summaries, headers, saturation, updates from the aggregate."""
 
 from __future__ import annotations
 

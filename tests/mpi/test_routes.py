@@ -93,7 +93,7 @@ def test_every_route_loses_nothing(world, method):
     ],
 )
 def test_every_route_that_sums_payloads(world, method):
-    """The linear branch: keys in common, agreed summaries, integers, what methods learn from the sums."""
+    """The linear branch: keys in common, agreed summaries, integers, what methods update from the aggregate."""
     for number, nodes in enumerate(layouts(world.size), 1):
         check(world, nodes, [Case(route, method, LONG, steps=2) for route in chosen(LINEAR, number)])
 

@@ -24,7 +24,7 @@ SIZES = {"a": 5003, "tiny": 7, "b": 900, "small": 60, "c": 2111}
 def again(monkeypatch):
     """The runs of what was prepared, in order: the elements of a call's tensors, or of the one of a small call."""
     found = []
-    run, bucket = OneCall.run, BucketProgram.again
+    run, bucket = OneCall.run, BucketProgram.repeat
 
     def of_one(self, x, *rest):
         found.append((x.size,))
@@ -35,7 +35,7 @@ def again(monkeypatch):
         return bucket(self, arrays, *rest)
 
     monkeypatch.setattr(OneCall, "run", of_one)
-    monkeypatch.setattr(BucketProgram, "again", of_several)
+    monkeypatch.setattr(BucketProgram, "repeat", of_several)
     return found
 
 
@@ -93,7 +93,7 @@ def one(session, step, n=3000):
 
 
 def strided_on_rank_0(session, step):
-    """The array of one rank is strided, so that it alone takes the ordinary way."""
+    """The array of one rank is strided, so that it alone takes the ordinary path."""
     rank = session._transport.rank
     array = values(rank, step, SIZES["b"])
     if rank == 0:
@@ -182,7 +182,7 @@ def test_small_calls_and_what_comes_between(world, monkeypatch, again):
 
 @pytest.mark.parametrize("nodes", [0, 1])
 def test_tensors_that_are_dense_at_first(world, monkeypatch, again, nodes):
-    """The payload of a small call travels with its header only once the tensor is compressed."""
+    """The payload of a small call is piggybacked on its header only once the tensor is compressed."""
     for call, what in ((one, (3000,)), (several, BUCKET)):
         options = {"compressor": "onebit", "dense_steps": 3, "nodes": node_layouts(world.size)[nodes]}
         ran = same_as_python(world, monkeypatch, again, [call] * 7, **options)
@@ -236,7 +236,7 @@ def test_a_push_of_the_same_memory_meanwhile(world, open_session):
 
 
 def test_numbers_of_calls_are_forgotten_by_all_at_once(world, monkeypatch):
-    """While one rank makes a call that would travel with its header, and the others make more than that one."""
+    """While one rank makes a call that would be piggybacked on its header, and the others make more than that one."""
     monkeypatch.setattr(negotiation, "_KNOWN", 6)
     session, rank = Session(world, compressor="onebit", min_bytes=0, timeout=10), world.rank
     mean = (world.size - 1) / 2

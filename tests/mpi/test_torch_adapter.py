@@ -279,13 +279,13 @@ def test_operations_of_the_process_group(world, group):
 
 def test_what_torch_waits_for_at_once_is_made_by_its_thread(world, group, monkeypatch):
     """Beside operations that it does not wait for, in the order in which all are called."""
-    short, again = [], Engine.again
+    short, repeat = [], Engine.repeat
 
     def counted(self, *arguments):
         short.append(threading.current_thread() is threading.main_thread())
-        return again(self, *arguments)
+        return repeat(self, *arguments)
 
-    monkeypatch.setattr(Engine, "again", counted)
+    monkeypatch.setattr(Engine, "repeat", counted)
     size = world.size
     x, others = torch.empty(500), [torch.empty(70) for _ in range(3)]
     for step in range(6):

@@ -183,7 +183,7 @@ class Repeating:
                 self._visit(point)
                 known[size] = self._pass
                 visited.append(point)
-        self._visit_again(visited)
+        self._revisit(visited)
         self._limit, self._least = 0.0, 1
         return visited
 
@@ -197,7 +197,7 @@ class Repeating:
         smaller = [other for other in known if other <= size]
         return found if found == size or not smaller or found >= 2 * max(smaller) else 0
 
-    def _visit_again(self, points: Sequence[Point]) -> None:
+    def _revisit(self, points: Sequence[Point]) -> None:
         """Until all are settled or the time is up."""
         rough = [point for point in points if not point.settled]
         while rough:

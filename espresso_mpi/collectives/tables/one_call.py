@@ -17,7 +17,7 @@ from espresso_mpi.tracing.recording import Recorder
 from ..job import Job
 from ..messages import headers, shared_memory
 from ..messages.window import SharedWindow
-from . import interpreter, riding
+from . import interpreter, piggyback
 from .operations import BUFFERS
 from .running import TableRunner, compiled_messages, count_cut, intervals_of, keys_of, residuals_of, wait_for_ranks
 
@@ -47,13 +47,13 @@ class OneCall:
         starts = [0 if kept is None else device.begin_of(kept) for kept in self._residuals]
         self._places = np.array([*map(device.begin_of, self._buffers), 0, *starts, *[0] * len(table.drawn)], np.int64)
         self._keys = len(self._places) - len(table.drawn)
-        searched, asked = (table.marks + mark for mark in (riding.SEARCHED, riding.ASKED))
+        searched, asked = (table.marks + mark for mark in (piggyback.SEARCHED, piggyback.ASKED))
         intervals = [
             Interval("check", "", searched, searched + 1),
             Interval("agree", "", asked, asked + 1, share=(0.0, 1.0)),
             *intervals_of(table, [job.name]),
         ]
-        self._ledger = Ledger(recorder, intervals, table.marks + riding.MARKS)
+        self._ledger = Ledger(recorder, intervals, table.marks + piggyback.MARKS)
         self._state = np.zeros(interpreter.STATE + 1, np.int64)
         self._messages = compiled_messages(runner.transport, table)
         self._heads, self._sizes = np.empty(0, np.uint8), np.empty(len(runner.transport.node), np.int64)
@@ -68,9 +68,9 @@ class OneCall:
         return sum(array.nbytes for array in kept) + self._ledger.nbytes
 
     def _prepared(self, size: int) -> np.ndarray:
-        """The set-up of ``riding``, but for the header."""
-        setup = [0] * riding.KEPT
-        setup[riding.ARRAY], setup[riding.ELEMENTS] = BUFFERS, size
+        """The set-up of ``piggyback``, but for the header."""
+        setup = [0] * piggyback.KEPT
+        setup[piggyback.ARRAY], setup[piggyback.ELEMENTS] = BUFFERS, size
         for number, (kept, copy) in enumerate(zip(self._residuals, self._copies)):
             if kept is not None and copy is not None:
                 setup += [BUFFERS + 1 + number, device.begin_of(copy), kept.nbytes]
@@ -87,8 +87,8 @@ class OneCall:
             search: look for values that cannot be summed first.
 
         Returns:
-            ``interpreter.ENDED``: ``x`` holds the mean. ``riding.DIFFERENT``: the headers differ, see ``headers``; call
-            ``undo``. ``riding.ODD``: there are such values, and nothing was done.
+            ``interpreter.ENDED``: ``x`` holds the mean. ``piggyback.DIFFERENT``: the headers differ, see ``headers``;
+            call ``undo``. ``piggyback.ODD``: there are such values, and nothing was done.
 
         Raises:
             RankTimeoutError: a rank did not come within the timeout; TransportError: MPI failed.
@@ -97,19 +97,19 @@ class OneCall:
         if header is not self._header:
             self._take(header)
         self._job = job
-        setup[headers.IGNORED], setup[riding.LEAST] = ignored, self._least if search else 0
+        setup[headers.IGNORED], setup[piggyback.LEAST] = ignored, self._least if search else 0
         places[BUFFERS] = device.begin_of(x)
         if table.drawn:
             places[self._keys :] = keys_of(table, [job])
         state.fill(0)
-        state[interpreter.MODE] = riding.BEGINS
+        state[interpreter.MODE] = piggyback.BEGINS
         try:
             why = self._run()
         except BaseException:
             if state[interpreter.MODE] != interpreter.RUNS:
                 self.undo()
             raise
-        if why != riding.ODD:
+        if why != piggyback.ODD:
             self._window.bytes_sent += header.size * (self._sizes.size - 1)
         return why
 
@@ -119,7 +119,7 @@ class OneCall:
         while True:
             waited = int(state[shared_memory.WAITED])
             state[interpreter.EPOCH], state[interpreter.USES] = window.turn
-            why: int = riding.ride(
+            why: int = piggyback.run(
                 self._setup, self._heads, self._sizes, table.rows, table.values, self._places, self._ledger.row,
                 window.flags, window.places, self._messages.flag, self._messages.calls, state, waiter.pace,
             )  # fmt: skip

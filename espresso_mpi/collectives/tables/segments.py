@@ -43,7 +43,7 @@ def segment_table(ways: Ways, steps: Sequence[Bound], compressor: Callable[[int]
 def obstacle_of(step: ProgramStep) -> str:
     """Why a table cannot have a step, of its own or as one that Python runs; empty: it can."""
     if isinstance(step, (SummaryStep, UpdateStep)) or (isinstance(step, EncodeStep) and step.agreed):
-        return "the method agrees on a summary, or learns from sums"
+        return "the method agrees on a summary, or updates from the aggregate"
     if isinstance(step, (EncodeStep, DecodeStep)):
         return "" if step.device == "cpu" else "the route compresses on the GPU"
     if isinstance(step, MoveStep) and type(step) is not MoveStep:

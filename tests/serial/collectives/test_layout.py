@@ -69,7 +69,7 @@ def test_every_route_ends_whole_on_every_rank(counts, route, n):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.sampled_from(TREE))
 def test_all_ranks_take_the_same_turns(counts, route):
-    """Summaries, learning and collectives stand at the same places of every rank's schedule."""
+    """Summaries, updates and collectives stand at the same places of every rank's schedule."""
     nodes, compressor = topology(*counts), compressors.get("powersgd")
     compressor = compressor if route.compressed else None
     kinds = set()
@@ -119,7 +119,7 @@ def test_roots_spread_over_the_nodes():
 
 
 @pytest.mark.parametrize(
-    "text, learns",
+    "text, updates",
     [
         ("encode@cpu/allreduce@flat/decode@cpu", True),
         ("reduce_scatter@intra/encode@cpu/allreduce@inter/decode@cpu/allgather@intra", True),
@@ -130,14 +130,14 @@ def test_roots_spread_over_the_nodes():
         ("encode@cpu/allgather@flat/decode@cpu", False),
     ],
 )
-def test_methods_learn_where_the_sum_comes_back(text, learns):
+def test_methods_update_where_the_sum_comes_back(text, updates):
     """To every rank that encoded, before it is decoded; else to none."""
     for rank in range(4):
         steps = compile_route(
             Route.parse(text), topology(2, 2), Dense(0, 900), "float32", rank, compressors.get("powersgd")
         )
         found = [step for step in steps if isinstance(step, UpdateStep)]
-        assert len(found) == learns
+        assert len(found) == updates
         encode = next(step for step in steps if isinstance(step, EncodeStep))
         for step in found:
             assert [(p.start, p.stop) for p in step.packed.copies[0]] == [

@@ -1,4 +1,4 @@
-"""Dense collectives that are made again: their data travel with the header. Every way, every bit, ranks that fail."""
+"""Dense collectives that are made again, piggybacked on the header: every way, every bit, ranks that fail."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def values(rank, n, step, dtype="int32"):
     return (np.arange(n) % 97 + 7 * rank + step).astype(dtype)
 
 
-def rides(session):
-    """How many calls have been learnt."""
+def piggybacked(session):
+    """How many calls are remembered."""
     return len(session._engine._dispatcher._dense.known)
 
 
@@ -83,7 +83,7 @@ def test_copies_that_come_again(world, session, n):
         assert np.array_equal(session.alltoall(sent, splits=splits, received=splits), arrived)
         assert session.broadcast(x, root=root) is x and np.array_equal(x, values(root, n, step))
         session.barrier()
-    assert rides(session) >= 7, "they have not travelled with their headers"
+    assert piggybacked(session) >= 7, "they were not piggybacked on their headers"
 
 
 def shown(x):
@@ -93,7 +93,7 @@ def shown(x):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "complex64"])
 def test_sums_that_come_again_have_the_same_bits(world, open_session, dtype):
-    """The first call goes the ordinary way, the next ones with their headers."""
+    """The first call takes the ordinary path, the next ones with their headers."""
     session = open_session()
     kind, size, me = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype), world.size, world.rank
     floats = dtype in ("float16", "bfloat16", "float32", "float64")
@@ -115,7 +115,7 @@ def test_sums_that_come_again_have_the_same_bits(world, open_session, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_an_array_that_is_synchronised_again(world, open_session, dtype, policy):
-    """It rides with the same bits; not where it is odd on one rank, strided there, or after another plan."""
+    """It is piggybacked with the same bits; not where it is odd on one rank, strided there, or after another plan."""
     session, me, last = open_session(nonfinite=policy), world.rank, world.size - 1
     x = np.random.default_rng(me).standard_normal(9000).astype(dtype)
     expected = session.sync({"other": x.copy(), "w": x.copy()})["w"]
@@ -124,7 +124,7 @@ def test_an_array_that_is_synchronised_again(world, open_session, dtype, policy)
         assert session.sync(grads) is grads and shown(grads["w"]) == shown(expected), step
         odd = np.repeat(x, 2)[::2] if me == last and step else x.copy()
         assert shown(session.sync(odd)) == shown(expected), step
-    assert rides(session) == 2 - (me == last) and session.stats().tensors["w"].steps == 3
+    assert piggybacked(session) == 2 - (me == last) and session.stats().tensors["w"].steps == 3
     y = x.copy()
     y[7] = np.nan if me == last else 1
     if policy == "raise":
@@ -141,7 +141,7 @@ def test_an_array_that_is_synchronised_again(world, open_session, dtype, policy)
     assert session.executors
 
 
-def test_ranks_that_do_not_ride_get_the_same(world, open_session):
+def test_ranks_that_are_not_piggybacked_get_the_same(world, open_session):
     """One rank has strided or read-only arrays, makes handles, or has a push under way; the others do not."""
     session = open_session()
     size, me, n = world.size, world.rank, 5000
@@ -161,7 +161,7 @@ def test_ranks_that_do_not_ride_get_the_same(world, open_session):
 
 
 def repeated(session, x, out):
-    """A call that rides."""
+    """A call that is piggybacked."""
     for _ in range(3):
         session.allgather(x, out=out, name="a")
 
@@ -196,7 +196,7 @@ def test_a_rank_that_deviates_is_named_by_all(world, open_session, what):
 
 
 def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, open_session):
-    """Of a first call MPI would find it, or nobody; of one that rides, all ranks do."""
+    """Of a first call MPI would find it, or nobody; of one that is piggybacked, all ranks do."""
     session = open_session()
     size, me, last = world.size, world.rank, world.size - 1
     fit = [3] * size
@@ -252,7 +252,7 @@ def test_the_header_of_a_call_is_that_of_the_calls_known_now(world, open_session
         for name in [*names, "a", "a", "a"]:
             found = session.allgather(x, name=name)
             assert np.array_equal(found, np.repeat(np.arange(world.size), 3))
-        (again,) = (one.stand_in for key, one in session._repeated.known.items() if key[1] == "a")
+        (again,) = (one.placeholder for key, one in session._repeated.known.items() if key[1] == "a")
         header = again.shown[1]
         assert header.size == known.header_size and known.contents[again.number].key == ("allgather", "a")
         assert numbers_in(int.from_bytes(header[1:].tobytes(), "little")) == [again.number]
@@ -321,7 +321,7 @@ def test_a_copy_that_fails_is_an_error_of_all_ranks(world, monkeypatch, way):
 
 
 def test_bytes_and_steps_are_counted_as_ever(world, open_session):
-    """The same bytes, but for the headers, whether a call goes the ordinary way or with its header."""
+    """The same bytes, but for the headers, whether a call takes the ordinary path or with its header."""
     session, n = open_session(), 100000
     sent = []
     for call in (lambda: session.allgather(values(world.rank, n, 0)), lambda: session.allreduce(np.ones(n))):

@@ -1,4 +1,4 @@
-"""The fast path of compressed tensors: the payload that a rank shows first travels with the header of the round.
+"""The fast path of compressed tensors: the payload that a rank shows first is piggybacked on the header of the round.
 
 A call that was made before, as the only one of its rank, by a table of operations, runs up to the first barrier of the
 node. The exchange of headers is that barrier. If the headers of all ranks announce the same call in the same way, the
@@ -18,7 +18,7 @@ from ..collectives import ranges
 from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.transport import Transport
-from ..collectives.tables import interpreter, riding
+from ..collectives.tables import interpreter, piggyback
 from ..collectives.tables.one_call import OneCall
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
@@ -33,7 +33,7 @@ _ROOM = 64 << 20
 """Bytes that prepared calls keep in all: each has buffers as large as its payloads and residuals."""
 
 
-class TableRide:
+class TablePiggyback:
     """The payloads of the only call of this rank.
 
     Args:
@@ -53,10 +53,10 @@ class TableRide:
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """Synchronise the tensor if all ranks show the same header; else returns the headers of all ranks."""
         why = self._prepared.run(self._x, self._job, header, ignored, self._search)
-        self.met, self.odd = why == interpreter.ENDED, why == riding.ODD
+        self.met, self.odd = why == interpreter.ENDED, why == piggyback.ODD
         if self.met:
             self._prepared.record()
-        return self._prepared.headers if why == riding.DIFFERENT else ()
+        return self._prepared.headers if why == piggyback.DIFFERENT else ()
 
     def undo(self) -> None:
         """The headers differ: nothing has happened."""
@@ -77,7 +77,7 @@ class _Prepared:
         return program is self.program and state is self.state and state.version == self.version
 
 
-class TableRides:
+class TablePiggybacks:
     """Which calls may show their payload with the header.
 
     Args:
@@ -93,7 +93,7 @@ class TableRides:
         self._batches: dict[int, Batch] = {}  # alive, so no other gets their ids
         self._prepared: dict[int, _Prepared] = {}
 
-    def learn(self, call: PendingCall, bucket: Bucket) -> None:
+    def remember(self, call: PendingCall, bucket: Bucket) -> None:
         """Let a call take the fast path from now on, if its only bucket is one compressed tensor of a small size."""
         small = bucket.dtype == "float32" and 4 * bucket.size <= _LARGEST
         alone = bucket.shares is not None and not bucket.strategy.route.sums_payloads
@@ -114,7 +114,7 @@ class TableRides:
         return known.program if known is not None else None
 
     def knows(self, batch: Batch) -> bool:
-        """Whether a call with these tensors was learnt, and nothing but the size of its values is to be searched."""
+        """Whether a call with these tensors is remembered, and nothing but the size of its values is to be searched."""
         return id(batch) in self._batches
 
     def forget(self) -> None:
@@ -123,7 +123,9 @@ class TableRides:
             known.clear()
         self._prepared.clear()
 
-    def ride(self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool) -> TableRide | None:
+    def piggyback(
+        self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool
+    ) -> TablePiggyback | None:
         """The payload of a tensor; None where a resharded residual waits for it, or no table can stop in time."""
         if state.store.any_pending or not x.flags.carray:
             return None
@@ -136,4 +138,4 @@ class TableRides:
             if sum(one.call.nbytes for one in self._prepared.values()) + call.nbytes > _ROOM:
                 self._prepared.clear()
             known = self._prepared[number] = _Prepared(call, program, state, state.version)
-        return TableRide(known.call, x, job, search)
+        return TablePiggyback(known.call, x, job, search)

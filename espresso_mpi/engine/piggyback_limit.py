@@ -1,4 +1,4 @@
-"""How many bytes of data may travel with the headers of a round by messages: as many as that is quicker for.
+"""How many bytes of data may be piggybacked on the headers of a round by messages: as many as that is quicker for.
 
 With its header, all of a rank's data go to every rank, in one exchange. By the route they take a round and the route's
 own exchanges, which move less. Which is quicker depends on latency and bandwidth, so a session measures both, when it
@@ -34,7 +34,7 @@ _REPEATS = 5
 Ways = Callable[[int], tuple[Callable[[], object], Callable[[], object]]]
 """From a number of bytes to two functions, which send them with a header, and by the route after a header."""
 
-_LIMITS = MeasuredLimits("dense calls of up to %d bytes travel with their headers (measured)")
+_LIMITS = MeasuredLimits("dense calls of up to %d bytes are piggybacked on their headers (measured)")
 
 
 def room(transport: Transport) -> int:
@@ -43,7 +43,7 @@ def room(transport: Transport) -> int:
 
 
 def fits(nbytes: int, transport: Transport, route: Route, ways: Ways) -> bool:
-    """Whether so many bytes of each rank travel with the headers. Collective; measures at most once for a route."""
+    """Whether so many bytes of each rank are piggybacked. Collective; measures at most once for a route."""
     size = transport.topology.size
     if nbytes * size <= SURE:
         return True
@@ -53,9 +53,9 @@ def fits(nbytes: int, transport: Transport, route: Route, ways: Ways) -> bool:
 
 
 def ways_of(
-    transport: Transport, route: Route, ride: Callable[[np.ndarray], object], alone: Callable[[], object]
+    transport: Transport, route: Route, piggyback: Callable[[np.ndarray], object], alone: Callable[[], object]
 ) -> Ways:
-    """The two ways of a route; ``ride`` sends an array with a header, ``alone`` a header."""
+    """The two ways of a route; ``piggyback`` sends an array with a header, ``alone`` a header."""
     job, recorder = Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder()
 
     def ways(nbytes: int) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -66,7 +66,7 @@ def ways_of(
             alone()
             interleave(program.segment(number, x, job, recorder) for number in range(program.count))
 
-        return lambda: ride(x), apart
+        return lambda: piggyback(x), apart
 
     return ways
 
@@ -78,7 +78,7 @@ def _most(transport: Transport) -> int:
 
 
 def _measured(transport: Transport, ways: Ways) -> int:
-    """The largest power of two, as a multiple of what is sure, up to which the ride is quicker on the average rank."""
+    """The largest power of two, as a multiple of what is sure, up to which that is quicker on average."""
     limit = SURE // transport.topology.size
     while 2 * limit <= _most(transport):
         times: list[list[float]] = [[], []]
@@ -89,8 +89,8 @@ def _measured(transport: Transport, ways: Ways) -> int:
                 act()
                 if repeat:  # the first one also prepares buffers
                     times[way].append(time.perf_counter() - start)
-        ride, apart = floats(transport, *(sorted(each)[_REPEATS // 2] for each in times)).sum(axis=0)
-        if ride > apart:
+        together, apart = floats(transport, *(sorted(each)[_REPEATS // 2] for each in times)).sum(axis=0)
+        if together > apart:
             break
         limit *= 2
     return limit

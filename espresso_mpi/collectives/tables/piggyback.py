@@ -1,6 +1,6 @@
 """The compiled part of calls that are made again: a whole table, and the exchange of headers in its first barrier.
 
-Everything that one synchronisation of a small tensor needs is one call of ``ride``: it looks for values that are too
+Everything that one synchronisation of a small tensor needs is one call of ``run``: it looks for values that are too
 large, keeps copies of the residuals, runs the table up to the first barrier of the node, shows the header with the
 payload, compares the headers of all ranks behind the barrier, and runs the rest of the table.
 """
@@ -17,7 +17,7 @@ from . import interpreter
 from .interpreter import AT, EPOCH, HALTED, HALTS, MODE, RUNS, USES
 
 ODD, DIFFERENT = interpreter.ENDED + 1, interpreter.ENDED + 2
-"""More reasons why ``ride`` returned: values are too large, or the headers differ."""
+"""More reasons why ``run`` returned: values are too large, or the headers differ."""
 
 BEGINS, MEETS = RUNS + 1, RUNS + 2
 """More modes: nothing was done yet; at the barrier of the headers."""
@@ -44,7 +44,7 @@ def _keep(setup, places):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def ride(setup, heads, sizes, rows, parameters, places, marks, flags, window, flag, mpi, state, pace):  # type: ignore[no-untyped-def]
+def run(setup, heads, sizes, rows, parameters, places, marks, flags, window, flag, mpi, state, pace):  # type: ignore[no-untyped-def]
     """Begin or go on; returns why it stopped: ``AT_BARRIER``, ``AT_MESSAGES``, ``FAILED``, ``ENDED``, or see above.
 
     Args:

@@ -1,4 +1,4 @@
-"""The part of a ``Dispatcher`` that runs calls whose data travel with the header of a negotiation round."""
+"""The part of a ``Dispatcher`` that runs calls whose data are piggybacked on the header of a negotiation round."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Bucket
 from .calls import PendingCall
-from .dense_rides import NOTHING, DenseRide, DenseRides, Prepared, Summing
+from .dense_piggyback import NOTHING, DensePiggyback, DensePiggybacks, Prepared, Summing
 from .jobs import Jobs
-from .negotiation import Ride
-from .table_ride import TableRide, TableRides
+from .negotiation import Piggyback
+from .table_piggyback import TablePiggyback, TablePiggybacks
 
 
-class Rides:
+class Piggybacking:
     """See ``Dispatcher``, which has the attributes."""
 
     sync_state: SyncState
@@ -34,25 +34,25 @@ class Rides:
     _options: Options
     _recorder: Recorder
     _jobs: Jobs
-    _rides: TableRides
+    _piggybacks: TablePiggybacks
     _fast: dict[int, tuple[Bucket, ...]]
     _whole: dict[int, tuple[Bucket, ...]]
     _window: Any
-    _dense: DenseRides
+    _dense: DensePiggybacks
 
     def _program(self, bucket: Bucket, step: int) -> Program:
         raise NotImplementedError
 
-    def may_ride(self, call: PendingCall) -> bool:
-        """Whether the payload of a call may travel with its header, as far as this is known before its number."""
-        known = call.problem is None and call.batch is not None and self._rides.knows(call.batch)
+    def may_piggyback(self, call: PendingCall) -> bool:
+        """Whether the payload of a call may be piggybacked on its header, as far as this is known before its number."""
+        known = call.problem is None and call.batch is not None and self._piggybacks.knows(call.batch)
         return known and not self._options.debug
 
-    def ride(self, call: PendingCall, search: bool = False) -> Ride | None:
+    def piggyback(self, call: PendingCall, search: bool = False) -> Piggyback | None:
         """The data of a call that may take the fast path; None if it may not.
 
         Args:
-            search: look for values that cannot be summed first; only for calls that ``may_ride``.
+            search: look for values that cannot be summed first; only for calls that ``may_piggyback``.
         """
         assert call.number is not None
         if call.exchange is not None:
@@ -60,16 +60,16 @@ class Rides:
             return (
                 None
                 if known is None or call.exchange.moves is None
-                else DenseRide(self._transport, known, call.exchange.moves)
+                else DensePiggyback(self._transport, known, call.exchange.moves)
             )
         assert call.batch is not None
-        bucket = self._rides.bucket_of(call.number)
+        bucket = self._piggybacks.bucket_of(call.number)
         if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
             state = self.sync_state
             job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
-            program = self._rides.program_of(call.number) or self._program(bucket, job.step)
+            program = self._piggybacks.program_of(call.number) or self._program(bucket, job.step)
             x = call.gradients[bucket.members[0][1].index].array
-            return self._rides.ride(call.number, program, x, job, state, search)
+            return self._piggybacks.piggyback(call.number, program, x, job, state, search)
         if search:
             return None
         buckets, whole = self._fast.get(call.number), self._whole.get(call.number)  # known once the call was run
@@ -78,13 +78,13 @@ class Rides:
         arrays = [gradient.array for gradient in call.gradients]
         x = self._window.arrays.joined(arrays) if whole else None
         if whole and x is not None:
-            return fast_path.WholeRide(self._transport, self._window, whole, x)
-        return fast_path.Ride(self._transport, self._window, buckets, arrays) if buckets else None
+            return fast_path.WholePiggyback(self._transport, self._window, whole, x)
+        return fast_path.Piggyback(self._transport, self._window, buckets, arrays) if buckets else None
 
-    def learn_action(self, call: PendingCall) -> None:
-        """An action begins the ordinary way; a barrier does nothing beyond that, so that ranks need only agree."""
+    def remember_action(self, call: PendingCall) -> None:
+        """An action begins on the ordinary path; a barrier does nothing beyond that, so that ranks need only agree."""
         if call.key == ("barrier", ""):
-            self._dense.learn(call.number, NOTHING)
+            self._dense.remember(call.number, NOTHING)
 
     def prepared(self, number: int, moves: Any) -> Prepared | None:
         """What runs a dense call of a session that was made before; None: it may not take the fast path."""
@@ -104,40 +104,40 @@ class Rides:
         if saturated:
             self.tally["saturated"] += saturated
 
-    def _finish_exchange(self, call: PendingCall, ride: DenseRide) -> None:
+    def _finish_exchange(self, call: PendingCall, piggyback: DensePiggyback) -> None:
         assert call.exchange is not None
-        ride.record(0)
-        self.tally["saturated"] += ride.agreed.saturated
-        call.error = ride.problem(call.title)
+        piggyback.record(0)
+        self.tally["saturated"] += piggyback.agreed.saturated
+        call.error = piggyback.problem(call.title)
         if call.exchange.rest:
             for _ in call.exchange.progress(self._transport):
                 pass
 
-    def finish_ride(
-        self, call: PendingCall, ride: Ride, messages: Sequence[np.ndarray], header_size: int,
+    def finish_piggyback(
+        self, call: PendingCall, piggyback: Piggyback, messages: Sequence[np.ndarray], header_size: int,
         before: Mapping[str, int],
     ) -> None:  # fmt: skip
         """Finish a call by the fast path, given the messages of all ranks; ``before``: bytes sent before the round."""
         assert call.number is not None
-        if isinstance(ride, DenseRide):
-            self._finish_exchange(call, ride)
+        if isinstance(piggyback, DensePiggyback):
+            self._finish_exchange(call, piggyback)
             return
-        if isinstance(ride, TableRide):
-            shown = self._rides.bucket_of(call.number)
+        if isinstance(piggyback, TablePiggyback):
+            shown = self._piggybacks.bucket_of(call.number)
             assert shown is not None
             self._jobs.count(shown, self.sync_state)
             return
-        if isinstance(ride, fast_path.WholeRide):
+        if isinstance(piggyback, fast_path.WholePiggyback):
             nbytes, now = self._transport.sent["intra"] - before["intra"], time.perf_counter()
-            for bucket, start, stop, intra in ride.shares(ride.met, now, nbytes):
+            for bucket, start, stop, intra in piggyback.shares(piggyback.met, now, nbytes):
                 step = self._jobs.count(bucket, self.sync_state)
                 self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra)
-            self.tally["saturated"] += ride.saturated
+            self.tally["saturated"] += piggyback.saturated
             return
         for number, bucket in enumerate(self._fast[call.number]):
-            start, stop = ride.finish(number, messages, header_size)
+            start, stop = piggyback.finish(number, messages, header_size)
             step, sent = self._jobs.count(bucket, self.sync_state), self._transport.sent
             intra, inter = (sent[level] - before[level] for level in ("intra", "inter"))
             self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra, inter)
             before = sent
-        self.tally["saturated"] += ride.saturated
+        self.tally["saturated"] += piggyback.saturated

@@ -1,8 +1,8 @@
-"""Dense collectives of one node whose data travel with the header of the round: one compiled call does it all.
+"""Dense collectives of one node whose data are piggybacked on the header of the round: one compiled call does it all.
 
-A collective is learnt when it runs for the first time, by its number, on all ranks at once. When it comes again as the
-only call of its rank, its header and its data are shown together. If a rank deviates, nothing was copied or summed, and
-the round is an ordinary one.
+A collective is remembered when it runs for the first time, by its number, on all ranks at once. When it comes again as
+the only call of its rank, its header and its data are shown together. If a rank deviates, nothing was copied or summed,
+and the round is an ordinary one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_YET = Agreed(0.0)
 _AGREE = Interval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
 
 
-class RidingData(Protocol):
+class PiggybackData(Protocol):
     """What travels in one call, as this rank sees it."""
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
@@ -71,11 +71,11 @@ class Copying:
         self.source, self.target = places or (_place_of(source), _place_of(target))
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
-        """See ``RidingData``."""
+        """See ``PiggybackData``."""
         return Prepared(AgreedCopies(window, transport.waiter, transport.single_copy, self.parts), recorder)
 
     def begin(self, agreed: AgreedCopies, header: np.ndarray, ignored: int) -> bool:
-        """See ``RidingData``."""
+        """See ``PiggybackData``."""
         return agreed.begin(header, ignored, self.source, self.target, self.parts)
 
 
@@ -98,11 +98,11 @@ class Scattering:
         return lambda x, own: Scattering(x, own, how, edges)
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
-        """See ``RidingData``."""
+        """See ``PiggybackData``."""
         return Prepared(AgreedSums(window, transport.waiter, self.x.dtype, self._how), recorder)
 
     def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
-        """See ``RidingData``."""
+        """See ``PiggybackData``."""
         return agreed.scatter(header, ignored, self.x, self.own, self.edges)
 
 
@@ -117,11 +117,11 @@ class Summing:
         self.x, self.reads = x, reads
 
     def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
-        """See ``RidingData``."""
+        """See ``PiggybackData``."""
         return agreed.reduce(header, ignored, self.x, self.reads)
 
 
-class DenseRide:
+class DensePiggyback:
     """The data of the only call of this rank.
 
     Args:
@@ -140,7 +140,7 @@ class DenseRide:
         self.met, self.agreed = 0.0, _NOT_YET
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
-        """As of ``fast_path.Ride``."""
+        """As of ``fast_path.Piggyback``."""
         agreed = self.prepared.agreed
         try:
             done = not self._begun and self._moves.begin(agreed, header, ignored)
@@ -170,8 +170,8 @@ class DenseRide:
         )
 
 
-class DenseRides:
-    """The dense collectives that were learnt.
+class DensePiggybacks:
+    """The dense collectives that are remembered.
 
     Attributes:
         known: what runs them, by number.
@@ -181,8 +181,8 @@ class DenseRides:
         self._transport, self._window, self._recorder = transport, window, recorder
         self.known: dict[int, Prepared] = {}
 
-    def learn(self, number: int | None, moves: RidingData | None) -> None:
-        """A collective begins the ordinary way; from now on it may ride."""
+    def remember(self, number: int | None, moves: PiggybackData | None) -> None:
+        """A collective begins on the ordinary path; from now on it may be piggybacked."""
         if number is None or moves is None or self._window is None or number in self.known:
             return
         self.known[number] = moves.prepared(self._transport, self._window, self._recorder)
