@@ -77,7 +77,7 @@ for step in range(args.steps):
     if step % 20 == 0 or step == args.steps - 1:
         mean = session.allreduce(loss.detach().clone().reshape(1), name="loss").item()
         if rank == 0:
-            print(f"step {step:3}: loss {mean:.3f}, {1e3 * (time.perf_counter() - began) / (step + 1):.0f} ms a step")
+            print(f"step {step:3}: loss {mean:.3f}, {1e3 * (time.perf_counter() - began) / (step + 1):.0f} ms per step")
 
 torch.distributed.destroy_process_group()
 session.close()

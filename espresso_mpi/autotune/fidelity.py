@@ -42,7 +42,7 @@ WINDOW = 7
 """Steps whose gradients are kept, the last ones: all that are watched by default."""
 
 SAMPLED = 1 << 21
-"""Elements of a step that are kept at most, of all tensors together, on every rank: 8 MiB a step."""
+"""Elements of a step that are kept at most, of all tensors together, on every rank: 8 MiB per step."""
 
 RUNS = 8
 """Pieces that the sample of a large tensor consists of, at equal distances: rows of embeddings differ."""

@@ -169,7 +169,7 @@ def verdict(found: Sequence[Group]) -> str:
             )
             parts.append(f"{group.way} {told}")
     sent, least = min(((group.reached.sent, group.way) for group in found if group.reached), default=(0.0, ""))
-    parts.append(f"{least} sends least until then, {sent / 1e6:.1f} MB a rank")
+    parts.append(f"{least} sends least until then, {sent / 1e6:.1f} MB per rank")
     return "; ".join(parts) + "."
 
 
@@ -200,7 +200,7 @@ TABLE = Table(
         _to_target("s to target", Unit("", 1, ".1f"), "seconds"),
         _to_target("to target", MB, "sent"),
         Column("step", "step_seconds", MS),
-        Column("KiB a step", "step_bytes", Unit("", 1 / 1024, ".1f")),
+        Column("KiB per step", "step_bytes", Unit("", 1 / 1024, ".1f")),
         Column("replicas", "replicas", left=True),
     )
 )

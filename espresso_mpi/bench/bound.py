@@ -7,9 +7,9 @@
 
 The least bytes of a step, in m bytes of result and over all members of its group together:
 
-- encode: ``Compressor.encode_traffic`` of each part, without the residual's 8 bytes an element where there is none.
-- decode: every payload once, the values that they sum to once (4 bytes an element), and what the method's
-  ``decode_traffic`` has beyond a payload and 8 bytes an element.
+- encode: ``Compressor.encode_traffic`` of each part, without the residual's 8 bytes per element where there is none.
+- decode: every payload once, the values that they sum to once (4 bytes per element), and what the method's
+  ``decode_traffic`` has beyond a payload and 8 bytes per element.
 - reduce_scatter or reduce over k members: each contribution read once, the result written once: (k + 1)·m.
 - allreduce: that, and each of the other k - 1 members reads and writes the result: (k + 1)·m + 2(k - 1)·m.
 - all else moves bytes: read where they are, written where they go, 2 for each byte that goes to another member.
@@ -192,12 +192,12 @@ class Yardsticks:
 
     @property
     def link(self) -> float | None:
-        """Bytes a second of a node's link, in each of its directions at the same time; None on one node."""
+        """Bytes per second of a node's link, in each of its directions at the same time; None on one node."""
         return max(self._rates, default=None)
 
     @property
     def copy(self) -> list[float]:
-        """Bytes a second that the ranks of each memory domain together read and write when all copy at once."""
+        """Bytes per second that the ranks of each memory domain together read and write when all copy at once."""
         return [float(rate) for rate in np.median(np.array(self._copies), axis=0)]
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class _Stream:
             self._nbytes *= 2
 
     def rate(self) -> float:
-        """Bytes a second of the slowest link."""
+        """Bytes per second of the slowest link."""
         return self._nbytes / min(self._seconds(MESSAGE_BYTES), self._seconds(self._nbytes))
 
     def close(self) -> None:
@@ -278,7 +278,7 @@ class _Copy:
         self.rates()  # wakes the threads
 
     def rates(self) -> list[float]:
-        """Bytes a second that are read and written, of each memory domain."""
+        """Bytes per second that are read and written, of each memory domain."""
         return [max(both) for both in zip(self._rates(_copied, 2), self._rates(_added, 3))]
 
     def _rates(self, work: Callable[[np.ndarray, np.ndarray], None], passes: int) -> list[float]:

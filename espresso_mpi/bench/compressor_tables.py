@@ -84,7 +84,7 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _rate(field: str) -> Callable[[Row, Sequence[Row]], float | None]:
-    """Bytes of float32 input a second; None where there is no such operation."""
+    """Bytes of float32 input per second; None where there is no such operation."""
 
     def value(row: Row, rows: Sequence[Row]) -> float | None:
         seconds = getattr(row, field)

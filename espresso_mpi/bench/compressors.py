@@ -248,7 +248,7 @@ def _turn(setup: _Setup, codec: _TimedCodec) -> tuple[float, float]:
 
 
 def _row(setup: _Setup, c: _TimedCodec, median: np.ndarray, best: np.ndarray, rate: float) -> Row:
-    """A codec's row with its times, and the shares of its bound at a rate in bytes a second."""
+    """A codec's row with its times, and the shares of its bound at a rate in bytes per second."""
     shares = [
         float(traffic / rate / seconds) if setup.cold and traffic and seconds else None
         for traffic, seconds in zip(c.traffic, best)

@@ -48,7 +48,7 @@ class Row:
         way: a compressor for all tensors, or a level of ``accuracy``.
         error: of the first steps, the mean over tensors, weighted by their elements; 0 without compression.
         bits: sent for an element.
-        loss: bits a character at the end; gap: relative to that of float32.
+        loss: bits per character at the end; gap: relative to that of float32.
     """
 
     model: str

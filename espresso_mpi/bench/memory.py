@@ -37,7 +37,7 @@ def last_level_cache(caches: Path = _CACHES) -> int:
 
 @Kernel
 def read(x):  # type: ignore[no-untyped-def]
-    """Add up uint32 values, modulo 2³² in each block: 4 bytes an element."""
+    """Add up uint32 values, modulo 2³² in each block: 4 bytes per element."""
     total = np.uint64(0)
     for block in prange((x.size + _BLOCK - 1) // _BLOCK):
         part, own = x[block * _BLOCK : (block + 1) * _BLOCK], np.uint32(0)
@@ -49,7 +49,7 @@ def read(x):  # type: ignore[no-untyped-def]
 
 @Kernel
 def update(x):  # type: ignore[no-untyped-def]
-    """Change the sign of float32 values: 8 bytes an element."""
+    """Change the sign of float32 values: 8 bytes per element."""
     for block in prange((x.size + _BLOCK - 1) // _BLOCK):
         part = x[block * _BLOCK : (block + 1) * _BLOCK]
         for i in range(part.size):
@@ -58,7 +58,7 @@ def update(x):  # type: ignore[no-untyped-def]
 
 @Kernel
 def accumulate(x, y):  # type: ignore[no-untyped-def]
-    """``x = y - x`` on float32 values, as an encode changes its residual: 12 bytes an element."""
+    """``x = y - x`` on float32 values, as an encode changes its residual: 12 bytes per element."""
     for block in prange((x.size + _BLOCK - 1) // _BLOCK):
         part, other = x[block * _BLOCK : (block + 1) * _BLOCK], y[block * _BLOCK : (block + 1) * _BLOCK]
         for i in range(part.size):

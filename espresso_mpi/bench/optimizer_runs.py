@@ -40,7 +40,7 @@ WARMUP = 0.15
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs have in common; ``batch`` is in sequences a rank and step.
+    """What all runs have in common; ``batch`` is in sequences per rank and step.
 
     Every ``validation_stride``-th window of the validation text is predicted, windows without overlap.
 
@@ -84,9 +84,9 @@ class RunConfig:
 class Row:
     """A finished run.
 
-    ``loss`` is in bits a character on the validation text at the end, None if the run diverged in step ``diverged_at``.
-    ``curve`` holds steps with their losses. ``bytes_per_step`` is what a rank sends in a step, on average;
-    ``seconds`` is how long the run took, validation included.
+    ``loss`` is in bits per character on the validation text at the end, None if the run diverged in step
+    ``diverged_at``. ``curve`` holds steps with their losses. ``bytes_per_step`` is what a rank sends in a step, on
+    average; ``seconds`` is how long the run took, validation included.
     """
 
     optimizer: str

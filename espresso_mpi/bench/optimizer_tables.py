@@ -119,7 +119,7 @@ TABLE = Table(
         Column("spread", "spread", _LOSS),
         Column("vs fp32 %", "change", Unit("", 1, "+.2f")),
         Column("over seeds", "range"),
-        Column("KiB a step", "bytes_per_step", Unit("", 1 / 1024, ".1f")),
+        Column("KiB per step", "bytes_per_step", Unit("", 1 / 1024, ".1f")),
         Column("replicas", "replicas", left=True),
     )
 )

@@ -193,7 +193,7 @@ def _heading(corpus: text.Corpus, settings: Settings, ranks: int, todo: int, con
 
 
 def _show(rows: Sequence[Row], plot: Path | None) -> None:
-    tables.TABLE.show("loss: validation, bits a character", tables.groups(rows))
+    tables.TABLE.show("loss: validation, bits per character", tables.groups(rows))
     if plot is not None:
         from . import plots
 

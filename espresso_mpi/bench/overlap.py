@@ -240,7 +240,7 @@ class _Matrices:
         return max(1, round(self._comm.bcast(seconds * self._rate)))
 
     def _measured(self) -> float:
-        """Products a second of the slowest rank while all compute."""
+        """Products per second of the slowest rank while all compute."""
         from mpi4py import MPI
 
         count = 64

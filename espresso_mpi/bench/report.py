@@ -60,7 +60,7 @@ On the emulated cluster all nodes share one memory, and a link that has paused l
 _TENSORS = """
 All gradients of a network at once, in the order of a backward pass. *fused* is `MPI_Allreduce` of one buffer as large
 as all of them, without the copies into and out of it; *each* is one `MPI_Allreduce` a tensor. *time / fused* above 1
-loses to the one buffer, *x each* above 1 beats one call a tensor. *wrong* as above.
+loses to the one buffer, *x each* above 1 beats one call per tensor. *wrong* as above.
 """
 
 _TORCH = """
@@ -108,11 +108,11 @@ that loses more than a cast does. Another library is the quicker of its float32 
 _COMPRESSORS = """
 `make bench-compressors`. GB/s are of float32 input, in the median and in the *best* repetition. *of bound*: the least
 time that the method's memory traffic could take, at the best rate of the plain kernels in the first rows, divided by
-the best time it took. *read*, *update* and *accumulate* move 4, 8 and 12 bytes an element; *copy* counts 8, but lines
+the best time it took. *read*, *update* and *accumulate* move 4, 8 and 12 bytes per element; *copy* counts 8, but lines
 that are written without having been read are read first, so it is below the others. Caches are emptied before each
 call of the large arrays, which are four times the last-level cache. The small ones are timed after four calls in a row,
 as where a gradient has just been computed; memory does not bound them. Encode includes the residual, eight of the
-twelve bytes an element that it reads and writes, except in the rows that say so: those methods refuse error feedback.
+twelve bytes per element that it reads and writes, except in the rows that say so: those methods refuse error feedback.
 *vNMSE* is ‖x − C(x)‖²/‖x‖² on normal values, *expected* what analysis says of it. *call* is the time to encode one
 element.
 """
@@ -120,7 +120,7 @@ element.
 _TRAIN = """
 A character language model on the English text in Python's `pydoc_data.topics`, plain SGD, the same weights, batches and
 learning rate for all methods. Under momentum and AdamW some lose far more ([docs/compressors.md](docs/compressors.md)).
-*loss* is bits a character on held-out text. *s to target*: training time until fp32's final loss + 2 %. A step's time
+*loss* is bits per character on held-out text. *s to target*: training time until fp32's final loss + 2 %. A step's time
 is split into compute (the slowest rank's) and sync. Validation is outside the clock.
 """
 
@@ -133,7 +133,7 @@ _OPTIMIZERS = """
 `make bench-optimizers`. A GPT is trained with PyTorch on the text in `pydoc_data.topics`, by every method with the same
 weights, batches and learning rates: AdamW as PyTorch has it (betas 0.9 and 0.999, weight decay 0.01), and SGD with
 momentum 0.9 or, where the method has a momentum of its own (`dgc`), without. The peak learning rate *lr* follows a
-warm-up and a cosine; it was chosen with fp32 and not again for each method. *loss* is bits a character on held-out
+warm-up and a cosine; it was chosen with fp32 and not again for each method. *loss* is bits per character on held-out
 text, *spread* the largest less the smallest over the seeds. *vs fp32* compares runs of the same optimizer, learning
 rate and seed: the mean, and the range *over seeds*. The runs are short, and of one model: take orders from them, not
 digits. Runs that differ in rounding alone come to differ by as much as fp16 and int8 do here, so less says nothing.
@@ -376,7 +376,7 @@ def _train(result: Result) -> str:
     from . import train_tables
 
     corpus = result["corpus"]
-    note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are a rank's, a step.\n"
+    note = f"\nText: {corpus['characters']} characters, SHA-256 `{corpus['sha256']}`. Bytes are per rank and step.\n"
     return train_tables.TABLE.markdown(schema.convert(result["rows"], list[train_tables.Row], "rows")) + note
 
 
@@ -402,7 +402,7 @@ def _optimizers(result: Result) -> str:
         f"{settings['parameters']:,} parameters: {shape['layers']} layers of width {shape['width']}, "
         f"{shape['context']} characters of context; {settings['ranks']} ranks x {settings['batch']} sequences, "
         f"{settings['steps']} steps. Text: {settings['text_characters']} characters, SHA-256 "
-        f"`{settings['text_sha256']}`. *KiB a step* are what a rank sends."
+        f"`{settings['text_sha256']}`. *KiB per step* are what a rank sends."
     )
     return f"{optimizer_tables.TABLE.markdown(groups)}\n{note}\n"
 

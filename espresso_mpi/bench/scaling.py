@@ -45,7 +45,7 @@ class Fit:
     """t = alpha + beta · bytes for a method on a number of ranks.
 
     Attributes:
-        alpha: seconds. beta: seconds a byte.
+        alpha: seconds. beta: seconds per byte.
         deviation: root mean square of the line's relative errors at the measured points; 0 for fewer than three.
     """
 

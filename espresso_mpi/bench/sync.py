@@ -99,7 +99,7 @@ class _Suite:
 
     @property
     def rates(self) -> dict[str, Any]:
-        """What link and memory reached, in bytes a second."""
+        """What link and memory reached, in bytes per second."""
         return {"link": self.yardsticks.link, "copy": self.yardsticks.copy}
 
     def _compare(self, repetition: int) -> None:

@@ -51,7 +51,7 @@ def main(
         rate: peak learning rate, the same for all methods.
         momentum: of SGD; the learning rate counts for the mean of gradients that it makes, so it need not change.
         hidden: width of the model's hidden layer; 256 makes 66 880 parameters, 1024 makes 264 256.
-        target_loss: validation loss in bits a character to reach; default: fp32's final loss plus 2 %.
+        target_loss: validation loss in bits per character to reach; default: fp32's final loss plus 2 %.
         seed: of weights, batches and stochastic compressors.
         ablation: also run methods that lose much without error feedback.
         eval_every: steps between validations; default: a fifteenth of all.
@@ -108,7 +108,7 @@ def _trained(
     result = _result(runs, rows, corpus, settings, target)
     if comm.rank == 0:
         goal = "" if target is None else f"; target: {target:.4f}"
-        tables.TABLE.show(f"loss: validation, bits a character{goal}; bytes: of a rank in a step", rows)
+        tables.TABLE.show(f"loss: validation, bits per character{goal}; bytes: of a rank in a step", rows)
         _write(result, runs, files)
     return result
 

@@ -18,7 +18,7 @@ class Row:
     """One method's result.
 
     Attributes:
-        loss: bits a character on the validation text at the end; None if the run diverged in step ``diverged_at``.
+        loss: bits per character on the validation text at the end; None if the run diverged in step ``diverged_at``.
         loss_vs_fp32: by how many percent it is above that of fp32; None where one of them is not known.
         steps_to_target, seconds_to_target: at the first validation that reached the target; None if none did.
         seconds: of the training clock.

@@ -35,7 +35,7 @@ TRACED = 5
 class Settings:
     """What all methods have in common.
 
-    ``batch`` is in characters a rank and step; ``rate`` is the peak learning rate; every
+    ``batch`` is in characters per rank and step; ``rate`` is the peak learning rate; every
     ``validation_stride``-th position of the validation text is predicted. At higher rates fp32 itself ends a
     little lower, but two runs that differ in rounding alone come to differ by one percent, and the comparison
     drowns. ``momentum`` leaves the effective rate as it is (``model.SGD``).
@@ -91,7 +91,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Point:
-    """The state after ``step`` steps: clock, bytes sent by all ranks, validation loss in bits a character."""
+    """The state after ``step`` steps: clock, bytes sent by all ranks, validation loss in bits per character."""
 
     step: int
     seconds: float
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def loss(self) -> float:
-        """Validation loss at the end, bits a character; NaN if it diverged."""
+        """Validation loss at the end, bits per character; NaN if it diverged."""
         return float("nan") if self.diverged_at is not None else self.curve[-1].loss
 
 
@@ -184,7 +184,7 @@ def _options(method: Method, settings: Settings) -> dict[str, Any]:
 
 
 def validation_loss(comm: Any, model: CharModel, corpus: text.Corpus, stride: int) -> float:
-    """Mean bits a character over every ``stride``-th position, shared among the ranks. Collective."""
+    """Mean bits per character over every ``stride``-th position, shared among the ranks. Collective."""
     context = model.shape.context
     starts = np.arange(0, len(corpus.validation) - context, stride)
     nats = mean_loss(comm, starts, _CHUNK, lambda part: model.loss(*text.windows(corpus.validation, part, context)))

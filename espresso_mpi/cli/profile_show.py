@@ -93,7 +93,7 @@ def tables(profile: Profile) -> Iterator[Table]:
 def _cluster(profile: Profile) -> Table:
     facts = {
         "nodes": str(profile.nodes),
-        "ranks a node": str(profile.ranks_per_node),
+        "ranks per node": str(profile.ranks_per_node),
         "made by": "measuring" if profile.measured else "a description",
         "medians known to": f"{profile.noise():.1%}" if profile.measured else "",
         "a sync costs": _microseconds(profile.call),
@@ -160,7 +160,7 @@ def _moves(profile: Profile) -> Table:
     for (op, level, alone), curve in sorted(
         profile.moves.items(), key=lambda item: (item[0][1], item[0][0], item[0][2])
     ):
-        rows.append([op, f"{level}, one rank a node" if alone else level, *_line(curve)])
+        rows.append([op, f"{level}, one rank per node" if alone else level, *_line(curve)])
     return "collectives, by the bytes that one rank puts in", ["operation", "level", *_LINE], rows
 
 
@@ -244,7 +244,7 @@ def _panels(profile: Profile) -> list[tuple[str, str, _Lines]]:
         for direction in ("encode", "decode")
     ]
     panels += [
-        (f"{level}, one rank a node" if alone else level, "bytes of one rank",
+        (f"{level}, one rank per node" if alone else level, "bytes of one rank",
          [(op, c) for (op, where, single), c in moves if (where, single) == (level, alone)])
         for level, alone in (("flat", False), ("intra", False), ("inter", False), ("inter", True))
     ]  # fmt: skip

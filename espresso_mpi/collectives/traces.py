@@ -83,7 +83,7 @@ def finish(
     if dropped:
         room = records.MAX_EVENTS // transport.topology.size
         _LOG.warning(
-            "trace %s: room for %d spans a rank, %d more were left out; trace fewer steps", path, room, dropped
+            "trace %s: room for %d spans per rank, %d more were left out; trace fewer steps", path, room, dropped
         )
 
 

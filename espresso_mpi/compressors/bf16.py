@@ -1,4 +1,4 @@
-"""``bf16``: bfloat16, the upper half of a float32; 16 bits an element.
+"""``bf16``: bfloat16, the upper half of a float32; 16 bits per element.
 
 Rounded to nearest even (relative error at most 1/257) or stochastically (unbiased, ``ω = 2**-16``), never cut off: that
 would shrink values by 0.28 % on average. For Gaussian values the squared error relative to ``‖x‖²`` is 2.76e-6 to

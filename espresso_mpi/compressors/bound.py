@@ -1,4 +1,4 @@
-"""``bound``: no element of the result is off by more than a bound; bits + 0.5 bits an element, for smooth data.
+"""``bound``: no element of the result is off by more than a bound; bits + 0.5 bits per element, for smooth data.
 
 For users of simulations, who need a guarantee for every element instead of feedback. Neighbours' differences are sent
 as whole numbers of a step that is as small as they allow (``kernels.cpu.deltas``). The more alike neighbours are, the

@@ -5,7 +5,7 @@ sum a sketch: ``rows`` tables of ``columns·n`` buckets; in each every element i
 median over the rows of an element's signed buckets estimates the summed element: without bias in each row, and there
 with a variance of at most ``‖x‖²/buckets``, so elements well above ``‖x‖/√buckets`` are found. All ranks then send the
 exact values of the k elements with the largest estimates, which are summed as they are: 32·(2·ratio + rows·columns)
-bits an element, most of them for the sketch.
+bits per element, most of them for the sketch.
 
 Unlike top-k it finds what is large in the sum and not what is large somewhere, and its messages do not grow with the
 ranks. It needs a few large elements among many small ones; of normal values it chooses little better than chance.

@@ -1,4 +1,4 @@
-"""``dgc``: deep gradient compression (Lin et al., 2018): sampled top-k of a sum of momenta; 64·ratio bits an element.
+"""``dgc``: deep gradient compression (Lin et al., 2018): sampled top-k of a sum of momenta; 64·ratio bits per element.
 
 ``u = mu·u + x`` and ``v += u``, where v is the residual. The elements of v that reach a threshold are sent, and u and v
 become zero there: so momentum goes on only where nothing was sent ("momentum factor masking"). u takes the place of the

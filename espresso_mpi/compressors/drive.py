@@ -1,4 +1,4 @@
-"""``drive``: a random rotation, then the sign (DRIVE, Vargaftik et al., 2021); 1 + 32/block bits an element.
+"""``drive``: a random rotation, then the sign (DRIVE, Vargaftik et al., 2021); 1 + 32/block bits per element.
 
 Each block is rotated by random signs and a Walsh-Hadamard transform R, renewed each step, and becomes ``S·Rᵀsgn(Rx)``
 with sgn(0) = +. Unlike ``onebit``, whose error depends on how x is distributed, the error is the same for nearly all x:

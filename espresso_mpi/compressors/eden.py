@@ -1,4 +1,4 @@
-"""``eden``: a random rotation, then 1 to 4 bits an element (EDEN, Vargaftik et al., 2022); bits + 32/block bits.
+"""``eden``: a random rotation, then 1 to 4 bits per element (EDEN, Vargaftik et al., 2022); bits + 32/block bits.
 
 Each block is rotated by random signs and a Walsh-Hadamard transform (``cpu.rotations``): y = R·x, scaled to mean square
 1. Whatever x was, y looks normal, so each element is replaced by the nearest of the 2ᵇ centroids of the best quantiser

@@ -1,4 +1,4 @@
-"""``fp16``: IEEE half precision, rounded to nearest even; 16 bits an element.
+"""``fp16``: IEEE half precision, rounded to nearest even; 16 bits per element.
 
 Relative error at most 2**-11 in the normal range, 2**-14 to 65504; for Gaussian values the squared error relative to
 ``‖x‖²`` is 4.3e-8. Values beyond the largest half, 65504, are sent as 65504; with a residual the excess is kept there

@@ -1,4 +1,4 @@
-"""``fp8_e4m3``: 8-bit floats with 3 bits of mantissa and one float32 scale a block; 8 + 32/block bits an element.
+"""``fp8_e4m3``: 8-bit floats with 3 bits of mantissa and one float32 scale per block; 8 + 32/block bits per element.
 
 ``scale = max|x| / 448`` over the block and ``code = x / scale`` rounded to the nearest E4M3 (ties to even; OCP 8-bit
 Floating Point Specification, 2023; Micikevicius et al., 2022), subnormal ones included. The relative error is at most

@@ -1,4 +1,4 @@
-"""``int2``: the signs of large elements with one float32 scale a block; 2 + 32/block bits an element.
+"""``int2``: the signs of large elements with one float32 scale per block; 2 + 32/block bits per element.
 
 ``scale = max|x|`` over the block; codes are -1, 0 and 1, to nearest (0 below half the scale) or stochastically
 (unbiased: TernGrad's rule, Wen et al., 2017, block by block). To nearest it is a contraction with
@@ -19,7 +19,8 @@ from .registry import register
 @register
 @dataclass(frozen=True)
 class Int2(IntegerQuantiser):
-    """Block-scaled int2, four codes a byte: 4·ceil(n/block) bytes of scales and ceil(block/4) for each block of codes.
+    """Block-scaled int2, four codes per byte: 4·ceil(n/block) bytes of scales and ceil(block/4) for each block of
+    codes.
 
     In a block of m codes, byte j holds codes j, j + s, j + 2s, j + 3s from its lowest bits upward, where s = ceil(m/4).
 

@@ -1,4 +1,4 @@
-"""``int4``: symmetric linear quantisation to 4 bits with one float32 scale a block; 4 + 32/block bits an element.
+"""``int4``: symmetric linear quantisation to 4 bits with one float32 scale per block; 4 + 32/block bits per element.
 
 ``scale = max|x| / 7`` over the block and ``code = round(x / scale)``, to nearest (ties to even) or stochastically
 (unbiased). For Gaussian values and block 128 the squared error relative to ``‖x‖²`` is 0.0138 to nearest and twice
@@ -20,7 +20,7 @@ from .registry import register
 @register
 @dataclass(frozen=True)
 class Int4(IntegerQuantiser):
-    """Block-scaled int4, two codes a byte: 4·ceil(n/block) bytes of scales and ceil(block/2) for each block of codes.
+    """Block-scaled int4, two codes per byte: 4·ceil(n/block) bytes of scales and ceil(block/2) for each block of codes.
 
     In a block of m codes, byte j holds code j in its lower half and code j + ceil(m/2) in its upper half.
 

@@ -1,4 +1,4 @@
-"""``int8``: symmetric linear quantisation to 8 bits with one float32 scale a block; 8 + 32/block bits an element.
+"""``int8``: symmetric linear quantisation to 8 bits with one float32 scale per block; 8 + 32/block bits per element.
 
 ``scale = max|x| / 127`` over the block and ``code = round(x / scale)``, to nearest (ties to even) or stochastically
 (unbiased). For Gaussian values and block 256 the squared error relative to ``‖x‖²`` is 4.86e-5 to nearest and twice

@@ -1,4 +1,4 @@
-"""``natural``: natural compression, rounding to powers of two (Horváth et al., 2019); 8 + 8/block bits an element.
+"""``natural``: natural compression, rounding to powers of two (Horváth et al., 2019); 8 + 8/block bits per element.
 
 An element between two powers of two becomes one of them, at random so that the mean is right. Unbiased, with variance
 ω = 1/8; on Gaussian values the squared error relative to ``‖x‖²`` is 0.0818.

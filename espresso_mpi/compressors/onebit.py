@@ -1,4 +1,4 @@
-"""``onebit``: scaled sign (EF-SignSGD, Karimireddy et al., 2019), one scale a block; 1 + 32/block bits an element.
+"""``onebit``: scaled sign (EF-SignSGD, Karimireddy et al., 2019), one scale per block; 1 + 32/block bits per element.
 
 Each element becomes ``mean|x| · sign(x)`` with the mean over its block and sign(0) = +. A contraction with
 ``δ = ‖x‖₁²/(d‖x‖²)``, at least 1/block: for Gaussian values the squared error relative to ``‖x‖²`` is 1 - 2/π =

@@ -1,4 +1,4 @@
-"""``onebit_sgd``: one-bit SGD (Seide et al., 2014), two values a block; 1 + 64/block bits an element.
+"""``onebit_sgd``: one-bit SGD (Seide et al., 2014), two values per block; 1 + 64/block bits per element.
 
 Elements that are not negative become the mean of these in their block, negative ones the mean of those. That is the
 orthogonal projection on the vectors with one value for each group, so compressing twice is compressing once. For

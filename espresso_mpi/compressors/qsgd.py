@@ -1,4 +1,4 @@
-"""``qsgd``: linear dithering (QSGD, Alistarh et al., 2017); ceil(log2(2·levels + 1)) + 32/block bits an element.
+"""``qsgd``: linear dithering (QSGD, Alistarh et al., 2017); ceil(log2(2·levels + 1)) + 32/block bits per element.
 
 Each element becomes ``sgn(x) · norm · k / levels`` with the norm of its block and k = levels · |x| / norm rounded up or
 down at random so that the mean is right. Unbiased, with variance ω ≤ √B/s - 1 (s ≤ √B/2) or B/(4s²) for the Euclidean
@@ -25,7 +25,7 @@ _NORMS = {"max": MAX, "l2": L2}
 @register
 @dataclass(frozen=True)
 class QSGD(Dithering):
-    """Stochastic levels of the block's norm. Payload: ``width`` uint64 for each 64 elements, a float32 step a block.
+    """Stochastic levels of the block's norm. Payload: ``width`` uint64 for each 64 elements, a float32 step per block.
 
     Error feedback needs ω < 1, as with the defaults (0.45), or ``scaled``: unscaled with ω ≥ 1 it diverges.
 

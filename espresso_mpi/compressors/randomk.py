@@ -1,4 +1,4 @@
-"""``randomk``: k = ratio·n positions that all ranks draw alike from one seed, values only; 32·ratio bits an element.
+"""``randomk``: k = ratio·n positions that all ranks draw alike from one seed, values only; 32·ratio bits per element.
 
 As every rank sends the same positions, payloads are summed as they are by an Allreduce of k numbers whatever the
 number of ranks. Drawn without replacement, each position with probability k/n exactly: a contraction with ``δ = k/n``

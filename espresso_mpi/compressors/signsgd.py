@@ -1,4 +1,4 @@
-"""``signsgd``: the sign alone, decided by majority vote (Bernstein et al., 2018); 1 bit an element.
+"""``signsgd``: the sign alone, decided by majority vote (Bernstein et al., 2018); 1 bit per element.
 
 Each element becomes +1 or -1, with sign(0) = +, and the result of a synchronisation is the sign of the ranks' mean: the
 step's length is the learning rate's affair. No contraction: no error feedback, and no convergence in general (it fails

@@ -1,4 +1,4 @@
-"""``signum``: the sign of the momentum, decided by majority vote (Bernstein et al., 2018); 1 bit an element.
+"""``signum``: the sign of the momentum, decided by majority vote (Bernstein et al., 2018); 1 bit per element.
 
 ``m ← β m + x``, then as ``signsgd`` with m in the place of x. (The paper's ``m ← β m + (1 - β) x`` is 1 - β times this
 m and has the same signs.) Momentum makes the signs steadier than those of single gradients; like ``signsgd`` it is no

@@ -1,4 +1,4 @@
-"""``terngrad``: ternary values (Wen et al., 2017); 2 + 32/block bits an element.
+"""``terngrad``: ternary values (Wen et al., 2017); 2 + 32/block bits per element.
 
 Each element becomes ``M · sgn(x) · b`` with b = 1 at the probability |x|/M, else 0, and M the largest magnitude of its
 block, after the block was clipped at ``clip`` root mean squares. Unbiased without clipping, with variance

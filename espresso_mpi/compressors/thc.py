@@ -1,4 +1,4 @@
-"""``thc``: rotated, then whole numbers that add up (THC, Li et al., NSDI 2024); 8 or 16 bits an element.
+"""``thc``: rotated, then whole numbers that add up (THC, Li et al., NSDI 2024); 8 or 16 bits per element.
 
 All ranks rotate their blocks by the same random rotation (``cpu.rotations``) and agree on the largest root mean square
 ``a`` of each block. Each rotated element is clipped to ±M = ±t·a and rounded stochastically to one of -G..G times M/G.

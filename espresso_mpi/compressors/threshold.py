@@ -1,4 +1,4 @@
-"""``threshold``: the elements with ``|x| ≥ value``, ratio·n of them at most; 64·ratio bits an element.
+"""``threshold``: the elements with ``|x| ≥ value``, ratio·n of them at most; 64·ratio bits per element.
 
 If more reach the value, the k = ratio·n largest go (equal ones in order of index) and the rest stays in the residual.
 If none does, the single largest goes: so ``δ = 1/n`` is guaranteed, without which error feedback would not be allowed.

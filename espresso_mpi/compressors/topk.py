@@ -1,4 +1,4 @@
-"""``topk``: the k = ratio·n elements of largest magnitude, exactly; 64·ratio bits an element.
+"""``topk``: the k = ratio·n elements of largest magnitude, exactly; 64·ratio bits per element.
 
 A contraction with ``δ = k/n``; for Gaussian values the squared error relative to ``‖x‖²`` is ``1 - 2(tφ(t) + Φ̄(t))``,
 ``t = Φ⁻¹(1 - ratio/2)``: 0.9155 at 1 %. Equal magnitudes are taken in order of their index, so the choice is unique on

@@ -1,6 +1,6 @@
 """``topk_chunked``: the J chunks of largest energy over all ranks (TopKC), values only: about 32·ratio + 32/chunk bits.
 
-The ranks first sum their chunks' squared norms, 32/chunk bits an element. So all choose the same chunks, the payloads
+The ranks first sum their chunks' squared norms, 32/chunk bits per element. So all choose the same chunks, the payloads
 are summed as they are, and what is left of all ranks together obeys ``Σ‖x - C(x)‖² ≤ (1 - δ) Σ‖x‖²`` with
 ``δ = J/chunks``; so does that of a rank alone. For independent normal values the squared error relative to ``‖x‖²`` is
 ``1 - P(χ²[chunk + 2] > t)`` with ``P(χ²[chunk] > t) = J/chunks``: little better than chance. It wins by locality, where
@@ -52,7 +52,7 @@ class TopKChunked(Compressor):
     Args:
         ratio: share of the chunks that are sent, in (0, 1]; at least one chunk is.
         chunk: elements of a chunk, rounded up to a multiple of 16; tensors of fewer elements have one smaller chunk.
-            Large chunks have a small summary, small ones choose better: at 1.6 bits an element, the summary's
+            Large chunks have a small summary, small ones choose better: at 1.6 bits per element, the summary's
             included, 256 loses least of normal values.
         values: "float32" or "float16".
     """

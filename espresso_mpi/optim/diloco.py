@@ -117,7 +117,7 @@ class DiLoCo:
             eᵢ ← β eᵢ + (a - xᵢ);  qᵢ = C(eᵢ);  eᵢ ← eᵢ - qᵢ;  a ← a - η · mean of qᵢ;  x ← a
 
         The paper's C is ``topk_in_chunks:chunk=4096,k=64`` with values in two bits, ``values=int2`` here; the messages
-        then are 0.16 bits an element. The equations are those of routes that compress once
+        then are 0.16 bits per element. The equations are those of routes that compress once
         (``route="flat-allgather"``).
 
         Args:

@@ -27,7 +27,7 @@ from .snapshots import VERSION, StateDict, check_version, checked, sealed, short
 MANIFEST = "espresso-state.json"
 _MANIFEST_BYTES = 1 << 16
 _HEADER_BYTES = 1 << 28
-"""Of what a state says besides its arrays: some 200 bytes a tensor."""
+"""Of what a state says besides its arrays: some 200 bytes per tensor."""
 
 _FILE = re.compile(r"rank-\d{5,}-of-\d{5,}-([0-9a-f]{16})\.npz")
 _LOG = logging.getLogger("espresso_mpi")

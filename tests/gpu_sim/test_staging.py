@@ -235,7 +235,7 @@ def test_the_probe_passes_everywhere(world, open_transport, caplog, monkeypatch)
     line = chosen(transport, caplog)
     assert transport.device_aware is True
     assert world.rank or "device pointers go to MPI: the probe passed on every node (fake)" in line
-    assert asked == ([10.0] if world.rank in (0, world.size - 1) else [])  # half the timeout, one rank a node
+    assert asked == ([10.0] if world.rank in (0, world.size - 1) else [])  # half the timeout, one rank per node
 
 
 def test_one_node_where_it_fails_is_enough(world, open_transport, caplog, monkeypatch):

@@ -31,7 +31,7 @@ def path(world, tmp_path):
 
 
 def losses_of_one_process(optimizer, settings, rate, seed, ranks):
-    """Validation losses, bits a character, before and after training on all ranks' sequences in one batch."""
+    """Validation losses, bits per character, before and after training on all ranks' sequences in one batch."""
     from espresso_mpi.bench.gpt import GPT
 
     corpus, context, model = text.load(), settings.shape.context, GPT(settings.shape, seed)

@@ -64,13 +64,13 @@ def same_error(world, kind, act):
 
 
 def skewed(rank, drift=0.0):
-    """A clock that is an hour a rank behind, and fast by ``drift`` seconds a second and rank."""
+    """A clock that is an hour per rank behind, and fast by ``drift`` seconds per second and rank."""
     start = time.perf_counter()
     return lambda: time.perf_counter() + drift * rank * (time.perf_counter() - start) - 3600.0 * rank
 
 
 def record(world, transport, path, clock=time.perf_counter, times=3, quiet=()):
-    """Each rank reports two spans a step, and one that begins before all meet and ends after it."""
+    """Each rank reports two spans per step, and one that begins before all meet and ends after it."""
     recorder = Recorder()
     with traces.recording(recorder, transport, path, clock):
         for step in range(times):

@@ -19,7 +19,7 @@ class Timing:
         nbytes: bytes of the arrays.
         seconds, p99: median and 99th percentile, over repetitions, of the slowest rank.
         repeats: repetitions that were made.
-        algbw, busbw: bytes a second of the array, and of the busiest connection, as nccl-tests define them.
+        algbw, busbw: bytes per second of the array, and of the busiest connection, as nccl-tests define them.
         wire_bytes: bytes that all ranks together send to other ranks in one synchronisation; MPI does not tell.
         inter_bytes: those of them that go to another node.
         wrong: elements, over all ranks, that differ from the reference; None where they were not compared.
@@ -41,7 +41,7 @@ R = TypeVar("R", bound=Timing)
 
 
 def bandwidths(nbytes: int, seconds: float, ranks: int, collective: str = "allreduce") -> dict[str, float]:
-    """``algbw`` and ``busbw`` of a collective, in bytes a second, as nccl-tests define them.
+    """``algbw`` and ``busbw`` of a collective, in bytes per second, as nccl-tests define them.
 
     An allreduce over p ranks moves at least 2(p-1)/p of the array over each rank's connection, so that ``busbw`` can be
     compared with the speed of the link, whatever p is. A reduce or a broadcast moves all of it, and what gives each

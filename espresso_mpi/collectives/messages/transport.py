@@ -359,4 +359,4 @@ def _check_window(half_bytes: int, ranks: int) -> None:
     """Raises the same on every rank: a half must hold an aligned group of elements for each rank of a node."""
     least = 8 * ALIGN * ranks
     if 0 < half_bytes < least:
-        raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks a node, or 0")
+        raise ConfigError(f"window_bytes={half_bytes}; expected at least {least} for {ranks} ranks per node, or 0")

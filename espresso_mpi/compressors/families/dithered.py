@@ -15,7 +15,7 @@ from ..kernels.cpu.quantiser import Quantiser
 
 
 class Dithering(Compressor):
-    """A method that is a ``Quantiser``. Payload: ``width`` uint64 a group, then one float32 step a block."""
+    """A method that is a ``Quantiser``. Payload: ``width`` uint64 per group, then one float32 step per block."""
 
     @property
     @abstractmethod

@@ -90,7 +90,7 @@ class Curve:
             raise ConfigError(f"curve: values {self.values}; expected seconds that never fall with the size")
         if max(self.slopes) > _STEEPEST:
             raise ConfigError(
-                f"curve: rises by {max(self.slopes):g} s a byte or element; expected at most {_STEEPEST:g}: are two "
+                f"curve: rises by {max(self.slopes):g} s per byte or element; expected at most {_STEEPEST:g}: are two "
                 f"knots too near to each other, or sizes not in bytes?"
             )
 
@@ -115,7 +115,7 @@ class Curve:
 
     @classmethod
     def line(cls, alpha: float, beta: float) -> Curve:
-        """alpha + beta · size, seconds and seconds a byte (or element), both at least 0.
+        """alpha + beta · size, seconds and seconds per byte (or element), both at least 0.
 
         Raises:
             ConfigError: one of them is negative or not finite.

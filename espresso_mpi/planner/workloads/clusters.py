@@ -2,7 +2,7 @@
 
 A collective takes as long as its start-ups, one after the other, and then as long as the busier of two links: the one
 of the rank that sends or receives most, and the network card of the node that does. So with h nodes of k ranks,
-p = h·k, start-ups and seconds a byte α, β of a rank's link and α′, β′ of a card, everything at the efficiency e,
+p = h·k, start-ups and seconds per byte α, β of a rank's link and α′, β′ of a card, everything at the efficiency e,
 
     t(s) = start + near·α + far·α′ + max(link·β, card·β′)/e · s
 
@@ -66,12 +66,13 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 AboveZero = Annotated[float, Meta(gt=0, le=1e30)]
 
 _ELEMENTS = 1 << 20
-"""Elements between which a compressor's bytes an element are taken: large against headers and single blocks."""
+"""Elements between which a compressor's bytes per element are taken: large against headers and single blocks."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection: ``alpha`` seconds a message, ``beta`` seconds a byte in each direction, both directions at once.
+    """A connection: ``alpha`` seconds per message, ``beta`` seconds per byte in each direction, both directions at
+    once.
 
     Raises:
         ConfigError: one of them is negative or not finite.
@@ -85,13 +86,13 @@ class Link:
 
     @classmethod
     def gbit(cls, rate: float, alpha: float) -> Link:
-        """A link of ``rate`` · 10⁹ bits a second."""
+        """A link of ``rate`` · 10⁹ bits per second."""
         return cls(alpha, 8e-9 / schema.convert(rate, AboveZero, "link: gbit"))
 
 
 @dataclass(frozen=True)
 class Speed:
-    """A compressor on a device: seconds a call, and seconds a float32 element of an encode and of a decode.
+    """A compressor on a device: seconds per call, and seconds per float32 element of an encode and of a decode.
 
     Raises:
         ConfigError: one of them is negative or not finite.
@@ -110,7 +111,7 @@ class DeviceMemory:
     """The memory of a device, from which the speed of compressors that work at its pace follows.
 
     Attributes:
-        bandwidth: bytes a second, read and written, of the device.
+        bandwidth: bytes per second, read and written, of the device.
         efficiency: share of it that compressors reach.
         launch: seconds that a call costs whatever its size.
         shared_by: ranks that use it at the same time.
@@ -427,8 +428,8 @@ def _testbeds() -> dict[str, Cluster]:
     nvlink, pcie = Link.gbit(1200, alpha=1.9e-6), Link.gbit(100, alpha=1.8e-6)
     fast, slow = Link.gbit(100, alpha=4.0e-6), Link.gbit(25, alpha=2.7e-6)
     beds = (
-        _testbed("nvlink-100g", "NVLink of 1.2 Tbit/s a GPU", "LL128", 10e-6, nvlink, fast),
-        _testbed("pcie-25g", "PCIe 3 x16 of about 100 Gbit/s a GPU", "LL", 3.6e-6, pcie, slow),
+        _testbed("nvlink-100g", "NVLink of 1.2 Tbit/s per GPU", "LL128", 10e-6, nvlink, fast),
+        _testbed("pcie-25g", "PCIe 3 x16 of about 100 Gbit/s per GPU", "LL", 3.6e-6, pcie, slow),
     )
     return {bed.name: bed for bed in beds}
 

@@ -34,8 +34,8 @@ class Work:
     """What something has to compute.
 
     Attributes:
-        flops: floating-point operations a sample.
-        traffic: bytes a sample that pass through memory on their own account.
+        flops: floating-point operations per sample.
+        traffic: bytes per sample that pass through memory on their own account.
         weights: bytes of weights a step, whatever the batch.
     """
 
@@ -50,11 +50,11 @@ class Work:
         return Work(self.flops * factor, self.traffic * factor, self.weights * factor)
 
     def moving(self, batch: float, bandwidth: float) -> float:
-        """Seconds that memory takes, at ``bandwidth`` bytes a second."""
+        """Seconds that memory takes, at ``bandwidth`` bytes per second."""
         return (self.traffic * batch + self.weights) / bandwidth
 
     def seconds(self, batch: float, speed: float, bandwidth: float) -> float:
-        """Seconds for a batch, at ``speed`` operations a second; nothing of memory hides behind arithmetic."""
+        """Seconds for a batch, at ``speed`` operations per second; nothing of memory hides behind arithmetic."""
         return self.flops * batch / speed + self.moving(batch, bandwidth)
 
 

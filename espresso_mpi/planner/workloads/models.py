@@ -25,7 +25,7 @@ from .layers import NetworkStep, Shape
 from .measured import Measured, Times
 
 BANDWIDTH = 750e9
-"""Bytes a second of a V100's memory, measured (Jia et al. 2018, arXiv:1804.06826); its data sheet says 900e9."""
+"""Bytes per second of a V100's memory, measured (Jia et al. 2018, arXiv:1804.06826); its data sheet says 900e9."""
 
 SGD, ADAM = 5, 7
 """Passes over the parameters in an update: gradient, parameter and one moment are read, the last two written; Adam has
@@ -41,8 +41,8 @@ class Published:
     """A training throughput that somebody measured on one V100 in float32.
 
     Attributes:
-        throughput: samples a second.
-        batch: samples a step.
+        throughput: samples per second.
+        batch: samples per step.
         update: whether the time of the update is in it.
         source: who measured it.
     """
@@ -147,11 +147,11 @@ def model_workload(
     spread over the tensors is modelled. The times of the others are modelled altogether.
 
     Args:
-        batch: samples a step; the model's usual number if None. Times go by it as the modelled ones do, also where the
-            length of the backward pass was measured, which holds for the usual number.
-        speed: operations a second that the device achieves in its matrix products and convolutions. All times are then
-            modelled, and none is measured: memory and the update are a V100's, ``BANDWIDTH``, but as much faster or
-            slower as this is. ``speed=MODELS[name].speed`` is a V100 in float32.
+        batch: samples per step; the model's usual number if None. Times go by it as the modelled ones do, also where
+            the length of the backward pass was measured, which holds for the usual number.
+        speed: operations per second that the device achieves in its matrix products and convolutions. All times are
+            then modelled, and none is measured: memory and the update are a V100's, ``BANDWIDTH``, but as much faster
+            or slower as this is. ``speed=MODELS[name].speed`` is a V100 in float32.
         backward: seconds of your backward pass, from the moment when the first gradient is ready to the moment when the
             last one is; in the place of the measured ones. All times before the last gradient are scaled by the factor
             that this takes, those of the forward pass as well. The update is not, as it depends on the number of
@@ -169,7 +169,7 @@ def model_workload(
     model = _named(name)
     batch = model.batch if batch is None else batch
     schema.convert(batch, Positive, "models: batch")
-    _check("speed", speed, math.inf, "operations a second above 0, such as 1.2e13")
+    _check("speed", speed, math.inf, "operations per second above 0, such as 1.2e13")
     _check("backward", backward, LONGEST, f"seconds above 0 and up to {LONGEST:g}, such as 0.211")
     if speed is not None and backward is not None:
         raise ConfigError(

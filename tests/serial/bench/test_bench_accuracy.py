@@ -47,7 +47,7 @@ def test_the_table_has_seconds_and_bytes_to_the_target_of_fp32():
     ]
     assert accuracy_tables.verdict(found) == (
         "gradsync:int4 reaches the target first, after 1.5 s; gloo:none takes 8.00 times as long; gloo:fp16 takes 2.67 "
-        "times as long; gradsync:int4 sends least until then, 0.1 MB a rank."
+        "times as long; gradsync:int4 sends least until then, 0.1 MB per rank."
     )
 
 

@@ -101,7 +101,7 @@ def test_linear_payloads_are_summed_without_their_header():
 
 
 def test_the_least_of_any_allreduce():
-    """Two nodes each send half of their sum and half of the result; a cast reads and writes 6 bytes an element."""
+    """Two nodes each send half of their sum and half of the result; a cast reads and writes 6 bytes per element."""
     assert busiest_link(TWO_BY_TWO, least_sent(TWO_BY_TWO, M)) == M
     assert busiest_link(FOUR_BY_ONE, least_sent(FOUR_BY_ONE, M)) == 3 * M // 2
     assert sum(least_sent(FOUR, M)) == 0

@@ -229,7 +229,7 @@ def test_methods_refuse(methods):
 
 
 def finished(method, losses, diverged_at=None):
-    """A run of 10 steps a point, a second a step, 40 bytes a step over 2 ranks."""
+    """A run of 10 steps per point, one second per step, 40 bytes per step over 2 ranks."""
     curve = [Point(10 * i, 10.0 * i, {"intra": 0, "inter": 400 * i}, loss) for i, loss in enumerate(losses)]
     last = curve[-1]
     return Run(method, tuple(curve), last.step, 2, last.seconds, 0.25, True, diverged_at)

@@ -45,7 +45,7 @@ def columns(table):
 def test_tables(profile):
     cluster, codecs, moves, copies = profile_show.tables(profile)
     facts = {line[0]: line[1] for line in cluster[2]}
-    assert facts["nodes"] == "2" and facts["ranks a node"] == "3" and facts["made by"] == "measuring"
+    assert facts["nodes"] == "2" and facts["ranks per node"] == "3" and facts["made by"] == "measuring"
     assert facts["mpi"] == "Open MPI 5.0" and facts["cpu"] == "a processor" and facts["segments"] == "1 MiB"
     assert facts["a sync costs"] == "25.0 µs" and facts["medians known to"] == "1.5%"
 
@@ -63,7 +63,7 @@ def test_tables(profile):
 
     shown = columns(moves)
     assert shown["operation"] == ["allreduce", "alltoall"]
-    assert shown["level"] == ["flat", "inter, one rank a node"]
+    assert shown["level"] == ["flat", "inter, one rank per node"]
     assert shown["α µs"] == ["100.0", "1000.0"] and shown["β ns/byte"] == ["8", "4"]
     assert shown["largest"][0] == "134 ms (16 MiB)" and shown["MB/s there"][0] == "125"
     assert columns(copies)["what"] == ["check of a tensor"]
@@ -85,7 +85,7 @@ def test_show_prints_and_draws(profile, tmp_path, capsys):
         assert profile_show.main(tmp_path / "profile.json", tmp_path / name) == profile
         assert (tmp_path / name).read_bytes().startswith(begins)
     text = capsys.readouterr().out
-    for part in ("onebit", "alltoall", "inter, one rank a node", "check of a tensor", "2026-01-01"):
+    for part in ("onebit", "alltoall", "inter, one rank per node", "check of a tensor", "2026-01-01"):
         assert part in text
 
 
@@ -95,7 +95,7 @@ def test_every_panel_has_its_curves(profile):
         "encode": ["onebit on cpu"],
         "decode": ["onebit on cpu"],
         "flat": ["allreduce"],
-        "inter, one rank a node": ["alltoall"],
+        "inter, one rank per node": ["alltoall"],
         "copies and checks": ["check"],
     }
     assert profile_show._panels(Profile(1, 1, {}, {}, {}, ZERO)) == [("check", "bytes", [("check", ZERO)])]

@@ -113,7 +113,7 @@ HAND = Cluster(
     call=3e-6,
     tensor=4e-6,
 )
-"""Half of every rate: 1e-10 seconds a byte inside become 2e-10, 1e-9 between nodes become 2e-9."""
+"""Half of every rate: 1e-10 seconds per byte inside become 2e-10, 1e-9 between nodes become 2e-9."""
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_levels_with_one_member_have_no_curves():
 
 
 def test_speeds_from_memory():
-    """8 and 12 bytes an element and the payload (1/8, and 4 bytes a block), at half of 10 GB/s, for one of 5 ranks."""
+    """8 and 12 bytes per element and the payload (1/8, and 4 bytes per block), half of 10 GB/s, for one of 5 ranks."""
     onebit, memory = get("onebit"), DeviceMemory(10e9, efficiency=0.5, launch=7e-6, shared_by=5)
     payload = onebit.nbytes(1 << 24) / (1 << 24)
     speed = memory.speed(onebit)

@@ -356,7 +356,7 @@ def test_only_the_first_layer_is_spared_its_inputs_gradient():
         ({"name": "xyz"}, "ugatit, bert-base, bert-large, gpt2, lstm$"),
         ({"name": "lstm", "batch": 0}, "batch: got 0; expected a whole number of at least 1"),
         ({"name": "lstm", "batch": 1.5}, "batch: got 1.5"),
-        ({"name": "lstm", "speed": 0}, "speed: got 0; expected operations a second above 0"),
+        ({"name": "lstm", "speed": 0}, "speed: got 0; expected operations per second above 0"),
         ({"name": "lstm", "speed": math.inf}, "speed: got inf"),
         ({"name": "lstm", "backward": 0}, "backward: got 0; expected seconds above 0"),
         ({"name": "lstm", "backward": -0.2}, "backward: got -0.2; expected seconds above 0"),

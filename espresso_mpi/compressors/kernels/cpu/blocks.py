@@ -1,4 +1,4 @@
-"""The family of block quantisers: codes of 8, 4 or 2 bits and one float32 scale a block.
+"""The family of block quantisers: codes of 8, 4 or 2 bits and one float32 scale per block.
 
 ``scale = max|x| / top`` over the block, where ``top`` is the largest code, and ``code = round(x / scale)``: an integer,
 to nearest or stochastically, or an 8-bit float. A block whose magnitudes are all below ``TINY`` is sent as zeros, for

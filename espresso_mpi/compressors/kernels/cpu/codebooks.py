@@ -171,7 +171,7 @@ def _encode_block(values, kept, buffer, spare, signs, keep, bits, unbiased, tabl
 
 @host.Kernel
 def encode(x, residual, planes, scales, block, bits, unbiased, table, low, high):  # type: ignore[no-untyped-def]
-    """Quantise x (+ residual) to the levels of a table, ``bits`` bits an element with the sign. See ``_code``."""
+    """Quantise x (+ residual) to the levels of a table, ``bits`` bits per element with the sign. See ``_code``."""
     keep, each = residual.size > 0, max(1, rotations.CHUNK // block)
     for chunk in prange((scales.size + each - 1) // each):
         room, words = (

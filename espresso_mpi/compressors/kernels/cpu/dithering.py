@@ -2,7 +2,7 @@
 
 An element becomes a level number k, -s ≤ k ≤ s, that stands for ``k · step`` (linear) or ``±2^(|k|-1) · step``, 0 for
 k = 0 (powers of two), with ``step = norm / top``, where top is what the highest level counts: s or 2^(s-1). The payload
-holds the numbers of each block, in two's complement of ``width`` bits, and one float32 step a block.
+holds the numbers of each block, in two's complement of ``width`` bits, and one float32 step per block.
 
 A group of 64 elements becomes ``width`` words of 64 bits: bit i of word j is bit j of element i. So every width is
 packed by vector comparisons on a CPU and by votes of a warp on a GPU. Each block starts a new group.

@@ -1,4 +1,4 @@
-"""CUDA kernels of the block quantisers: a warp takes a block of the format, four elements a lane at a time.
+"""CUDA kernels of the block quantisers: a warp takes a block of the format, four elements per lane at a time.
 
 The block is read twice, for the scale and for the codes; the second time it comes from the cache. Lanes write
 neighbouring bytes; where several codes share a byte, one lane has read all of them.
