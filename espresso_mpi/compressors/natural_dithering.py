@@ -3,8 +3,8 @@
 ceil(log2(2·levels + 1)) + 32/block bits per element. Each becomes 0 or ``± norm · 2^-j``, 0 ≤ j < levels, one of its
 two neighbours among them, at random so that the mean is right. Unbiased, with variance ω = 1/8 unless elements below
 the lowest level say more: (√(1 + (B - 1)ε²) - 1)/2 for the maximum norm, √B·ε - 1 or 1/8 + 2Bε²/9 for the Euclidean
-one, where B = block and ε = 2^(1 - levels). On Gaussian values the squared error relative to ``‖x‖²`` is 0.0774 with the
-defaults: few bits carry many magnitudes.
+one, where B = block and ε = 2^(1 - levels). On Gaussian values the squared error relative to ``‖x‖²`` is 0.0774 with
+the defaults: few bits carry many magnitudes.
 """
 
 from __future__ import annotations
