@@ -62,7 +62,7 @@ def run_block(block: Block, names: dict[str, Any]) -> None:
         exec(compile("\n" * block.line + block.text, block.page, "exec"), names)
 
 
-def verdict(block: Block, names: dict[str, Any]) -> str | None:
+def problem_of(block: Block, names: dict[str, Any]) -> str | None:
     """What went wrong on any rank; all ranks hear the same."""
     problem = None
     if "file" in block.marks and COMM.rank == 0:
@@ -88,7 +88,7 @@ def run_page(page: str, folder: Path) -> str | None:
     COMM.barrier()
     os.chdir(home)
     names = given(found)
-    problem = next(filter(None, (verdict(block, names) for block in found)), None)
+    problem = next(filter(None, (problem_of(block, names) for block in found)), None)
     session = names.get("session")
     if problem is None and session is not None and session.usable:
         session.close()

@@ -247,11 +247,11 @@ class Passage:
         return out
 
 
-# --- the verdict ------------------------------------------------------------------------------------------------------
+# --- the assessment ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Assessment:
     """Which tensors may not travel by which compressors.
 
     Attributes:
@@ -289,7 +289,7 @@ class Fidelity:
         self._known: dict[tuple[str, int, str, OptimizerRule], float] = {}
 
     def take(self, gradients: Iterable[Gradient]) -> None:
-        """Keep of these gradients, which are about to be synchronised, what a verdict needs."""
+        """Keep of these gradients, which are about to be synchronised, what an assessment needs."""
         if self.wanted:
             self.samples.take(gradients)
 
@@ -306,15 +306,15 @@ class Fidelity:
             PlanError: on every rank: a compressor failed on one.
         """
         start = time.process_time()
-        verdict = self.judged(transport, workload)
+        assessment = self.assessed(transport, workload)
         if transport.rank == 0 and self.wanted:
             _LOG.info("%.2f s of processor time to judge compressors by gradients", time.process_time() - start)
-            for line in verdict.dropped:
+            for line in assessment.dropped:
                 _LOG.info("%s", line)
-        left = verdict.left(tuning.compressors, workload)
-        return verdict.on(workload), replace(tuning, compressors=left), verdict.dropped
+        left = assessment.left(tuning.compressors, workload)
+        return assessment.on(workload), replace(tuning, compressors=left), assessment.dropped
 
-    def judged(self, transport: Transport, workload: Workload) -> Verdict:
+    def assessed(self, transport: Transport, workload: Workload) -> Assessment:
         """Which compressors to leave out for which tensors. Collective; the same on every rank.
 
         What was measured once stays known when the session plans anew, and the samples are forgotten.
@@ -323,7 +323,7 @@ class Fidelity:
             PlanError: on every rank: a compressor failed on one.
         """
         if not self.wanted:
-            return Verdict({})
+            return Assessment({})
         linear = bool(floats(transport, float(self.rule == "sgd")).min())
         rule: OptimizerRule = "sgd" if linear else "adam"
         here = [(tensor.name, tensor.size, text) for text in self.wanted for tensor in workload.tensors]
@@ -339,7 +339,7 @@ class Fidelity:
         for place, (name, size, text) in enumerate(here):
             errors = [row[place] for row in said if row[place] is not None]
             self._known[name, size, text, rule] = float(np.mean(errors)) if errors else math.nan
-        return self._verdict(workload, rule)
+        return self._assessment(workload, rule)
 
     def _measured(self, name: str, shape: tuple[int, ...], text: str, rule: OptimizerRule) -> float:
         """The error of a compressor on a tensor of this rank; nan: it cannot be measured."""
@@ -351,7 +351,7 @@ class Fidelity:
             return math.nan
         return min(expected_error(text, shape, gradients, self.feedback, rule), 1e9)
 
-    def _verdict(self, workload: Workload, rule: OptimizerRule) -> Verdict:
+    def _assessment(self, workload: Workload, rule: OptimizerRule) -> Assessment:
         budget, barred, words = BUDGETS[self.accuracy][rule], dict[str, tuple[str, ...]](), list[str]()
         for text in self.wanted:
             errors = {t.name: self._known[t.name, t.size, text, rule] for t in workload.tensors}
@@ -359,7 +359,7 @@ class Fidelity:
             barred |= {name: (*barred.get(name, ()), text) for name in off}
             if off:
                 words.append(_said(text, list(off.values()), len(errors), budget, self.accuracy, rule))
-        return Verdict(barred, tuple(words))
+        return Assessment(barred, tuple(words))
 
 
 def spoiled(errors: Mapping[str, float], sizes: Mapping[str, int], budget: float) -> dict[str, float]:

@@ -171,7 +171,7 @@ def show(runs: Sequence[Run], settings: dict[str, Any], tolerance: float, plot: 
     target, unit = found[0].target, workload_of(settings["workload"]).unit
     goal = "" if target is None else f"; target {target:.4f}, fp32 + {tolerance:g} %"
     tables.TABLE.show(f"{tables.describe(settings)}\nloss: validation, {unit}{goal}", found)
-    print(tables.verdict(found))
+    print(tables.summary(found))
     if plot is not None:
         from . import plots
 

@@ -140,7 +140,7 @@ def markdown(result: Mapping[str, Any], tolerance: float) -> str:
     if "step_times" in result:
         rate = settings["curves_rate"] or "one node"
         times = f" Seconds: the steps of runs made at {rate}, by step times measured here, in turns."
-    return f"{TABLE.markdown(found)}\n{describe(settings)}.{times} {verdict(found)}\n"
+    return f"{TABLE.markdown(found)}\n{describe(settings)}.{times} {summary(found)}\n"
 
 
 def line(run: Run) -> str:
@@ -151,7 +151,7 @@ def line(run: Run) -> str:
     return f"{run.way}, seed {run.seed}: {run.loss:.4f} bits, {seconds:.0f} s of training, {run.wall_seconds:.0f} s"
 
 
-def verdict(found: Sequence[Group]) -> str:
+def summary(found: Sequence[Group]) -> str:
     """Which way is first at the target, what the baselines take, and which way sends least, in one line."""
     reached = sorted(((group.reached.seconds, group) for group in found if group.reached), key=lambda one: one[0])
     if not reached:

@@ -48,7 +48,7 @@ def gpu_check(
         Path | None, typer.Option("--output", metavar="FILE", help="Write the report to FILE as Markdown.")
     ] = None,
 ) -> None:
-    """Try every promise of the GPU support on this node's GPU, and report a verdict for each (ten minutes).
+    """Try every promise of the GPU support on this node's GPU, and report a result for each (ten minutes).
 
     [dim]espresso-mpi gpu-check --output gpu.md[/dim]
     """

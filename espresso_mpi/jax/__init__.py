@@ -30,12 +30,12 @@ def sync(grads: Any, session: Session | None = None, *, ordered: bool = True, af
         ordered: JAX keeps the calls in program order, in a program and between programs, which takes its slower way of
             starting a program. False leaves the order to the data: each call must need the result of the one before
             it, as in a training step that is called with the weights of the step before.
-        after: orders the calls by data, and needs no tokens: 0 for the first call of a program, and for every other
-            one the turn that the call before it returned, also in another program. Calls that share a session must
-            follow each other in one chain: two that do not can change places on one rank.
+        after: orders the calls by data, and needs no ordered effects: 0 for the first call of a program, and for every
+            other one the token that the call before it returned, also in another program. Calls that share a session
+            must follow each other in one chain: two that do not can change places on one rank.
 
     Returns:
-        the same tree with new arrays; with ``after``, a pair of this tree and the next turn, an int32.
+        the same tree with new arrays; with ``after``, a pair of this tree and the next token, an int32.
 
     An error of ``Session.sync`` in a program comes as ``jax.errors.JaxRuntimeError``, with its name and text.
 
@@ -45,11 +45,11 @@ def sync(grads: Any, session: Session | None = None, *, ordered: bool = True, af
         >>> step = jax.jit(lambda x: espresso_mpi.jax.sync({"w": x * 2}))
         >>> float(step(jnp.ones(3))["w"][0])
         2.0
-        >>> def two(x, turn):
-        ...     first, turn = espresso_mpi.jax.sync({"w": x}, after=turn)
-        ...     return espresso_mpi.jax.sync({"v": x + 1}, after=turn)
-        >>> _, turn = jax.jit(two)(jnp.ones(3), 0)
-        >>> int(turn)
+        >>> def two(x, token):
+        ...     first, token = espresso_mpi.jax.sync({"w": x}, after=token)
+        ...     return espresso_mpi.jax.sync({"v": x + 1}, after=token)
+        >>> _, token = jax.jit(two)(jnp.ones(3), 0)
+        >>> int(token)
         2
     """
     chosen = session if session is not None else default_session()
@@ -60,26 +60,26 @@ class SynchronizeState(NamedTuple):
     """The state of ``synchronize``.
 
     Attributes:
-        turn: the number of updates so far, an int32; see ``after`` of ``sync``.
+        token: the number of updates so far, an int32; see ``after`` of ``sync``.
 
     Example:
         >>> import espresso_mpi.jax
-        >>> int(espresso_mpi.jax.SynchronizeState(0).turn)
+        >>> int(espresso_mpi.jax.SynchronizeState(0).token)
         0
     """
 
-    turn: Any
+    token: Any
 
 
 def synchronize(session: Session | None = None, *, ordered: bool = False) -> Any:
     """A gradient transformation of optax that averages over the ranks: put it first in ``optax.chain``.
 
-    Its updates are ordered by its state: each needs the turn that the one before it returned.
+    Its updates are ordered by its state: each needs the token that the one before it returned.
 
     Args:
         session: as for ``sync``.
-        ordered: order the calls by JAX's tokens instead. Two optimizers that share a session need it, unless each of
-            their updates depends on the one before.
+        ordered: order the calls by JAX's ordered effects instead. Two optimizers that share a session need it, unless
+            each of their updates depends on the one before.
 
     Example:
         >>> import jax.numpy as jnp, optax  # doctest: +SKIP
@@ -92,9 +92,9 @@ def synchronize(session: Session | None = None, *, ordered: bool = False) -> Any
 
     def update(updates: Any, state: SynchronizeState, params: Any = None) -> tuple[Any, SynchronizeState]:
         if ordered:
-            return sync(updates, session), SynchronizeState(state.turn + 1)
+            return sync(updates, session), SynchronizeState(state.token + 1)
         one_chain(update, session if session is not None else default_session())
-        means, turn = sync(updates, session, after=state.turn)
-        return means, SynchronizeState(turn)
+        means, token = sync(updates, session, after=state.token)
+        return means, SynchronizeState(token)
 
     return optax.GradientTransformation(start, update)

@@ -27,13 +27,13 @@ class OnebitAdamState(NamedTuple):
     Attributes:
         count: number of updates so far, an int32.
         mu, nu: moments, float32, as the parameters.
-        turn: number of synchronisations so far, which orders them; see ``after`` of ``sync``.
+        token: number of synchronisations so far, which orders them; see ``after`` of ``sync``.
     """
 
     count: Any
     mu: Any
     nu: Any
-    turn: Any
+    token: Any
 
 
 class TraceState(NamedTuple):
@@ -41,7 +41,7 @@ class TraceState(NamedTuple):
 
     count: Any
     trace: Any
-    turn: Any
+    token: Any
 
 
 def scale_by_onebit_adam(
@@ -98,30 +98,30 @@ class _OnebitAdam:
         one_chain(self, self.session)
         now = state.count + 1
         scales = 1 / (1 - self.b1**now), 1 / (1 - self.b2 ** jnp.minimum(now, self.warmup))
-        found, mu, nu, turn = jax.lax.cond(
+        found, mu, nu, token = jax.lax.cond(
             now <= self.warmup, partial(self._dense, state, scales), partial(self._compressed, state, scales),
             _single(updates),
         )  # fmt: skip
-        return _like(found, updates), OnebitAdamState(now, mu, nu, turn)
+        return _like(found, updates), OnebitAdamState(now, mu, nu, token)
 
     def _dense(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, Any, Any, Any]:
         """Adam's step on the mean of the gradients; a step of rate -1 from zero is the update."""
         step = adam(jnp.sqrt)
         numbers = (self.b1, 1 - self.b1, self.b2, 1 - self.b2, -1.0, *scales, self.eps, 0.0)
-        means, turn = averaged_tree(grads, self.session, False, state.turn, "OnebitAdam")
+        means, token = averaged_tree(grads, self.session, False, state.token, "OnebitAdam")
         found = _mapped(3, lambda m, v, g: step(jnp.zeros_like(m), m, v, g, *numbers), (state.mu, state.nu), means)
-        return found[0], found[1], found[2], turn
+        return found[0], found[1], found[2], token
 
     def _compressed(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, Any, Any, Any]:
         """The same with the mean of the momenta, and a variance that stays."""
         message, step = momentum(jnp.sqrt), frozen_adam(jnp.sqrt)
         (sent,) = _mapped(1, lambda g, m: (message(g, m, self.b1, 1 - self.b1),), (grads,), state.mu)
-        means, turn = averaged_tree(sent, self.session, False, state.turn)
+        means, token = averaged_tree(sent, self.session, False, state.token)
         numbers = (-1.0, *scales, self.eps, 0.0)
         found = _mapped(
             2, lambda m, v, mean: step(jnp.zeros_like(m), m, v, mean, *numbers), (state.mu, state.nu), means
         )
-        return found[0], found[1], state.nu, turn
+        return found[0], found[1], state.nu, token
 
 
 def compressed_trace(
@@ -167,19 +167,19 @@ class _Trace:
 
     def update(self, updates: Any, state: TraceState, params: Any = None) -> tuple[Any, TraceState]:
         one_chain(self, self.session)
-        means, turn = jax.lax.cond(
+        means, token = jax.lax.cond(
             state.count < self.warmup, partial(self._dense, state), partial(self._compressed, state), _single(updates)
         )
         move, numbers = sgd(jnp.sqrt), (-1.0, 1 + self.decay, self.decay) if self.nesterov else (-1.0, 1.0, 0.0)
         found, trace = _mapped(2, lambda m, mean: move(jnp.zeros_like(m), m, mean, *numbers), (state.trace,), means)
-        return _like(found, updates), TraceState(state.count + 1, trace, turn)
+        return _like(found, updates), TraceState(state.count + 1, trace, token)
 
     def _dense(self, state: TraceState, grads: Any) -> tuple[Any, Any]:
-        means, turn = averaged_tree(grads, self.session, False, state.turn, "MomentumSGD")
-        return self._momenta(means, state.trace), turn
+        means, token = averaged_tree(grads, self.session, False, state.token, "MomentumSGD")
+        return self._momenta(means, state.trace), token
 
     def _compressed(self, state: TraceState, grads: Any) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = averaged_tree(self._momenta(grads, state.trace), self.session, False, state.turn)
+        found: tuple[Any, Any] = averaged_tree(self._momenta(grads, state.trace), self.session, False, state.token)
         return found
 
     def _momenta(self, grads: Any, trace: Any) -> Any:

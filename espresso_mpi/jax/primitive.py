@@ -37,8 +37,8 @@ class Site:
     """A place in a program where arrays are averaged; what compiled programs keep alive, and the session with it.
 
     Attributes:
-        ordered: whether JAX's tokens order the calls.
-        counted: whether a turn, an int32, follows the arrays: the number of calls before this one.
+        ordered: whether JAX's ordered effects order the calls.
+        counted: whether a token, an int32, follows the arrays: the number of calls before this one.
         dense: if not empty, the arrays are not compressed, and their calls have names that begin with this.
     """
 
@@ -54,7 +54,7 @@ class Site:
         """The means of the arrays; numpy only: jax.numpy in a callback can deadlock."""
         for target, array in zip(self._memory.values(), arrays):
             np.copyto(target, np.asarray(array))
-        return [*self.means(self._memory).values(), *(_next(turn) for turn in self.turns(arrays))]
+        return [*self.means(self._memory).values(), *(_next(token) for token in self.tokens(arrays))]
 
     def means(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """The means of arrays by name, in place where they can be changed."""
@@ -79,8 +79,8 @@ class Site:
         for array, mean in zip(arrays, self.by_callback(*arrays)):
             np.copyto(array, mean)
 
-    def turns(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The turn, if there is one."""
+    def tokens(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The token, if there is one."""
         return arrays[len(self.names) :]
 
     @property
@@ -107,7 +107,7 @@ _sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
 
 
 def averaged(site: Site, arrays: list[Any]) -> list[Any]:
-    """The means of arrays over the ranks, and the next turn, in the program that is being traced, or at once."""
+    """The means of arrays over the ranks, and the next token, in the program that is being traced, or at once."""
     primitive = _primitive()
     if primitive is None:
         return _by_callback(*arrays, site=site)
@@ -118,8 +118,8 @@ def _by_callback(*arrays: Any, site: Site) -> list[Any]:
     return list(io_callback(site.by_callback, site.results, *arrays, ordered=site.ordered))
 
 
-def _next(turn: Any) -> Any:
-    return np.asarray(turn) + np.int32(1)
+def _next(token: Any) -> Any:
+    return np.asarray(token) + np.int32(1)
 
 
 def _view(address: int, shape: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -142,8 +142,8 @@ def _execute(call: abi.Call) -> None:
         if source != target:
             ctypes.memmove(target, source, math.prod(shape.shape) * shape.dtype.itemsize)
     site.in_place(tuple(rets))
-    for turn in site.turns(rets):
-        ctypes.c_int32.from_address(turn).value += 1
+    for token in site.tokens(rets):
+        ctypes.c_int32.from_address(token).value += 1
 
 
 @lru_cache(maxsize=1)
@@ -203,7 +203,7 @@ def _now(*arrays: Any, site: Site) -> list[Any]:
     """Outside ``jit``: after the programs that still run, as they may call the session."""
     jax.effects_barrier()
     means = site.means(dict(zip(site.names, arrays))).values()
-    return [*means, *(turn + 1 for turn in site.turns(arrays))]
+    return [*means, *(token + 1 for token in site.tokens(arrays))]
 
 
 def _not_differentiated(*_: Any, **__: Any) -> NoReturn:

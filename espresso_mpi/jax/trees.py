@@ -16,7 +16,7 @@ _LOG = logging.getLogger("espresso_mpi")
 
 
 def averaged_tree(grads: Any, session: Session, ordered: bool, after: Any, dense: str = "") -> Any:
-    """The means of arrays in any tree, as of ``sync``; with ``after``, and the next turn.
+    """The means of arrays in any tree, as of ``sync``; with ``after``, and the next token.
 
     Args:
         dense: not compressed, whatever the session does; the calls of tensors begin with this name.
@@ -27,9 +27,9 @@ def averaged_tree(grads: Any, session: Session, ordered: bool, after: Any, dense
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     if after is None:
         return jax.tree_util.tree_unflatten(tree, averaged(Site(session, names, shapes, ordered, dense=dense), leaves))
-    turn = jax.numpy.asarray(after, jax.numpy.int32)
-    *means, turn = averaged(Site(session, names, shapes, False, counted=True, dense=dense), [*leaves, turn])
-    return jax.tree_util.tree_unflatten(tree, means), turn
+    token = jax.numpy.asarray(after, jax.numpy.int32)
+    *means, token = averaged(Site(session, names, shapes, False, counted=True, dense=dense), [*leaves, token])
+    return jax.tree_util.tree_unflatten(tree, means), token
 
 
 def optax_for(owner: str, instead: str) -> Any:

@@ -2,7 +2,7 @@
 
 import cuda_simulator  # chooses the simulator, before numba is imported
 import pytest
-from verdict import *  # noqa: F403
+from rank_outcomes import *  # noqa: F403
 
 from espresso_mpi.engine import payload_buckets
 

@@ -39,7 +39,7 @@ def test_the_ranks_of_gpu_check(world, cupy, tmp_path):
     assert path.exists() == (world.rank == 0)
     found = world.bcast(json.loads(path.read_text()) if world.rank == 0 else None)
     assert (found["ranks"], found["gpus"]) == (world.size, 1)
-    kept = {verdict.promise: verdict.kept for verdict in suite._of_ranks(found)}
+    kept = {one.promise: one.kept for one in suite._of_ranks(found)}
     assert all(kept[promise] for promise in list(kept)[:4]), "the others are of speed"
     assert len(kept) == 5 and len(found["sizes"]) == 1
 

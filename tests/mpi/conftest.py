@@ -2,8 +2,8 @@
 
 import pytest
 from mpi4py import MPI
+from rank_outcomes import *  # noqa: F403
 from selection import deselect
-from verdict import *  # noqa: F403
 
 USUAL = (4,)
 RANKS = {

@@ -43,17 +43,19 @@ def test_calls_that_share_nothing_but_their_turn(world, open_session, adapter):
     own = np.random.default_rng(world.rank).standard_normal((2, 400)).astype(np.float32)
 
     @jax.jit
-    def step(x, turn):
-        first, turn = adapter.sync({"a": x[0] * 2}, inside, after=turn)
-        second, turn = adapter.sync({"b": x[1]}, inside, after=turn)
-        return first["a"], second["b"], turn
+    def step(x, token):
+        first, token = adapter.sync({"a": x[0] * 2}, inside, after=token)
+        second, token = adapter.sync({"b": x[1]}, inside, after=token)
+        return first["a"], second["b"], token
 
-    turn, found = 0, []
+    token, found = 0, []
     for _ in range(100):
-        *means, turn = step(own, turn)
+        *means, token = step(own, token)
         found.append(means)
-    means, turn = adapter.sync({"w": jax.numpy.full(3, float(world.rank))}, inside, after=turn)  # outside of a program
-    assert int(turn) == 201 and turn.dtype == "int32" and np.allclose(means["w"], (world.size - 1) / 2)
+    means, token = adapter.sync(
+        {"w": jax.numpy.full(3, float(world.rank))}, inside, after=token
+    )  # outside of a program
+    assert int(token) == 201 and token.dtype == "int32" and np.allclose(means["w"], (world.size - 1) / 2)
     for number in range(20):
         expected = [outside.sync({"['a']": own[0] * 2}), outside.sync({"['b']": own[1].copy()})]
         assert all(np.array_equal(a, *b.values()) for a, b in zip(found[number], expected))

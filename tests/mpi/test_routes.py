@@ -38,7 +38,7 @@ def pieces(monkeypatch):
 
 
 def check(world, nodes, cases, **settings):
-    """Run all cases on one layout; the same verdict on all ranks."""
+    """Run all cases on one layout; the same outcome on all ranks."""
     link = open_transport(nodes, **settings)
     try:
         wrong = problems(world, link, [case.run(link) for case in cases])

@@ -56,23 +56,23 @@ def test_calls_of_a_program_keep_their_order(session, calls):
 
 
 def test_calls_follow_their_turns(session, calls):
-    """Calls that share no array but the turn, in a loop and a branch, and in programs that are in flight together."""
+    """Calls that share no array but the token, in a loop and a branch, and in programs that are in flight together."""
 
     @jax.jit
-    def program(x, turn):
-        first, turn = sync({"a": x}, session, after=turn)
-        turn, _ = jax.lax.scan(lambda t, v: sync({"b": v}, session, after=t)[::-1], turn, jax.numpy.arange(3.0))
-        branch, turn = jax.lax.cond(
-            x[0] > 0, lambda t: sync({"c": x + 1}, session, after=t), lambda t: ({"c": x}, t), turn
+    def program(x, token):
+        first, token = sync({"a": x}, session, after=token)
+        token, _ = jax.lax.scan(lambda t, v: sync({"b": v}, session, after=t)[::-1], token, jax.numpy.arange(3.0))
+        branch, token = jax.lax.cond(
+            x[0] > 0, lambda t: sync({"c": x + 1}, session, after=t), lambda t: ({"c": x}, t), token
         )
-        return first["a"], branch["c"], turn
+        return first["a"], branch["c"], token
 
-    expected, turn = [{"['a']": 1.0}, *({"['b']": float(i)} for i in range(3)), {"['c']": 2.0}], 0
+    expected, token = [{"['a']": 1.0}, *({"['b']": float(i)} for i in range(3)), {"['c']": 2.0}], 0
     lowered = program.lower(jax.numpy.ones(5), 0).as_text()
     assert "token" not in lowered and "xla_python_cpu_callback" not in lowered
     for _ in range(20):
-        *_, turn = program(jax.numpy.ones(5), turn)
-    assert int(turn) == 100 and calls == expected * 20
+        *_, token = program(jax.numpy.ones(5), token)
+    assert int(token) == 100 and calls == expected * 20
 
 
 def test_a_second_optimizer_of_a_session_is_told(session, calls, monkeypatch, caplog):
@@ -83,7 +83,7 @@ def test_a_second_optimizer_of_a_session_is_told(session, calls, monkeypatch, ca
     for optimizer, lines in ((first, 0), (first, 0), (second, 1)):
         caplog.clear()
         updates, (state, _) = jax.jit(optimizer.update)(x, optimizer.init(x))
-        assert updates["w"].tolist() == [-2, -2, -2] and int(state.turn) == 1
+        assert updates["w"].tolist() == [-2, -2, -2] and int(state.token) == 1
         assert caplog.text.count("a second optimizer") == lines
 
 
@@ -149,8 +149,8 @@ def test_another_version_of_jaxlib(session, calls, monkeypatch, caplog, part):
     assert replaced is None and "cannot make foreign-function calls" in caplog.text
     monkeypatch.setattr(primitive, "_primitive", lambda: replaced)
     program = jax.jit(lambda x: sync({"w": x}, session)["w"])
-    found, turn = jax.jit(lambda x: sync(x, session, after=4))(np.ones(3, np.float32))
-    assert float(found[0]) == 2 and int(turn) == 5
+    found, token = jax.jit(lambda x: sync(x, session, after=4))(np.ones(3, np.float32))
+    assert float(found[0]) == 2 and int(token) == 5
     assert (
         float(program(np.ones(3, np.float32))[0]) == 2 and "python_cpu_callback" in program.lower(np.ones(3)).as_text()
     )

@@ -1,10 +1,10 @@
-"""torch's own tests of backends: verdicts are gathered, so that a test that fails on one rank fails on all."""
+"""torch's own tests of backends: outcomes are gathered, so that a test that fails on one rank fails on all."""
 
 from __future__ import annotations
 
 import pytest
 from mpi4py import MPI
-from verdict import *  # noqa: F403
+from rank_outcomes import *  # noqa: F403
 
 _RAN: dict[str, str] = {}
 

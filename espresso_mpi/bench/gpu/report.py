@@ -27,7 +27,7 @@ _WORDS = {True: "yes", False: "NO", None: "–"}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PromiseResult:
     """A promise, what was found, the goal, and whether it is kept; None: it is not one that can be broken."""
 
     promise: str
@@ -50,7 +50,7 @@ def cards_of(result: Mapping[str, Any]) -> str:
 
 
 def tables(result: Mapping[str, Any]) -> str:
-    """The verdicts, and what was measured."""
+    """The results, and what was measured."""
     return "\n".join(part for part in _parts(result) if part)
 
 

@@ -1,4 +1,4 @@
-"""``gpu-check``: every promise of the GPU support, tried on this node's GPU, with a verdict for each."""
+"""``gpu-check``: every promise of the GPU support, tried on this node's GPU, with a result for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...files.output import check_writable, progress, write_result
 from .. import compressors as speeds
 from ..defaults import GpuCheck as Defaults
 from . import kernels
-from .report import COPY_GOALS, HIDDEN_GOAL, Verdict, markdown
+from .report import COPY_GOALS, HIDDEN_GOAL, PromiseResult, markdown
 
 SIZES = (0, 1, 65, 2000, 1_000_003, 10_000_019)
 """Elements that kernels are compared with."""
@@ -59,7 +59,7 @@ def main(only: str = Defaults.only, json: Path | None = None, output: Path | Non
     speeds.require_gpu("gpu-check")
     result: dict[str, Any] = {"kind": "gpu", "environment": environment(), "gpus": gpus()}
     result |= {part: run() for part, run in parts.items() if part in wanted}
-    result["rows"] = [asdict(verdict) for verdict in verdicts(result)]
+    result["rows"] = [asdict(one) for one in promise_results(result)]
     text = markdown(result)
     print(text)
     if json is not None:
@@ -67,7 +67,7 @@ def main(only: str = Defaults.only, json: Path | None = None, output: Path | Non
     if output is not None:
         output.write_text(text, encoding="utf-8")
         print(f"wrote {output}")
-    return 0 if all(verdict["kept"] is not False for verdict in result["rows"]) else 1
+    return 0 if all(one["kept"] is not False for one in result["rows"]) else 1
 
 
 def _kernels() -> dict[str, Any]:
@@ -139,24 +139,24 @@ def _sanitizer() -> dict[str, Any] | str:
     return {"methods": _SANITIZED, "status": done.returncode, "said": (done.stdout + done.stderr)[-2000:]}
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
-def verdicts(result: Mapping[str, Any]) -> list[Verdict]:
-    """A verdict for each promise; ``kept`` is None where nothing was measured."""
-    makers: dict[str, Callable[[Any], Iterator[Verdict]]] = {
+def promise_results(result: Mapping[str, Any]) -> list[PromiseResult]:
+    """A result for each promise; ``kept`` is None where nothing was measured."""
+    makers: dict[str, Callable[[Any], Iterator[PromiseResult]]] = {
         "kernels": _of_kernels, "speeds": _of_speeds, "ranks": _of_ranks, "pointers": _of_pointers,
         "sanitizer": _of_sanitizer,
     }  # fmt: skip
-    return [verdict for part, make in makers.items() if part in result for verdict in make(result[part])]
+    return [one for part, make in makers.items() if part in result for one in make(result[part])]
 
 
-def _of_kernels(part: Mapping[str, Any]) -> Iterator[Verdict]:
+def _of_kernels(part: Mapping[str, Any]) -> Iterator[PromiseResult]:
     found = f"{len(part['differences'])} differences in {part['methods']} methods, {len(part['sizes'])} sizes each"
-    yield Verdict("kernels write the bytes of the CPU's", found, "none", not part["differences"])
+    yield PromiseResult("kernels write the bytes of the CPU's", found, "none", not part["differences"])
 
 
-def _of_speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
+def _of_speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[PromiseResult]:
     by_name = {row["method"]: row for row in rows}
     for names, goal in COPY_GOALS:
         shares = [
@@ -171,40 +171,42 @@ def _of_speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
             least, which = min(shares)
             below = sum(share < goal for share, _ in shares)
             found = f"least {least:.2f} ({which}); {below} of {len(shares)} below"
-            yield Verdict(f"share of the bound by memory: {title}", found, f"≥ {goal}", least >= goal)
+            yield PromiseResult(f"share of the bound by memory: {title}", found, f"≥ {goal}", least >= goal)
 
 
 _NAMED = (*(COPY_GOALS[0][0] or ()), "copy")
 
 
-def _of_ranks(part: Mapping[str, Any] | str) -> Iterator[Verdict]:
+def _of_ranks(part: Mapping[str, Any] | str) -> Iterator[PromiseResult]:
     if isinstance(part, str):
-        yield Verdict("ranks on GPUs", part, "a result", False)
+        yield PromiseResult("ranks on GPUs", part, "a result", False)
         return
     routes = part["routes"]
     found = f"{len(routes['wrong'])} of {routes['runs']} runs differ"
-    yield Verdict("sessions give the bits of host arrays on every named route", found, "none", not routes["wrong"])
+    yield PromiseResult(
+        "sessions give the bits of host arrays on every named route", found, "none", not routes["wrong"]
+    )
     bad = part["sessions"]
-    yield Verdict("two sessions in two threads", f"{bad} elements differ", "none", not bad)
+    yield PromiseResult("two sessions in two threads", f"{bad} elements differ", "none", not bad)
     bad = part["side_stream"]
-    yield Verdict("values that a side stream writes late", f"{bad} of 20 results are wrong", "none", not bad)
+    yield PromiseResult("values that a side stream writes late", f"{bad} of 20 results are wrong", "none", not bad)
     count = part["synchronizes"]
-    yield Verdict("waits for the whole GPU in ten calls", str(count), "none", not count)
+    yield PromiseResult("waits for the whole GPU in ten calls", str(count), "none", not count)
     for row in part["overlap"]:
         found = f"{row['hidden']:.2f}"
-        yield Verdict(
+        yield PromiseResult(
             f"share that push hides: {row['method']}", found, f"≥ {HIDDEN_GOAL}", row["hidden"] >= HIDDEN_GOAL
         )
 
 
-def _of_pointers(part: Mapping[str, Any]) -> Iterator[Verdict]:
+def _of_pointers(part: Mapping[str, Any]) -> Iterator[PromiseResult]:
     found = f"{'they work' if part['works'] else 'messages are staged'}: {part['why']}"
-    yield Verdict("device pointers to MPI", found, "as the library can", None)
+    yield PromiseResult("device pointers to MPI", found, "as the library can", None)
 
 
-def _of_sanitizer(part: Mapping[str, Any] | str) -> Iterator[Verdict]:
+def _of_sanitizer(part: Mapping[str, Any] | str) -> Iterator[PromiseResult]:
     found, kept = (part, None) if isinstance(part, str) else (_said(part), part["status"] == 0)
-    yield Verdict("compute-sanitizer finds no fault", found, "0", kept)
+    yield PromiseResult("compute-sanitizer finds no fault", found, "0", kept)
 
 
 def _said(part: Mapping[str, Any]) -> str:

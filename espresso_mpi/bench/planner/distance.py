@@ -3,7 +3,7 @@
 The distance is the share of the Upper Bound's throughput that is missing, as the paper states it. What is changed:
 
 - the candidates: those only that compress between nodes, and not inside them as well;
-- the turns: tensors in the order of the backward pass, the earliest first, instead of the largest first;
+- the order: tensors in that of the backward pass, the earliest first, instead of the largest first;
 - the length of the backward pass: the one whose fp32 step has the published scaling factor, not the measured one.
 """
 
@@ -72,9 +72,9 @@ def distance(workload: Workload, profile: Profile, compressor: str) -> Distance:
     )  # fmt: skip
 
 
-def decided(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
+def decided(problem: Problem, order: Sequence[int] | None = None) -> Chosen:
     """What Algorithms 1 and 2 choose."""
-    return algorithm2(problem, algorithm1(problem, turns))
+    return algorithm2(problem, algorithm1(problem, order))
 
 
 def gpu_seconds(problem: Problem, chosen: Chosen) -> float:

@@ -144,8 +144,8 @@ class AgreedCall:
 
     def _ended(self, barriers: int, halves: int, nbytes: int) -> None:
         """Count barriers, uses of halves, and the bytes that this rank gave away beside its header."""
-        epoch, uses = self._window.turn
-        self._window.turn = epoch + barriers, uses + halves
+        epoch, uses = self._window.position
+        self._window.position = epoch + barriers, uses + halves
         assert self._header is not None
         self._window.bytes_sent += nbytes + self._header.size * (self._count - 1)
 
@@ -226,7 +226,7 @@ class AgreedCopies(AgreedCall):
         frame[headers.IGNORED], frame[agreed_copies.TIMES], frame[agreed_copies.FRESH] = ignored, self.place, 1
         frame[agreed_copies.SOURCE], frame[agreed_copies.TARGET] = source, target
         frame[agreed_copies.WAY], frame[agreed_copies.ROOM] = self._ways[self.choice.way]
-        frame[agreed_copies.EPOCH], frame[agreed_copies.USES] = window.turn
+        frame[agreed_copies.EPOCH], frame[agreed_copies.USES] = window.position
         frame[_PACE], frame[_PACE + 1], frame[_PACE + 2] = self._waiter.pace
         self._over = bool(agreed_copies.run(self._address))
         if not self._over or not frame[_MET] or frame[_UNEQUAL] or frame[_FAILED]:
@@ -240,7 +240,7 @@ class AgreedCopies(AgreedCall):
         self._waiter.waited += frame[_LOGGED + shared_memory.WAITED] * 1e-9
         stage, window = frame[_LOGGED + shared_memory.STAGE], self._window
         halves = stage if frame[agreed_copies.WAY] == agreed_copies.BY_WINDOW else 1
-        window.turn = frame[agreed_copies.EPOCH] + stage, frame[agreed_copies.USES] + halves
+        window.position = frame[agreed_copies.EPOCH] + stage, frame[agreed_copies.USES] + halves
         window.bytes_sent += self._given + frame[headers.SIZE] * (self._count - 1)
         if not choice.settled:
             choice.add(frame[_LOGGED + agreed_copies.TOOK])
@@ -346,7 +346,7 @@ class AgreedSums(AgreedCall):
         self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
         place, span = self._arrays.lies(x, self._elements[:0])
         self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, place, span, self._elements,
-                            self._room, self._how, whole, reads, *self._turn())  # fmt: skip
+                            self._room, self._how, whole, reads, *self._rest())  # fmt: skip
         return self._begun()
 
     def scatter(self, header: np.ndarray, ignored: int, x: np.ndarray, own: np.ndarray, edges: np.ndarray) -> bool:
@@ -359,13 +359,13 @@ class AgreedSums(AgreedCall):
         chunks = -(-longest // self._part)
         self._cost, self._counts = (chunks, x.nbytes - own.nbytes), True
         self._run = partial(agreed_sums.scatter, *self._shown(header, ignored), x, edges, longest, self._elements,
-                            self._part, own, self._how, *self._turn())  # fmt: skip
+                            self._part, own, self._how, *self._rest())  # fmt: skip
         return self._begun()
 
     def finish(self) -> Agreed:
         """See ``AgreedCall``."""
         while not self._over:
-            self._window.wait_for(self._window.turn[0] + int(self._log[shared_memory.STAGE]) + 1)
+            self._window.wait_for(self._window.position[0] + int(self._log[shared_memory.STAGE]) + 1)
             self._over = bool(self._run())
         if not self._log[shared_memory.MET]:
             self._run = _NOTHING
@@ -381,11 +381,11 @@ class AgreedSums(AgreedCall):
         self._setup[headers.IGNORED] = ignored
         return self._setup, self._heads, self._sizes
 
-    def _turn(self) -> tuple[Any, ...]:
+    def _rest(self) -> tuple[Any, ...]:
         """What they take last."""
         window, log = self._window, self._log
         log.fill(0)
-        epoch, uses = window.turn
+        epoch, uses = window.position
         return self.marks, window.flags, window.places, uses, epoch, self._waiter.pace, log
 
     def _begun(self) -> bool:

@@ -83,13 +83,13 @@ class WindowPlaces:
         return np.array([device.begin_of(self._memory), self._stride, *halves, self._me, self._count], np.int64)
 
     @property
-    def turn(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """The number of barriers so far, and how often a half was used."""
         return self._epoch, self._uses
 
-    @turn.setter
-    def turn(self, turn: tuple[int, int]) -> None:
-        self._epoch, self._uses = turn
+    @position.setter
+    def position(self, position: tuple[int, int]) -> None:
+        self._epoch, self._uses = position
 
     def wait_at_barrier(self) -> None:
         """Wait until all have arrived at the barrier at which this member has, with timeout and monitor."""

@@ -118,12 +118,12 @@ class OneCall:
         waiter = transport.waiter
         while True:
             waited = int(state[shared_memory.WAITED])
-            state[interpreter.EPOCH], state[interpreter.USES] = window.turn
+            state[interpreter.EPOCH], state[interpreter.USES] = window.position
             why: int = piggyback.run(
                 self._setup, self._heads, self._sizes, table.rows, table.values, self._places, self._ledger.row,
                 window.flags, window.places, self._messages.flag, self._messages.calls, state, waiter.pace,
             )  # fmt: skip
-            window.turn = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
+            window.position = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
             waiter.waited += (int(state[shared_memory.WAITED]) - waited) * 1e-9
             if why >= interpreter.ENDED:
                 return why

@@ -202,13 +202,13 @@ class Active:
         flags, places = _NO_FLAGS, _NO_WINDOW
         if window is not None:
             flags, places = window.flags, window.places
-            state[interpreter.EPOCH], state[interpreter.USES] = window.turn
+            state[interpreter.EPOCH], state[interpreter.USES] = window.position
         why: int = interpreter.run(
             table.rows, table.values, self._places, self._marks, flags, places, messages.flag, messages.calls, state,
             self._transport.waiter.pace,
         )  # fmt: skip
         if window is not None:
-            window.turn = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
+            window.position = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
         return why
 
     def _wait(self, why: int) -> None:

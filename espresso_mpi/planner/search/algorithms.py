@@ -92,7 +92,7 @@ def reachable(gpu: bool = True) -> tuple[Route, ...]:
 # --- Algorithm 1 ------------------------------------------------------------------------------------------------------
 
 
-def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
+def algorithm1(problem: Problem, order: Sequence[int] | None = None) -> Chosen:
     """GPU compression: beginning with nothing compressed, the best option of one tensor after the other.
 
     Of equal times the option that the tensor has wins, then the one that takes least by itself. In the order
@@ -103,9 +103,9 @@ def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
     Args:
         problem: made with the routes of ``reachable`` and ``prune=False``; of tensors in host memory all that
             compress do it there.
-        turns: the tensors in another order than the published one, largest first.
+        order: of the tensors, instead of the published one, largest first.
     """
-    order = _turns(problem.workload) if turns is None else turns
+    order = _published_order(problem.workload) if order is None else order
     dense, candidates = problem.dense(), _at_home(problem)
     found = _greedy(problem, _step(problem, problem.timeline, dense), candidates, order)
     if problem.timeline.order != "schedule":
@@ -118,11 +118,11 @@ def algorithm1(problem: Problem, turns: Sequence[int] | None = None) -> Chosen:
 
 
 def _greedy(
-    problem: Problem, step: IncrementalTimeline, candidates: Sequence[np.ndarray], turns: Iterable[int]
+    problem: Problem, step: IncrementalTimeline, candidates: Sequence[np.ndarray], order: Iterable[int]
 ) -> Chosen:
     """One pass of Algorithm 1 by the figures of a step."""
     waiting, evaluations = ~step.before_bubble(), 0
-    for tensor in turns:
+    for tensor in order:
         if not waiting[tensor]:
             continue
         options = candidates[problem.set_of[tensor]]
@@ -142,7 +142,7 @@ def _step(problem: Problem, timeline: Timeline, choice: np.ndarray) -> Increment
     return (Backprop if timeline.order == "backprop" else Events)(timeline, choice)
 
 
-def _turns(workload: Workload) -> list[int]:
+def _published_order(workload: Workload) -> list[int]:
     """Tensors by size, the largest first; of equal ones the latest of the backward pass first."""
     return sorted(range(len(workload.tensors)), key=lambda i: (-workload.tensors[i].nbytes, -i))
 

@@ -46,7 +46,7 @@ def _hopeless(tensor, option, old, needs, ready, heights, limit):  # type: ignor
 
 @compiled
 def climbed(  # type: ignore[no-untyped-def]
-    choice, best, key, tried, begin, turns, errors, limit, near, tries, rounds, enough, needs, ready,
+    choice, best, key, tried, begin, order, errors, limit, near, tries, rounds, enough, needs, ready,
     backward, home, total, lane, seconds, count, repeats
 ):  # fmt: skip
     """Exchange one option after the other, while that helps or until ``tries`` are used up.
@@ -59,7 +59,7 @@ def climbed(  # type: ignore[no-untyped-def]
     Args:
         choice: changed in place; best, key: its F, and the keys of its schedule.
         tried, begin: the options to try: those of a tensor are ``tried[begin[tensor] : begin[tensor + 1]]``.
-        turns: the tensors in the order in which they are looked at.
+        order: of the tensors in which they are looked at.
         errors, limit: the sum of a choice's errors, float64 (options,), stays at most the limit or does not grow.
         near: relative distance from the best within which an exchange is justified.
         tries: schedules to work out; enough: it also ends where F is no more than this.
@@ -69,8 +69,8 @@ def climbed(  # type: ignore[no-untyped-def]
     heights = np.empty((choice.size, total))
     _heights(choice, needs, ready, home, heights)
     spent, stale, goal = summed(choice, errors), 0, best * (1 - 1e-9)
-    while stale < turns.size and best > enough:  # all tensors since the last improvement
-        for tensor in turns:
+    while stale < order.size and best > enough:  # all tensors since the last improvement
+        for tensor in order:
             stale += 1
             for place in range(begin[tensor], begin[tensor + 1]):
                 option, old = tried[place], choice[tensor]
@@ -91,7 +91,7 @@ def climbed(  # type: ignore[no-untyped-def]
                     spent += more
                     key, first, took = new_key, places, lasts
                     _heights(choice, needs, ready, home, heights)
-            if stale >= turns.size or best <= enough:
+            if stale >= order.size or best <= enough:
                 break
     return best, tries
 

@@ -119,7 +119,7 @@ class _Improving:
         return self.relaxed.needs, np.cumsum(self.problem.timeline.backward)
 
     @cached_property
-    def turns(self) -> np.ndarray:
+    def order(self) -> np.ndarray:
         return np.argsort([-tensor.nbytes for tensor in self.problem.workload.tensors], kind="stable")
 
     def climbed(self, time: float, key: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
@@ -129,7 +129,7 @@ class _Improving:
         for most in (self.how.options // FEWER, self.how.options):  # of few first: those lead further
             options = _promising(self.problem, self.relaxed, time, most)
             above, tries = climbed(
-                choice, time, key, *options, self.turns, self.errors, self.limit, NEAR, tries, ROUNDS,
+                choice, time, key, *options, self.order, self.errors, self.limit, NEAR, tries, ROUNDS,
                 self.relaxed.value * (1 + ENOUGH), *self.loads, *self.tables,
             )  # fmt: skip
             if above < time:

@@ -71,8 +71,7 @@ _ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class Link:
-    """A connection: ``alpha`` seconds per message, ``beta`` seconds per byte in each direction, both directions at
-    once.
+    """A connection: ``alpha`` seconds per message, ``beta`` seconds per byte in each direction, both at once.
 
     Raises:
         ConfigError: one of them is negative or not finite.

@@ -1,4 +1,4 @@
-"""What compressors make of an optimizer's moments, against slow formulas in float64; samples; verdicts."""
+"""What compressors make of an optimizer's moments, against slow formulas in float64; samples; assessments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner_cases import slow_network
 
 from espresso_mpi import compressors
 from espresso_mpi.arrays.buffers import adopt_gradient
-from espresso_mpi.autotune.fidelity import BUDGETS, SMALL, Samples, Verdict, error_of, largest_share
+from espresso_mpi.autotune.fidelity import BUDGETS, SMALL, Assessment, Samples, error_of, largest_share
 from espresso_mpi.feedback import AUTO, Feedback
 from espresso_mpi.planner import explain, plan
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
@@ -167,15 +167,15 @@ def test_no_tensor_travels_by_what_it_is_barred_from():
     free = Workload(tuple(WorkloadTensor(f"t{i}", 10**5 * (1 + i % 2), 1e-3 * i) for i in range(8)), "cpu")
     unlimited = plan(free, profile, ["int8", "onebit"], noise=0.0)
     assert {s.compressor for s in unlimited.strategies.values()} == {"onebit"}
-    verdict = Verdict({f"t{i}": ("onebit",) for i in (1, 2, 6)} | {"t6": ("onebit", "int8")})
-    workload = verdict.on(free)
+    assessment = Assessment({f"t{i}": ("onebit",) for i in (1, 2, 6)} | {"t6": ("onebit", "int8")})
+    workload = assessment.on(free)
     for baselines in (False, True):
         made = plan(workload, profile, ["int8", "onebit"], baselines=baselines, noise=0.0)
         for tensor in workload.tensors:
             assert made.strategy(tensor.name).compressor not in tensor.barred
         assert made.strategy("t0").compressor == "onebit", "others of the same size may"
-    assert verdict.left(["int8", "onebit", "fp16"], workload) == ("int8", "onebit", "fp16")
-    everywhere = Verdict({tensor.name: ("onebit",) for tensor in free.tensors})
+    assert assessment.left(["int8", "onebit", "fp16"], workload) == ("int8", "onebit", "fp16")
+    everywhere = Assessment({tensor.name: ("onebit",) for tensor in free.tensors})
     assert everywhere.left(["int8", "onebit"], free) == ("int8",)
     assert everywhere.on(free).without_bars == free
 

@@ -45,7 +45,7 @@ def test_the_table_has_seconds_and_bytes_to_the_target_of_fp32():
         ["gradsync:onebit", "1", "2.5000", "", "+25.00", *["not reached"] * 3, "500.00", "29.3", "DIFFER"],
         ["gradsync:topk", "1", "diverged", "", "", *["not reached"] * 3, "500.00", "29.3", "identical"],
     ]
-    assert accuracy_tables.verdict(found) == (
+    assert accuracy_tables.summary(found) == (
         "gradsync:int4 reaches the target first, after 1.5 s; gloo:none takes 8.00 times as long; gloo:fp16 takes 2.67 "
         "times as long; gradsync:int4 sends least until then, 0.1 MB per rank."
     )
@@ -53,12 +53,12 @@ def test_the_table_has_seconds_and_bytes_to_the_target_of_fp32():
 
 def test_it_is_said_where_a_baseline_wins_or_nothing_is_known():
     found = accuracy_tables.groups([*RUNS[:3], run("gradsync:int4", (6.0, 3.0, 2.0, 2.0), 0, 2.5)], 1.0)
-    said = accuracy_tables.verdict(found)
+    said = accuracy_tables.summary(found)
     assert said.startswith(
         "gloo:fp16 reaches the target first, after 4.0 s; no smaller message pays here: gradsync:int4"
     )
     without = accuracy_tables.groups(RUNS[2:], 1.0)
-    assert accuracy_tables.verdict(without).startswith("No target")
+    assert accuracy_tables.summary(without).startswith("No target")
     assert accuracy_tables.TABLE.lines(without)[0][4:8] == ["", "", "", ""]
 
 

@@ -1,4 +1,4 @@
-"""``gpu-check``: that a wrong kernel is found, in numba's simulator, and what the verdicts say of a result."""
+"""``gpu-check``: that a wrong kernel is found, in numba's simulator, and what the results say of a result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from espresso_mpi.bench.gpu.report import markdown
-from espresso_mpi.bench.gpu.suite import verdicts
+from espresso_mpi.bench.gpu.suite import promise_results
 
 TESTS = Path(__file__).parents[2]
 COMPARES = """
@@ -58,7 +58,7 @@ def result(**changes):
 
 
 def broken(found):
-    return [verdict.promise for verdict in verdicts(found) if verdict.kept is False]
+    return [one.promise for one in promise_results(found) if one.kept is False]
 
 
 def test_each_promise_that_is_not_kept_is_named():
@@ -79,13 +79,13 @@ def test_each_promise_that_is_not_kept_is_named():
 def test_what_the_sanitizer_found_is_in_the_report():
     said = "========= Invalid __global__ read\n========= ERROR SUMMARY: 1 error\n"
     bad = result(sanitizer={"status": 9, "said": said, "methods": "fp16"})
-    (verdict,) = (verdict for verdict in verdicts(bad) if verdict.kept is False)
-    assert verdict.found == "exit status 9: ERROR SUMMARY: 1 error"
+    (one,) = (one for one in promise_results(bad) if one.kept is False)
+    assert one.found == "exit status 9: ERROR SUMMARY: 1 error"
     assert "Invalid __global__ read" in markdown({**bad, "rows": []})
 
 
 def test_the_report_has_all_parts():
     good = result()
-    text = markdown({**good, "rows": [vars(verdict) for verdict in verdicts(good)]})
+    text = markdown({**good, "rows": [vars(one) for one in promise_results(good)]})
     for words in ("a GPU; numba 0.68.1", "| yes |", "| int8 | 400 | 0.90 | 400 | 0.80 | 100 |", "| 0.80 |", "| 4096 |"):
         assert words in text

@@ -272,7 +272,7 @@ def test_topk_chunked_halves_keep_their_promise_where_float16_ends():
 # --- count_sketch -----------------------------------------------------------------------------------------------------
 
 
-def turns(seed, row, segments, buckets):
+def buckets_of(seed, row, segments, buckets):
     """By how much a row rotates each segment, and its signs."""
     random = [mix(mix(seed) + (8 * s + row + 1) * 0x9E3779B97F4A7C15) for s in range(segments)]
     return np.array([r * buckets >> 64 for r in random]), np.array([-1 if r & 1 else 1 for r in random])
@@ -282,7 +282,7 @@ def places(seed, rows, n, buckets):
     """Bucket and sign of each element in each row."""
     segment, offset = np.divmod(np.arange(n), buckets)
     for row in range(rows):
-        by, sign = turns(seed, row, segment[-1] + 1, buckets)
+        by, sign = buckets_of(seed, row, segment[-1] + 1, buckets)
         yield (offset + by[segment]) % buckets, sign[segment]
 
 

@@ -23,7 +23,7 @@ LEAST_BUCKETS = 16
 
 
 @host.inline
-def turn(seed, row, segment, buckets):  # type: ignore[no-untyped-def]
+def bucket_of(seed, row, segment, buckets):  # type: ignore[no-untyped-def]
     """By how many buckets a segment is rotated in a row, and its sign there, times SHRINK."""
     at = (np.uint64(segment) << np.uint64(3)) + np.uint64(row) + np.uint64(1)
     random = sparse.mix(sparse.mix(seed) + at * np.uint64(0x9E3779B97F4A7C15))
@@ -57,7 +57,7 @@ def sketch(x, summary, rows, seed, tiles):  # type: ignore[no-untyped-def]
         for segment in range((x.size + buckets - 1) // buckets):
             values = x[segment * buckets : min(x.size, (segment + 1) * buckets)]
             for row in range(rows):
-                by, factor = turn(seed, row, segment, buckets)
+                by, factor = bucket_of(seed, row, segment, buckets)
                 _add_segment(summary[row * buckets : (row + 1) * buckets], values, a, b, by, factor)
 
 
@@ -146,7 +146,7 @@ def estimate(scores, summary, rows, seed):  # type: ignore[no-untyped-def]
         if a < b:
             rounds = np.empty((rows, b - a), np.float32)
             for row in range(rows):
-                by, factor = turn(seed, row, segment, buckets)
+                by, factor = bucket_of(seed, row, segment, buckets)
                 _read(
                     rounds[row],
                     summary[row * buckets : (row + 1) * buckets],

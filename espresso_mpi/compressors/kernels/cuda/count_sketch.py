@@ -42,8 +42,8 @@ def _seed(shared: int) -> np.uint64:
 
 
 @cuda.jit(device=True)
-def _turn(mixed, row, segment, buckets):  # type: ignore[no-untyped-def]
-    """As ``cpu.count_sketch.turn``, from the mixed seed."""
+def _bucket_of(mixed, row, segment, buckets):  # type: ignore[no-untyped-def]
+    """As ``cpu.count_sketch.bucket_of``, from the mixed seed."""
     at = (np.uint64(segment) << np.uint64(3)) + np.uint64(row) + np.uint64(1)
     random = sparse.mix(mixed + at * np.uint64(0x9E3779B97F4A7C15))
     sign = np.float32(-SHRINK) if random & np.uint64(1) else np.float32(SHRINK)
@@ -53,7 +53,7 @@ def _turn(mixed, row, segment, buckets):  # type: ignore[no-untyped-def]
 @cuda.jit(device=True)
 def _rotated(values, mixed, row, segment, bucket, buckets):  # type: ignore[no-untyped-def]
     """The element of a segment that falls into a bucket of a row, and its sign times SHRINK."""
-    by, factor = _turn(mixed, row, segment, buckets)
+    by, factor = _bucket_of(mixed, row, segment, buckets)
     offset = bucket - by if bucket >= by else bucket - by + buckets
     i = segment * buckets + offset
     return gpu.sanitise(values[i]) if i < values.size else np.float32(0), factor
@@ -106,7 +106,7 @@ def _median7(p, q, r, s, t, u, v):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True)
 def _signed_bucket(summary, mixed, row, segment, offset, buckets):  # type: ignore[no-untyped-def]
-    by, factor = _turn(mixed, row, segment, buckets)
+    by, factor = _bucket_of(mixed, row, segment, buckets)
     at = offset + by
     value = summary[row * buckets + (at - buckets if at >= buckets else at)]
     return -value if factor < 0 else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mpi4py import MPI
 
-_VERDICTS = MPI.COMM_WORLD.Dup()
+_OUTCOMES = MPI.COMM_WORLD.Dup()
 TIMEOUT = 20.0
 
 
@@ -16,11 +16,11 @@ def pytest_pyfunc_call(pyfuncitem):
     error = outcome.excinfo[1] if outcome.excinfo else None
     skipped = isinstance(error, pytest.skip.Exception)
     mine = None if error is None or skipped else f"{type(error).__name__}: {error}"
-    verdicts = _VERDICTS.allgather((mine, skipped))
+    outcomes = _OUTCOMES.allgather((mine, skipped))
     if mine is None:
-        others = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(verdicts) if text]
-        if len({skipped for text, skipped in verdicts if not text}) > 1:
-            others.append(f"skipped on some ranks only, by rank: {[skipped for _, skipped in verdicts]}")
+        others = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(outcomes) if text]
+        if len({skipped for text, skipped in outcomes if not text}) > 1:
+            others.append(f"skipped on some ranks only, by rank: {[skipped for _, skipped in outcomes]}")
         if others:
             outcome.force_exception(AssertionError("failed on another rank:\n" + "\n".join(others)))
 
