@@ -222,7 +222,7 @@ bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and 
 	$(call bench_lab,2,2,100mbit,validate --json $(OUT)/validate-100m.json)
 	$(call bench_lab,2,2,1gbit,validate --json $(OUT)/validate-1g.json)
 	$(call bench_lab,2,2,unlimited,validate --json $(OUT)/validate-unlimited.json)
-	$(VENV)/bin/espresso-mpi bench planner --json $(OUT)/planner.json --plot docs/planner-growth.png
+	$(VENV)/bin/espresso-mpi bench planner --json $(OUT)/planner.json --plot docs/planner-scaling.png
 	$(MAKE) bench-compressors
 	$(REPORT) $(addprefix $(OUT)/,$(addsuffix .json,sync-1g sync-4x1 sync-100m sync-10g sync-local \
 	  sync-1g-mpich sync-10g-mpich sync-local-mpich tensors-1g tensors-local collectives-local collectives-2x2 \

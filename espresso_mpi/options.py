@@ -17,7 +17,7 @@ from .collectives.data.layout import Topology
 from .collectives.messages.agreement import fingerprint
 from .collectives.messages.compiled_calls import MESSAGE_MAX
 from .collectives.messages.switches import by_tables, device_aware, single_copy
-from .collectives.messages.transport import MESSAGE_BYTES, Settings
+from .collectives.messages.transport import MESSAGE_BYTES, TransportSettings
 from .collectives.program import check_payloads
 from .errors import ConfigError, EspressoError
 from .feedback import AUTO, Feedback
@@ -244,9 +244,9 @@ class Options:
             named.append(Strategy(self.compressor, self.route or Route.parse("flat-allgather")))
         return [strategy for strategy in named if strategy is not None and strategy.compressor != "none"]
 
-    def transport(self) -> Settings:
+    def transport(self) -> TransportSettings:
         """The settings of the transport."""
-        return Settings(
+        return TransportSettings(
             self.timeout, self.window_bytes, self.message_bytes, self.nodes, self.device_aware, self.by_tables,
             self.single_copy,
         )  # fmt: skip

@@ -43,7 +43,7 @@ from law_tools import (
     square,
 )
 
-from espresso_mpi.compressors import Compressor, Context, Schedule, get
+from espresso_mpi.compressors import Compressor, Context, ParameterSchedule, get
 from espresso_mpi.compressors.context import Journey
 from espresso_mpi.compressors.kernels.cpu.host import PARALLEL_MIN
 from espresso_mpi.errors import ConfigError, PayloadError
@@ -117,7 +117,7 @@ def schedules_settle(c: Compressor) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
             continue
         for end in (value, *_others(c, f.name, value)):
-            with case(f"{f.name} = {Schedule(value, end, 8)}"):
+            with case(f"{f.name} = {ParameterSchedule(value, end, 8)}"):
                 _schedule_settles(c, f.name, value, end)
 
 
@@ -131,7 +131,7 @@ def _others(c: Compressor, name: str, value: Any) -> Iterator[Any]:
 
 
 def _schedule_settles(c: Compressor, name: str, start: Any, end: Any) -> None:
-    scheduled = replace(c, **{name: Schedule(start, end, 8)})
+    scheduled = replace(c, **{name: ParameterSchedule(start, end, 8)})
     assert get(str(scheduled)) == scheduled, f"{str(scheduled)!r} reads back as {get(str(scheduled))!r}"
     last = replace(c, **{name: end})
     assert scheduled.at(None) == last and scheduled.at(8) == last, f"at(8) is {scheduled.at(8)}, not {last}"

@@ -12,7 +12,7 @@ from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.collectives.data.layout import Dense
 from espresso_mpi.collectives.executor import Program
 from espresso_mpi.collectives.job import Job
-from espresso_mpi.collectives.messages.transport import Settings, Transport
+from espresso_mpi.collectives.messages.transport import Transport, TransportSettings
 from espresso_mpi.collectives.program import EncodeStep, compile_route, segments
 from espresso_mpi.feedback import AUTO, NO_FEEDBACK, Feedback
 
@@ -85,7 +85,7 @@ def exact_mean(size, step, n):
 
 
 def open_transport(nodes, window_bytes=1 << 16, **settings):
-    return Transport.open(None, Settings(20.0, window_bytes, nodes=nodes, **settings), list)
+    return Transport.open(None, TransportSettings(20.0, window_bytes, nodes=nodes, **settings), list)
 
 
 @dataclass

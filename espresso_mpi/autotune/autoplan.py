@@ -28,7 +28,7 @@ from ..options import Options, Tuning, default_route, dense_strategy
 from ..planner.explain import short
 from ..planner.model.beside import beside
 from ..planner.model.profile import Profile
-from ..planner.model.shared_messages import Limits, shared_seconds
+from ..planner.model.shared_messages import SharingLimits, shared_seconds
 from ..planner.model.workload import Workload
 from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
@@ -221,7 +221,7 @@ def _ready(step: RecordedStep) -> dict[str, float]:
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def _limits(transport: Transport, options: Options, tuning: Tuning, where: DeviceKind) -> Limits:
+def _limits(transport: Transport, options: Options, tuning: Tuning, where: DeviceKind) -> SharingLimits:
     """How much travels together without a plan, as this session measures it for itself. Collective."""
     without, topology = replace(options, plan=None), transport.topology
     names = dict.fromkeys(default_route(topology, True, get(text).common) for text in tuning.compressors)
@@ -230,7 +230,7 @@ def _limits(transport: Transport, options: Options, tuning: Tuning, where: Devic
     fuse = options.fuse_bytes
     if fuse is None:
         fuse = measured_limit(transport, Route.parse(default_route(topology, compressed=False)))
-    return Limits(payloads, fuse, max(fuse, options.segment_bytes))
+    return SharingLimits(payloads, fuse, max(fuse, options.segment_bytes))
 
 
 def _on_rank_0(transport: Transport, maker: _Maker) -> Proposed:
@@ -259,7 +259,7 @@ class _Maker:
     profile: Profile
     tuning: Tuning
     pushed: bool
-    limits: Limits
+    limits: SharingLimits
 
     @cached_property
     def _beside(self) -> tuple[Workload, Profile]:

@@ -207,11 +207,11 @@ class Tuner:
         if off <= self._tuning.factor or early:
             return
         if self._transport.rank == 0:
-            _LOG.info("a step takes %.4g s, %s were expected: planning anew", measured, _spelled(expected))
+            _LOG.info("a step takes %.4g s, %s were expected: planning anew", measured, _seconds_text(expected))
         self._plan(clock, self._tuning.steps)
 
 
-def _spelled(seconds: float | None) -> str:
+def _seconds_text(seconds: float | None) -> str:
     return "none" if seconds is None else f"{seconds:.4g} s"
 
 

@@ -23,12 +23,12 @@ from ..collectives.messages.agreement import first_failure, on_every_rank, on_ra
 from ..errors import ConfigError
 from ..files import output
 from . import accuracy_tables as tables
-from .accuracy_runs import AUTO, Run, Settings, Way, usual_ways, ways_of
+from .accuracy_runs import AUTO, AccuracySettings, Run, Way, usual_ways, ways_of
 from .accuracy_times import priced
 from .datasets import Dataset
 from .defaults import Accuracy as Defaults
 from .harness.replicas import node_of, world
-from .harness.resuming import Kept, begin, held, rows_of
+from .harness.resuming import KeptRuns, begin, held, rows_of
 from .harness.timing import Repetitions
 from .optimizer_runs import WARMUP
 from .optimizers import numbers
@@ -87,7 +87,7 @@ def main(
     return _trained(comm, settings, todo, tolerance, json, plot)
 
 
-def _settings(comm: Any, asked: dict[str, Any]) -> Settings:
+def _settings(comm: Any, asked: dict[str, Any]) -> AccuracySettings:
     name = asked["workload"] or Defaults.workload
     usual = workload_of(name)
     steps = Defaults.steps if asked["steps"] is None else asked["steps"]
@@ -95,7 +95,7 @@ def _settings(comm: Any, asked: dict[str, Any]) -> Settings:
         "workload": name, "steps": steps, "eval_every": max(1, steps // 20), "batch": max(1, usual.batch // comm.size),
         "width": usual.width, "layers": usual.layers, "lr": None,
     }  # fmt: skip
-    return Settings(**{key: defaults[key] if value is None else value for key, value in asked.items()})
+    return AccuracySettings(**{key: defaults[key] if value is None else value for key, value in asked.items()})
 
 
 def _check(tolerance: float, repeats: int, json: Path | None, plot: Path | None) -> None:
@@ -127,14 +127,14 @@ def _groups(ways: Sequence[Way]) -> AbstractContextManager[Any]:
 
 
 def _trained(
-    comm: Any, settings: Settings, configs: Sequence[tuple[Way, int]], tolerance: float, json: Path | None,
+    comm: Any, settings: AccuracySettings, configs: Sequence[tuple[Way, int]], tolerance: float, json: Path | None,
     plot: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the JSON file holds when all runs are done."""
     data, _ = on_every_rank(comm, lambda: dataset(settings.workload), wording=first_failure)
     cell = _cell(comm)
     before = on_rank_0(comm, lambda: begin(KIND, json, _conditions(settings, data, cell), Run))
-    kept = Kept(before, Run, json if comm.rank == 0 else None, tables.line)
+    kept = KeptRuns(before, Run, json if comm.rank == 0 else None, tables.line)
     done = {(run.way, run.seed) for run in kept.rows}
     todo = [(way, seed) for way, seed in dict.fromkeys(configs) if (way.spec, seed) not in done]
     if comm.rank == 0:
@@ -150,7 +150,7 @@ def _trained(
     return kept.result()
 
 
-def _conditions(settings: Settings, data: Dataset, cell: dict[str, Any]) -> dict[str, Any]:
+def _conditions(settings: AccuracySettings, data: Dataset, cell: dict[str, Any]) -> dict[str, Any]:
     """What all runs of a file have in common."""
     from .replica import version
     from .workloads import network
@@ -191,7 +191,7 @@ def _priced(
     cell = _cell(comm)
     before = on_rank_0(comm, lambda: _curves(curves, asked, cell))
     runs = _chosen(rows_of(before["rows"], Run), ways, seeds)
-    settings = Settings(**{name: before["settings"][name] for name in asked})
+    settings = AccuracySettings(**{name: before["settings"][name] for name in asked})
     data, _ = on_every_rank(comm, lambda: dataset(settings.workload), wording=first_failure)
     from .accuracy_ways import time_steps
 

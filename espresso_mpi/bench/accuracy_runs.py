@@ -8,7 +8,7 @@ from ..compressors import get
 from ..compressors.registry import split_specs
 from ..errors import ConfigError
 from .defaults import Accuracy as Defaults
-from .loss_curves import Curve, Point
+from .loss_curves import LossCurve, Point
 from .optimizer_ways import OWN
 from .workloads import workload_of
 
@@ -23,7 +23,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Settings:
+class AccuracySettings:
     """What all runs have in common.
 
     Attributes:
@@ -97,7 +97,7 @@ class Run:
     sent_by_step: tuple[int, ...]
 
     @classmethod
-    def of(cls, way: Way, seed: int, lr: float, curve: Curve) -> Run:
+    def of(cls, way: Way, seed: int, lr: float, curve: LossCurve) -> Run:
         """From what was measured."""
         return cls(
             way.spec, seed, lr, curve.loss, curve.diverged_at, curve.replicas_identical, curve.seconds, curve.points,

@@ -9,16 +9,16 @@ import numpy as np
 
 from ..cluster import launch
 from ..session import Session
-from .accuracy_runs import AVERAGING, Run, Settings, Way
+from .accuracy_runs import AVERAGING, AccuracySettings, Run, Way
 from .accuracy_times import StepTime, step_times_of
 from .averaging import Averaged
 from .datasets import Batch, Dataset
 from .harness.replicas import place_on_node, require_same_start
 from .harness.timing import Repetitions, TimedMethod, interleaved
-from .loss_curves import Method, Schedule, follow
+from .loss_curves import LearningRateSchedule, Method, follow
 from .model import learning_rate
 from .optimizer_runs import WARMUP, momentum_of
-from .optimizer_ways import FEEDBACK, Optimizing
+from .optimizer_ways import FEEDBACK, OptimizerTraining
 from .replica import Replica
 from .workloads import network, workload_of
 
@@ -58,7 +58,7 @@ class Training:
     """
 
     def __init__(
-        self, comm: Any, data: Dataset, settings: Settings, way: Way, seed: int, steps: int, gloo: Any
+        self, comm: Any, data: Dataset, settings: AccuracySettings, way: Way, seed: int, steps: int, gloo: Any
     ) -> None:
         workload = workload_of(settings.workload)
         optimizer = way.optimizer(workload.optimizer)
@@ -79,7 +79,7 @@ class Training:
             return Averaging(averaged, self.replica), averaged.close
         feedback = FEEDBACK.get(way.kind, "auto")
         session = Session(comm, compressor=way.compressor, seed=seed, feedback=feedback)
-        return Optimizing(way.kind, session, self.replica, steps), session.close
+        return OptimizerTraining(way.kind, session, self.replica, steps), session.close
 
     def rate(self, step: int) -> float:
         """Learning rate of a step."""
@@ -92,7 +92,7 @@ class Training:
 
 
 def train(
-    comm: Any, data: Dataset, settings: Settings, way: Way, seed: int, gloo: Any, advance: Callable[[], None]
+    comm: Any, data: Dataset, settings: AccuracySettings, way: Way, seed: int, gloo: Any, advance: Callable[[], None]
 ) -> Run:  # fmt: skip
     """One run. Collective; every rank returns the same one.
 
@@ -103,14 +103,14 @@ def train(
         _warm_up(comm, data, settings, way, gloo)
     training = Training(comm, data, settings, way, seed, settings.steps, gloo)
     try:
-        schedule = Schedule(settings.steps, settings.eval_every, training.rate)
+        schedule = LearningRateSchedule(settings.steps, settings.eval_every, training.rate)
         curve = follow(comm, training.replica, training.method, data, training.batches, schedule, advance)
     finally:
         training.close()
     return Run.of(way, seed, training.lr, curve)
 
 
-def _warm_up(comm: Any, data: Dataset, settings: Settings, way: Way, gloo: Any) -> None:
+def _warm_up(comm: Any, data: Dataset, settings: AccuracySettings, way: Way, gloo: Any) -> None:
     training = Training(comm, data, settings, way, 0, _WARM, gloo)
     for _ in range(_WARM):
         training.advance()
@@ -119,7 +119,7 @@ def _warm_up(comm: Any, data: Dataset, settings: Settings, way: Way, gloo: Any) 
 
 
 def time_steps(
-    comm: Any, data: Dataset, settings: Settings, ways: Sequence[Way], gloo: Any, repetitions: Repetitions
+    comm: Any, data: Dataset, settings: AccuracySettings, ways: Sequence[Way], gloo: Any, repetitions: Repetitions
 ) -> list[StepTime]:
     """What a step takes by each way, in turns. Collective; every rank returns the same.
 

@@ -21,7 +21,7 @@ from .collective_tables import TABLE, Row, draw
 from .compressed_cases import CompressedCase
 from .defaults import Collectives as Defaults
 from .harness.columns import size_text
-from .harness.measuring import Measured, measure
+from .harness.measuring import Measurement, measure
 from .harness.memory import lack
 from .harness.rows import publish
 from .harness.timing import Repetitions, TimedMethod
@@ -158,7 +158,7 @@ def _measured(case: Case, specs: Sequence[str], repetitions: Repetitions) -> lis
     return rows + [_row(case, one, theirs, c.expected) for one, c in zip(found[mpi + 1 :], compressed)]
 
 
-def _row(case: Case, one: Measured, mpi: Measured | None, expected: int | None = None) -> Row:
+def _row(case: Case, one: Measurement, mpi: Measurement | None, expected: int | None = None) -> Row:
     reduces = case.collective in REDUCING
     return Row(
         **one.fields(case.nbytes, case.comm.size, case.collective),

@@ -59,7 +59,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LossCurve:
     """A finished run.
 
     Attributes:
@@ -85,7 +85,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LearningRateSchedule:
     """Length of a run, steps between validations, and the learning rate of each step."""
 
     steps: int
@@ -94,9 +94,9 @@ class Schedule:
 
 
 def follow(
-    comm: Any, replica: Trained, method: Method, data: Dataset, batches: Callable[[], Batch], schedule: Schedule,
-    advance: Callable[[], None] = lambda: None,
-) -> Curve:  # fmt: skip
+    comm: Any, replica: Trained, method: Method, data: Dataset, batches: Callable[[], Batch],
+    schedule: LearningRateSchedule, advance: Callable[[], None] = lambda: None,
+) -> LossCurve:  # fmt: skip
     """Train, and measure on the way. Collective; every rank returns the same curve.
 
     Args:
@@ -124,7 +124,7 @@ class _Loop:
         self._clock, self._points = 0.0, list[Point]()
         self._sent = [sum(self._before.values())]
 
-    def run(self, schedule: Schedule, advance: Callable[[], None]) -> Curve:
+    def run(self, schedule: LearningRateSchedule, advance: Callable[[], None]) -> LossCurve:
         """All steps, or as many as there are before it diverges."""
         start, comm = time.perf_counter(), self._comm
         finite, done = self._measure(0), 0
@@ -135,7 +135,7 @@ class _Loop:
                 finite = self._measure(done) and finite
             advance()
         sent = np.array(comm.allgather(np.diff(self._sent))).mean(axis=0)
-        return Curve(
+        return LossCurve(
             points=tuple(self._points),
             steps=done,
             diverged_at=None if finite else done,

@@ -1,7 +1,7 @@
 """A character language model in plain numpy, with its backward pass written by hand.
 
 ``context`` characters -> embedding -> one hidden layer of rectified units -> softmax over the alphabet. Every
-weight is a view into one flat vector and every gradient a view into another: the optimiser is two vector
+weight is a view into one flat vector and every gradient a view into another: the optimizer is two vector
 operations, and the hash that shows whether replicas agree is one call.
 """
 
@@ -179,7 +179,7 @@ class SGD:
     part of the gradient that arrives late has then the same effect as one on time, only later, and the
     weights stay within rate x residual of those without compression. Adam divides by a running size of the
     gradients it sees; compressed ones are larger and rarer, so Adam would hide a part of what a bad
-    compressor does and punish a good one, and the comparison would be one of optimisers. Momentum is linear
+    compressor does and punish a good one, and the comparison would be one of optimizers. Momentum is linear
     too, but does not go with gradients that come late. What methods lose under momentum and AdamW is measured by
     ``bench train --momentum`` and ``bench optimizers``, and stands in docs/compressors.md.
     """

@@ -16,9 +16,9 @@ from .datasets import Characters
 from .defaults import Optimizers as Defaults
 from .gpt_shape import Shape as Shape
 from .harness.replicas import place_on_node, require_same_start
-from .loss_curves import Curve, Schedule, follow
+from .loss_curves import LearningRateSchedule, LossCurve, follow
 from .model import learning_rate
-from .optimizer_ways import BASES, FEEDBACK, MOMENTUM, Optimizing
+from .optimizer_ways import BASES, FEEDBACK, MOMENTUM, OptimizerTraining
 from .training import Method
 
 RATES = {
@@ -39,7 +39,7 @@ WARMUP = 0.15
 
 
 @dataclass(frozen=True)
-class Settings:
+class OptimizerSettings:
     """What all runs have in common; ``batch`` is in sequences per rank and step.
 
     Every ``validation_stride``-th window of the validation text is predicted, windows without overlap.
@@ -116,7 +116,9 @@ def _has_momentum(spec: str) -> bool:
     return compressor.second_pass() != compressor
 
 
-def train(comm: Any, corpus: text.Corpus, config: RunConfig, settings: Settings, advance: Callable[[], None]) -> Row:
+def train(
+    comm: Any, corpus: text.Corpus, config: RunConfig, settings: OptimizerSettings, advance: Callable[[], None]
+) -> Row:
     """Train as ``config`` says. Collective; every rank returns the same row.
 
     Raises:
@@ -131,16 +133,16 @@ def train(comm: Any, corpus: text.Corpus, config: RunConfig, settings: Settings,
     require_same_start(comm, data.digest, replica.digest(), "torch")
     method = config.method
     batches = data.batches(comm.size, comm.rank, config.seed, settings.batch)
-    schedule = Schedule(
+    schedule = LearningRateSchedule(
         settings.steps, settings.eval_every, lambda step: learning_rate(step, settings.steps, config.lr, WARMUP)
     )
     feedback = FEEDBACK.get(config.optimizer, method.feedback)
     with Session(comm, compressor=method.compressor, seed=config.seed, feedback=feedback) as session:
-        way = Optimizing(config.optimizer, session, replica, settings.steps)
+        way = OptimizerTraining(config.optimizer, session, replica, settings.steps)
         return _row(config, follow(comm, replica, way, data, batches, schedule, advance))
 
 
-def _row(config: RunConfig, curve: Curve) -> Row:
+def _row(config: RunConfig, curve: LossCurve) -> Row:
     return Row(
         optimizer=config.optimizer,
         lr=config.lr,

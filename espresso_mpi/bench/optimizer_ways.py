@@ -80,7 +80,7 @@ def way_of(optimizer: str, session: Session, replica: Replica, steps: int) -> Wa
     return _Gradients(session, replica)
 
 
-class Optimizing:
+class OptimizerTraining:
     """Gradients of this rank alone, and what one of ``BASES`` makes of them: a ``loss_curves.Method``."""
 
     def __init__(self, optimizer: str, session: Session, replica: Replica, steps: int) -> None:

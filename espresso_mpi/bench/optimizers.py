@@ -23,8 +23,8 @@ from . import optimizer_tables as tables
 from . import text
 from .defaults import Optimizers as Defaults
 from .harness.replicas import world
-from .harness.resuming import Kept, begin
-from .optimizer_runs import RATES, WARMUP, Row, RunConfig, Settings, Shape, train
+from .harness.resuming import KeptRuns, begin
+from .optimizer_runs import RATES, WARMUP, OptimizerSettings, Row, RunConfig, Shape, train
 from .optimizer_ways import FEEDBACK
 from .training import Method
 
@@ -74,7 +74,7 @@ def main(
         CorpusError: this Python has no training text.
     """
     comm = world() if comm is None else comm
-    settings = Settings(
+    settings = OptimizerSettings(
         steps=steps,
         batch=max(1, TOTAL_BATCH // comm.size) if batch is None else batch,
         eval_every=max(1, steps // 3) if eval_every is None else eval_every,
@@ -85,12 +85,12 @@ def main(
 
 
 def _trained(
-    comm: Any, settings: Settings, configs: Sequence[RunConfig], json: Path | None, plot: Path | None
+    comm: Any, settings: OptimizerSettings, configs: Sequence[RunConfig], json: Path | None, plot: Path | None
 ) -> dict[str, Any]:
     """What the JSON file holds when all runs are done."""
     corpus, _ = on_every_rank(comm, lambda: _corpus(settings), wording=first_failure)
     before = on_rank_0(comm, lambda: _start(settings, corpus, comm.size, json, plot))
-    report = Kept(before, Row, json if comm.rank == 0 else None, tables.line)
+    report = KeptRuns(before, Row, json if comm.rank == 0 else None, tables.line)
     todo = [config for config in configs if not any(same_run(config, row) for row in report.rows)]
     if comm.rank == 0:
         print(_heading(corpus, settings, comm.size, len(todo), len(configs)), flush=True)
@@ -156,13 +156,15 @@ def numbers(option: str, given: str, kind: Callable[[str], Any]) -> list[Any]:
 # --- before the first run ---------------------------------------------------------------------------------------------
 
 
-def _corpus(settings: Settings) -> text.Corpus:
+def _corpus(settings: OptimizerSettings) -> text.Corpus:
     if find_spec("torch") is None:
         raise ConfigError("bench optimizers trains with PyTorch, which is not installed: pip install torch")
     return text.load(settings.shape.alphabet)
 
 
-def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | None, plot: Path | None) -> dict[str, Any]:
+def _start(
+    settings: OptimizerSettings, corpus: text.Corpus, ranks: int, json: Path | None, plot: Path | None
+) -> dict[str, Any]:
     """What the JSON file holds, or will hold before the first run, once it is known that all files can be written."""
     output.check_writable(json)
     output.check_plot(plot)
@@ -183,7 +185,7 @@ def _start(settings: Settings, corpus: text.Corpus, ranks: int, json: Path | Non
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _heading(corpus: text.Corpus, settings: Settings, ranks: int, todo: int, configs: int) -> str:
+def _heading(corpus: text.Corpus, settings: OptimizerSettings, ranks: int, todo: int, configs: int) -> str:
     return (
         f"Text: {corpus.characters} characters, SHA-256 {corpus.sha256}\n"
         f"Model: GPT, {settings.shape.parameters} parameters, {settings.shape.context} characters of context; {ranks} "

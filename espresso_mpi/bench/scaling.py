@@ -41,7 +41,7 @@ class Row(Timing):
 
 
 @dataclass(frozen=True)
-class Fit:
+class ScalingFit:
     """t = alpha + beta · bytes for a method on a number of ranks.
 
     Attributes:
@@ -98,12 +98,12 @@ def main(
     return rows
 
 
-def fits(rows: Sequence[Row]) -> list[Fit]:
+def fits(rows: Sequence[Row]) -> list[ScalingFit]:
     """A line for each method and number of ranks that at least two sizes were measured with."""
     keys = dict.fromkeys((row.method, row.ranks) for row in rows)
     groups = [(key, [row for row in rows if (row.method, row.ranks) == key]) for key in keys]
     return [
-        Fit(*key, *fit([row.nbytes for row in group], [row.seconds for row in group]))
+        ScalingFit(*key, *fit([row.nbytes for row in group], [row.seconds for row in group]))
         for key, group in groups
         if len({row.nbytes for row in group}) > 1
     ]
@@ -190,10 +190,10 @@ def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
 
 
 @dataclass(frozen=True)
-class Curve:
+class ScalingCurve:
     """A line of the table: a fit and the points that it was made from, the smallest first."""
 
-    fit: Fit
+    fit: ScalingFit
     points: Sequence[Row]
 
     @property
@@ -203,18 +203,18 @@ class Curve:
         return sum(found) if found else None
 
 
-def curves(rows: Sequence[Row]) -> list[Curve]:
+def curves(rows: Sequence[Row]) -> list[ScalingCurve]:
     """All fits, with their points."""
     return [
-        Curve(line, [row for row in rows if (row.method, row.ranks) == (line.method, line.ranks)])
+        ScalingCurve(line, [row for row in rows if (row.method, row.ranks) == (line.method, line.ranks)])
         for line in fits(rows)
     ]
 
 
-def _point(place: int) -> Callable[[Curve, Sequence[Curve]], str]:
+def _point(place: int) -> Callable[[ScalingCurve, Sequence[ScalingCurve]], str]:
     """The time of the first or the last point, and its size."""
 
-    def text(curve: Curve, every: Sequence[Curve]) -> str:
+    def text(curve: ScalingCurve, every: Sequence[ScalingCurve]) -> str:
         point = curve.points[place]
         return f"{milliseconds(point.seconds)} ({size_text(point.nbytes)})"
 

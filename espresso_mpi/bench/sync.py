@@ -18,7 +18,7 @@ from .bound import Bound, Yardsticks, bound, memory_traffic, topology_of
 from .defaults import Sync as Defaults
 from .harness.checks import Inputs
 from .harness.columns import size_text
-from .harness.measuring import Measured, by_session, measure
+from .harness.measuring import Measurement, by_session, measure
 from .harness.rows import publish
 from .harness.timing import Repetitions, TimedMethod, route_name
 from .mpi_own import FP16, FP32, Allreduces, least_sent, least_traffic
@@ -107,7 +107,7 @@ class _Suite:
         if repetition & (repetition - 1) == 0:
             self.yardsticks.measure()
 
-    def _row(self, m: Measured) -> Row:
+    def _row(self, m: Measurement) -> Row:
         c = m.method
         if m.sent is None:
             route, least = c.text, self._bound_of_mpi(c.name)

@@ -26,7 +26,7 @@ from .defaults import Train as Defaults
 from .harness.replicas import place_on_node, world
 from .model import ModelShape
 from .ticks import STEPS, Ticks
-from .training import Method, Point, Run, Settings, train
+from .training import Method, Point, Run, TrainingSettings, train
 
 TOTAL_BATCH = 512
 """Of all ranks together, so that the optimisation is the same on any number of them."""
@@ -37,7 +37,7 @@ MUCH = 0.1
 
 def main(
     *, methods: str = Defaults.methods, steps: int = Defaults.steps, batch: int | None = None,
-    rate: float = Settings.rate, momentum: float = Defaults.momentum, hidden: int = Defaults.hidden,
+    rate: float = TrainingSettings.rate, momentum: float = Defaults.momentum, hidden: int = Defaults.hidden,
     target_loss: float | None = None, seed: int = Defaults.seed, ablation: bool = Defaults.ablation,
     eval_every: int | None = None, route: str | None = None, plan: str | None = None, json: Path | None = None,
     plot: Path | None = None, trace: Path | None = None, comm: Any = None,
@@ -72,7 +72,7 @@ def main(
     comm = world() if comm is None else comm
     chosen = parse_methods(methods, ablation) + planned_methods(methods, plan)
     batch = max(1, TOTAL_BATCH // comm.size) if batch is None else batch
-    settings = Settings(
+    settings = TrainingSettings(
         steps, batch, rate, momentum, seed, max(1, steps // 15) if eval_every is None else eval_every, route,
         shape=ModelShape(hidden=hidden),
     )  # fmt: skip
@@ -95,7 +95,7 @@ class _Files:
 
 
 def _trained(
-    comm: Any, methods: Sequence[Method], settings: Settings, target_loss: float | None, files: _Files
+    comm: Any, methods: Sequence[Method], settings: TrainingSettings, target_loss: float | None, files: _Files
 ) -> dict[str, Any]:
     """What the JSON file holds when all methods have trained."""
     on_rank_0(comm, files.check)
@@ -152,7 +152,7 @@ def _limit_threads(comm: Any) -> None:
 
 
 def _train_all(
-    comm: Any, corpus: text.Corpus, methods: Sequence[Method], settings: Settings, trace: Path | None
+    comm: Any, corpus: text.Corpus, methods: Sequence[Method], settings: TrainingSettings, trace: Path | None
 ) -> list[Run]:
     runs = []
     for method in methods:
@@ -162,14 +162,18 @@ def _train_all(
     return runs
 
 
-def _trained_by(comm: Any, corpus: text.Corpus, method: Method, settings: Settings, trace: Path | None) -> Run:
+def _trained_by(comm: Any, corpus: text.Corpus, method: Method, settings: TrainingSettings, trace: Path | None) -> Run:
     with progress(method.label, STEPS, comm.rank == 0) as tick:
         ticks = Ticks(tick)
         return train(comm, corpus, method, settings, lambda done: ticks(done / settings.steps), trace)
 
 
 def _result(
-    runs: Sequence[Run], rows: Sequence[tables.Row], corpus: text.Corpus, settings: Settings, target: float | None
+    runs: Sequence[Run],
+    rows: Sequence[tables.Row],
+    corpus: text.Corpus,
+    settings: TrainingSettings,
+    target: float | None,
 ) -> dict[str, Any]:
     """What the JSON file holds."""
     return result_of(

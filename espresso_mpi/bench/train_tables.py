@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .harness import columns
 from .harness.columns import Column, Table, Unit
 from .text import Corpus
-from .training import Point, Run, Settings
+from .training import Point, Run, TrainingSettings
 
 TARGET_MARGIN = 1.02
 
@@ -83,7 +83,7 @@ def rows(runs: Sequence[Run], target_loss: float | None) -> list[Row]:
     return [_row(run, baseline, goal) for run in runs]
 
 
-def heading(corpus: Corpus, settings: Settings, ranks: int) -> str:
+def heading(corpus: Corpus, settings: TrainingSettings, ranks: int) -> str:
     """What is about to run."""
     return (
         f"Text: {corpus.characters} characters, SHA-256 {corpus.sha256}\n"

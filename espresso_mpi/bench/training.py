@@ -32,7 +32,7 @@ TRACED = 5
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """What all methods have in common.
 
     ``batch`` is in characters per rank and step; ``rate`` is the peak learning rate; every
@@ -129,13 +129,13 @@ class Replica:
     The batches depend on ``settings.seed`` and the rank alone, so every method sees the same ones.
     """
 
-    def __init__(self, settings: Settings, corpus: text.Corpus, ranks: int, rank: int) -> None:
+    def __init__(self, settings: TrainingSettings, corpus: text.Corpus, ranks: int, rank: int) -> None:
         start, stop = text.shard_bounds(len(corpus.train), ranks, rank)
         self.model = CharModel(settings.shape, settings.seed)
         self._settings = settings
         self._shard = corpus.train[start:stop]
         self._rng = np.random.default_rng([settings.seed, rank])
-        self._optimiser = SGD(self.model.weights, settings.momentum)
+        self._optimizer = SGD(self.model.weights, settings.momentum)
 
     def compute_gradients(self) -> None:
         """Leave the gradient on the next random batch in ``model.grads``."""
@@ -146,14 +146,14 @@ class Replica:
     def update(self, step: int) -> None:
         """Apply ``model.grads`` as the gradient of step number ``step``."""
         rate = learning_rate(step, self._settings.steps, self._settings.rate)
-        self._optimiser.step(self.model.gradient, rate)
+        self._optimizer.step(self.model.gradient, rate)
 
 
 def train(
     comm: Any,
     corpus: text.Corpus,
     method: Method,
-    settings: Settings,
+    settings: TrainingSettings,
     progress: Callable[[int], None],
     trace: Path | None = None,
 ) -> Run:
@@ -174,7 +174,7 @@ def train(
         return _Loop(comm, session, replica, corpus, settings, progress).run(method, trace)
 
 
-def _options(method: Method, settings: Settings) -> dict[str, Any]:
+def _options(method: Method, settings: TrainingSettings) -> dict[str, Any]:
     """The options of a session that say how tensors travel."""
     if method.plan == "auto":
         return {"plan": "auto", "compressors": method.candidates}
@@ -200,7 +200,7 @@ class _Loop:
         session: Session,
         replica: Replica,
         corpus: text.Corpus,
-        settings: Settings,
+        settings: TrainingSettings,
         progress: Callable[[int], None],
     ) -> None:
         self._comm, self._session, self._replica = comm, session, replica

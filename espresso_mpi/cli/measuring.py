@@ -233,7 +233,7 @@ def planner(
     only: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Parts: selection, gap, cases, paper, distance, growth, orders; default: all."
+            metavar="LIST", help="Parts: selection, gap, cases, paper, distance, scaling, orders; default: all."
         ),
     ] = None,
     json: JsonOut = None,

@@ -22,12 +22,12 @@ class Slot(Part):
     tensor: int = 0
 
 
-def shared(states: Sequence[Layout]) -> Packed:
+def shared(layouts: Sequence[Layout]) -> Packed:
     """The layout of one rank that has just encoded tensors, from the layouts of all of them.
 
     A scatter deals out parts in equal groups. So the first parts of all tensors come first, then the second ones.
     """
-    copies = [state.copies[0] for state in states if isinstance(state, Packed)]
+    copies = [layout.copies[0] for layout in layouts if isinstance(layout, Packed)]
     count = max(map(len, copies), default=0)
     slots = [
         Slot(part.start, part.stop, 0, part.nbytes, part.header, part.element, tensor)
@@ -62,17 +62,17 @@ def _content(packed: Packed) -> list[list[tuple[int, int, int]]]:
     return [[(part.start, part.stop, part.nbytes) for part in copy if part.size] for copy in packed.copies]
 
 
-class SharedStates:
+class SharedLayouts:
     """The layouts of a bucket on all ranks, at a place along a route where its tensors are packed."""
 
     def __init__(self, topology: Topology, tensors: Sequence[Sequence[Layout]]) -> None:
         self._topology = topology
         made: dict[tuple[int, ...], Packed] = {}
         self.of_ranks: list[Layout] = []
-        for states in zip(*tensors):
-            key = tuple(map(id, states))  # few differ, and those of one tensor that are equal are one object
+        for layouts in zip(*tensors):
+            key = tuple(map(id, layouts))  # few differ, and those of one tensor that are equal are one object
             if key not in made:
-                made[key] = shared(states)
+                made[key] = shared(layouts)
             self.of_ranks.append(made[key])
 
     def of(self, rank: int) -> Packed:

@@ -22,7 +22,7 @@ from ..arrays.workspace import Workspace
 from ..compressors import Compressor
 from ..tracing.recording import Recorder
 from ..types import SUMS, Collective, Encode, Route
-from .bucket_layout import SharedStates, slots_of
+from .bucket_layout import SharedLayouts, slots_of
 from .data.layout import Dense, Packed
 from .data.reduction import stored
 from .executor import compressor_at
@@ -48,7 +48,7 @@ from .segment_run import SegmentLog, SegmentRun
 from .tables.building import TableBuilder
 from .tables.emission import shares
 from .tables.operations import OperationTable, described
-from .tables.running import Prepared, TableRunner, obstacle
+from .tables.running import PreparedRun, TableRunner, obstacle
 from .tables.running import Run as TableRun
 from .tables.segments import dense_move
 
@@ -89,7 +89,7 @@ class BucketProgram:
             Compilation(route, topology, Dense(0, n), "float32", transport.rank, compressor)
             for compressor, n in tensors
         ]
-        self._shared: SharedStates | None = None
+        self._shared: SharedLayouts | None = None
         self._builder: TableBuilder | str = f"{EXECUTOR}=python"
         if route.sums_payloads:
             self._builder = "payloads are summed"
@@ -114,14 +114,19 @@ class BucketProgram:
         self._finish(run)
         self._transport.give_back(workspace)
 
-    def prepared(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Prepared | None:
+    def prepared(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> PreparedRun | None:
         """What later steps of the same tensors can use again, see ``repeat``; None if Python runs them."""
         if self._runner is None or any(map(obstacle, arrays, jobs)):
             return None
-        return Prepared(self._runner, arrays, jobs, recorder)
+        return PreparedRun(self._runner, arrays, jobs, recorder)
 
     def repeat(
-        self, arrays: Sequence[Any], jobs: Sequence[Job], steps: Sequence[int], recorder: Recorder, prepared: Prepared
+        self,
+        arrays: Sequence[Any],
+        jobs: Sequence[Job],
+        steps: Sequence[int],
+        recorder: Recorder,
+        prepared: PreparedRun,
     ) -> Progress:
         """As ``progress``, for arrays of which nothing but the address and the values differ from those prepared.
 
@@ -154,7 +159,7 @@ class BucketProgram:
         levels = set(self._compilations[0].averaged)
         taken = [self._take(compilation, position) for compilation in self._compilations]
         if isinstance(step, Encode):
-            self._shared = SharedStates(self._compilations[0].topology, [c.states for c in self._compilations])
+            self._shared = SharedLayouts(self._compilations[0].topology, [c.layouts for c in self._compilations])
             return _in_turn([*self._agreement(taken), self._encode(_of(taken, EncodeStep))])
         if not isinstance(step, Collective):
             return self._decode(_of(taken, DecodeStep))
@@ -244,8 +249,8 @@ class BucketProgram:
     def _update(self, steps: Sequence[UpdateStep]) -> Stage:
         """Pass the summed payloads to the compressors."""
         assert self._shared is not None
-        alone = [c.states[self._rank] for c in self._compilations]
-        slots = slots_of(self._shared.of(self._rank), [state for state in alone if isinstance(state, Packed)])
+        alone = [c.layouts[self._rank] for c in self._compilations]
+        slots = slots_of(self._shared.of(self._rank), [layout for layout in alone if isinstance(layout, Packed)])
         placed = [replace(step, packed=own) if any(step.packed.copies) else step for step, own in zip(steps, slots)]
         pairs = [(step, compressor_at(step.point, c)) for step, c in zip(placed, self._compressors)]
 

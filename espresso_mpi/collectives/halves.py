@@ -108,7 +108,7 @@ def compile_half(
     compilation = Compilation(route, topology, Even(0, n), dtype, rank, compressor)
     for position in range(middle):
         compilation.take(position)
-    owned = [state for state in compilation.states if isinstance(state, Dense)]
+    owned = [layout for layout in compilation.layouts if isinstance(layout, Dense)]
     count, points = len(compilation.steps), compilation.points
     regions = tuple(Dense(region.start, region.stop) for region in owned)
     if half == "reduce_scatter":

@@ -183,7 +183,7 @@ class Compilation:
         self, route: Route, topology: Topology, whole: Dense, dtype: str, rank: int, compressor: Compressor | None
     ) -> None:
         self.route, self.topology, self.dtype, self.rank, self.compressor = route, topology, dtype, rank, compressor
-        self.states: list[Layout] = [whole] * topology.size
+        self.layouts: list[Layout] = [whole] * topology.size
         self.steps: list[ProgramStep] = []
         self.averaged: set[Level] = set()
         self.points = 0
@@ -205,10 +205,10 @@ class Compilation:
     def encode(self, step: Encode, moves: Sequence[Collective]) -> None:
         """Append an encode, and before it the agreement on summaries."""
         assert self.compressor is not None
-        region, before = self.states[self.rank], self.states
+        region, before = self.layouts[self.rank], self.layouts
         assert isinstance(region, Dense)
-        made = {state: _pack(state, moves, self.topology, self.compressor) for state in set(before)}  # few differ
-        packed = [made[state] for state in before]
+        made = {layout: _pack(layout, moves, self.topology, self.compressor) for layout in set(before)}  # few differ
+        packed = [made[layout] for layout in before]
         replicas = self._replicas()
         mine, who = packed[self.rank], replicas[0]
         levels = _summed_levels(moves)
@@ -220,19 +220,19 @@ class Compilation:
         weight = 1 / _product(self.topology, self.route.levels - self.averaged) / len(replicas)
         self.steps.append(EncodeStep(step.device, region, mine, self.points, agreed, max(1, round(ranks)), who, weight))
         self.encoded = [_bounds(copy) for copy in packed] if levels else []
-        self.states, self.points = list(packed), self.points + 1
+        self.layouts, self.points = list(packed), self.points + 1
 
     def decode(self, step: Decode) -> None:
         """Append a decode."""
-        mine = self.states[self.rank]
+        mine = self.layouts[self.rank]
         assert isinstance(mine, Packed)
-        self.states = [state.region for state in self.states if isinstance(state, Packed)]
+        self.layouts = [layout.region for layout in self.layouts if isinstance(layout, Packed)]
         self.steps.append(DecodeStep(step.device, mine.region, mine, self.points - 1))
         self.encoded = []
 
     def _replicas(self) -> list[int]:
         """The ranks that hold the same data as this one, in rising order: the same region, averaged over the same."""
-        mine, same = self.states[self.rank], {self.rank}
+        mine, same = self.layouts[self.rank], {self.rank}
         if not (isinstance(mine, Dense) and mine.size):
             return [self.rank]
         if self.averaged >= {"intra", "inter"} or "flat" in self.averaged:
@@ -240,7 +240,7 @@ class Compilation:
         elif self.averaged:
             (level,) = self.averaged
             same = set(self._group(level) or same)
-        return [rank for rank in sorted(same) if self.states[rank] == mine]
+        return [rank for rank in sorted(same) if self.layouts[rank] == mine]
 
     def _group(self, level: Level) -> tuple[int, ...]:
         """The ranks that this one communicates with at a level; none for a rank beyond ``Topology.local_size``."""
@@ -269,7 +269,7 @@ class Compilation:
         Args:
             later: the collectives between this one and the next decode.
         """
-        self.states, mine = advance(self.topology, step, self.averaged, self.states, self.rank, self.dtype)
+        self.layouts, mine = advance(self.topology, step, self.averaged, self.layouts, self.rank, self.dtype)
         self.steps.append(IdleStep(step.op) if mine is None else MoveStep(step.op, mine))
         self.averaged.add(step.level)
         self._update(later)
@@ -281,8 +281,8 @@ class Compilation:
         """
         if not self.encoded or _summed_levels(later):
             return
-        packed = [state for state in self.states if isinstance(state, Packed)]
-        if all(not parts or parts == _bounds(state) for parts, state in zip(self.encoded, packed)):
+        packed = [layout for layout in self.layouts if isinstance(layout, Packed)]
+        if all(not parts or parts == _bounds(layout) for parts, layout in zip(self.encoded, packed)):
             mine = packed[self.rank]
             self.steps.append(UpdateStep(mine if self.encoded[self.rank] else mine.emptied(), self.points - 1))
             self.encoded = []
@@ -311,10 +311,10 @@ def _bounds(packed: Packed) -> list[Dense]:
     return [Dense(part.start, part.stop) for part in packed.copies[0] if part.size]
 
 
-def _pack(state: Layout, moves: Sequence[Collective], topology: Topology, compressor: Compressor) -> Packed:
+def _pack(layout: Layout, moves: Sequence[Collective], topology: Topology, compressor: Compressor) -> Packed:
     """One copy of the region, cut so that the scatters to come can deal out whole parts."""
-    assert isinstance(state, Dense)
-    regions = [state] if state.size else []
+    assert isinstance(layout, Dense)
+    regions = [layout] if layout.size else []
     for move in moves:
         if move.op in ("alltoall", "reduce_scatter"):
             pieces = topology.pieces(move.level)

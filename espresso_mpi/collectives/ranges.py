@@ -39,7 +39,7 @@ Findings = Mapping[int, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class RangeLimits:
     """Where values of one type begin to be a problem, as the bits of their magnitudes.
 
     Attributes:
@@ -53,7 +53,7 @@ class Limits:
     most: str
 
 
-def limits(dtype: str, compressed: bool, topology: Topology) -> Limits:
+def limits(dtype: str, compressed: bool, topology: Topology) -> RangeLimits:
     """The limits of an element type.
 
     Sums of at most 2ᵏ values below 2¹²⁷⁻ᵏ are at most 2¹²⁷, whatever their order and rounding. float16 is summed in
@@ -68,7 +68,7 @@ def limits(dtype: str, compressed: bool, topology: Topology) -> Limits:
         most = _LARGEST[dtype] / excess(topology)
     elif dtype != "float16" and spare:
         most = 2.0 ** (_BIAS[dtype] - spare)
-    return Limits(min(infinite, _bits(most, dtype)), infinite, f"{most:.3g}")
+    return RangeLimits(min(infinite, _bits(most, dtype)), infinite, f"{most:.3g}")
 
 
 def excess(topology: Topology) -> float:
@@ -232,7 +232,7 @@ class Search:
         return _Together(searched, [one[0] for one in joined], columns[:, 1].copy(), columns[:, 2].copy(), rest)
 
 
-def _suspects(portion: Portion, its: Limits, arrays: Sequence[Any]) -> Sequence[int]:
+def _suspects(portion: Portion, its: RangeLimits, arrays: Sequence[Any]) -> Sequence[int]:
     """Those that have to be searched by themselves: all if any of them has odd values, else none."""
     if len(portion.positions) == 1:
         return portion.positions
@@ -240,7 +240,7 @@ def _suspects(portion: Portion, its: Limits, arrays: Sequence[Any]) -> Sequence[
     return portion.positions if reduction.count_from(joined, portion.dtype, its.large) else ()
 
 
-def _oddity(array: Any, portion: Portion, its: Limits) -> str | None:
+def _oddity(array: Any, portion: Portion, its: RangeLimits) -> str | None:
     large = reduction.count_from(array, portion.dtype, its.large)
     if large == 0:
         return None

@@ -13,13 +13,13 @@ file with a class under ``@register``.
 from .base import LIMIT, Compressor
 from .context import Context, Summary
 from .registry import get, names, read_specs, register, unregister
-from .schedule import Schedule
+from .schedule import ParameterSchedule
 
 __all__ = [
     "LIMIT",
     "Compressor",
     "Context",
-    "Schedule",
+    "ParameterSchedule",
     "Summary",
     "get",
     "names",

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays.device import device_of
 from ..errors import ConfigError, PayloadError
-from .schedule import Schedule
+from .schedule import ParameterSchedule
 
 
 def check_array(what: str, array: Any, dtype: Any, size: int, where: str) -> None:
@@ -28,23 +28,23 @@ def check_array(what: str, array: Any, dtype: Any, size: int, where: str) -> Non
 
 
 def check_positive_int(owner: str, name: str, value: Any, low: int = 1, high: int = 1 << 30) -> None:
-    """Raise ConfigError unless ``value``, at both ends if it is a Schedule, is an int in [low, high]."""
-    for v in (value.start, value.end) if isinstance(value, Schedule) else (value,):
+    """Raise ConfigError unless ``value``, at both ends of a ParameterSchedule, is an int in [low, high]."""
+    for v in (value.start, value.end) if isinstance(value, ParameterSchedule) else (value,):
         if isinstance(v, bool) or not isinstance(v, int) or not low <= v <= high:
             raise ConfigError(f"{owner}: {name}={value}; expected a whole number from {low} to {high}")
 
 
 def check_power_of_two(owner: str, name: str, value: Any, low: int, high: int) -> None:
-    """Raise ConfigError unless ``value``, at both ends if it is a Schedule, is a power of two in [low, high]."""
+    """Raise ConfigError unless ``value``, at both ends of a ParameterSchedule, is a power of two in [low, high]."""
     check_positive_int(owner, name, value, low, high)
-    for v in (value.start, value.end) if isinstance(value, Schedule) else (value,):
+    for v in (value.start, value.end) if isinstance(value, ParameterSchedule) else (value,):
         if int(v).bit_count() != 1:
             raise ConfigError(f"{owner}: {name}={value}; expected a power of two from {low} to {high}")
 
 
 def check_number(owner: str, name: str, value: Any, low: float, high: float, above: bool = False) -> None:
-    """Raise ConfigError unless ``value``, at both ends if it is a Schedule, is in [low, high]; ``above``: above low."""
-    for v in (value.start, value.end) if isinstance(value, Schedule) else (value,):
+    """Raise ConfigError unless ``value``, at both ends of a ParameterSchedule, is in [low, high]; or ``above`` low."""
+    for v in (value.start, value.end) if isinstance(value, ParameterSchedule) else (value,):
         number = isinstance(v, (int, float)) and not isinstance(v, bool)
         if not number or not low <= v <= high or (above and v == low):
             raise ConfigError(

@@ -65,7 +65,7 @@ class Dgc(kept.Kept):
         object.__setattr__(self, "homogeneous", self.clip == 0)
 
     def contraction(self, n: int) -> float:
-        return self._contraction(n, self._rule(n).least) if n else 1.0
+        return self._contraction(n, self._quota(n).least) if n else 1.0
 
     def gaussian_error(self, n: int) -> float | None:
         if not n or self.clip:
@@ -80,22 +80,22 @@ class Dgc(kept.Kept):
         return replace(self, mu=0.0, clip=0.0)
 
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
+        quota, rank = self._quota(x.size), samples.aim(x.size, self.count(x.size))
         factor = clipping.clip_factor(x, self._limit(context), context) if self.clip else 1.0
         momentum = sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
-        sparse.encode_counted(x, residual, momentum, rule, None, rank, plain, context)
+        sparse.encode_counted(x, residual, momentum, quota, None, rank, plain, context)
 
     def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse
 
-        rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
+        quota, rank = self._quota(x.size), samples.aim(x.size, self.count(x.size))
         factor = cuda_sparse.clip_factor(x, self._limit(context), context) if self.clip else None
         momentum = cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
-        cuda_sparse.encode(x, residual, momentum, rule, None, rank, plain, context)
+        cuda_sparse.encode(x, residual, momentum, quota, None, rank, plain, context)
 
-    def _rule(self, n: int) -> sparse.Rule:
+    def _quota(self, n: int) -> sparse.Quota:
         k = self.count(n)
-        return sparse.Rule(most=k, least=-(-4 * k // 5), few=k)
+        return sparse.Quota(most=k, least=-(-4 * k // 5), few=k)
 
     def _limit(self, context: Context) -> float:
         return self.clip * math.sqrt(context.share / context.ranks)

@@ -19,7 +19,7 @@ from ..errors import PayloadError
 from .by_address import KernelCall
 from .checks import check_array
 from .context import Context, Journey, Summary
-from .schedule import Schedule, settled
+from .schedule import ParameterSchedule, settled
 from .staging import through_the_host
 
 Keeps = Mapping[str, Literal["average", "forget"]]
@@ -165,7 +165,7 @@ class KeptState:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """Parameters that are a ``Schedule``. Every number may be one, and these methods work for all.
+    """Parameters that are a ``ParameterSchedule``. Every number may be one, and these methods work for all.
 
     Override ``at`` only if values between those of the ends need care, such as rounding to a multiple of 64. Sessions
     and the planner ask.
@@ -173,12 +173,14 @@ class Scheduled:
 
     def at(self: SomeScheduled, step: int | None) -> SomeScheduled:
         """This method with every scheduled parameter at its value in ``step``; None: after all schedules."""
-        changes = {f.name: settled(v, step) for f in fields(self) if isinstance(v := getattr(self, f.name), Schedule)}
+        changes = {
+            f.name: settled(v, step) for f in fields(self) if isinstance(v := getattr(self, f.name), ParameterSchedule)
+        }
         return replace(self, **changes) if changes else self
 
     def stages(self: SomeScheduled) -> list[SomeScheduled]:
         """This method in each setting that its schedules bring about."""
-        scheduled = [v for f in fields(self) if isinstance(v := getattr(self, f.name), Schedule)]
+        scheduled = [v for f in fields(self) if isinstance(v := getattr(self, f.name), ParameterSchedule)]
         return [self.at(step) for step in sorted({0, *(step for v in scheduled for step in v.changes())})]
 
 

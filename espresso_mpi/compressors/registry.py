@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import ConfigError
 from . import plugins
 from .base import Compressor
-from .schedule import Schedule
+from .schedule import ParameterSchedule
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -237,7 +237,7 @@ def _convert(owner: str, key: str, value: str, kind: type) -> Any:
             raise ConfigError(f"compressor {owner!r}: {key}={value!r}; expected true or false")
         return value.lower() == "true"
     try:
-        scheduled = Schedule.parse(value, kind) if kind in (int, float) else None
+        scheduled = ParameterSchedule.parse(value, kind) if kind in (int, float) else None
         return kind(value) if scheduled is None else scheduled
     except ConfigError:
         raise

@@ -13,17 +13,17 @@ _SPEC = re.compile(r"(?P<start>[^~@/]+)~(?P<end>[^~@/]+)@(?P<steps>\d+)(?:/(?P<s
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ParameterSchedule:
     """From ``start`` to ``end`` in equal factors: ``stages`` constant stretches over ``steps`` steps, then ``end``.
 
-    Spelled ``start~end@steps/stages``. ``0.25~0.001@400`` is DGC's warm-up (Lin et al., 2018): 25, 6.3, 1.6, 0.4 % for
+    Written ``start~end@steps/stages``. ``0.25~0.001@400`` is DGC's warm-up (Lin et al., 2018): 25, 6.3, 1.6, 0.4 % for
     a hundred steps each, then 0.1 %. Whole-number parameters are rounded.
 
     Raises:
         ConfigError: a value that is not above 0, a factor beyond float64, or no steps or stages.
 
     Example:
-        >>> schedule = espresso_mpi.compressors.Schedule(0.25, 0.01, steps=400)
+        >>> schedule = espresso_mpi.compressors.ParameterSchedule(0.25, 0.01, steps=400)
         >>> str(espresso_mpi.compressors.get("topk:ratio=0.25~0.01@400").ratio), schedule.at(0), schedule.at(400)
         ('0.25~0.01@400/4', 0.25, 0.01)
     """
@@ -51,7 +51,7 @@ class Schedule:
         return [-(-stage * self.steps // self.stages) for stage in range(self.stages + 1)]
 
     @classmethod
-    def parse(cls, text: str, kind: type) -> Schedule | None:
+    def parse(cls, text: str, kind: type) -> ParameterSchedule | None:
         """Read a spec whose values are of ``kind``; None if the text is no schedule."""
         match = _SPEC.fullmatch(text)
         if match is None:
@@ -65,7 +65,7 @@ class Schedule:
 
 def settled(value: Any, step: int | None = None) -> Any:
     """A parameter's value at a step, at the end of its schedule if ``step`` is None; other values as they are."""
-    if not isinstance(value, Schedule):
+    if not isinstance(value, ParameterSchedule):
         return value
     return value.end if step is None else value.at(step)
 

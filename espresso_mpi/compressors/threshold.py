@@ -65,16 +65,16 @@ class Threshold(kept.Kept):
         return self._gaussian_error(n, sparse.gaussian_error(share), share)
 
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        rule, rank = self._rule(x.size), samples.aim_above(x.size, self.count(x.size))
-        sparse.encode_counted(x, residual, None, rule, self._key(), rank, plain, context)
+        quota, rank = self._quota(x.size), samples.aim_above(x.size, self.count(x.size))
+        sparse.encode_counted(x, residual, None, quota, self._key(), rank, plain, context)
 
     def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse
 
-        cuda_sparse.encode(x, residual, None, self._rule(x.size), self._key(), 0, plain, context)
+        cuda_sparse.encode(x, residual, None, self._quota(x.size), self._key(), 0, plain, context)
 
-    def _rule(self, n: int) -> sparse.Rule:
-        return sparse.Rule(most=self.count(n), least=1, few=1)
+    def _quota(self, n: int) -> sparse.Quota:
+        return sparse.Quota(most=self.count(n), least=1, few=1)
 
     def _key(self) -> int:
         return int(np.float32(self.value).view(np.uint32))

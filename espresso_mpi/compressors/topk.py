@@ -52,8 +52,8 @@ class TopK(kept.Kept):
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         _, indices, values = self._split(plain)
         k = indices.size
-        rule = sparse.Rule(most=k, least=k, few=k, smallest=0)
-        sparse.encode(x, residual, None, rule, None, samples.aim_above(x.size, k), indices, values, context)
+        quota = sparse.Quota(most=k, least=k, few=k, smallest=0)
+        sparse.encode(x, residual, None, quota, None, samples.aim_above(x.size, k), indices, values, context)
 
     def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import topk as cuda_topk

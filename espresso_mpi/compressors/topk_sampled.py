@@ -46,7 +46,7 @@ class TopKSampled(kept.Kept):
         self._check_kept()
 
     def contraction(self, n: int) -> float:
-        return self._contraction(n, self._rule(n).least) if n else 1.0
+        return self._contraction(n, self._quota(n).least) if n else 1.0
 
     def gaussian_error(self, n: int) -> float | None:
         if not n:
@@ -54,15 +54,15 @@ class TopKSampled(kept.Kept):
         return self._gaussian_error(n, sparse.sampled_error(n, self.count(n)), self.count(n) / n)
 
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
-        sparse.encode_counted(x, residual, None, rule, None, rank, plain, context)
+        quota, rank = self._quota(x.size), samples.aim(x.size, self.count(x.size))
+        sparse.encode_counted(x, residual, None, quota, None, rank, plain, context)
 
     def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse
 
-        rule, rank = self._rule(x.size), samples.aim(x.size, self.count(x.size))
-        cuda_sparse.encode(x, residual, None, rule, None, rank, plain, context)
+        quota, rank = self._quota(x.size), samples.aim(x.size, self.count(x.size))
+        cuda_sparse.encode(x, residual, None, quota, None, rank, plain, context)
 
-    def _rule(self, n: int) -> sparse.Rule:
+    def _quota(self, n: int) -> sparse.Quota:
         k = self.count(n)
-        return sparse.Rule(most=k, least=-(-k // 2), few=k)
+        return sparse.Quota(most=k, least=-(-k // 2), few=k)

@@ -20,7 +20,7 @@ from ..collectives.ranges import GpuSearch
 from ..errors import EspressoError
 from .batches import Batch
 from .dense_piggyback import PiggybackData
-from .diagnostics import CallKey, Content, spelled
+from .diagnostics import CallKey, Content, described
 from .guard import Watch
 
 
@@ -104,7 +104,7 @@ class PendingCall:
         exchange: Exchange | None = None,
     ) -> None:
         self.key, self.given, self.gradients, self.batch = key, given, list(gradients), batch
-        self.title = title or spelled(key)
+        self.title = title or described(key)
         self.problem, self.priority, self.action = problem, priority, action
         self.gpu, self.arrival, self.watch, self.exchange = gpu, arrival, watch, exchange
         self.search: GpuSearch | None = None

@@ -18,24 +18,24 @@ from ..collectives.messages.agreed import Agreed, AgreedCall, AgreedCopies, Agre
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..errors import EspressoError, MismatchError
-from ..tracing.ledger import Interval, Ledger
+from ..tracing.ledger import Ledger, LedgerInterval
 from ..tracing.recording import Recorder
 
 _NOT_YET = Agreed(0.0)
-_AGREE = Interval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
+_AGREE = LedgerInterval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
 
 
 class PiggybackData(Protocol):
     """What travels in one call, as this rank sees it."""
 
-    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
+    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> PreparedCall:
         """What runs such calls."""
 
     def begin(self, agreed: Any, header: np.ndarray, ignored: int) -> bool:
         """Show a header; if all are equal, move the data. ``agreed``: as ``prepared`` has made it; as its ``begin``."""
 
 
-class Prepared:
+class PreparedCall:
     """What runs a collective again and again.
 
     Args:
@@ -45,7 +45,7 @@ class Prepared:
         agreed: the compiled call.
     """
 
-    def __init__(self, agreed: AgreedCall, recorder: Recorder, *wire: Interval) -> None:
+    def __init__(self, agreed: AgreedCall, recorder: Recorder, *wire: LedgerInterval) -> None:
         self.agreed, self._tensors = agreed, len(wire)
         self._ledger = ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
         agreed.marks, agreed.place = ledger.row, ledger.place
@@ -70,9 +70,9 @@ class Copying:
         self.given, self.result, self.parts = source, target, parts
         self.source, self.target = places or (_place_of(source), _place_of(target))
 
-    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
+    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> PreparedCall:
         """See ``PiggybackData``."""
-        return Prepared(AgreedCopies(window, transport.waiter, transport.single_copy, self.parts), recorder)
+        return PreparedCall(AgreedCopies(window, transport.waiter, transport.single_copy, self.parts), recorder)
 
     def begin(self, agreed: AgreedCopies, header: np.ndarray, ignored: int) -> bool:
         """See ``PiggybackData``."""
@@ -97,9 +97,9 @@ class Scattering:
         how, edges = self._how, self.edges
         return lambda x, own: Scattering(x, own, how, edges)
 
-    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> Prepared:
+    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> PreparedCall:
         """See ``PiggybackData``."""
-        return Prepared(AgreedSums(window, transport.waiter, self.x.dtype, self._how), recorder)
+        return PreparedCall(AgreedSums(window, transport.waiter, self.x.dtype, self._how), recorder)
 
     def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
         """See ``PiggybackData``."""
@@ -135,7 +135,7 @@ class DensePiggyback:
         agreed: what came of it.
     """
 
-    def __init__(self, transport: Transport, prepared: Prepared, moves: Any, begun: bool = False) -> None:
+    def __init__(self, transport: Transport, prepared: PreparedCall, moves: Any, begun: bool = False) -> None:
         self._transport, self.prepared, self._moves, self._begun = transport, prepared, moves, begun
         self.met, self.agreed = 0.0, _NOT_YET
 
@@ -179,7 +179,7 @@ class DensePiggybacks:
 
     def __init__(self, transport: Transport, window: SharedWindow | None, recorder: Recorder) -> None:
         self._transport, self._window, self._recorder = transport, window, recorder
-        self.known: dict[int, Prepared] = {}
+        self.known: dict[int, PreparedCall] = {}
 
     def remember(self, number: int | None, moves: PiggybackData | None) -> None:
         """A collective begins on the ordinary path; from now on it may be piggybacked."""
@@ -187,11 +187,11 @@ class DensePiggybacks:
             return
         self.known[number] = moves.prepared(self._transport, self._window, self._recorder)
 
-    def of(self, number: int | None) -> Prepared | None:
+    def of(self, number: int | None) -> PreparedCall | None:
         """What runs a collective."""
         return None if number is None else self.known.get(number)
 
-    def sums(self, number: int, tensor: str, x: np.ndarray, how: Any) -> Prepared | None:
+    def sums(self, number: int, tensor: str, x: np.ndarray, how: Any) -> PreparedCall | None:
         """What sums the one array of a call."""
         if self._window is None:
             return None
@@ -200,8 +200,10 @@ class DensePiggybacks:
             agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
             count = self._window.count
             sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
-            wire = Interval("wire", tensor, agreed_copies.ANSWERED, agreed_copies.ENDED, "fast path", "flat", sent)
-            found = self.known[number] = Prepared(agreed, self._recorder, wire)
+            wire = LedgerInterval(
+                "wire", tensor, agreed_copies.ANSWERED, agreed_copies.ENDED, "fast path", "flat", sent
+            )
+            found = self.known[number] = PreparedCall(agreed, self._recorder, wire)
         return found
 
     def forget(self) -> None:

@@ -56,7 +56,7 @@ class Content:
         }
 
 
-def spelled(key: CallKey) -> str:
+def described(key: CallKey) -> str:
     """The text for a call."""
     return f"{key[0]}({key[1]!r})" if key[1] else key[0]
 
@@ -84,7 +84,7 @@ def conflict_error(contents: Mapping[int, Content], describe: Describe) -> Misma
     for rank, content in others:
         if content.tensors == first.tensors and content.digest != first.digest and first.key[0] not in _OF_GRADIENTS:
             return MismatchError(
-                f"ranks disagree about the arguments of {spelled(first.key)}: those of "
+                f"ranks disagree about the arguments of {described(first.key)}: those of "
                 f"{describe(first_rank)} are other than those of {describe(rank)}; pass the same op, root, compressor, "
                 f"route and feedback on every rank"
             )
@@ -92,7 +92,7 @@ def conflict_error(contents: Mapping[int, Content], describe: Describe) -> Misma
             return MismatchError(_tensors_text(first.tensors, content.tensors, describe(first_rank), describe(rank)))
         if content.priority != first.priority:
             return MismatchError(
-                f"ranks disagree about the priority of {spelled(first.key)}: {describe(first_rank)} has "
+                f"ranks disagree about the priority of {described(first.key)}: {describe(first_rank)} has "
                 f"{first.priority:g}, {describe(rank)} has {content.priority:g}; pass the same"
             )
     raise AssertionError("the calls are equal")
@@ -122,7 +122,7 @@ def _tensors_text(first: Sequence[Any], mine: Sequence[Any], one: str, other: st
 def stuck_error(waiting: Mapping[int, Sequence[CallKey]], missing: Sequence[str], describe: Describe) -> MismatchError:
     """The error for a state without progress: every rank waits for calls that not all ranks have made."""
     parts = [
-        f"{describe(rank)} waits in {', '.join(map(spelled, calls[:5]))}{' and others' if len(calls) > 5 else ''}"
+        f"{describe(rank)} waits in {', '.join(map(described, calls[:5]))}{' and others' if len(calls) > 5 else ''}"
         for rank, calls in waiting.items()
         if calls
     ]

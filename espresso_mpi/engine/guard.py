@@ -141,7 +141,7 @@ def _checksum(gradient: Gradient) -> int:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-class Span(NamedTuple):
+class MemorySpan(NamedTuple):
     """The memory of a tensor, from its first byte to behind its last one. ``strided``: it may have gaps."""
 
     start: int
@@ -150,7 +150,7 @@ class Span(NamedTuple):
     title: str = ""
     strided: Any = None
 
-    def shares(self, other: Span) -> bool:
+    def shares(self, other: MemorySpan) -> bool:
         """Whether the spans share a byte."""
         if self.stop <= other.start or other.stop <= self.start:
             return False
@@ -185,9 +185,9 @@ class Owned:
     """The memory of a call whose arrays share none. The spans are computed on demand."""
 
     def __init__(self, gradients: Sequence[Gradient], title: str) -> None:
-        self._gradients, self._title, self._made = gradients, title, list[Span]()
+        self._gradients, self._title, self._made = gradients, title, list[MemorySpan]()
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[MemorySpan]:
         """The spans, sorted by start; always the same objects. For one thread at a time."""
         if not self._made:
             self._made = _spans(self._gradients, self._title)
@@ -198,17 +198,17 @@ class Alone(Owned):
     """The memory of a call with a few numpy arrays, the only one that claims any."""
 
     def __init__(self, arrays: Sequence[Any], title: str) -> None:
-        self._arrays, self._title, self._made = arrays, title, list[Span]()
+        self._arrays, self._title, self._made = arrays, title, list[MemorySpan]()
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[MemorySpan]:
         """See ``Owned``."""
         if not self._made:
             places = {device.address(x): x.nbytes for x in self._arrays if x is not None and x.size}
-            self._made = [Span(at, at + places[at], self._title, self._title) for at in sorted(places)]
+            self._made = [MemorySpan(at, at + places[at], self._title, self._title) for at in sorted(places)]
         return self._made
 
 
-Spans = Sequence[Span] | Owned
+Spans = Sequence[MemorySpan] | Owned
 """The memory of a call."""
 
 
@@ -229,14 +229,14 @@ def spans(gradients: Sequence[Gradient], title: str) -> Spans:
     return _spans(gradients, title)
 
 
-def _spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
+def _spans(gradients: Iterable[Gradient], title: str) -> list[MemorySpan]:
     found = [_span(g, title) for g in gradients if g.array.size and g.rebuild is None]
     if len(found) < 2:
         return found
     found.sort(key=_START)
     if all(one.stop <= following.start for one, following in itertools.pairwise(found)):
         return found
-    under_way: list[Span] = []
+    under_way: list[MemorySpan] = []
     for span in found:
         under_way = [other for other in under_way if other.stop > span.start]
         for other in under_way:
@@ -246,11 +246,11 @@ def _spans(gradients: Iterable[Gradient], title: str) -> list[Span]:
     return found
 
 
-def _span(gradient: Gradient, title: str) -> Span:
+def _span(gradient: Gradient, title: str) -> MemorySpan:
     spec, source = gradient.spec, gradient.source
     if source is None:
         start = gradient.start or device.begin_of(gradient.array)
-        return Span(start, start + spec.nbytes, spec.name, title)
+        return MemorySpan(start, start + spec.nbytes, spec.name, title)
     if isinstance(source, np.ndarray):
         start, strides = device.address(source), source.strides
     else:
@@ -258,7 +258,7 @@ def _span(gradient: Gradient, title: str) -> Span:
     reach = [stride * (length - 1) for stride, length in zip(strides, spec.shape)]
     place = _Place(spec.shape, strides, start, spec.nbytes // spec.size)
     first, last = start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0)
-    return Span(first, last + spec.nbytes // spec.size, spec.name, title, place)
+    return MemorySpan(first, last + spec.nbytes // spec.size, spec.name, title, place)
 
 
 class _Extents:
@@ -267,24 +267,24 @@ class _Extents:
     """
 
     def __init__(self) -> None:
-        self._by_power: dict[int, tuple[list[int], list[Span]]] = {}  # where they begin, and they, in that order
+        self._by_power: dict[int, tuple[list[int], list[MemorySpan]]] = {}  # where they begin, and they, in that order
 
     def __bool__(self) -> bool:
         return bool(self._by_power)
 
-    def near(self, span: Span) -> Iterator[Span]:
+    def near(self, span: MemorySpan) -> Iterator[MemorySpan]:
         """All spans that may share memory with another span."""
         for power, (starts, found) in self._by_power.items():
             yield from found[bisect_left(starts, span.start - (1 << power)) : bisect_left(starts, span.stop)]
 
-    def add(self, span: Span) -> None:
+    def add(self, span: MemorySpan) -> None:
         """Add a span that shares no memory with the others, so that none has the same start."""
         starts, spans = self._by_power.setdefault((span.stop - span.start).bit_length(), ([], []))
         at = bisect_left(starts, span.start)
         starts.insert(at, span.start)
         spans.insert(at, span)
 
-    def remove(self, span: Span) -> None:
+    def remove(self, span: MemorySpan) -> None:
         """Remove a span, if it is there."""
         power = (span.stop - span.start).bit_length()
         starts, spans = self._by_power.get(power, ([], []))
@@ -332,7 +332,7 @@ class Claims:
 
     def __init__(self) -> None:
         self._owned: Owned | None = None  # as long as it is all that is claimed
-        self._packed: list[Span] = []
+        self._packed: list[MemorySpan] = []
         self._starts: list[int] = []  # of these, in the same order: whole numbers are quick to search
         self._strided = _Extents()
         self.lock = threading.RLock()
@@ -365,7 +365,7 @@ class Claims:
             self._owned = wanted
             return True
 
-    def _add(self, wanted: Sequence[Span]) -> None:
+    def _add(self, wanted: Sequence[MemorySpan]) -> None:
         packed = [span for span in wanted if span.strided is None]
         if len(packed) < len(wanted):
             for span in wanted:
@@ -380,7 +380,7 @@ class Claims:
             self._starts.insert(at, span.start)
             self._packed.insert(at, span)
 
-    def _refuse(self, wanted: Sequence[Span]) -> None:
+    def _refuse(self, wanted: Sequence[MemorySpan]) -> None:
         for span in wanted:
             for other in itertools.chain(self._near(span), self._strided.near(span)):
                 if other.shares(span):
@@ -389,7 +389,7 @@ class Claims:
                         f"was not waited for: it may have been changed since; {_ADVICE}"
                     )
 
-    def _near(self, span: Span) -> Iterable[Span]:
+    def _near(self, span: MemorySpan) -> Iterable[MemorySpan]:
         """The packed spans that may overlap a span. They do not overlap each other, so their ends are sorted too."""
         first = bisect_left(self._starts, span.start)
         return self._packed[max(first - 1, 0) : bisect_left(self._starts, span.stop, first)]

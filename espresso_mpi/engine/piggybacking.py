@@ -18,7 +18,7 @@ from ..tracing.recording import Recorder
 from . import fast_path
 from .batches import Bucket
 from .calls import PendingCall
-from .dense_piggyback import NOTHING, DensePiggyback, DensePiggybacks, Prepared, Summing
+from .dense_piggyback import NOTHING, DensePiggyback, DensePiggybacks, PreparedCall, Summing
 from .jobs import Jobs
 from .negotiation import Piggyback
 from .table_piggyback import TablePiggyback, TablePiggybacks
@@ -86,7 +86,7 @@ class Piggybacking:
         if call.key == ("barrier", ""):
             self._dense.remember(call.number, NOTHING)
 
-    def prepared(self, number: int, moves: Any) -> Prepared | None:
+    def prepared(self, number: int, moves: Any) -> PreparedCall | None:
         """What runs a dense call of a session that was made before; None: it may not take the fast path."""
         known = self._dense.known.get(number)
         if known is None and isinstance(moves, Summing):
@@ -97,7 +97,7 @@ class Piggybacking:
             known = self._dense.sums(number, buckets[0].name, moves.x, how)
         return None if self.sync_state.store.any_pending else known
 
-    def count_repeated(self, number: int, prepared: Prepared) -> None:
+    def count_repeated(self, number: int, prepared: PreparedCall) -> None:
         """Count and record a call that ``prepared`` has run."""
         buckets, saturated = self._fast.get(number), prepared.agreed.saturated
         prepared.record(self._jobs.count(buckets[0], self.sync_state) if buckets else 0)

@@ -11,7 +11,7 @@ from ..options import Options
 from ..tracing.recording import Recorder
 from . import fast_path
 from .calls import PendingCall
-from .dense_piggyback import DensePiggyback, Prepared
+from .dense_piggyback import DensePiggyback, PreparedCall
 from .dispatcher import Dispatcher
 from .driver import Driver
 from .gpu_ends import GpuEnds
@@ -144,7 +144,7 @@ class Rounds:
         self._negotiation.declare(call)
         self._settle([call], result, self._transport.sent)
 
-    def _end_repeated(self, number: int, prepared: Prepared) -> None:
+    def _end_repeated(self, number: int, prepared: PreparedCall) -> None:
         self._dispatcher.count_repeated(number, prepared)
         self._quiet, self._since_round = True, 0
         self._progressed()

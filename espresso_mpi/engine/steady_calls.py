@@ -16,7 +16,7 @@ from typing import Any, overload
 from ..collectives.bucket_program import BucketProgram
 from ..collectives.job import Job
 from ..collectives.progress import Progress, Segment
-from ..collectives.tables.running import Prepared
+from ..collectives.tables.running import PreparedRun
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from .batches import Bucket
@@ -40,7 +40,7 @@ class SteadyBucket:
 
     members: tuple[Bucket, ...]
     program: BucketProgram
-    prepared: Prepared | None = None
+    prepared: PreparedRun | None = None
 
     def __post_init__(self) -> None:
         self.names = tuple(bucket.name for bucket in self.members)

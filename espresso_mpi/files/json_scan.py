@@ -36,7 +36,7 @@ def _harmless(text, deepest):  # type: ignore[no-untyped-def]
                     at += 1
                 at += 1
             if key_next:
-                if escaped:  # one key may be spelled in several ways
+                if escaped:  # one key may be written in several ways
                     return False
                 if known == keys.size:
                     more = np.empty(2 * known, np.uint64)

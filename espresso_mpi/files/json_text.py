@@ -128,7 +128,7 @@ class _Reader:
 
 
 def _text(token: bytes) -> bytes:
-    """What a string's token says, so that all ways to spell a key are one."""
+    """What a string's token says, so that all ways to write a key are one."""
     if b"\\" not in token:
         return token[1:-1]
     try:

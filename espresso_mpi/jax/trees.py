@@ -59,7 +59,7 @@ def one_chain(transformation: Any, session: Session) -> None:
     if known() is not transformation:
         if known() is not None and session.topology.size > 1:
             _LOG.warning(
-                "espresso_mpi.jax: a second optimizer synchronizes by this session; unless their updates depend on "
+                "espresso_mpi.jax: a second optimizer synchronises by this session; unless their updates depend on "
                 "each other, their calls can change places on a rank: use synchronize(ordered=True) in both, or a "
                 "session for each"
             )

@@ -1,4 +1,4 @@
-"""CLAN, the optimiser of BytePS-Compress (Zhong et al., 2021): LANS fed by the averaged compressed gradient.
+"""CLAN, the optimizer of BytePS-Compress (Zhong et al., 2021): LANS fed by the averaged compressed gradient.
 
 >>> import numpy as np
 >>> from espresso_mpi.optim import Clan

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigError
-from .rules import Count, Rule, Slot, SynchronizedOptimizer
+from .rules import Count, Rule, Slot, SynchronisedOptimizer
 from .settings import DeMoSettings
 from .updates import SIGN_STEP
 
@@ -56,7 +56,7 @@ class DeMoRule(Rule[Counters]):
             SIGN_STEP(slot.tensor.library, (slot.tensor.array, slot.flat), numbers)
 
 
-class DeMo(SynchronizedOptimizer):
+class DeMo(SynchronisedOptimizer):
     """Decoupled momentum: each rank keeps a momentum of its own, and the ranks share only its largest frequencies.
 
     In each step a rank adds its gradient to its momentum, extracts the k largest coefficients of the cosine transform

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer
 from .settings import SGDSettings, count
 from .updates import DECAYED_MOMENTUM, SGD
 
@@ -33,7 +33,7 @@ class MomentumRule(Rule[Counters]):
     """
 
     owner: ClassVar[str] = "MomentumSGD"
-    kept: ClassVar = {"m": Kept()}
+    kept: ClassVar = {"m": KeptArray()}
 
     def __init__(self, session: Session, warmup: int) -> None:
         super().__init__(session, Counters(0))
@@ -63,7 +63,7 @@ class MomentumRule(Rule[Counters]):
         DECAYED_MOMENTUM(slot.tensor.library, arrays, (slot.settings.momentum, slot.settings.weight_decay))
 
 
-class MomentumSGD(SynchronizedOptimizer):
+class MomentumSGD(SynchronisedOptimizer):
     """SGD with momentum whose messages are the momenta, with error feedback (1-bit Adam without its denominator).
 
     A compressed gradient that comes late goes on in the momentum of the optimizer for 1/(1 - μ) steps. Here the ranks

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer, put_momenta
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, put_momenta
 from .settings import AdamSettings, count
 from .updates import ADAM, FROZEN_ADAM
 
@@ -55,7 +55,7 @@ class OnebitRule(Rule[Counters]):
     """
 
     owner: ClassVar[str] = "OnebitAdam"
-    kept: ClassVar = {"m": Kept(), "v": Kept(positive=True)}
+    kept: ClassVar = {"m": KeptArray(), "v": KeptArray(positive=True)}
 
     def __init__(self, session: Session, warmup: int | str, warmup_compressor: str) -> None:
         super().__init__(session, Counters(0, 0, ()))
@@ -115,7 +115,7 @@ class OnebitRule(Rule[Counters]):
         return bool(agreed[0])
 
 
-class OnebitAdam(SynchronizedOptimizer):
+class OnebitAdam(SynchronisedOptimizer):
     """AdamW whose messages are momenta in few bits (Tang et al., ICML 2021, algorithm 1, with decoupled weight decay).
 
     Adam divides by the root of the second moment of the gradients that it is given. Gradients in one bit have nearly

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import Meta
 
 from ..errors import ConfigError
-from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer, put_momenta
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, put_momenta
 from .settings import MOST, AdamSettings, count, lies
 from .tensors import computing
 from .updates import ALONG, FROZEN_DIRECTION, LAMB_DIRECTION
@@ -57,7 +57,7 @@ class LambRule(Rule[Counters]):
     """
 
     owner: ClassVar[str] = "OnebitLamb"
-    kept: ClassVar = {"m": Kept(), "v": Kept(positive=True), "fresh": Kept(positive=True)}
+    kept: ClassVar = {"m": KeptArray(), "v": KeptArray(positive=True), "fresh": KeptArray(positive=True)}
 
     def __init__(
         self, session: Session, warmup: int, warmup_compressor: str, coefficients: tuple[float, float]
@@ -130,7 +130,7 @@ def _factor(slot: Slot[AdamSettings], v_scale: float, fresh_scale: float, before
     return min(max(factor, before * (1 - CHANGE)), before * (1 + CHANGE))
 
 
-class OnebitLamb(SynchronizedOptimizer):
+class OnebitLamb(SynchronisedOptimizer):
     """LAMB whose messages are momenta in few bits (Li et al., arXiv 2104.06069), for large batches.
 
     LAMB scales the direction u of Adam for each parameter, so that the step is as long as the parameter. As in

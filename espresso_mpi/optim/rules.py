@@ -36,7 +36,7 @@ S = TypeVar("S", bound=Any)
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptArray:
     """An array that an optimizer keeps for each parameter: flat, float32, zeros at first.
 
     Attributes:
@@ -100,7 +100,7 @@ class Rule(ABC, Generic[C]):
     """
 
     owner: ClassVar[str]
-    kept: ClassVar[Mapping[str, Kept]]
+    kept: ClassVar[Mapping[str, KeptArray]]
 
     def __init__(self, session: Session, counters: C) -> None:
         require_raising(self.owner, session)
@@ -189,7 +189,7 @@ def put_momenta(slots: Sequence[Slot[AdamSettings]]) -> None:
         MOMENTUM(slot.tensor.library, (slot.flat, slot.kept["m"]), (first, 1 - first))
 
 
-class SynchronizedOptimizer:
+class SynchronisedOptimizer:
     """An optimizer of plain arrays that synchronises by itself; one for each rule.
 
     Args:

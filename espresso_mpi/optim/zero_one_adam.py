@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigError, NonFiniteError, StateError
-from .rules import Count, GradientMeans, Kept, Rule, Slot, SynchronizedOptimizer
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer
 from .settings import AdamSettings, count
 from .tensors import tensors_of
 from .updates import ADAM, FROM_ANCHOR, FROZEN_ADAM, LOCAL_ADAM, MEAN_MOMENTUM, MOMENTUM
@@ -108,7 +108,7 @@ class ZeroOneRule(Rule[Counters]):
     """
 
     owner: ClassVar[str] = "ZeroOneAdam"
-    kept: ClassVar = {"m": Kept(), "v": Kept(positive=True)}
+    kept: ClassVar = {"m": KeptArray(), "v": KeptArray(positive=True)}
 
     def __init__(self, session: Session, policy: Policy, warmup_compressor: str) -> None:
         super().__init__(session, Counters(0, 0, 1, 0))
@@ -239,7 +239,7 @@ def _rate_of(settings: AdamSettings, step: int) -> tuple[float, float]:
     return rate, 1 - settings.lr * settings.weight_decay
 
 
-class ZeroOneAdam(SynchronizedOptimizer):
+class ZeroOneAdam(SynchronisedOptimizer):
     """AdamW that sends few gradients, momenta in few bits, and nothing in some steps (Lu et al., ICLR 2023).
 
     There is no first stage of uncompressed gradients as in ``OnebitAdam``. The variance v is updated by the mean

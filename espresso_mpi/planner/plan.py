@@ -181,7 +181,7 @@ class _Maker:
     routes: tuple[Route, ...]
     budget: float | None
     noise: float | None
-    spelled: Mapping[str, str]
+    given: Mapping[str, str]
     effort: Effort
 
     @classmethod
@@ -193,12 +193,12 @@ class _Maker:
         where = tuple(devices) if devices is not None else ("cpu", "gpu") if workload.device == "gpu" else ("cpu",)
         _check(workload, where, budget, noise)
         given = profiled(profile, where) if compressors is None else compressors
-        spelled = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
-        specs = tuple(spelled)
+        given_specs = {str(registry.get(text).at(None)): str(registry.get(text)) for text in given if text != "none"}
+        specs = tuple(given_specs)
         usual_lanes, _ = defaults(workload, profile)
         sums = linear and any(registry.get(text).linear for text in specs)
         return cls(workload, profile, specs, lanes_of(usual_lanes if lanes is None else lanes),
-                   order, fusion, all_routes(where, sums), budget, noise, spelled, effort)  # fmt: skip
+                   order, fusion, all_routes(where, sums), budget, noise, given_specs, effort)  # fmt: skip
 
     # --- the steps of the module ---
 
@@ -314,8 +314,8 @@ class _Maker:
         return f"{choices}, with {', '.join(self.compressors) or 'no compressor'}"
 
     def as_given(self, strategy: Strategy) -> Strategy:
-        """A strategy with the compressor as it was spelled: the search knows it with all schedules at their end."""
-        return Strategy(self.spelled.get(strategy.compressor, strategy.compressor), strategy.route)
+        """A strategy with the compressor as it was given: the search knows it with all schedules at their end."""
+        return Strategy(self.given.get(strategy.compressor, strategy.compressor), strategy.route)
 
     def plan_of(self, draft: Draft, forecast: Forecast) -> Plan:
         by_name = {name: self.as_given(strategy) for group, strategy in draft.strategies() for name in group}

@@ -157,7 +157,7 @@ def in_place(kind: str, x: Any, out: Any) -> Taken:
     if out is None:
         return {"x": x}, x
     if _form(out) != _form(x):
-        raise ConfigError(f"{kind}: out is of {_spelled(out)}; expected that of x, {_spelled(x)}")
+        raise ConfigError(f"{kind}: out is of {_described(out)}; expected that of x, {_described(x)}")
     target = out.detach() if hasattr(out, "detach") else out
     target[...] = x.detach() if hasattr(x, "detach") else x
     return {"x": out}, out
@@ -167,7 +167,7 @@ def _form(x: Any) -> tuple[Any, str]:
     return tuple(getattr(x, "shape", ())), str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
 
 
-def _spelled(x: Any) -> str:
+def _described(x: Any) -> str:
     shape, dtype = _form(x)
     return f"shape {shape} and type {dtype}"
 

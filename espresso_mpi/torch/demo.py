@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from ..optim.demo import DeMoRule
 from ..optim.settings import DeMoSettings
 from ..session import Session
-from .synchronized import SynchronizedOptimizer
+from .synchronised import SynchronisedOptimizer
 
 
-class DeMo(SynchronizedOptimizer):
+class DeMo(SynchronisedOptimizer):
     """``espresso_mpi.optim.DeMo`` with the interface of torch's optimizers.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those

@@ -85,7 +85,7 @@ class _Callbacks:
 _CALLBACKS = _Callbacks()
 
 
-class Kept:
+class KeptWorks:
     """The last works whose Python objects C++ may still need.
 
     C++ finds the methods of a work only while its Python object lives, but DDP's joining of uneven inputs keeps only

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from ..optim.momentum_sgd import MomentumRule
 from ..optim.settings import SGDSettings
 from ..session import Session
-from .synchronized import SynchronizedOptimizer
+from .synchronised import SynchronisedOptimizer
 
 
-class MomentumSGD(SynchronizedOptimizer):
+class MomentumSGD(SynchronisedOptimizer):
     """``espresso_mpi.optim.MomentumSGD`` with the interface of ``torch.optim.SGD``.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from ..optim.onebit_adam import OnebitRule
 from ..session import Session
-from .synchronized import SynchronizedOptimizer
+from .synchronised import SynchronisedOptimizer
 
 
-class OnebitAdam(SynchronizedOptimizer):
+class OnebitAdam(SynchronisedOptimizer):
     """``espresso_mpi.optim.OnebitAdam`` with the interface of ``torch.optim.AdamW``.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from ..optim.onebit_lamb import LambRule
 from ..session import Session
-from .synchronized import SynchronizedOptimizer
+from .synchronised import SynchronisedOptimizer
 
 
-class OnebitLamb(SynchronizedOptimizer):
+class OnebitLamb(SynchronisedOptimizer):
     """``espresso_mpi.optim.OnebitLamb`` with the interface of torch's optimizers.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those

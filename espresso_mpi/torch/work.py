@@ -13,7 +13,7 @@ from torch import distributed
 
 from ..errors import RankTimeoutError
 from ..sessions.handles import Handle
-from .futures import Kept, Promise
+from .futures import KeptWorks, Promise
 from .untraced import untraced
 
 _SPIN, _PAUSE = 1e-3, 1e-4
@@ -22,7 +22,7 @@ _SPIN, _PAUSE = 1e-3, 1e-4
 _LATE: list[RequestWork] = []
 """Messages that were given up: MPI may still read or write their memory."""
 
-_KEPT = Kept()
+_KEPT = KeptWorks()
 
 _NO_LIMIT = timedelta(0)
 
@@ -234,5 +234,5 @@ def work_of(
 
 
 def done(result: list[torch.Tensor]) -> HandleWork:
-    """An operation that has ended, for others than torch's Python functions: see ``futures.Kept``."""
+    """An operation that has ended, for others than torch's Python functions: see ``futures.KeptWorks``."""
     return HandleWork([], result)

@@ -9,10 +9,10 @@ import torch
 
 from ..optim.zero_one_adam import Policy, ZeroOneRule
 from ..session import Session
-from .synchronized import SynchronizedOptimizer
+from .synchronised import SynchronisedOptimizer
 
 
-class ZeroOneAdam(SynchronizedOptimizer):
+class ZeroOneAdam(SynchronisedOptimizer):
     """``espresso_mpi.optim.ZeroOneAdam`` with the interface of ``torch.optim.AdamW``.
 
     It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those

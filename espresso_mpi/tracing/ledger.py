@@ -16,7 +16,7 @@ _ROWS, _NUMBERS = 64, 1 << 15
 
 
 @dataclass(frozen=True)
-class Interval:
+class LedgerInterval:
     """What is recorded of every run, from one mark to another.
 
     Attributes:
@@ -52,7 +52,7 @@ class Ledger:
         tensors: their names.
     """
 
-    def __init__(self, recorder: Recorder, intervals: Sequence[Interval], marks: int, segment: int = 0) -> None:
+    def __init__(self, recorder: Recorder, intervals: Sequence[LedgerInterval], marks: int, segment: int = 0) -> None:
         self._recorder, self._intervals, self._segment = recorder, intervals, segment
         count = max(1, min(_ROWS, _NUMBERS // max(2 * marks, 1)))
         self._memory = np.zeros((count, marks, 2), np.int64)

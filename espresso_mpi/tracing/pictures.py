@@ -79,7 +79,7 @@ def one_step(file: TraceFile, number: int | None, path: Path) -> StepTrace:
         raise ConfigError(f"trace {str(path)!r}: holds no step; call session.sync inside the with-block of the trace")
     number = file.steps[-1] if number is None else number
     if number not in file.steps:
-        raise ConfigError(f"trace {str(path)!r}: step {number} is not in it; it holds {_spelled(file.steps)}")
+        raise ConfigError(f"trace {str(path)!r}: step {number} is not in it; it holds {_described(file.steps)}")
     chosen = [_of_step(rank.spans, number) for rank in file.ranks]
     zero = min(span.start for spans in chosen for span in spans)
     end = max(span.stop for spans in chosen for span in spans)
@@ -113,7 +113,7 @@ def _shifted(span: Span, zero: float) -> Span:
     )  # fmt: skip
 
 
-def _spelled(steps: Sequence[int]) -> str:
+def _described(steps: Sequence[int]) -> str:
     """Numbers as text, with runs shortened: 2 to 6, 9."""
     runs: list[list[int]] = []
     for step in steps:

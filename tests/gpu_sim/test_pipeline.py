@@ -15,7 +15,7 @@ from numba import cuda
 from espresso_mpi import Session
 from espresso_mpi.arrays import device
 from espresso_mpi.collectives.messages.gpu_messages import GpuMessages
-from espresso_mpi.collectives.messages.transport import Settings, Transport
+from espresso_mpi.collectives.messages.transport import Transport, TransportSettings
 from espresso_mpi.collectives.segment_run import SegmentRun
 from espresso_mpi.types import Route
 
@@ -131,7 +131,9 @@ def test_dense_steps_of_a_bucket_are_copied_before_the_first_is_sent(world, gpu,
 def on_streams(monkeypatch, **options):
     """A device, a transport, and streams as those of a session."""
     gpu = AsyncGpu(monkeypatch, **options)
-    transport = Transport.open(None, Settings(timeout=20.0, window_bytes=0, device_aware=False), lambda notes: None)
+    transport = Transport.open(
+        None, TransportSettings(timeout=20.0, window_bytes=0, device_aware=False), lambda notes: None
+    )
     with device.leaving_stream():
         device.enter_stream(device.OwnStream())
         yield gpu, transport

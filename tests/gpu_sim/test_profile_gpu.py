@@ -9,7 +9,7 @@ from gpu_arrays import foreign_memory  # noqa: F401
 from espresso_mpi.autotune.profiling.codecs import Codecs
 from espresso_mpi.autotune.profiling.repeating import Repeating
 from espresso_mpi.autotune.profiling.request import Request
-from espresso_mpi.collectives.messages.transport import Settings, Transport
+from espresso_mpi.collectives.messages.transport import Transport, TransportSettings
 from espresso_mpi.compressors import get
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
@@ -21,7 +21,7 @@ LASTS = 70.0
 def test_operations_are_priced_by_the_clock_of_the_device(world, monkeypatch):
     gpu, sizes = AsyncGpu(monkeypatch), (64, 130)
     gpu.lasts = LASTS
-    transport = Transport.open(world, Settings(timeout=60.0, window_bytes=0), lambda notes: None)
+    transport = Transport.open(world, TransportSettings(timeout=60.0, window_bytes=0), lambda notes: None)
     repeating = Repeating(transport, 100.0, lambda share: None)
     codecs = Codecs(repeating, Request({"onebit": get("onebit")}, (256,), sizes, 100.0, ("cpu", "gpu")))
     codecs.warm_up()

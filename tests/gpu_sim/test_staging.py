@@ -14,7 +14,7 @@ from numba import cuda
 from espresso_mpi.arrays import device
 from espresso_mpi.arrays.workspace import Staging
 from espresso_mpi.collectives.messages import gpu_calls, probe, probe_program
-from espresso_mpi.collectives.messages.transport import Settings, Transport
+from espresso_mpi.collectives.messages.transport import Transport, TransportSettings
 from espresso_mpi.errors import GradientError, RankTimeoutError
 from espresso_mpi.types import Route
 
@@ -33,7 +33,7 @@ def open_transport():
     opened = []
 
     def opener(**settings):
-        settings = Settings(**{"timeout": 20.0, "window_bytes": 0, "device_aware": False, **settings})
+        settings = TransportSettings(**{"timeout": 20.0, "window_bytes": 0, "device_aware": False, **settings})
         opened.append(Transport.open(None, settings, agree=lambda notes: None))
         return opened[-1]
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from espresso_mpi.bench import text, training
 from espresso_mpi.collectives import traces
 from espresso_mpi.collectives.messages import clocks
-from espresso_mpi.collectives.messages.transport import Settings, Transport
+from espresso_mpi.collectives.messages.transport import Transport, TransportSettings
 from espresso_mpi.errors import ConfigError, MismatchError, RankTimeoutError, StateError
 from espresso_mpi.tracing import recording, trace_file
 from espresso_mpi.tracing.recording import Recorder
@@ -30,7 +30,7 @@ def open_transport(world):
 
     def opener(nodes="apart", timeout=20.0):
         groups = [[rank] for rank in range(world.size)] if nodes == "apart" else nodes
-        opened.append(Transport.open(world, Settings(timeout, 0, nodes=groups), lambda notes: None))
+        opened.append(Transport.open(world, TransportSettings(timeout, 0, nodes=groups), lambda notes: None))
         return opened[-1]
 
     yield opener
@@ -269,7 +269,7 @@ def test_an_exception_in_the_block_ends_the_trace(world, open_transport, folder)
 def test_a_rank_that_left_by_an_exception_is_named(world, folder):
     """The others wait no longer than the timeout. The transport is given up: nobody may close it together."""
     transport = Transport.open(
-        world, Settings(1.0, 0, nodes=[[rank] for rank in range(world.size)]), lambda notes: None
+        world, TransportSettings(1.0, 0, nodes=[[rank] for rank in range(world.size)]), lambda notes: None
     )
     start = time.perf_counter()
 

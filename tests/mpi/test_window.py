@@ -15,7 +15,7 @@ from espresso_mpi.collectives.data.reduction import ReduceOp, arithmetic
 from espresso_mpi.collectives.data.transfers import Transfer
 from espresso_mpi.collectives.messages import transport as transport_module
 from espresso_mpi.collectives.messages.agreement import allgather_json, gather_small
-from espresso_mpi.collectives.messages.transport import Settings, Transport
+from espresso_mpi.collectives.messages.transport import Transport, TransportSettings
 from espresso_mpi.collectives.messages.waiting import WaitMonitor
 from espresso_mpi.errors import RankTimeoutError
 
@@ -33,7 +33,7 @@ def open_transport(world):
     opened = []
 
     def opener(window_bytes=1 << 20, nodes=None, timeout=60.0):
-        opened.append(Transport(world.Dup(), Settings(timeout, window_bytes, nodes=nodes)))
+        opened.append(Transport(world.Dup(), TransportSettings(timeout, window_bytes, nodes=nodes)))
         return opened[-1]
 
     yield opener
@@ -243,7 +243,7 @@ def test_a_missing_rank_is_named_by_all(world, call):
         if call is allreduce_200_kb and (nodes is not None or not window_bytes):
             continue
         for timeout in (2.0, 20.0):
-            missing, named = named_by_others(world, call, Settings(timeout, window_bytes, nodes=nodes))
+            missing, named = named_by_others(world, call, TransportSettings(timeout, window_bytes, nodes=nodes))
             if all(f"for rank {missing} (" in text for text in named):
                 break
         else:
@@ -262,7 +262,7 @@ def named_by_others(world, call, settings):
 
 
 def test_bad_news_ends_a_wait(world):
-    transport = Transport(world.Dup(), Settings(60.0, 16384))
+    transport = Transport(world.Dup(), TransportSettings(60.0, 16384))
     world.Barrier()
     start = time.monotonic()
 
@@ -284,7 +284,7 @@ def test_where_windows_fail_messages_are_used(world, monkeypatch, caplog):
 
     monkeypatch.setattr(transport_module, "SharedWindow", Broken)
     with caplog.at_level(logging.WARNING, "espresso_mpi"):
-        transport = Transport(world.Dup(), Settings(20.0, 16384))
+        transport = Transport(world.Dup(), TransportSettings(20.0, 16384))
     assert window_of(transport) is None
     assert not transport.windows_everywhere
     assert "using messages inside the node" in caplog.text
@@ -295,6 +295,6 @@ def test_where_windows_fail_messages_are_used(world, monkeypatch, caplog):
 
 def test_without_shared_memory_messages_are_used(world, monkeypatch, caplog):
     monkeypatch.setattr(transport_module, "shared_memory_free", lambda: 1 << 16)
-    transport = Transport(world.Dup(), Settings(20.0, 1 << 20))
+    transport = Transport(world.Dup(), TransportSettings(20.0, 1 << 20))
     assert window_of(transport) is None
     transport.close()

@@ -53,7 +53,7 @@ def main(path: str) -> None:
         "routes": routes(world, cupy),
         "sessions": two_sessions(world, cupy),
         "side_stream": side_stream(world, cupy),
-        "synchronizes": synchronizes(cupy),
+        "synchronises": synchronises(cupy),
         "overlap": [overlap(world, cupy, method) for method in METHODS],
         "sizes": [row for method in METHODS for row in times(world, cupy, method)],
     }
@@ -154,7 +154,7 @@ def side_stream(world: Any, cupy: Any) -> int:
     return int(world.allreduce(bad))
 
 
-def synchronizes(cupy: Any) -> int:
+def synchronises(cupy: Any) -> int:
     """Waits for the whole GPU in ten calls of the steady state."""
     count = 0
     before = device.synchronize

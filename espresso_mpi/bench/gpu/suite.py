@@ -190,7 +190,7 @@ def _of_ranks(part: Mapping[str, Any] | str) -> Iterator[PromiseResult]:
     yield PromiseResult("two sessions in two threads", f"{bad} elements differ", "none", not bad)
     bad = part["side_stream"]
     yield PromiseResult("values that a side stream writes late", f"{bad} of 20 results are wrong", "none", not bad)
-    count = part["synchronizes"]
+    count = part["synchronises"]
     yield PromiseResult("waits for the whole GPU in ten calls", str(count), "none", not count)
     for row in part["overlap"]:
         found = f"{row['hidden']:.2f}"

@@ -21,7 +21,7 @@ CHECKED = 1 << 24
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What came out of a method.
 
     Attributes:
@@ -64,7 +64,7 @@ def measure(
     check: bool = True,
     beside: Callable[[int], None] = lambda repetition: None,
     trace: Path | None = None,
-) -> list[Measured]:
+) -> list[Measurement]:
     """Check, run once outside the clock, time in turns, trace once more if asked, and close. Collective.
 
     Args:
@@ -80,7 +80,7 @@ def measure(
         if trace is not None and c.trace is not None:
             c.trace(trace)
         c.close()
-    return [Measured(*of_one) for of_one in zip(methods, times.T, wrong, sent)]
+    return [Measurement(*of_one) for of_one in zip(methods, times.T, wrong, sent)]
 
 
 def _sent(comm: Any, c: TimedMethod, before: Mapping[str, int] | None, times: int) -> list[dict[str, int]] | None:

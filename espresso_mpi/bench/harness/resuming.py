@@ -68,7 +68,7 @@ def rows_of(raw: Any, row: type[R]) -> list[R]:
     return found
 
 
-class Kept(Generic[R]):
+class KeptRuns(Generic[R]):
     """The runs of earlier calls and of this one.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from espresso_mpi.planner.model.timeline import ORDERS
 
 from ..harness.columns import size_text
-from .published import DISTANCE, GAINS, SCALING, Gain
+from .published import DISTANCE, GAINS, SCALING, PublishedGain
 from .rows import Against, Factor, Gap, Orders
 from .setups import UPPER_BOUND, Setup, setup
 
@@ -38,7 +38,7 @@ def orders(at: Setup) -> Orders:
 # --- gains ------------------------------------------------------------------------------------------------------------
 
 
-def against(published: Gain) -> Against:
+def against(published: PublishedGain) -> Against:
     """One published gain and ours, and why they differ."""
     at = setup(published.model, published.testbed, published.compressor)
     bare = _against(at, published.baseline, published.percent, "")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 DGC, RANDOMK, EFSIGNSGD = "dgc:ratio=0.01", "randomk:ratio=0.01", "onebit"
-"""The paper's methods as we spell them. EFSignSGD is a sign and one scale, with error feedback: ``onebit``."""
+"""The paper's methods as our specs. EFSignSGD is a sign and one scale, with error feedback: ``onebit``."""
 
 COMPRESSORS = (DGC, EFSIGNSGD, RANDOMK)
 
@@ -41,7 +41,7 @@ SELECTION: Mapping[str, Selected] = {
 
 
 @dataclass(frozen=True)
-class Gain:
+class PublishedGain:
     """A published gain of Espresso over a baseline, in percent of throughput, on 64 GPUs."""
 
     model: str
@@ -51,11 +51,13 @@ class Gain:
     percent: float
 
 
-def _gains(model: str, compressor: str, testbed: str, **over: float) -> list[Gain]:
-    return [Gain(model, compressor, testbed, name.replace("_", "-"), percent) for name, percent in over.items()]
+def _gains(model: str, compressor: str, testbed: str, **over: float) -> list[PublishedGain]:
+    return [
+        PublishedGain(model, compressor, testbed, name.replace("_", "-"), percent) for name, percent in over.items()
+    ]
 
 
-GAINS: tuple[Gain, ...] = (
+GAINS: tuple[PublishedGain, ...] = (
     *_gains("ugatit", DGC, NVLINK, fp32=149, byteps_compress=205, hitopkcomm=50, hipress=35),
     *_gains("vgg16", RANDOMK, PCIE, fp32=269, byteps_compress=357, hipress=55),
     *_gains("lstm", EFSIGNSGD, PCIE, byteps_compress=101, hitopkcomm=73, hipress=77),

@@ -170,7 +170,7 @@ class Distance:
 
 
 @dataclass(frozen=True)
-class Growth:
+class ScalingRow:
     """How long deciding takes for one size of problem.
 
     Attributes:
@@ -187,7 +187,7 @@ class Growth:
     decide: float
     gap: float
     repeats: int
-    part: str = "growth"
+    part: str = "scaling"
 
 
 @dataclass(frozen=True)
@@ -212,14 +212,11 @@ class Orders:
     part: str = "orders"
 
 
-Row = Selection | Gap | Cases | Against | Factor | Distance | Growth | Orders
+Row = Selection | Gap | Cases | Against | Factor | Distance | ScalingRow | Orders
 
 KINDS: dict[str, type[Row]] = {
-    kind.part: kind for kind in (Selection, Gap, Cases, Against, Factor, Distance, Growth, Orders)
+    kind.part: kind for kind in (Selection, Gap, Cases, Against, Factor, Distance, ScalingRow, Orders)
 }  # fmt: skip
-
-_FORMER = {"way": "method", "menus": "sizes"}
-"""Fields that had other names in files of earlier runs."""
 
 
 def read(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -228,5 +225,4 @@ def read(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
     Raises:
         KeyError: an unknown part. ConfigError: a row has other fields.
     """
-    named = [{_FORMER.get(key, key): value for key, value in row.items()} for row in raw]
-    return [schema.convert(row, KINDS[row["part"]], f"rows: part {row['part']}") for row in named]
+    return [schema.convert(row, KINDS[row["part"]], f"rows: part {row['part']}") for row in raw]

@@ -1,7 +1,7 @@
 """``bench planner``: how quick and how good the planner is, and the paper's figures beside its own. No MPI, one core.
 
 The parts: time of selection; gaps to the certified bound; random cases against full enumeration; the paper's gains and
-scaling factors; the distance of its algorithms from the Upper Bound; growth of the time with tensors and options; and
+scaling factors; the distance of its algorithms from the Upper Bound; scaling of the time with tensors and options; and
 plans for the order ``backprop`` beside those for schedules. All other parts are of plans for schedules.
 """
 
@@ -18,7 +18,7 @@ from espresso_mpi.planner.workloads.models import MODELS
 
 from . import cases, distance, paper, time
 from .published import COMPRESSORS, DGC
-from .rows import Growth, Row
+from .rows import Row, ScalingRow
 from .setups import Timer, one_core, setup
 from .tables import PARTS, parts
 
@@ -38,10 +38,10 @@ class Scope:
         fused: compressors for which gaps have fusion beside them, which takes seconds for each.
         methods: to decide, that are timer.
         cases: random ones; offloads: of Algorithm 2.
-        tensors, different: how many tensors growth is measured with, sizes repeating or not.
+        tensors, different: how many tensors scaling is measured with, sizes repeating or not.
         others: methods that are added where options grow.
-        grown, chosen: the models that tensors and options grow in.
-        timer: how often deciding is repeated; grows: the same for growth.
+        scaled, chosen: the models that tensors and options grow in.
+        timer: how often deciding is repeated; scaling_timer: the same for scaling.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
@@ -54,16 +54,16 @@ class Scope:
     tensors: tuple[int, ...] = (10, 30, 100, 300, 1000, 3000, 10000)
     different: tuple[int, ...] = (10, 30, 100, 300, 1000)
     others: tuple[str, ...] = OTHERS
-    grown: str = "resnet101"
+    scaled: str = "resnet101"
     chosen: str = "bert-base"
     timer: Timer = USUAL
-    grows: Timer = FEWER
+    scaling_timer: Timer = FEWER
 
 
 QUICK = Scope(
     models=("lstm",), testbeds=("pcie-25g",), compressors=COMPRESSORS[1:2], fused=(), methods=time.METHODS[:2],
-    cases=20, offloads=10, tensors=(100, 200), different=(10,), others=("fp16",), grown="lstm", chosen="lstm",
-    timer=Timer(1, 1, 0.0), grows=Timer(1, 1, 0.0),
+    cases=20, offloads=10, tensors=(100, 200), different=(10,), others=("fp16",), scaled="lstm", chosen="lstm",
+    timer=Timer(1, 1, 0.0), scaling_timer=Timer(1, 1, 0.0),
 )  # fmt: skip
 """Everything once, in seconds: to see that it works."""
 
@@ -74,7 +74,7 @@ def main(quick: bool = False, only: str | None = None, json: Path | None = None,
     Args:
         quick: little of everything.
         only: comma list of parts; all by default.
-        json, plot: files to write; the plot is of growth, as PNG.
+        json, plot: files to write; the plot is of scaling, as PNG.
 
     Raises:
         ConfigError: an unknown part, or a file that could not be written later on.
@@ -158,13 +158,13 @@ def _distance(scope: Scope, tick: Tick) -> list[Row]:
     return rows
 
 
-def _growth(scope: Scope, tick: Tick) -> list[Row]:
-    grown, chosen = (setup(model, scope.testbeds[-1], DGC) for model in (scope.grown, scope.chosen))
+def _scaling(scope: Scope, tick: Tick) -> list[Row]:
+    scaling, chosen = (setup(model, scope.testbeds[-1], DGC) for model in (scope.scaled, scope.chosen))
     return [
-        *time.by_tensors(grown, scope.tensors, False, scope.grows, tick),
-        *time.by_tensors(grown, scope.tensors, False, scope.grows, tick, "backprop"),
-        *time.by_tensors(grown, scope.different, True, scope.grows, tick),
-        *time.by_options(chosen, time.choices(DGC, scope.others), scope.grows, tick),
+        *time.by_tensors(scaling, scope.tensors, False, scope.scaling_timer, tick),
+        *time.by_tensors(scaling, scope.tensors, False, scope.scaling_timer, tick, "backprop"),
+        *time.by_tensors(scaling, scope.different, True, scope.scaling_timer, tick),
+        *time.by_options(chosen, time.choices(DGC, scope.others), scope.scaling_timer, tick),
     ]
 
 
@@ -174,7 +174,7 @@ RUNS: dict[str, Callable[[Scope, Tick], list[Row]]] = {
     "cases": _cases,
     "paper": _paper,
     "distance": _distance,
-    "growth": _growth,
+    "scaling": _scaling,
     "orders": _orders,
 }
 
@@ -184,7 +184,7 @@ STEPS: dict[str, Callable[[Scope], int]] = {
     "cases": lambda a: 2 * (a.cases + a.offloads),
     "paper": lambda a: len(a.models),
     "distance": lambda a: len(a.models),
-    "growth": lambda a: 2 * len(a.tensors) + len(a.different) + 3 + len(a.others),
+    "scaling": lambda a: 2 * len(a.tensors) + len(a.different) + 3 + len(a.others),
     "orders": lambda a: len(_places(a)),
 }
 """How many ticks each part has."""
@@ -197,9 +197,9 @@ def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
     for part, own in parts(rows):
         part.table.show(part.title, own)
         print("\n".join(part.notes(own)))
-    grown = [row for row in rows if isinstance(row, Growth)]
-    if plot is not None and grown:
-        time.draw(grown, plot)
+    scaling = [row for row in rows if isinstance(row, ScalingRow)]
+    if plot is not None and scaling:
+        time.draw(scaling, plot)
         print(f"wrote {plot}")
     if json is not None:
         write_rows(json, rows, kind="planner", picture=None if plot is None else str(plot))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..harness.columns import MS, PERCENT, PERCENT_2, RATIO, Column, Table, Unit
 from .published import USE_OF_GAINS, USE_OF_SCALING
-from .rows import Growth, Row, Selection
+from .rows import Row, ScalingRow, Selection
 
 Value = Callable[[Any, Sequence[Any]], float | None]
 
@@ -105,10 +105,10 @@ def _mean(column: Column, rows: Sequence[Any], place: int) -> str:
     return column.unit.text(summary(known)[place] if known else None)
 
 
-# --- growth -----------------------------------------------------------------------------------------------------------
+# --- scaling ----------------------------------------------------------------------------------------------------------
 
 
-def exponent(rows: Sequence[Growth], part: Callable[[Growth], float], least: int = 100) -> float | None:
+def exponent(rows: Sequence[ScalingRow], part: Callable[[ScalingRow], float], least: int = 100) -> float | None:
     """The power of ``at`` that seconds grow with, by least squares of logarithms over points from ``least`` on.
 
     None for fewer than two such points.
@@ -120,7 +120,7 @@ def exponent(rows: Sequence[Growth], part: Callable[[Growth], float], least: int
     return float(np.polyfit(x, y, 1)[0])
 
 
-def growth_notes(rows: Sequence[Growth]) -> list[str]:
+def scaling_notes(rows: Sequence[ScalingRow]) -> list[str]:
     """The fitted exponents in words."""
     found = []
     for along in dict.fromkeys(row.along for row in rows):
@@ -242,7 +242,7 @@ table have measured backward passes, which were set for nothing.
         )),
     ),
     Part(
-        "growth",
+        "scaling",
         "How selection time grows",
         """
 Synthetic models with the sizes of a real one, in its order. *tensors*: sizes repeat as they do in the real one; *in
@@ -255,7 +255,7 @@ more and more to choose from; *at* is the number of options of a tensor before a
             Column("candidates", "problem", MS), Column("decide", "decide", MS),
             Column("both", lambda row, rows: row.problem + row.decide, MS), Column("gap", "gap", PERCENT_2),
         )),
-        growth_notes,
+        scaling_notes,
     ),
     Part(
         "orders",

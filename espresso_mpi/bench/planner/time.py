@@ -21,7 +21,7 @@ from espresso_mpi.planner.search.search import search
 from espresso_mpi.types import Route
 
 from .published import SELECTION
-from .rows import Growth, Selection
+from .rows import ScalingRow, Selection
 from .setups import Setup, Timer
 
 METHODS = ALGORITHMS, SEARCH, FUSED = "algorithms 1+2", "search", "search, fused"
@@ -85,7 +85,7 @@ def _options(problem: Problem) -> int:
     return int(problem.first[-1])
 
 
-# --- growth -----------------------------------------------------------------------------------------------------------
+# --- scaling ----------------------------------------------------------------------------------------------------------
 
 TENSORS, DIFFERENT, OPTIONS = "tensors", "tensors of different sizes", "options"
 RELAXED = "tensors, in backprop"
@@ -114,7 +114,7 @@ def synthetic(workload: Workload, tensors: int, different: bool = False) -> Work
 def by_tensors(
     setup: Setup, counts: Sequence[int], different: bool, timer: Timer, tick: Callable[[], None],
     order: Order = "schedule",
-) -> list[Growth]:  # fmt: skip
+) -> list[ScalingRow]:  # fmt: skip
     """Search in synthetic models of more and more tensors."""
     rows, along = [], DIFFERENT if different else TENSORS if order == "schedule" else RELAXED
     search(Problem.of(synthetic(setup.workload, 3), setup.profile, [setup.compressor], order=order))  # compiles
@@ -147,7 +147,7 @@ def choices(compressor: str, others: Sequence[str]) -> list[Choice]:
     return found
 
 
-def by_options(setup: Setup, given: Sequence[Choice], timer: Timer, tick: Callable[[], None]) -> list[Growth]:
+def by_options(setup: Setup, given: Sequence[Choice], timer: Timer, tick: Callable[[], None]) -> list[ScalingRow]:
     """Search in one model with more and more to choose from."""
     rows = []
     for choice in given:
@@ -162,14 +162,14 @@ def by_options(setup: Setup, given: Sequence[Choice], timer: Timer, tick: Callab
 def _grown(
     along: str, label: str, at: int, workload: Workload, profile: Profile, compressors: Sequence[str],
     given: Sequence[Route] | None, timer: Timer, order: Order = "schedule",
-) -> Growth:  # fmt: skip
+) -> ScalingRow:  # fmt: skip
     Problem.of(workload, profile, compressors, routes=given)  # walks the routes
     problem, pricing, repeats = timer(lambda: Problem.of(workload, profile, compressors, routes=given, order=order))
     found, decide, _ = timer(lambda: search(problem))
-    return Growth(along, label, at, pricing, decide, found.seconds / found.bound - 1, repeats)
+    return ScalingRow(along, label, at, pricing, decide, found.seconds / found.bound - 1, repeats)
 
 
-def draw(rows: Sequence[Growth], path: Path) -> None:
+def draw(rows: Sequence[ScalingRow], path: Path) -> None:
     """Write a PNG: seconds against tensors and against options."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -189,7 +189,7 @@ def draw(rows: Sequence[Growth], path: Path) -> None:
     figure.savefig(path, dpi=120, format="png")
 
 
-def _panel(axes: Any, rows: Sequence[Growth], style: str, what: str) -> None:
+def _panel(axes: Any, rows: Sequence[ScalingRow], style: str, what: str) -> None:
     at = [row.at for row in rows]
     axes.plot(at, [row.problem * 1e3 for row in rows], style, color="C0", label=f"candidates{what}")
     axes.plot(at, [row.decide * 1e3 for row in rows], style, color="C1", label=f"decision{what}")

@@ -46,7 +46,7 @@ _LARGE, _REPEATS = 8 << 20, 5
 
 
 @dataclass(eq=False)
-class Batch:
+class CopyBatch:
     """Messages that start together, when ``gate()``; and the (host, GPU) memory of those that are staged."""
 
     gate: Callable[[], bool]
@@ -69,8 +69,8 @@ class GpuExchange:
     """
 
     ready: device.Mark
-    sends: list[Batch]
-    receives: list[Batch]
+    sends: list[CopyBatch]
+    receives: list[CopyBatch]
     staging: Staging | None
     marks: list[device.Mark]
     fetched: int = 0
@@ -100,8 +100,8 @@ class GpuMessages:
         self._send, self._receive, self._testall, self._longest = send, receive, testall, longest
         self.unit = 0
         self._open: list[GpuExchange] = []
-        self._to_send: deque[Batch] = deque()
-        self._to_receive: deque[Batch] = deque()
+        self._to_send: deque[CopyBatch] = deque()
+        self._to_receive: deque[CopyBatch] = deque()
         self._marks: list[device.Mark] = []
 
     # --- posting ------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class GpuMessages:
         ready = self._mark()
         ready.set()
         if workspace is None:
-            out, into = (Batch(ready.passed, _filled(messages)) for messages in (sends, receives))
+            out, into = (CopyBatch(ready.passed, _filled(messages)) for messages in (sends, receives))
             exchange = GpuExchange(ready, [out], [into], None, [ready])
         else:
             exchange = self._staged(sends, receives, workspace.staging(), ready)
@@ -174,13 +174,13 @@ class GpuMessages:
 
     def _batches(
         self, parts: Addressed, memory: np.ndarray, places: dict[tuple[int, int], int], gate: Callable[[], bool]
-    ) -> list[Batch]:
+    ) -> list[CopyBatch]:
         """Parts that are copied and sent together, until they have the bytes of a step; each is copied once."""
-        found, step, known = list[Batch](), self._step(memory.size), dict[tuple[int, int], Any]()
+        found, step, known = list[CopyBatch](), self._step(memory.size), dict[tuple[int, int], Any]()
         room = 0
         for rank, array in parts:
             if room <= 0:
-                found.append(Batch(gate))
+                found.append(CopyBatch(gate))
                 room = step
             host, key = array, _key(array)
             if key is not None:
@@ -216,7 +216,7 @@ class GpuMessages:
                 device.copy_later(gpu, host, stream)
             exchange.fetched += 1
 
-    def _through(self, batch: Batch) -> bool:
+    def _through(self, batch: CopyBatch) -> bool:
         return batch.requests is not None and self._testall([request for _, request in batch.requests])
 
     def done(self, exchange: GpuExchange) -> bool:

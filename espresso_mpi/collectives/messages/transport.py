@@ -52,7 +52,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TransportSettings:
     """How a transport works.
 
     Attributes:
@@ -80,11 +80,11 @@ class Transport(GpuCalls):
 
     Args:
         comm: an mpi4py intracommunicator for this object alone; freed by ``close``.
-        settings: see ``Settings``.
+        settings: see ``TransportSettings``.
         identity: its identity in messages; without one, its communicators are freed by ``close`` only.
     """
 
-    def __init__(self, comm: Any, settings: Settings, identity: Identity | None = None) -> None:
+    def __init__(self, comm: Any, settings: TransportSettings, identity: Identity | None = None) -> None:
         from mpi4py import MPI
 
         self._mpi, self._comm, self._message_bytes = MPI, comm, settings.message_bytes
@@ -123,7 +123,11 @@ class Transport(GpuCalls):
 
     @classmethod
     def open(
-        cls, comm: Any, settings: Settings, agree: Callable[[list[Any]], None], note: Callable[[], Any] = lambda: None
+        cls,
+        comm: Any,
+        settings: TransportSettings,
+        agree: Callable[[list[Any]], None],
+        note: Callable[[], Any] = lambda: None,
     ) -> Transport:
         """A transport on a duplicate of ``comm`` (default: all ranks). Collective.
 

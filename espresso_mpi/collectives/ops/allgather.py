@@ -23,11 +23,11 @@ class Allgather(CollectiveOp):
 
     name = "allgather"
 
-    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
-        if isinstance(states[0], Dense):
-            return [joined(states)] * len(states)
-        divisor = states[0].divisor * (1.0 if context.joins else context.topology.divisor(context.level))
-        return [place(_sources(context, states), divisor)] * len(states)
+    def advance(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Layout]:
+        if isinstance(layouts[0], Dense):
+            return [joined(layouts)] * len(layouts)
+        divisor = layouts[0].divisor * (1.0 if context.joins else context.topology.divisor(context.level))
+        return [place(_sources(context, layouts), divisor)] * len(layouts)
 
     def bind(self, transport: Transport, move: Move) -> Action:
         if isinstance(move.before[0], Dense):
@@ -49,14 +49,14 @@ class Allgather(CollectiveOp):
         return [np.concatenate(list(inputs))] * len(inputs)
 
 
-def joined(states: Sequence[Layout]) -> Dense:
+def joined(layouts: Sequence[Layout]) -> Dense:
     """The union of the members' regions."""
-    regions = [s for s in states if isinstance(s, Dense) and s.size]
+    regions = [s for s in layouts if isinstance(s, Dense) and s.size]
     return Dense(min(r.start for r in regions), max(r.stop for r in regions)) if regions else Dense(0, 0)
 
 
-def _sources(context: CollectiveContext, states: Sequence[Layout]) -> Sources:
-    packed = [s for s in states if isinstance(s, Packed)]
+def _sources(context: CollectiveContext, layouts: Sequence[Layout]) -> Sources:
+    packed = [s for s in layouts if isinstance(s, Packed)]
     if not context.joins:
         return [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
     count = max((len(s.copies) for s in packed), default=0)

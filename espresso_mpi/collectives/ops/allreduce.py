@@ -31,9 +31,9 @@ class Allreduce(CollectiveOp):
     name = "allreduce"
     phases = 2
 
-    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+    def advance(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Layout]:
         divisor = context.topology.divisor(context.level)
-        return [replace(s, divisor=s.divisor * divisor) if isinstance(s, Packed) else s for s in states]
+        return [replace(s, divisor=s.divisor * divisor) if isinstance(s, Packed) else s for s in layouts]
 
     def bind(self, transport: Transport, move: Move) -> Action:
         return bind_summed(_bind, transport, move, self.phases)

@@ -20,15 +20,15 @@ class Alltoall(GatheringOp):
 
     name = "alltoall"
 
-    def sources(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Sources]:
+    def sources(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Sources]:
         """Member j gets group j of the parts of every copy; members beyond ``Topology.local_size`` get nothing."""
         pieces = context.topology.pieces(context.level)
         found: list[Sources] = []
-        for j in range(len(states)):
+        for j in range(len(layouts)):
             of_member: Sources = []
-            for source, state in enumerate(states):
-                assert isinstance(state, Packed)
-                for copy in state.copies:
+            for source, layout in enumerate(layouts):
+                assert isinstance(layout, Packed)
+                for copy in layout.copies:
                     each = len(copy) // pieces
                     of_member.append([(source, part) for part in copy[j * each : (j + 1) * each]] if j < pieces else [])
             found.append(of_member)

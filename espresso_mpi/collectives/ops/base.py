@@ -99,7 +99,7 @@ class CollectiveOp(ABC):
     """How often its action yields, on every rank alike, so that all ranks interleave tensors in the same order."""
 
     @abstractmethod
-    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+    def advance(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Layout]:
         """The layouts of the members of one group afterwards, given those before."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ def bind_payload(transport: Transport, move: Move, sources: Sequence[Sources]) -
     size = place(sources[me], 1.0).nbytes
     incoming = list(transfers(me, sources[me]))
     outgoing = [t for j in move.others for t in transfers(j, sources[j]) if t.source == me]
-    longest = max(state.nbytes for state in move.before if isinstance(state, Packed))
+    longest = max(layout.nbytes for layout in move.before if isinstance(layout, Packed))
     stays = not outgoing and all(t.source == me and t.source_offset == t.target_offset for t in incoming)
 
     def run(data: Data) -> Iterator[None]:
@@ -222,24 +222,24 @@ def on_payload(action: Action, element: str) -> Action:
 
 
 def advance(
-    topology: Topology, step: Collective, averaged: AbstractSet[Level], states: Sequence[Layout], rank: int, dtype: str
+    topology: Topology, step: Collective, averaged: AbstractSet[Level], layouts: Sequence[Layout], rank: int, dtype: str
 ) -> tuple[list[Layout], Move | None]:
     """Advance every group of a level.
 
     Args:
-        averaged: the levels over which the states are averaged already.
-        states: the layouts of all ranks before.
+        averaged: the levels over which the layouts are averaged already.
+        layouts: of all ranks before.
 
     Returns:
         the layouts afterwards, and the part of ``rank`` in it: None if no group has it.
     """
-    op, after, mine = operations()[step.op], list(states), None
+    op, after, mine = operations()[step.op], list(layouts), None
     joins = step.op == "allgather" and step.level in averaged
     for group in topology.groups(step.level):
         context = CollectiveContext(topology, step.level, joins, topology.root(step.level, group))
-        before = tuple(states[member] for member in group)
-        for member, state in zip(group, op.advance(context, before)):
-            after[member] = state
+        before = tuple(layouts[member] for member in group)
+        for member, layout in zip(group, op.advance(context, before)):
+            after[member] = layout
         if rank in group:
             mine = Move(context, group, group.index(rank), before, dtype)
     return after, mine
@@ -249,12 +249,12 @@ class GatheringOp(CollectiveOp):
     """A collective after which a member holds payloads of several members, for a decode to sum."""
 
     @abstractmethod
-    def sources(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Sources]:
+    def sources(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Sources]:
         """What each member of a group will hold, and where it comes from."""
 
-    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
-        divisor = states[0].divisor * context.topology.divisor(context.level)  # type: ignore[union-attr]
-        return [place(of_member, divisor) for of_member in self.sources(context, states)]
+    def advance(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Layout]:
+        divisor = layouts[0].divisor * context.topology.divisor(context.level)  # type: ignore[union-attr]
+        return [place(of_member, divisor) for of_member in self.sources(context, layouts)]
 
     def payload_sources(self, move: Move) -> Sequence[Sources]:
         return self.sources(move.context, move.before)

@@ -27,8 +27,8 @@ class Broadcast(CollectiveOp):
     name = "broadcast"
     phases = 2
 
-    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
-        return [states[context.root]] * len(states)
+    def advance(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Layout]:
+        return [layouts[context.root]] * len(layouts)
 
     def bind(self, transport: Transport, move: Move) -> Action:
         inner, region = _as_array(move)

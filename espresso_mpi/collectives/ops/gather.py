@@ -20,11 +20,11 @@ class Gather(GatheringOp):
 
     name = "gather"
 
-    def sources(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Sources]:
+    def sources(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Sources]:
         """The root gets every part of every copy, the others nothing."""
-        packed = [s for s in states if isinstance(s, Packed)]
+        packed = [s for s in layouts if isinstance(s, Packed)]
         everything = [[(source, part) for part in copy] for source, s in enumerate(packed) for copy in s.copies]
-        return [everything if member == context.root else [[]] for member in range(len(states))]
+        return [everything if member == context.root else [[]] for member in range(len(layouts))]
 
     @staticmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

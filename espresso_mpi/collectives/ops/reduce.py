@@ -28,13 +28,13 @@ class Reduce(CollectiveOp):
     name = "reduce"
     phases = 2
 
-    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
+    def advance(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Layout]:
         divisor, after = context.topology.divisor(context.level), list[Layout]()
-        for member, state in enumerate(states):
-            if isinstance(state, Dense):
-                after.append(state if member == context.root else Dense(0, 0))
+        for member, layout in enumerate(layouts):
+            if isinstance(layout, Dense):
+                after.append(layout if member == context.root else Dense(0, 0))
             else:
-                total = replace(state, divisor=state.divisor * divisor)
+                total = replace(layout, divisor=layout.divisor * divisor)
                 after.append(total if member == context.root else total.emptied())
         return after
 

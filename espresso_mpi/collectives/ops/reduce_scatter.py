@@ -31,12 +31,12 @@ class ReduceScatter(CollectiveOp):
 
     name = "reduce_scatter"
 
-    def advance(self, context: CollectiveContext, states: Sequence[Layout]) -> list[Layout]:
-        region, pieces = states[0], context.topology.pieces(context.level)
+    def advance(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Layout]:
+        region, pieces = layouts[0], context.topology.pieces(context.level)
         if isinstance(region, Dense):
-            return list(region.split(pieces, len(states)))
+            return list(region.split(pieces, len(layouts)))
         divisor = region.divisor * context.topology.divisor(context.level)
-        return [Packed((parts,), divisor) for parts in _split_parts(region, pieces, len(states))]
+        return [Packed((parts,), divisor) for parts in _split_parts(region, pieces, len(layouts))]
 
     def bind(self, transport: Transport, move: Move) -> Action:
         owned, element = self._owned(move)
@@ -55,8 +55,8 @@ class ReduceScatter(CollectiveOp):
         """The regions of each member, and the element type; None if there is nothing to sum."""
         after = self.advance(move.context, move.before)
         if isinstance(move.before[0], Dense):
-            return [[state] for state in after if isinstance(state, Dense)], move.dtype
-        each = [bodies(state) for state in after if isinstance(state, Packed)]
+            return [[layout] for layout in after if isinstance(layout, Dense)], move.dtype
+        each = [bodies(layout) for layout in after if isinstance(layout, Packed)]
         count = max(len(regions) for regions, _ in each)
         owned = [[*regions, *[Dense(0, 0)] * (count - len(regions))] for regions, _ in each]
         return owned, next((element for _, element in each if element), None)

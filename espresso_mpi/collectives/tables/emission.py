@@ -13,7 +13,7 @@ from espresso_mpi.tracing.recording import Kind
 from ..data import reduction
 from ..data.layout import Part
 from ..program import EncodeStep
-from .operations import BUFFERS, Code, Drawn, Kept, Operation, OperationTable, PythonStage, Span
+from .operations import BUFFERS, Code, Drawn, KeptMemory, Operation, OperationSpan, OperationTable, PythonStage
 
 
 @dataclass
@@ -26,10 +26,10 @@ class Emission:
 
     tensors: int
     operations: list[Operation] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[OperationSpan] = field(default_factory=list)
     stages: list[PythonStage] = field(default_factory=list)
     _parameters: list[float] = field(default_factory=list)
-    _kept: list[Kept] = field(default_factory=list)
+    _kept: list[KeptMemory] = field(default_factory=list)
     _drawn: list[Drawn] = field(default_factory=list)
     _marks: int = 0
     _in_tiles: bool = False
@@ -63,7 +63,7 @@ class Emission:
         """The encodes of a tensor, one for each part that is not empty; its residual is noted."""
         if not step.region.size:
             return []
-        self._kept.append(Kept(tensor, step.point, step.region, step.weight))
+        self._kept.append(KeptMemory(tensor, step.point, step.region, step.weight))
         kept = len(self._kept) - 1
         parts = [part for part in step.packed.copies[0] if part.size]
         return [self._encode(tensor, part, step, compressor, buffer, kept) for part in parts]
@@ -149,7 +149,7 @@ class Emission:
 
     def span(self, kind: Kind, tensor: int, first: int, last: int, what: str) -> None:
         """Record the time between two marks."""
-        self.spans.append(Span(kind, tensor, first, last, what))
+        self.spans.append(OperationSpan(kind, tensor, first, last, what))
 
     def shared(
         self, op: str, level: str, marks: tuple[int, int], sent: tuple[int, int], weights: Sequence[int]
@@ -159,7 +159,7 @@ class Emission:
         parts = list(shares(1.0, weights))
         intra, inter = ([round(sent[k] * b) - round(sent[k] * a) for a, b in parts] for k in range(2))
         self.spans += [
-            Span("wire", tensor, first, last, f"{op}@{level}", level, intra[tensor], inter[tensor], share)
+            OperationSpan("wire", tensor, first, last, f"{op}@{level}", level, intra[tensor], inter[tensor], share)
             for tensor, share in enumerate(parts)
         ]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from espresso_mpi.arrays import device
-from espresso_mpi.tracing.ledger import Interval, Ledger
+from espresso_mpi.tracing.ledger import Ledger, LedgerInterval
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job
@@ -49,8 +49,8 @@ class OneCall:
         self._keys = len(self._places) - len(table.drawn)
         searched, asked = (table.marks + mark for mark in (piggyback.SEARCHED, piggyback.ASKED))
         intervals = [
-            Interval("check", "", searched, searched + 1),
-            Interval("agree", "", asked, asked + 1, share=(0.0, 1.0)),
+            LedgerInterval("check", "", searched, searched + 1),
+            LedgerInterval("agree", "", asked, asked + 1, share=(0.0, 1.0)),
             *intervals_of(table, [job.name]),
         ]
         self._ledger = Ledger(recorder, intervals, table.marks + piggyback.MARKS)

@@ -152,7 +152,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptMemory:
     """A residual that a table needs: of which tensor, encode point and region, and its weight in the mean."""
 
     tensor: int
@@ -172,7 +172,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Span:
+class OperationSpan:
     """A time to record: from one mark to another.
 
     Attributes:
@@ -230,10 +230,10 @@ class OperationTable:
 
     operations: Sequence[Operation]
     tensors: int
-    kept: Sequence[Kept] = ()
+    kept: Sequence[KeptMemory] = ()
     drawn: Sequence[Drawn] = ()
     parameters: Sequence[float] = ()
-    spans: Sequence[Span] = ()
+    spans: Sequence[OperationSpan] = ()
     marks: int = 0
     stages: Sequence[PythonStage] = ()
     room: tuple[int, int, int] = (0, 0, 0)

@@ -13,7 +13,7 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.arrays.workspace import Workspace
 from espresso_mpi.compressors.checks import check_array
-from espresso_mpi.tracing.ledger import Interval, Ledger
+from espresso_mpi.tracing.ledger import Ledger, LedgerInterval
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job, encode_key
@@ -24,7 +24,7 @@ from ..messages.window import SharedWindow
 from ..progress import Progress
 from ..residuals import Residuals
 from . import interpreter
-from .operations import BUFFERS, Code, Kept, OperationTable
+from .operations import BUFFERS, Code, KeptMemory, OperationTable
 
 _NO_FLAGS, _NO_WINDOW = np.zeros(1, np.int64), np.zeros(6, np.int64)
 
@@ -69,11 +69,11 @@ class Run:
     segment: int
     subject: Callable[[Workspace], Any]
     finish: Callable[[Any], None]
-    prepared: Prepared | None = None
+    prepared: PreparedRun | None = None
     steps: Sequence[int] = ()
 
 
-class Prepared:
+class PreparedRun:
     """What stays equal from step to step of a table.
 
     Args:
@@ -164,7 +164,7 @@ class Active:
         table, transport = runner.table, runner.transport
         self._runner, self._table, self._transport = runner, table, transport
         self.run, self.workspace = run, workspace
-        prepared = run.prepared or Prepared(runner, run.arrays, run.jobs, run.recorder)
+        prepared = run.prepared or PreparedRun(runner, run.arrays, run.jobs, run.recorder)
         self._kept_alive = prepared.residuals
         self._places = prepared.places(run.arrays)
         buffers = [workspace.payload_buffer(number, max(room, 1)) for number, room in enumerate(table.room)]
@@ -236,7 +236,7 @@ def residuals_of(runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job]
     ]
 
 
-def _residual(kept: Kept, job: Job, x: Any, n: int) -> np.ndarray | None:
+def _residual(kept: KeptMemory, job: Job, x: Any, n: int) -> np.ndarray | None:
     region, residuals = kept.region, Residuals(job, n)
     key = residuals.prefix(kept.point, region.start, region.stop) + "residual"
     job.weights[key] = kept.weight
@@ -310,10 +310,10 @@ def count_cut(jobs: Sequence[Job], state: np.ndarray) -> None:
             jobs[number].tally["saturated"] += cut
 
 
-def intervals_of(table: OperationTable, names: Sequence[str]) -> list[Interval]:
+def intervals_of(table: OperationTable, names: Sequence[str]) -> list[LedgerInterval]:
     """What is recorded of every run of a table, for tensors of these names."""
     return [
-        Interval(
+        LedgerInterval(
             span.kind, names[span.tensor], span.first, span.last, span.what, span.level, span.intra, span.inter,
             span.share if span.kind == "wire" else None,
         )

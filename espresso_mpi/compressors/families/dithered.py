@@ -20,7 +20,7 @@ class Dithering(Compressor):
     @property
     @abstractmethod
     def quantiser(self) -> Quantiser:
-        """The rule of rounding that the parameters spell."""
+        """The rule of rounding that the parameters name."""
 
     def nbytes(self, n: int) -> int:
         q = self.quantiser

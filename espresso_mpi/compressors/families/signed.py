@@ -12,7 +12,7 @@ from espresso_mpi.errors import ConfigError
 from ..base import Compressor
 from ..checks import check_positive_int
 from ..kernels.cpu.signs import ends, vote
-from ..schedule import Schedule
+from ..schedule import ParameterSchedule
 
 Self = TypeVar("Self", bound="Blocked")
 
@@ -33,7 +33,7 @@ class Blocked(Compressor, ABC):
             raise ConfigError(f"{self.name}: block={self.block}; expected a multiple of 64")
 
     def at(self: Self, step: int | None) -> Self:
-        if not isinstance(self.block, Schedule):
+        if not isinstance(self.block, ParameterSchedule):
             return self
         return replace(self, block=int(self.block.end if step is None else self.block.at(step)) // 64 * 64)
 

@@ -1,4 +1,4 @@
-"""What the curves of a profile are found by, and how a file spells it."""
+"""What the curves of a profile are found by, and how a file writes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def move_key(key: Move) -> str:
 
 
 def codec(key: str) -> Any:
-    """What ``codec_key`` spells; its parts are not checked.
+    """What ``codec_key`` writes; its parts are not checked.
 
     Raises:
         ConfigError: it has another number of parts.
@@ -41,7 +41,7 @@ def codec(key: str) -> Any:
 
 
 def move(key: str) -> Any:
-    """What ``move_key`` spells; its parts are not checked."""
+    """What ``move_key`` writes; its parts are not checked."""
     op, _, rest = key.partition("@")
     level, bar, alone = rest.partition("|")
     return op, level, (alone == "alone" or alone) if bar else False

@@ -32,7 +32,7 @@ from .workload import Workload, WorkloadTensor
 
 
 @dataclass(frozen=True)
-class Limits:
+class SharingLimits:
     """How much travels together, in bytes.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Unit:
 
 
 def shared_seconds(
-    plan: Plan, workload: Workload, profile: Profile, limits: Limits, lanes: Lanes | str = "host"
+    plan: Plan, workload: Workload, profile: Profile, limits: SharingLimits, lanes: Lanes | str = "host"
 ) -> float:
     """The predicted seconds of a step by a plan without schedule and groups.
 
@@ -79,7 +79,7 @@ def shared_seconds(
     return timeline.seconds(np.arange(len(units))) + profile.call + workload.update
 
 
-def _units(plan: Plan, workload: Workload, limits: Limits) -> Iterator[_Unit]:
+def _units(plan: Plan, workload: Workload, limits: SharingLimits) -> Iterator[_Unit]:
     """What travels together, in the order in which it starts."""
     end = workload.tensors[-1].ready
     held = [replace(tensor, ready=end) for tensor in workload.tensors] if plan.held else workload.tensors

@@ -86,7 +86,7 @@ class Case:
         return self.plan(problem, [best[number] for number in problem.set_of.tolist()])
 
     def plan(self, problem: Problem, choice: Iterable[int]) -> Plan:
-        """The plan of a choice, with the compressor as it was spelled: a problem knows schedules only by their end."""
+        """The plan of a choice, with the compressor as it was given: a problem knows schedules only by their end."""
         options = list(choice)
         routes = {option: problem.routes[problem.route[option]] for option in dict.fromkeys(options)}
         strategies = {

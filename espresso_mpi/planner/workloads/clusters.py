@@ -231,7 +231,7 @@ class Cluster:
             for kind in kinds
         }
 
-    def _curve(self, work: Traffic) -> Curve:
+    def _curve(self, work: LinkTraffic) -> Curve:
         alpha = self.start + work.near * self.intra.alpha + work.far * self.inter.alpha
         return Curve.line(alpha, max(work.link * self.intra.beta, work.card * self.inter.beta) / self.efficiency)
 
@@ -327,7 +327,7 @@ OPS: tuple[Op, ...] = get_args(Op)
 
 
 @dataclass(frozen=True)
-class Traffic:
+class LinkTraffic:
     """Start-ups inside and between nodes; how often a rank's bytes cross the busiest link and the busiest card."""
 
     near: float
@@ -336,20 +336,20 @@ class Traffic:
     card: float
 
 
-def _traffic(op: Op, nodes: int, ranks: int, level: Level, alone: bool) -> Traffic:
+def _traffic(op: Op, nodes: int, ranks: int, level: Level, alone: bool) -> LinkTraffic:
     """What an operation consists of, by the table at the top."""
     if level == "inter":
         link = _passes(op, nodes)
-        return Traffic(0, _rounds(op) * (nodes - 1), link, _lanes(op, nodes, 1 if alone else ranks) * link)
+        return LinkTraffic(0, _rounds(op) * (nodes - 1), link, _lanes(op, nodes, 1 if alone else ranks) * link)
     if level == "intra" or nodes == 1:
-        return Traffic(_rounds(op) * (ranks - 1), 0, _passes(op, ranks), 0)
+        return LinkTraffic(_rounds(op) * (ranks - 1), 0, _passes(op, ranks), 0)
     size = nodes * ranks
     if op == "alltoall":
-        return Traffic(ranks - 1, size - ranks, _passes(op, size), ranks * (size - ranks) / size)
+        return LinkTraffic(ranks - 1, size - ranks, _passes(op, size), ranks * (size - ranks) / size)
     if op == "gather":
-        return Traffic(ranks - 1, size - ranks, _passes(op, size), size - ranks)
+        return LinkTraffic(ranks - 1, size - ranks, _passes(op, size), size - ranks)
     link = _passes(op, size)
-    return Traffic(_rounds(op) * (size - nodes), _rounds(op) * (nodes - 1), link, link)
+    return LinkTraffic(_rounds(op) * (size - nodes), _rounds(op) * (nodes - 1), link, link)
 
 
 def _rounds(op: Op) -> int:

@@ -11,7 +11,7 @@ from espresso_mpi.autotune import autoplan
 from espresso_mpi.collectives.data.layout import Topology
 from espresso_mpi.options import Options, Tuning
 from espresso_mpi.planner.model.problem import evaluated
-from espresso_mpi.planner.model.shared_messages import Limits
+from espresso_mpi.planner.model.shared_messages import SharingLimits
 from espresso_mpi.planner.model.tree import named_routes
 from espresso_mpi.types import ROUTES, Route, Strategy, TensorSpec
 
@@ -68,7 +68,7 @@ def test_a_session_that_has_a_profile_tries_compressors_along_the_named_route_th
     for seed in range(3):
         rng = np.random.default_rng(seed)
         workload, profile = random_workload(rng, 4, "cpu"), random_profile(rng, compressors=("fp16",))
-        limits = Limits(dict.fromkeys(named_routes(compressors.get("fp16"), True), 0), 0, 0)
+        limits = SharingLimits(dict.fromkeys(named_routes(compressors.get("fp16"), True), 0), 0, 0)
         options = Options(tuning=Tuning())
         maker = autoplan._Maker(FOUR_BY_FOUR, options, workload, profile, Tuning(("fp16",)), False, limits)
         tried = [plan for plans in maker.made() for plan in plans]

@@ -144,6 +144,6 @@ def test_only_methods_that_train_like_fp32_are_chosen_unasked():
     assert Tuning(("int8:block=64", "onebit", "topk:ratio=0.1")).doubtful == ("onebit", "topk:ratio=0.1")
 
 
-def test_settings_are_spelled_out_for_the_comparison_among_ranks():
+def test_settings_are_described_for_the_comparison_among_ranks():
     assert str(Tuning(("topk",), steps=5)) != str(Tuning(("topk",), steps=6))
     assert "none" not in Tuning(("none", "fp16")).compressors

@@ -13,7 +13,7 @@ from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limi
 from espresso_mpi.bench import blas, text, train, train_tables
 from espresso_mpi.bench.deep import DeepModel, DeepShape
 from espresso_mpi.bench.model import SGD, CharModel, ModelShape, learning_rate
-from espresso_mpi.bench.training import Method, Point, Replica, Run, Settings
+from espresso_mpi.bench.training import Method, Point, Replica, Run, TrainingSettings
 from espresso_mpi.errors import ConfigError
 
 SMALL = ModelShape(alphabet=7, context=3, embedding=4, hidden=5)
@@ -182,7 +182,7 @@ def test_missing_text_names_the_cure(monkeypatch, module):
 
 
 def test_replicas_start_equal_and_draw_different_batches(corpus):
-    replicas = [Replica(Settings(batch=8), corpus, 2, rank) for rank in (0, 1, 0)]
+    replicas = [Replica(TrainingSettings(batch=8), corpus, 2, rank) for rank in (0, 1, 0)]
     assert len({replica.model.digest() for replica in replicas}) == 1
     for replica in replicas:
         replica.compute_gradients()
@@ -192,7 +192,7 @@ def test_replicas_start_equal_and_draw_different_batches(corpus):
 
 
 def test_training_lowers_the_loss(corpus):
-    replica = Replica(Settings(steps=100, batch=64), corpus, 1, 0)
+    replica = Replica(TrainingSettings(steps=100, batch=64), corpus, 1, 0)
     batch = text.windows(corpus.validation, np.arange(0, 2000, 2), replica.model.shape.context)
     before = replica.model.loss(*batch)
     for step in range(100):
@@ -204,7 +204,7 @@ def test_training_lowers_the_loss(corpus):
 @pytest.mark.parametrize("values", [{"steps": 0}, {"batch": -1}, {"rate": float("nan")}, {"seed": -1}])
 def test_settings_refuse(values):
     with pytest.raises(ConfigError, match=next(iter(values))):
-        Settings(**values)
+        TrainingSettings(**values)
 
 
 def test_methods_are_read_and_doubled_by_the_ablation():

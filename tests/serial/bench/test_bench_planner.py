@@ -21,9 +21,9 @@ from espresso_mpi.bench.planner import paper as planner_paper
 from espresso_mpi.bench.planner import suite as planner_suite
 from espresso_mpi.bench.planner import tables as planner_tables
 from espresso_mpi.bench.planner import time as planner_time
-from espresso_mpi.bench.planner.published import CALIBRATION, GAINS, SCALING, SELECTION, TEST, Gain
+from espresso_mpi.bench.planner.published import CALIBRATION, GAINS, SCALING, SELECTION, TEST, PublishedGain
 from espresso_mpi.bench.planner.random_cases import enumerated, random_case
-from espresso_mpi.bench.planner.rows import KINDS, Against, Cases, Gap, Growth, Selection, read
+from espresso_mpi.bench.planner.rows import KINDS, Against, Cases, Gap, ScalingRow, Selection, read
 from espresso_mpi.bench.planner.setups import Timer, one_core, setup, together, workload_of
 from espresso_mpi.bench.validate_tables import Row
 from espresso_mpi.compressors import get
@@ -162,7 +162,7 @@ def test_offload_agrees_with_the_algorithms_own_comparison():
     assert row.violations is None
 
 
-# --- time and growth --------------------------------------------------------------------------------------------------
+# --- time and scaling -------------------------------------------------------------------------------------------------
 
 
 def test_repetitions_end():
@@ -196,15 +196,15 @@ def test_synthetic_models_keep_sizes_order_and_work():
 
 
 def test_a_power_law_is_found():
-    rows = [Growth("tensors", "", n, 1e-4 * n**1.5, 1e-3 * n, 0.0, 3) for n in (10, 100, 300, 1000)]
+    rows = [ScalingRow("tensors", "", n, 1e-4 * n**1.5, 1e-3 * n, 0.0, 3) for n in (10, 100, 300, 1000)]
     assert planner_tables.exponent(rows, lambda row: row.problem) == pytest.approx(1.5)
-    assert "candidates 1.50, decision 1.00" in planner_tables.growth_notes(rows)[0]
-    assert planner_tables.growth_notes(rows[:2]) == []
+    assert "candidates 1.50, decision 1.00" in planner_tables.scaling_notes(rows)[0]
+    assert planner_tables.scaling_notes(rows[:2]) == []
 
 
-def test_growth_is_drawn(tmp_path):
+def test_scaling_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    rows = [Growth(a, "", n, 1e-4 * n, 1e-3 * n, 0.0, 3) for a in ("tensors", "options") for n in (10, 100)]
+    rows = [ScalingRow(a, "", n, 1e-4 * n, 1e-3 * n, 0.0, 3) for a in ("tensors", "options") for n in (10, 100)]
     planner_time.draw(rows, tmp_path / "g.png")
     assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
 
@@ -218,7 +218,7 @@ def test_a_reason_is_what_the_run_shows():
     most, ours = (100 * (at.by("hipress") / seconds - 1) for seconds in (at.compute, at.found.seconds))
 
     def against(percent):
-        return planner_paper.against(Gain("lstm", "onebit", "pcie-25g", "hipress", percent))
+        return planner_paper.against(PublishedGain("lstm", "onebit", "pcie-25g", "hipress", percent))
 
     assert against(ours + 5).reason == "within 10 points"
     assert against(1000).reason.startswith(f"at most {most:.0f} % here")

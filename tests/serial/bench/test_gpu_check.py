@@ -48,7 +48,7 @@ def result(**changes):
         "speeds": [{**row, "encode_bound_fraction": 0.9, "decode_bound_fraction": 0.8}],
         "pointers": {"works": False, "why": "signal 11"},
         "ranks": {
-            "routes": {"runs": 42, "wrong": []}, "sessions": 0, "side_stream": 0, "synchronizes": 0,
+            "routes": {"runs": 42, "wrong": []}, "sessions": 0, "side_stream": 0, "synchronises": 0,
             "overlap": [{**overlap, "hidden": 0.8}],
             "sizes": [{"method": "int8", "nbytes": 4096, "gpu_s": 1e-3, "host_s": 1e-4}],
         },
@@ -67,7 +67,7 @@ def test_each_promise_that_is_not_kept_is_named():
     ranks, speed = good["ranks"], good["speeds"][0]
     assert broken(result(kernels={**good["kernels"], "differences": [{}]})) == ["kernels write the bytes of the CPU's"]
     assert len(broken(result(speeds=[{**speed, "decode_bound_fraction": 0.69}]))) == 1
-    for part in ("sessions", "side_stream", "synchronizes"):
+    for part in ("sessions", "side_stream", "synchronises"):
         assert len(broken(result(ranks={**ranks, part: 1}))) == 1, part
     assert len(broken(result(ranks={**ranks, "routes": {"runs": 42, "wrong": ["flat"]}}))) == 1
     assert broken(result(ranks={**ranks, "overlap": [{**ranks["overlap"][0], "hidden": 0.7}]})) == [

@@ -176,7 +176,7 @@ def test_compressed_bytes_match_the_formula():
         assert bytes_sent(steps) == expected * 2 * n, name
 
 
-def test_every_operation_can_be_spelled_and_routes_know_what_it_does():
+def test_every_operation_has_a_spec_and_routes_know_what_it_does():
     assert set(operations()) == set(get_args(Op)), "add its name to Op in espresso_mpi/types/routes.py"
     known = SUMS | set(CLOSING) | set(CLOSING.values())
     assert set(operations()) == known, "add it to SUMS or CLOSING in espresso_mpi/types/routes.py"

@@ -61,14 +61,14 @@ def factors(c, payload, n):
 SHAPES = [("", 1), ("", 50), ("", 5000), ("cols=48", 48 * 37), ("cols=100", 6611), ("cols=1000", 30_500)]
 
 
-def spelled(name, rank, cols):
+def with_columns(name, rank, cols):
     return get(f"{name}:rank={rank}" + (f",{cols}" if cols else ""))
 
 
 @pytest.mark.parametrize("rank", [1, 3, 4, 9])
 @pytest.mark.parametrize("cols, n", SHAPES)
 def test_powersgd_projects_on_what_the_power_iteration_finds(cols, n, rank):
-    c, x = spelled("powersgd", rank, cols), gaussian(n)
+    c, x = with_columns("powersgd", rank, cols), gaussian(n)
     M, rank = as_matrix(c, x)
     q = gaussian(rank, M.shape[1], seed=1)
     payload, seen = step(c, x, Context(state={"q": q.ravel().copy()}))
@@ -83,7 +83,7 @@ def test_powersgd_projects_on_what_the_power_iteration_finds(cols, n, rank):
 @pytest.mark.parametrize("rank", [1, 3, 4, 9])
 @pytest.mark.parametrize("cols, n", SHAPES)
 def test_acpsgd_projects_rows_and_columns_by_turns(cols, n, rank):
-    c, x = spelled("acpsgd", rank, cols), gaussian(n)
+    c, x = with_columns("acpsgd", rank, cols), gaussian(n)
     M, rank = as_matrix(c, x)
     given = {"p": gaussian(rank, M.shape[0], seed=1), "q": gaussian(rank, M.shape[1], seed=2)}
     P, Q = (np.linalg.qr(given[name].T.astype(np.float64))[0] for name in "pq")

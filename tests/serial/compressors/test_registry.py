@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pytest
 
-from espresso_mpi.compressors import Compressor, Schedule, get, names, read_specs, register, unregister
+from espresso_mpi.compressors import Compressor, ParameterSchedule, get, names, read_specs, register, unregister
 from espresso_mpi.compressors.checks import check_choice, check_number, check_positive_int
 from espresso_mpi.errors import ConfigError
 
@@ -128,9 +128,9 @@ def test_a_class_that_no_spec_could_make_is_refused(cls, words):
         ("toy:exact=true,mode=fancy", Toy(exact=True, mode="fancy")),
         ("toy:exact=False", Toy()),
         ("toy:share=1", Toy(share=1.0)),
-        ("toy:count=8~2@6/3", Toy(Schedule(8, 2, 6, 3))),
-        ("toy:share=0.25~0.001@400", Toy(share=Schedule(0.25, 0.001, 400, 4))),
-        ("toy:share=0.5~0.25@2", Toy(share=Schedule(0.5, 0.25, 2, 2))),
+        ("toy:count=8~2@6/3", Toy(ParameterSchedule(8, 2, 6, 3))),
+        ("toy:share=0.25~0.001@400", Toy(share=ParameterSchedule(0.25, 0.001, 400, 4))),
+        ("toy:share=0.5~0.25@2", Toy(share=ParameterSchedule(0.5, 0.25, 2, 2))),
     ],
 )
 def test_reads_a_spec_and_writes_one(spec, expected, toy):
@@ -195,19 +195,19 @@ def test_refuses_lists_that_do_not_fit(text, toy):
 
 def test_a_schedule_goes_in_equal_factors():
     """DGC's warm-up: 25, 6.3, 1.6, 0.4 %, then 0.1 %."""
-    schedule = Schedule(0.25, 0.001, 400)
+    schedule = ParameterSchedule(0.25, 0.001, 400)
     assert [schedule.at(step) for step in (0, 99, 100, 399)] == pytest.approx([0.25, 0.25, 0.0629, 0.00398], rel=1e-2)
     assert schedule.at(400) == schedule.at(10**9) == 0.001
 
 
 def test_a_schedule_of_whole_numbers_stays_whole():
-    values = [Schedule(256, 16, 8, 4).at(step) for step in range(10)]
+    values = [ParameterSchedule(256, 16, 8, 4).at(step) for step in range(10)]
     assert values == [256, 256, 128, 128, 64, 64, 32, 32, 16, 16]
     assert all(type(value) is int for value in values)
 
 
 def test_at_settles_every_schedule_and_nothing_else():
-    toy = Toy(Schedule(8, 2, 4, 2), Schedule(1.0, 0.25, 4, 2), mode="fancy")
+    toy = Toy(ParameterSchedule(8, 2, 4, 2), ParameterSchedule(1.0, 0.25, 4, 2), mode="fancy")
     assert toy.at(0) == Toy(8, 1.0, mode="fancy")
     assert toy.at(2) == Toy(4, 0.5, mode="fancy")
     assert toy.at(None) == toy.at(4) == Toy(2, 0.25, mode="fancy")
@@ -219,7 +219,7 @@ def test_at_settles_every_schedule_and_nothing_else():
 @pytest.mark.parametrize("arguments", [(0, 1, 5), (1, -1, 5), (1, 2, 0), (1, 2, 5, 0), (1, 2, 5, 6), (np.nan, 1, 5)])
 def test_refuses_schedules_that_do_not_fit(arguments):
     with pytest.raises(ConfigError, match="schedule"):
-        Schedule(*arguments)
+        ParameterSchedule(*arguments)
 
 
 # --- checks of parameters ---------------------------------------------------------------------------------------------

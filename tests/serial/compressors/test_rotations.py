@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from espresso_mpi.compressors import LIMIT, Context, Schedule, get
+from espresso_mpi.compressors import LIMIT, Context, ParameterSchedule, get
 from espresso_mpi.compressors.eden import centroids, distortion
 from espresso_mpi.compressors.kernels.cpu import hadamard as cpu_hadamard
 from espresso_mpi.compressors.thc import best_clip, quantisation_error
@@ -429,7 +429,7 @@ def test_scheduled_blocks_stay_powers_of_two():
     method = get("drive:block=64~4096@100")
     assert [method.at(step).block for step in (0, 30, 60, 90, 100, None)] == [64, 128, 512, 1024, 4096, 4096]
     eden = get("eden:bits=4~1@40")
-    assert isinstance(eden.bits, Schedule) and eden.at(0).bits == 4 and eden.at(None).bits == 1
+    assert isinstance(eden.bits, ParameterSchedule) and eden.at(0).bits == 4 and eden.at(None).bits == 1
 
 
 @pytest.mark.parametrize(

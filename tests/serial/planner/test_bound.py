@@ -58,7 +58,7 @@ def test_branching_lifts_a_bound_but_not_above_the_optimum() -> None:
     assert lifted > 3
 
 
-def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
+def test_pruned_candidates_hold_all_that_nothing_dominates() -> None:
     """Against the definition: every option of the whole set has one in the pruned set with no higher matrix."""
     for segment_bytes in (0, 20_000):
         workload, profile = small_workload(2, 1), small_profile(segment_bytes=segment_bytes)
@@ -76,7 +76,7 @@ def test_pruned_menus_hold_all_that_nothing_dominates() -> None:
                 assert below.sum() == 1 and below[number]
 
 
-def test_menus_for_schedules_hold_all_that_nothing_needs_less_than() -> None:
+def test_candidates_for_schedules_hold_all_that_nothing_needs_less_than() -> None:
     """Against the definition, by the loads that bounds are made of."""
     for segment_bytes in (0, 20_000):
         workload, profile = small_workload(2, 1), small_profile(segment_bytes=segment_bytes)

@@ -94,7 +94,7 @@ def test_improved_choices_have_no_much_better_neighbour_by_schedules():
     assert np.mean(above) <= 0.01 and min(above) <= 1e-12
 
 
-def test_completed_menus_hold_more_and_the_same_choice():
+def test_completed_candidates_hold_more_and_the_same_choice():
     rng = np.random.default_rng(5)
     profile, workload = random_profile(rng, compressors=SEVERAL), random_workload(rng, 4)
     problem = Problem.of(workload, profile, [COMPRESSOR, "onebit"], routes=routes(("cpu",), linear=True))

@@ -109,7 +109,7 @@ def test_numbers_of_a_group_are_what_the_timeline_says(seed):
         np.testing.assert_allclose(kept, anew, rtol=1e-12)
 
 
-def test_menus_do_not_depend_on_how_many_sizes_are_priced_together(monkeypatch):
+def test_candidates_do_not_depend_on_how_many_sizes_are_priced_together(monkeypatch):
     rng = np.random.default_rng(5)
     workload, profile = random_workload(rng, 12, sizes=9), random_profile(rng)
     together = Problem.of(workload, profile, [COMPRESSOR])

@@ -8,14 +8,14 @@ from problem_cases import small_profile, small_workload
 
 from espresso_mpi import Plan, Strategy, compressors
 from espresso_mpi.planner.model.problem import evaluated
-from espresso_mpi.planner.model.shared_messages import Limits, shared_seconds
+from espresso_mpi.planner.model.shared_messages import SharingLimits, shared_seconds
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 
 INT8 = Strategy("int8", "hierarchical-allgather")
 
 
 def payloads_of(limit):
-    return Limits({INT8.route: limit}, fuse=0, room=0)
+    return SharingLimits({INT8.route: limit}, fuse=0, room=0)
 
 
 def halves(sizes):
@@ -85,7 +85,7 @@ def test_small_dense_tensors_share_a_buffer_of_limited_room():
     plan = Plan(default=Strategy("none", "flat"), held=True)
 
     def seconds(fuse, room):
-        return shared_seconds(plan, workload, profile, Limits({}, fuse, room), "serial")
+        return shared_seconds(plan, workload, profile, SharingLimits({}, fuse, room), "serial")
 
     def of(*buffers):
         found = 1e-4 + 1e-5

@@ -18,7 +18,7 @@ from espresso_mpi.cli.program import app
 from espresso_mpi.collectives.messages import clocks
 from espresso_mpi.errors import ConfigError, StateError
 from espresso_mpi.tracing import pictures, recording, trace_file
-from espresso_mpi.tracing.ledger import Interval, Ledger
+from espresso_mpi.tracing.ledger import Ledger, LedgerInterval
 from espresso_mpi.tracing.recording import Recorder, Span
 from espresso_mpi.tracing.trace_file import RankTrace
 
@@ -53,10 +53,10 @@ def test_sums_by_tensor_and_of_the_last_step():
 
 
 INTERVALS = (
-    Interval("agree", "", 0, 1, share=(0.0, 1.0)),
-    Interval("encode", "a", 1, 2),
-    Interval("wire", "a", 2, 3, "alltoall@flat", "flat", 3, 40, (0.0, 0.25)),
-    Interval("wire", "b", 2, 3, "alltoall@flat", "flat", 9, 0, (0.25, 1.0)),
+    LedgerInterval("agree", "", 0, 1, share=(0.0, 1.0)),
+    LedgerInterval("encode", "a", 1, 2),
+    LedgerInterval("wire", "a", 2, 3, "alltoall@flat", "flat", 3, 40, (0.0, 0.25)),
+    LedgerInterval("wire", "b", 2, 3, "alltoall@flat", "flat", 9, 0, (0.25, 1.0)),
 )
 """Of a table with two tensors; the whole wait is the call's, and each tensor has its share."""
 
@@ -512,8 +512,8 @@ def test_a_trace_without_steps_is_refused(tmp_path):
         pictures.main(path)
 
 
-def test_runs_of_steps_are_spelled_in_short():
-    assert pictures._spelled([1, 2, 3, 7, 9, 10]) == "steps 1 to 3, 7, 9 to 10"
+def test_runs_of_steps_are_described_in_short():
+    assert pictures._described([1, 2, 3, 7, 9, 10]) == "steps 1 to 3, 7, 9 to 10"
 
 
 @pytest.mark.parametrize("name, words", [("x.jpeg", "expected .png or .svg"), ("missing/x.png", "does not exist")])

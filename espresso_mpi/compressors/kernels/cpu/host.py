@@ -1,7 +1,7 @@
 """What the CPU kernels share: the two builds of a kernel, bit casts, fused arithmetic, random bits, sign masks.
 
 Every kernel is plain IEEE arithmetic (no fast-math), so that it writes the same bytes on any number of threads and the
-same bytes as its CUDA twin. Where a product is followed by a sum the fused form is spelled out (``fma``), because a
+same bytes as its CUDA twin. Where a product is followed by a sum the fused form is written out (``fma``), because a
 GPU compiler would otherwise fuse it unasked and round differently from the CPU.
 """
 

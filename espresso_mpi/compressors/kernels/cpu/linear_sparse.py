@@ -113,8 +113,8 @@ def drawn(where, a, b, n, k, start, low, high):  # type: ignore[no-untyped-def]
 def choose(scores: np.ndarray, indices: np.ndarray, values: np.ndarray, context: Context) -> None:
     """Write the indices of the largest magnitudes, in rising order, and the scores there; ties by index."""
     k = indices.size
-    rule = sparse.Rule(most=k, least=k, few=k, smallest=0)
-    sparse.encode(scores, None, None, rule, None, samples.aim_above(scores.size, k), indices, values, context)
+    quota = sparse.Quota(most=k, least=k, few=k, smallest=0)
+    sparse.encode(scores, None, None, quota, None, samples.aim_above(scores.size, k), indices, values, context)
 
 
 @host.inline

@@ -13,7 +13,7 @@ import numpy as np
 from numba import prange
 
 from espresso_mpi.compressors.base import LIMIT
-from espresso_mpi.compressors.schedule import Schedule
+from espresso_mpi.compressors.schedule import ParameterSchedule
 
 from . import host
 
@@ -27,7 +27,7 @@ NONE = host.EMPTY
 
 
 def ends(value: Any) -> Sequence[Any]:
-    return (value.start, value.end) if isinstance(value, Schedule) else (value,)
+    return (value.start, value.end) if isinstance(value, ParameterSchedule) else (value,)
 
 
 def word_bytes(n: int) -> int:

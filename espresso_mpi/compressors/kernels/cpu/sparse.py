@@ -59,7 +59,7 @@ def scattered_traffic(n: int, k: int) -> int:
 # --- the search -------------------------------------------------------------------------------------------------------
 
 
-class Rule(NamedTuple):
+class Quota(NamedTuple):
     """How many elements go.
 
     All that reach the threshold do if they are from ``least`` to ``most``, or everything but zeros. Otherwise the
@@ -160,7 +160,7 @@ def encode(
     x: np.ndarray,
     residual: np.ndarray | None,
     momentum: Momentum | None,
-    rule: Rule,
+    quota: Quota,
     threshold: int | None,
     rank: int,
     indices: np.ndarray,
@@ -172,17 +172,17 @@ def encode(
     Args:
         threshold: the key to reach; None: that of ``rank`` in the sample.
         rank: with a threshold, what to look at first: if too many reach that, they need not be told from the others.
-        indices, sent: receive them; of ``rule.most`` elements. What is not used of them becomes zero.
+        indices, sent: receive them; of ``quota.most`` elements. What is not used of them becomes zero.
     """
     search = _Search(x, residual, momentum, context)
     sampled = search.sampled(rank)
-    search.sweep(max(rule.smallest, sampled, threshold or 0))
-    if threshold is not None and search.threshold > threshold and search.reach <= rule.most:
+    search.sweep(max(quota.smallest, sampled, threshold or 0))
+    if threshold is not None and search.threshold > threshold and search.reach <= quota.most:
         search.test(threshold)
     wanted = search.reach
-    enough = search.reach >= rule.least or (search.threshold <= 1 and rule.smallest == 1)
-    if search.reach > rule.most or not enough:
-        wanted = rule.most if enough else rule.few
+    enough = search.reach >= quota.least or (search.threshold <= 1 and quota.smallest == 1)
+    if search.reach > quota.most or not enough:
+        wanted = quota.most if enough else quota.few
         search.bracket(wanted)
         search.narrow(wanted)
     search.copy(wanted, indices, sent)
@@ -201,7 +201,7 @@ def encode_counted(
     x: np.ndarray,
     residual: np.ndarray | None,
     momentum: Momentum | None,
-    rule: Rule,
+    quota: Quota,
     threshold: int | None,
     rank: int,
     payload: np.ndarray,
@@ -209,7 +209,7 @@ def encode_counted(
 ) -> None:
     """As ``encode``, into a payload that begins with the count."""
     head, indices, sent = split(payload)
-    head[0] = encode(x, residual, momentum, rule, threshold, rank, indices, sent, context)
+    head[0] = encode(x, residual, momentum, quota, threshold, rank, indices, sent, context)
     head[1] = 0
 
 

@@ -3,7 +3,7 @@
 Imported when the first GPU array appears and not before: ``numba.cuda`` takes 0.05 to 0.2 s. For the same reason each
 method keeps its kernels in a file of their own in this folder.
 
-The arithmetic is IEEE's and spelled out like that of the CPU kernels, so that both write the same bytes. The compiler
+The arithmetic is IEEE's and written out like that of the CPU kernels, so that both write the same bytes. The compiler
 may fuse a product with the sum that follows, so no kernel holds one where that would round differently.
 
 Numba reads memory 4 bytes at a time. The kernels therefore load four elements, a stride apart, before they use the

@@ -1,8 +1,8 @@
 """CUDA kernels of the methods that ``cpu.sparse`` serves: ``topk_sampled``, ``dgc`` and ``threshold``.
 
 The sample is gathered and its threshold found by the radix selection of ``cuda.topk``. One pass then makes the values
-that are to be compressed and counts those that reach it, a thread decides by ``cpu.sparse.Rule`` what goes, and if that
-is not what the threshold says, the selection runs over all values. Its launches are always queued, since no kernel
+that are to be compressed and counts those that reach it, a thread decides by ``cpu.sparse.Quota`` what goes, and if
+that is not what the threshold says, the selection runs over all values. Its launches are always queued, since no kernel
 waits for the host; a word in memory lets them end at once.
 """
 
@@ -42,7 +42,7 @@ def encode(
     x: Any,
     residual: Any,
     momentum: Momentum | None,
-    rule: sparse.Rule,
+    quota: sparse.Quota,
     threshold: int | None,
     rank: int,
     payload: Any,
@@ -64,7 +64,7 @@ def encode(
         _SAMPLE[keep, moving](grid, gpu.THREADS, *arrays, sample, samples.stratum(x.size))
         topk.search(sample, sample, False, rank, scratch)
     _SWEEP[keep, moving](gpu.blocks(x.size, gpu.TILE), gpu.THREADS, *arrays, scratch.state, totals)
-    _decide(1, 1, scratch.state, totals, head, rule.most, rule.least, rule.few)
+    _decide(1, 1, scratch.state, totals, head, quota.most, quota.least, quota.few)
     source = arrays[1] if keep else moved
     topk.search(source, source, False, 0, scratch)
     topk.copy_chosen(source, moved, keep + moving, indices, sent, scratch)

@@ -18,7 +18,7 @@ _AS_IN_ADAM = {"m": "exp_avg", "v": "exp_avg_sq"}
 """Names of kept arrays in the state of a parameter: those of torch's optimizers where there is one."""
 
 
-class SynchronizedOptimizer(torch.optim.Optimizer):
+class SynchronisedOptimizer(torch.optim.Optimizer):
     """The parameters of a torch optimizer, given to a rule.
 
     Args:
