@@ -131,7 +131,7 @@ class Factor:
     method: str
     factor: float
     published: float | None
-    part: str = "scaling"
+    part: str = "factors"
 
 
 @dataclass(frozen=True)

@@ -205,4 +205,4 @@ def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
         write_rows(json, rows, kind="planner", picture=None if plot is None else str(plot))
 
 
-assert {part.name for part in PARTS} - {"scaling"} == set(RUNS)
+assert {part.name for part in PARTS} - {"factors"} == set(RUNS)

@@ -227,7 +227,7 @@ what compression takes of the GPU, in the plans *1+2* and *between*. What follow
         )),
     ),
     Part(
-        "scaling",
+        "factors",
         "Scaling factors side by side",
         """
 The step of one GPU alone over that of 64 together: 1 is perfect. The paper's GPU and CPU factors stand beside all of

@@ -236,7 +236,7 @@ def test_figures_that_descriptions_were_tuned_to_are_no_tests(measured):
             use, published = header.index("use"), header.index("published")
             lines = part.table.lines([row for row in rows if row.part == part.name])
             used[part.name] = {line[use] for line in lines if line[published] != "–"}
-    assert used == {"paper": {TEST}, "scaling": {CALIBRATION}}
+    assert used == {"paper": {TEST}, "factors": {CALIBRATION}}
 
 
 # --- the distance from the Upper Bound --------------------------------------------------------------------------------
