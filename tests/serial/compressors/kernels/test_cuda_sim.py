@@ -13,7 +13,7 @@ import pytest
 
 from espresso_mpi.compressors import Compressor, get, names
 
-SIMULATOR = Path(__file__).parents[2] / "cuda_simulator.py"
+SIMULATOR = Path(__file__).parents[3] / "cuda_simulator.py"
 
 
 LIMIT = 1800

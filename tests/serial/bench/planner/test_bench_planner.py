@@ -37,7 +37,7 @@ from espresso_mpi.planner.workloads.clusters import TESTBEDS
 from espresso_mpi.planner.workloads.models import MODELS, model_workload
 from espresso_mpi.types import Collective, Decode, Encode, Plan, Route, Strategy
 
-DOC = (Path(__file__).parents[3] / "docs" / "planner.md").read_text()
+DOC = (Path(__file__).parents[4] / "docs" / "planner.md").read_text()
 
 
 # --- all of it, small -------------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def test_the_pages_table_of_sizes_is_what_routes_cost(nodes, ranks):
 
 
 def test_every_file_that_the_page_names_is_there():
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     for target in re.findall(r"\]\(([^)#]+\.md)", DOC):
         assert (root / "docs" / target).resolve().exists(), target
     for path in re.findall(r"`(espresso_mpi/[\w/]+\.py)`", DOC):

@@ -17,7 +17,7 @@ from espresso_mpi.planner.workloads.models import BANDWIDTH, MODELS, Published, 
 
 WORKLOADS = {name: model_workload(name) for name in MODELS}
 MODELLED = {name: model_workload(name, speed=model.speed) for name, model in MODELS.items()}
-PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
 
 PUBLISHED = {
     "vgg16": 138_357_544,  # torchvision's documentation

@@ -11,7 +11,7 @@ import pytest
 from espresso_mpi.bench.gpu.report import markdown
 from espresso_mpi.bench.gpu.suite import promise_results
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3]
 COMPARES = """
 import cuda_simulator
 cuda_simulator.install()
