@@ -36,7 +36,7 @@ class Encode:
 
 @dataclass(frozen=True)
 class Decode:
-    """Decompress all copies of the current region on a device and average them."""
+    """Decompress all copies of the current region on a device, and average them."""
 
     device: DeviceKind = "cpu"
 
