@@ -26,7 +26,7 @@ from espresso_mpi.errors import (
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(240)]
 
-SIZES = (1, 6000, 250001)
+SIZES = (1, 6000, 100001)
 """Elements: of which each rank sums all, of one chunk, and of several."""
 
 
