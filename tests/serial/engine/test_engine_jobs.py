@@ -108,7 +108,7 @@ def test_a_session_that_nobody_holds_any_more(tmp_path):
 
 
 def test_all_that_may_be_under_way_at_the_end(tmp_path):
-    """Pushes nobody waits for, of a session that nobody holds, that the other rank never makes, that a thread awaits."""
+    """Pushes nobody waits for, of a session nobody holds, that the other rank never makes, that a thread waits for."""
     body = """
     dropped, alone, awaited = (espresso_mpi.Session(timeout=20) for _ in range(3))
     for number in range(4):
