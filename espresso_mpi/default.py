@@ -34,7 +34,7 @@ def default_session(**options: Any) -> Session:
 def sync(grads: Any, missing: Literal["error", "zero"] = "error") -> Any:
     """Average gradients over all ranks of ``MPI.COMM_WORLD``, in place; see ``Session.sync``.
 
-    Dense unless ``default_session(compressor=...)`` was called before.
+    The gradients are dense unless ``default_session(compressor=...)`` was called before.
 
     Example:
         >>> grads = {"w": np.full(2, 3.0, np.float32)}  # every rank has its own

@@ -15,14 +15,14 @@ class Feedback:
     """The error feedback of a session. Its spec is the kind and the parameters that differ: ``plain:decay=0.9``.
 
     Attributes:
-        kind: ``none``: the residual is dropped. ``plain`` (Seide et al., 2014; Stich et al., 2018; Karimireddy et al.,
-            2019): the residual is added to the next gradient. ``ef21`` (Richtárik et al., 2021): every rank compresses
-            the difference between its gradient and what it has sent so far, and all ranks add the mean of these
-            differences to the previous mean. This needs the memory of a gradient for each encode and each decode of the
-            route. ``auto``: plain if the compressor is a contraction, else none.
-        decay: for ``plain``: the share of the residual that is kept; below 1, a part is lost.
-        momentum: for ``ef21``: weight η of the new gradient in the average ``v ← (1 - η)v + ηg``, which is compressed
-            instead (EF21-SGDM, Fatkhullin et al., 2023); 1 is plain EF21.
+        kind: ``none`` drops the residual. ``plain`` adds the residual to the next gradient (Seide et al., 2014; Stich
+            et al., 2018; Karimireddy et al., 2019). With ``ef21``, every rank compresses the difference between its
+            gradient and what it has sent so far, and all ranks add the mean of these differences to the previous mean
+            (Richtárik et al., 2021). This needs the memory of a gradient for each encode and each decode of the route.
+            ``auto`` is plain if the compressor is a contraction, and none otherwise.
+        decay: the share of the residual that ``plain`` keeps. Below 1, a part is lost.
+        momentum: the weight η of the new gradient in the average ``v ← (1 - η)v + ηg``, which ``ef21`` compresses in
+            place of the gradient (EF21-SGDM, Fatkhullin et al., 2023). 1 is plain EF21.
 
     Raises:
         ConfigError: a value is outside (0, 1], or the kind does not have the parameter.

@@ -73,18 +73,18 @@ class Tuning:
         compressors: specs of the compressors that a plan may use, with error feedback. The default compressors train
             like uncompressed gradients under AdamW, see ``LIKE_FP32``; name others explicitly.
         skip: number of first steps that are not timed, because they compile and allocate.
-        steps: number of dense steps that are timed before the plan is made. Fewer are, but 3 at least, where
-            they take a quarter of ``budget``; by default, that is 1.25 s.
-        seconds: maximum time of the micro-benchmarks, approximately. They take a quarter of the budget at most.
-        trial_steps: maximum number of steps by which plans are tried. They are steps of the training.
-        budget: what planning may cost: seconds of measurements, and seconds by which the steps until a plan is chosen
-            take longer than as many steps of the quickest plan found. When they are spent, that plan is chosen. None:
-            as long as 30 steps of that plan (3 % of a thousand), at least 5 s.
+        steps: number of dense steps that are timed before the session makes a plan. It is 3 if these take a quarter of
+            ``budget``, which is 1.25 s by default.
+        seconds: approximate maximum time of the measurements. They take at most a quarter of the budget.
+        trial_steps: maximum number of training steps in which plans are tried.
+        budget: the seconds that planning may cost: the measurements, and the time by which the steps of the trials take
+            longer than as many steps of the quickest plan. When they are spent, the session follows the quickest plan.
+            None stands for the time of 30 steps of that plan, and at least 5 s.
         check: number of steps between comparisons of measured and predicted step times.
-        factor: the ratio of these, in either direction, from which the session measures and plans again.
+        factor: the ratio of these times, in either direction, from which the session measures and plans again.
         every: minimum number of steps from one plan to the next.
-        accuracy: how much a compressor may change a tensor's moments: ``safe``, ``balanced`` or ``fast`` (at will).
-        optimizer: whose moments: of ``adam`` or ``sgd``. None: what an adapter for torch sees, else ``adam``.
+        accuracy: how much a compressor may change a tensor's moments: ``safe``, ``balanced``, or ``fast`` (no limit).
+        optimizer: whose moments count: ``adam``, ``sgd``, or None for what an adapter for torch sees, else ``adam``.
 
     Raises:
         ConfigError: a value is not in its range.

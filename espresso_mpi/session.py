@@ -36,37 +36,38 @@ class Session(Planning, Checkpoints, Collectives, Memory):
     """Averages gradients over the ranks of a communicator.
 
     Args:
-        comm: an mpi4py intracommunicator, which is duplicated; default: ``MPI.COMM_WORLD``.
+        comm: an mpi4py intracommunicator. The session duplicates it. Default: ``MPI.COMM_WORLD``.
         compressor: spec of a compressor such as ``"topk:ratio=0.01"``, or ``"none"``.
-        route: name or spec of a Route; default: chosen from the nodes and the compressor (docs/routes.md).
-        plan: instead of compressor and route: a Plan with a strategy for every tensor, or the path of a plan file.
-            ``"auto"``: the session times the first steps, which are dense, measures the cluster for a few seconds, and
-            makes a plan for the other steps. See docs/planner.md.
-        compressors: with ``plan="auto"``: specs of the allowed compressors; default: those of ``Tuning``.
-        accuracy: with ``plan="auto"``: ``"safe"``, ``"balanced"`` or ``"fast"``: how much a compressor may change what
-            the optimizer makes of a tensor, judged by the gradients of the first steps. Default: that of ``Tuning``,
+        route: name or spec of a Route. By default, the session chooses it from the nodes and the compressor
+            (docs/routes.md).
+        plan: a Plan with a strategy for every tensor, or the path of a plan file, instead of compressor and route. With
+            ``"auto"``, the session times the first steps, which are dense, measures the cluster for a few seconds, and
+            makes a plan for the other steps. See docs/auto.md.
+        compressors: specs of the compressors that ``plan="auto"`` may use. Default: those of ``Tuning``.
+        accuracy: how much a compressor may change the moments of the optimizer with ``plan="auto"``: ``"safe"``,
+            ``"balanced"`` or ``"fast"``. The gradients of the first steps decide. Default: that of ``Tuning``,
             ``"safe"``. See docs/auto.md.
-        tuning: with ``plan="auto"``: a ``Tuning``, which says how long to time and measure, and when to plan again.
+        tuning: a ``Tuning`` for ``plan="auto"``. It says how long to time and measure, and when to plan again.
         seed: seed of stochastic compressors; the same on every rank.
         min_bytes: tensors below this many bytes stay dense, unless a plan has a strategy for them.
         dense: names of tensors that stay dense, or patterns of ``fnmatch``, such as ``["*embedding*", "head.*"]``.
-        dense_steps: the first synchronisations of each tensor that are dense: a warm-up. They count as steps of
-            parameter schedules, and leave no residual.
+        dense_steps: number of first synchronisations of each tensor that are dense, as a warm-up. They count as steps
+            of parameter schedules, and leave no residual.
         timeout: seconds after which a missing rank is an error.
         feedback: the error feedback, a ``Feedback`` or its spec: ``"auto"`` (plain if the compressor allows it),
             ``"plain"``, ``"plain:decay=0.9"``, ``"ef21"``, ``"ef21:momentum=0.1"`` or ``"none"``.
         nonfinite: what to do if a gradient has a NaN or an infinity on any rank, or a value that is too large to be
-            compressed and summed (2**126 or more, divided by the number of ranks rounded up to a power of two).
-            ``"raise"``: NonFiniteError on all ranks. ``"skip"``: the tensor becomes zero on all ranks, and its residual
-            does not change. ``"skip_all"``: every tensor of the call becomes NaN on all ranks, so that a loss scaler
-            skips the step, and their residuals do not change. See docs/torch.md.
+            compressed and summed (2**126 or more, divided by the number of ranks rounded up to a power of two). With
+            ``"raise"``, all ranks raise a NonFiniteError. With ``"skip"``, the tensor becomes zero on all ranks, and
+            its residual does not change. With ``"skip_all"``, every tensor of the call becomes NaN on all ranks, so
+            that a loss scaler skips the step, and their residuals do not change. See docs/torch.md.
         window_bytes: half of a rank's share of the node's shared memory window; 0 uses MPI messages instead.
-        message_bytes: longest message between nodes; longer ones are split.
-        segment_bytes: a tensor with more bytes than this between nodes is split into segments, so that the sums of one
-            overlap with the messages of another; 0 leaves it whole. Compressors that select (topk) select in each
+        message_bytes: length of the longest message between nodes. Longer messages are split.
+        segment_bytes: size above which a tensor is split into segments between nodes, so that the sums of one segment
+            overlap with the messages of another. 0 leaves tensors whole. Compressors that select (topk) select in each
             segment.
-        fuse_bytes: dense tensors below this many bytes share a buffer, and compressed tensors share messages of up to
-            this many bytes of payload; 0 keeps all tensors apart. None: the session measures once below which size
+        fuse_bytes: size below which dense tensors share a bucket, and the largest payload of compressed tensors that
+            share messages, in bytes. 0 keeps all tensors apart. With None, the session measures once below which size
             copies cost less than a collective, and from which size of a message its start costs little. The results
             have the same bits.
         nodes: groups of ranks to treat as nodes, such as the sockets of a node; default: as MPI finds them.
@@ -75,8 +76,8 @@ class Session(Planning, Checkpoints, Collectives, Memory):
             ``ESPRESSO_DEBUG`` (1 or 0), else False.
 
     Raises:
-        ConfigError: on every rank: an option is invalid, or options conflict.
-        MismatchError: on every rank: the ranks have different options.
+        ConfigError: an option is invalid, or options conflict. Every rank raises it.
+        MismatchError: the ranks have different options. Every rank raises it.
 
     Example:
         >>> grads = {"w": np.full((128, 128), 0.5, np.float32)}  # every rank has its own
@@ -131,13 +132,14 @@ class Session(Planning, Checkpoints, Collectives, Memory):
             grads: one array, or nested lists, tuples and dicts of arrays. An entry may be None if it is None on all
                 ranks. Arrays of numpy, CuPy, torch, or any with DLPack or the CUDA array interface; float32, float16,
                 bfloat16 or float64; writable. Strided arrays travel as a copy. The name of a tensor is made of its
-                keys. The residual is found by this name, so a name must stand for the same tensor in every call.
-            missing: what an entry means that is None on some ranks only: an error, or zeros there, which costs one
-                small exchange more. The same on every rank.
+                keys. The session finds the residual by this name, so a name must stand for the same tensor in every
+                call.
+            missing: what to do if an entry is None on some ranks only. ``"error"`` raises an error. ``"zero"`` takes
+                zeros instead, at the cost of one more small exchange. The same on every rank.
 
         Returns:
-            ``grads`` itself, updated in place; for immutable arrays (JAX), and where zeros took the place of None, the
-            same containers with new arrays.
+            ``grads`` itself, updated in place. Immutable arrays (JAX), and None for which zeros were taken, become new
+            arrays in the same containers.
 
         Raises:
             GradientError, MismatchError, NonFiniteError, BoundError, PlanError, ConfigError: on every rank; the text

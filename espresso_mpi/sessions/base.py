@@ -112,7 +112,7 @@ class SessionBase:
 
     @property
     def usable(self) -> bool:
-        """Whether ``sync`` may be called: not closed, and no failure that leaves ranks out of step.
+        """Whether ``sync`` can be called: the session is neither closed nor broken by a failure.
 
         Example:
             >>> session = espresso_mpi.Session()
@@ -124,7 +124,7 @@ class SessionBase:
 
     @property
     def nonfinite(self) -> str:
-        """What becomes of values that are not finite; see ``Session``.
+        """The treatment of values that are not finite; see ``Session``.
 
         Example:
             >>> with espresso_mpi.Session(nonfinite="skip") as session:
@@ -135,7 +135,7 @@ class SessionBase:
 
     @property
     def executors(self) -> dict[str, str]:
-        """What ran each compressed tensor or group the last time, by name; see docs/operation-tables.md.
+        """How each compressed tensor or group ran the last time, by name; see docs/operation-tables.md.
 
         Example:
             >>> with espresso_mpi.Session(compressor="topk", feedback="plain:decay=0.9") as session:

@@ -45,10 +45,10 @@ ReduceName = Literal["mean", "sum", "prod", "min", "max", "land", "lor", "lxor",
 
 
 class Collectives(Calling):
-    """The collectives of a session. All are collective calls: every rank makes them, in any order if they have names.
+    """The collectives of a session.
 
-    Arrays are numpy's, CuPy's, torch's, JAX's, or of DLPack. What must be equal on all ranks is checked; errors and
-    timeouts are those of ``Session.sync``.
+    Every rank must make the calls. Calls that have names can be in any order. The arrays can come from numpy, CuPy,
+    torch, JAX or DLPack. The ranks check what must be equal. Errors and timeouts are those of ``Session.sync``.
     """
 
     def allreduce(
@@ -63,24 +63,26 @@ class Collectives(Calling):
         feedback: Feedback | str | bool = "none",
         blocking: bool = True,
     ) -> Any:
-        """Reduce an array elementwise over the ranks; every rank gets the result.
+        """Reduce an array elementwise over the ranks. Every rank gets the result.
 
         Args:
-            x: one array of the same shape and element type on every rank; changed in place unless ``out`` is given.
-            op: ``"mean"`` and ``"sum"`` of floating-point numbers take the session's routes, in a fixed order of ranks.
-                Everything else is MPI's operator: sums, products, extrema, logical (``l…``) and bitwise (``b…``) ones.
-            name: tells calls apart that are under way at a time; needed with ``feedback``, which keeps a residual under
-                it. Names of ``sync`` and ``push`` are others.
-            out: receives the result; like ``x``.
-            compressor, route: as for ``Session``, for this call; only for mean and sum of floating-point numbers.
-            feedback: as for ``Session``; default: none, so that the call leaves no state behind.
-            blocking: wait for the result; else return a ``Handle`` at once. So in all collectives.
+            x: one array of the same shape and element type on every rank. Without ``out``, it is changed in place.
+            op: the operator. ``"mean"`` and ``"sum"`` of floating-point numbers take the session's routes, in a fixed
+                order of ranks. All others are operators of MPI: sums, products, extrema, logical (``l…``) and bitwise
+                (``b…``) operators.
+            name: distinguishes calls that are in flight at the same time. ``feedback`` needs a name and keeps a
+                residual under it. Names of ``sync`` and ``push`` are separate.
+            out: an array like ``x`` that receives the result.
+            compressor, route: as for ``Session``, only for the mean and the sum of floating-point numbers.
+            feedback: as for ``Session``. The default is none, so that the call leaves no state behind.
+            blocking: whether to wait for the result. Otherwise this and all other collectives return a ``Handle``.
 
         Returns:
             ``x``, or ``out``; a new array if it is immutable (JAX).
 
         Raises:
-            ConfigError: the operator does not go with the elements, or with a compressor; others as ``Session.sync``.
+            ConfigError: the operator does not work with the element type, or with a compressor.
+            EspressoError: as ``Session.sync``.
 
         Example:
             >>> with espresso_mpi.Session() as session:
@@ -103,10 +105,11 @@ class Collectives(Calling):
         compressor: str = "none", route: str | Route | None = None, feedback: Feedback | str | bool = "none",
         blocking: bool = True,
     ) -> Any:  # fmt: skip
-        """Reduce an array elementwise over the ranks; the root gets the result, on others the array is undefined.
+        """Reduce an array elementwise over the ranks. The root gets the result. On other ranks, the array is undefined.
 
         Args:
-            x, op, name, out, compressor, route, feedback: as for ``allreduce``; root: a rank.
+            x, op, name, out, compressor, route, feedback: as for ``allreduce``.
+            root: the rank that gets the result.
 
         Example:
             >>> with espresso_mpi.Session() as session:
@@ -136,8 +139,9 @@ class Collectives(Calling):
         """Give every rank the root's array, in place.
 
         Args:
-            x: of the same shape and element type on every rank; root: the rank whose values are taken.
-            name, compressor, feedback: as for ``allreduce``. Every rank gets what the payload holds, also the root.
+            x: an array of the same shape and element type on every rank.
+            root: the rank whose values are taken.
+            name, compressor, feedback: as for ``allreduce``. Every rank gets the decoded payload, also the root.
 
         Returns:
             ``x``; a new array if it is immutable (JAX).
@@ -168,13 +172,13 @@ class Collectives(Calling):
         self, x: Any, *, name: str = "", out: Any = None, compressor: str = "none", route: str | Route | None = None,
         feedback: Feedback | str | bool = "none", blocking: bool = True,
     ) -> Any:  # fmt: skip
-        """Concatenate the ranks' arrays along the first dimension, in rank order; every rank gets the result.
+        """Concatenate the arrays of all ranks along the first dimension, in rank order. Every rank gets the result.
 
         Args:
-            x: of the same shape and element type on every rank, with at least one dimension; not changed.
-            out: receives the result; shape ``(ranks * x.shape[0], *x.shape[1:])``.
-            name, compressor, route, feedback: as for ``reduce_scatter``; the second half of the route. Every rank gets
-                what the payloads hold, also of its own array.
+            x: an array of the same shape and type on every rank, with at least one dimension. It is not changed.
+            out: an array of shape ``(ranks * x.shape[0], *x.shape[1:])`` that receives the result.
+            name, compressor, route, feedback: as for ``reduce_scatter``, with the second half of the route. Every rank
+                gets the decoded payloads, also that of its own array.
 
         Returns:
             ``out``, or a new array of the library of ``x`` (of numpy for JAX).
@@ -214,17 +218,17 @@ class Collectives(Calling):
         """Reduce an array elementwise over the ranks, and give each rank a part of the result, in rank order.
 
         Args:
-            x: of the same shape and element type on every rank; not changed, and may be read-only. Its first dimension
-                is cut into as many equal parts as there are ranks.
+            x: an array of the same shape and element type on every rank. It is not changed, and can be read-only. Its
+                first dimension is cut into one part per rank, all of equal size.
             op, name, compressor, feedback: as for ``allreduce``.
-            out: receives this rank's part; shape ``(x.shape[0] / ranks, *x.shape[1:])``.
-            route: of which the first half is taken; default: see docs/collectives.md.
+            out: an array of shape ``(x.shape[0] / ranks, *x.shape[1:])`` that receives this rank's part.
+            route: the route whose first half is taken. docs/collectives.md has the default.
 
         Returns:
             ``out``, or a new array of the library of ``x`` (of numpy for JAX).
 
         Raises:
-            ConfigError: the first dimension cannot be cut so, or the route has no halves; others as ``allreduce``.
+            ConfigError: the first dimension is no multiple of the number of ranks, or the route has no halves.
 
         Example:
             >>> with espresso_mpi.Session() as session:
@@ -292,21 +296,21 @@ class Collectives(Calling):
         feedback: Feedback | str | bool = "none",
         blocking: bool = True,
     ) -> Any:
-        """Send a part of an array to each rank, and concatenate what arrives along the first dimension, in rank order.
+        """Send a part of an array to each rank, and concatenate the received parts, in rank order.
 
         Args:
-            x: of the same element type and ``x.shape[1:]`` on every rank; not changed.
-            splits: rows for each rank; default: as many for each. They may differ between ranks.
-            received: rows from each rank, where ``splits`` is given: what the others' ``splits`` say for this rank.
-            out: receives the result; shape ``(sum(received), *x.shape[1:])``.
-            name, compressor, feedback: as for ``allreduce``. Each rank's part is compressed by itself, also the own
-                one. Feedback keeps a residual for each part, so the splits of a name must stay the same.
+            x: an array of the same element type and ``x.shape[1:]`` on every rank. It is not changed.
+            splits: number of rows for each rank. Default: equal numbers. The splits can differ between ranks.
+            received: number of rows from each rank, with ``splits``: what the splits of the others say for this rank.
+            out: an array of shape ``(sum(received), *x.shape[1:])`` that receives the result.
+            name, compressor, feedback: as for ``allreduce``. Each part is compressed by itself, also the part for this
+                rank. Feedback keeps a residual for each part, so the splits of a name must stay the same.
 
         Returns:
             ``out``, or a new array of the library of ``x`` (of numpy for JAX).
 
         Raises:
-            ConfigError: the splits do not add up to the rows, or are given on one side only.
+            ConfigError: the splits do not add up to the rows, or only one of ``splits`` and ``received`` is given.
 
         Example:
             >>> with espresso_mpi.Session() as session:

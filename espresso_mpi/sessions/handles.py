@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """A call that is under way; returned by ``Session.push``, and by collectives with ``blocking=False``.
+    """A call in flight. ``Session.push`` returns it, and so do collectives with ``blocking=False``.
 
     Example:
         >>> with espresso_mpi.Session() as session:
@@ -28,10 +28,11 @@ class Handle:
         return self._session._ended(self._call)
 
     def wait(self) -> Any:
-        """Wait until the result is there.
+        """Wait until the result is ready.
 
         Returns:
-            What the blocking call returns; of ``push``, the array, updated in place, or a new one if it is immutable.
+            What the blocking call returns. For ``push``, this is the array, updated in place, or a new array if it is
+            immutable.
 
         Raises:
             GradientError, MismatchError, NonFiniteError, BoundError, PlanError, ConfigError: on every rank; the text
@@ -43,7 +44,7 @@ class Handle:
 
     @property
     def error(self) -> BaseException | None:
-        """What ``wait`` will raise; None while the call is under way, and if it succeeded."""
+        """The error that ``wait`` will raise. None while the call is in flight, and after it has succeeded."""
         return self._call.error
 
     def when_done(self, act: Callable[[], None]) -> None:

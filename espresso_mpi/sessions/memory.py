@@ -20,22 +20,22 @@ class Memory(SessionBase):
     """A session that makes arrays."""
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-        """An array whose dense sums are quicker inside a node: the ranks read and write each other's where it lies.
+        """Make an array in memory that all ranks of the node share, so that dense sums are quicker. Collective.
 
-        Collective. ``sync``, ``push``, ``allreduce`` and ``reduce`` take this way if all ranks of the node pass the
-        same part of the same array, such as a view of a layer; otherwise they work as with any array. The results have
-        the same bits. The memory is freed when no rank has the array or a view of it any more, also after ``close``,
-        and at the end of the processes. See docs/collectives.md.
+        ``sync``, ``push``, ``allreduce`` and ``reduce`` sum in place if all ranks of the node pass the same part of the
+        same array, such as a view of a layer. Otherwise they work as with any array. The results have the same bits.
+        The memory is freed when no rank has the array or a view of it, also after ``close``, and at the end of the
+        processes. See docs/collectives.md.
 
         Args:
             shape: the same on every rank.
             dtype: of numpy; the same on every rank.
 
         Returns:
-            An uninitialised numpy array; of memory of this rank alone where the ranks of a node share none.
+            An uninitialised numpy array. If the ranks of a node cannot share memory, it is an ordinary array.
 
         Raises:
-            ConfigError: the shape or the element type is none.
+            ConfigError: the shape or the element type is invalid.
             MismatchError: ranks ask for different arrays.
 
         Example:

@@ -47,9 +47,9 @@ class Planning(SessionBase):
 
     @property
     def plan(self) -> Plan | None:
-        """The current plan; None without one, and with ``plan="auto"`` while the first steps are watched.
+        """The current plan. None without a plan, and while ``plan="auto"`` watches the first steps.
 
-        While plans are tried (``planning``), it is the one under trial.
+        While the session tries plans (``planning``), it is the plan of the current trial.
 
         Example:
             >>> plan = espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather"))
@@ -72,7 +72,7 @@ class Planning(SessionBase):
 
     @property
     def planning(self) -> bool:
-        """With ``plan="auto"``: whether steps are still watched, or plans tried.
+        """Whether ``plan="auto"`` still watches steps or tries plans.
 
         Example:
             >>> with espresso_mpi.Session(plan="auto") as session:
@@ -83,7 +83,7 @@ class Planning(SessionBase):
 
     @property
     def expected_seconds(self) -> float | None:
-        """With ``plan="auto"``: the seconds of a step in the trials; None before a plan was chosen.
+        """The seconds of a step of the plan in the trials of ``plan="auto"``. None before it has chosen a plan.
 
         Example:
             >>> with espresso_mpi.Session() as session:
@@ -142,7 +142,7 @@ class Planning(SessionBase):
 
     @contextmanager
     def record_workload(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Record when the gradients of training steps are there, and write it as a file for ``espresso-mpi plan``.
+        """Record when the gradients of training steps are ready, as a file for ``espresso-mpi plan``.
 
         Collective at both ends; rank 0 writes. The with-block contains at least four steps of the training loop, with
         the same tensors. They run dense, whatever the options of the session, and the first one is not counted. A push
@@ -187,12 +187,13 @@ class Planning(SessionBase):
         self._together("record_workload", end)
 
     def judge_for(self, rule: OptimizerRule) -> None:
-        """With ``plan="auto"``: say which optimizer uses the means, if ``Tuning.optimizer`` does not.
+        """Tell ``plan="auto"`` which optimizer uses the means, if ``Tuning.optimizer`` does not.
 
         Adapters for torch call it. The session judges compressors for ``sgd`` only if all ranks say so before it plans.
 
         Args:
-            rule: ``"sgd"``: with momentum or without; ``"adam"``: any that divides by a root of second moments.
+            rule: ``"sgd"``, with momentum or without it, or ``"adam"`` for optimizers that divide by a root of second
+                moments.
 
         Example:
             >>> with espresso_mpi.Session(plan="auto") as session:
@@ -227,8 +228,8 @@ class Planning(SessionBase):
     def follow(self, plan: Plan | str | os.PathLike[str]) -> None:
         """Continue with another plan. Collective, between two steps, with the same plan on every rank.
 
-        The residuals of tensors that travel differently by the new plan are resharded: Σ mean = Σ results + residuals
-        holds across the change. Tensors that travel as before keep their residuals bit for bit.
+        The residuals of tensors that get another strategy are resharded: Σ mean = Σ results + residuals holds across
+        the change. Tensors with the same strategy and bucket keep their residuals bit for bit.
 
         Args:
             plan: a Plan, or the path of a plan file.

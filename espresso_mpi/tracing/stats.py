@@ -19,12 +19,12 @@ class Stats:
             waits), wait (the part of wire in which the rank only waited), decode. Tensors overlap, so the sum may
             exceed the elapsed time.
         bytes_by_level: bytes sent to other ranks inside the node ("intra") and between nodes ("inter").
-        skipped: number of steps in which a tensor was skipped, because it, or with ``nonfinite="skip_all"`` another
-            tensor of the call, was not finite.
-        saturated: number of values that were clipped on this rank: in an encode (``fp16`` beyond 65504, ``onebit`` and
-            ``onebit_sgd`` if the magnitudes of a block sum to more than float32 holds), and sums of payloads (integers
-            of thc, float16).
-        tensors: the same by tensor, and for its latest step.
+        skipped: number of steps in which a tensor was skipped because it was not finite. With
+            ``nonfinite="skip_all"``, another tensor of the call can be the reason.
+        saturated: number of values that were cut on this rank. Encodes cut values (``fp16`` beyond 65504, ``onebit``
+            and ``onebit_sgd`` if the magnitudes of a block sum to more than the range of float32), and so do sums of
+            payloads (integers of ``thc``, float16).
+        tensors: the statistics of each tensor, by name.
         skipped_calls: number of calls that were skipped as a whole.
 
     Example:

@@ -20,7 +20,7 @@ ALIGN = 64
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What the ranks must agree on about one tensor. ``dtype`` is None for an entry that is ``None``.
+    """The properties of a tensor on which the ranks must agree. ``dtype`` is None for an entry that is ``None``.
 
     Example:
         >>> espresso_mpi.TensorSpec("w", (3, 4), "float32").nbytes
