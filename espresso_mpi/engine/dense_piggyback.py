@@ -1,25 +1,30 @@
-"""Dense collectives of one node whose data are piggybacked on the header of the round: one compiled call does it all.
+"""Dense collectives whose data are piggybacked on the header of the round: one compiled call does it all.
 
 A collective is remembered when it runs for the first time, by its number, on all ranks at once. When it comes again as
 the only call of its rank, its header and its data are shown together. If a rank deviates, nothing was copied or summed,
-and the round is an ordinary one.
+and the round is an ordinary one. Inside one node that holds for all collectives, between nodes for short sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..arrays import device
+from ..collectives.data.reduction import arithmetic
 from ..collectives.messages import agreed_copies
-from ..collectives.messages.agreed import Agreed, AgreedCall, AgreedCopies, AgreedSums, How, Parts
+from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedSums, How, Parts
+from ..collectives.messages.node_sums import NodeSums
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..errors import EspressoError, MismatchError
 from ..tracing.ledger import Ledger, LedgerInterval
 from ..tracing.recording import Recorder
+from . import fast_path
+from .batches import Bucket
 
 _NOT_YET = Agreed(0.0)
 _AGREE = LedgerInterval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
@@ -35,6 +40,20 @@ class PiggybackData(Protocol):
         """Show a header; if all are equal, move the data. ``agreed``: as ``prepared`` has made it; as its ``begin``."""
 
 
+class CompiledCall(Protocol):
+    """Shows a header, and does what is to be done if those of all ranks are equal; see ``agreed.AgreedCall``."""
+
+    marks: np.ndarray
+    place: int
+    saturated: int
+
+    def finish(self) -> Agreed:
+        """See ``AgreedCall``."""
+
+    def done(self) -> Agreed:
+        """See ``AgreedCall``."""
+
+
 class PreparedCall:
     """What runs a collective again and again.
 
@@ -45,7 +64,7 @@ class PreparedCall:
         agreed: the compiled call.
     """
 
-    def __init__(self, agreed: AgreedCall, recorder: Recorder, *wire: LedgerInterval) -> None:
+    def __init__(self, agreed: CompiledCall, recorder: Recorder, *wire: LedgerInterval) -> None:
         self.agreed, self._tensors = agreed, len(wire)
         self._ledger = ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
         agreed.marks, agreed.place = ledger.row, ledger.place
@@ -191,24 +210,39 @@ class DensePiggybacks:
         """What runs a collective."""
         return None if number is None else self.known.get(number)
 
-    def sums(self, number: int, tensor: str, x: np.ndarray, how: Any) -> PreparedCall | None:
-        """What sums the one array of a call."""
-        if self._window is None:
-            return None
+    def sums(self, number: int, bucket: Bucket, x: np.ndarray, header_size: int) -> PreparedCall:
+        """What sums the one array of a call; ``header_size``: bytes of the headers by now."""
         found = self.known.get(number)
-        if found is None:
-            agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
-            count = self._window.count
-            sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
-            wire = LedgerInterval(
-                "wire", tensor, agreed_copies.ANSWERED, agreed_copies.ENDED, "fast path", "flat", sent
-            )
-            found = self.known[number] = PreparedCall(agreed, self._recorder, wire)
+        if found is None or (isinstance(found.agreed, NodeSums) and found.agreed.start < header_size):
+            made = self._on_nodes(bucket, x, header_size) if self._window is None else self._on_node(bucket, x)
+            found = self.known[number] = made
         return found
+
+    def _on_node(self, bucket: Bucket, x: np.ndarray) -> PreparedCall:
+        assert self._window is not None
+        how = arithmetic(1.0 if bucket.total else float(self._transport.topology.size), bucket.dtype)
+        count = self._window.count
+        sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
+        agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
+        return PreparedCall(agreed, self._recorder, _wire(bucket, "flat", sent, 0))
+
+    def _on_nodes(self, bucket: Bucket, x: np.ndarray, header_size: int) -> PreparedCall:
+        transport = self._transport
+        topology = transport.topology.undivided if bucket.total else transport.topology
+        stages, start = fast_path.stages_of(bucket.strategy.route, topology), fast_path.start_of(header_size)
+        room = partial(fast_path.room, transport=transport)
+        sums = NodeSums(transport, room, stages, x.size, bucket.dtype, start, x.dtype)
+        return PreparedCall(sums, self._recorder, _wire(bucket, "flat", *sums.sent))
 
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
         self.known.clear()
+
+
+def _wire(bucket: Bucket, level: str, intra: int, inter: int) -> LedgerInterval:
+    """What is recorded of a sum beside the agreement."""
+    first, last = agreed_copies.ANSWERED, agreed_copies.ENDED
+    return LedgerInterval("wire", bucket.name, first, last, "fast path", level, intra, inter)
 
 
 def _place_of(array: Any) -> int:

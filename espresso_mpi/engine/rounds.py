@@ -106,7 +106,7 @@ class Rounds:
             number = placeholder.number
             if header is None or number is None or self._inbox or dispatcher.pending_groups.count:
                 return None
-            prepared = dispatcher.prepared(number, moves)
+            prepared = dispatcher.prepared(number, moves, header.size)
             if prepared is None:
                 return None
             self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
