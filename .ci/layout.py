@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the shape of the package: how large its parts are, and what folders take from each other.
+"""Checks the shape of the package: how large its parts are, what folders say, and what they take from each other.
 
     python .ci/layout.py            fails if a rule is broken
     python .ci/layout.py --lower    writes down smaller sizes, never larger ones
@@ -11,6 +11,7 @@ what has shrunk is written down, so that it stays small.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "espresso_mpi"
 LARGE = ROOT / ".ci" / "large.txt"
+LAYERS = ROOT / "docs" / "architecture.md"
 
 MODULE, CLASS, FUNCTION = 450, 300, 50
 """Lines that a module, a class and a function may have, docstrings among them."""
@@ -35,7 +37,7 @@ def main(lower: bool) -> int:
     if lower:
         listed = {name: min(lines, large[name]) for name, lines in listed.items() if name in large}
         LARGE.write_text("".join(f"{lines:5} {name}\n" for name, lines in sorted(listed.items())))
-    problems = [*sizes(large, listed), *folders(trees), *private(trees)]
+    problems = [*sizes(large, listed), *folders(trees), *unnamed(trees), *private(trees)]
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"layout: {len(trees)} modules, {len(listed)} parts are still too large, {len(problems)} problems")
@@ -104,6 +106,28 @@ def folders(trees: dict[Path, ast.Module]) -> Iterator[str]:
         if tree is None or not ast.get_docstring(tree):
             name = folder.relative_to(ROOT).as_posix()
             yield f"{name}/__init__.py: has no docstring; say what lives there, what it may import, how to add to it"
+
+
+def unnamed(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    """Modules and folders that the docstring of their folder does not name, and names of what is not there.
+
+    A docstring names them by items of a list, such as "- ``waiting``, ``failures``: handle waits and errors". The table
+    of layers in docs/architecture.md names what stands at the top of the package.
+    """
+    for folder in {path.parent for path in trees}:
+        inside = {path.stem for path in trees if path.parent == folder}
+        inside |= {path.parent.name for path in trees if path.name == "__init__.py" and path.parent.parent == folder}
+        inside = {name for name in inside if not name.startswith("_")}
+        if folder == PACKAGE:
+            where, section = LAYERS, LAYERS.read_text().partition("\n## Layers\n")[2].partition("\n## ")[0]
+            named = set(re.findall(r"`(\w+)/?`", " ".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
+        else:
+            where, text = folder / "__init__.py", ast.get_docstring(trees[folder / "__init__.py"]) or ""
+            items = re.findall(r"^- (``.*?):", text, re.MULTILINE | re.DOTALL)
+            named = set(re.findall(r"``(\w+)``", " ".join(items)))
+        for name in sorted(inside ^ named):
+            problem = "does not name" if name in inside else "names what is not there:"
+            yield f"{where.relative_to(ROOT).as_posix()}: {problem} {name}"
 
 
 def private(trees: dict[Path, ast.Module]) -> Iterator[str]:

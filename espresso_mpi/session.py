@@ -195,8 +195,24 @@ class Session(Planning, Checkpoints, Collectives, Memory):
         """
         return self._push_call(str(name), grad, lambda: [(checked_name(name), grad)], f"push({name!r})", priority)
 
-    def _push_together(self, grads: Mapping[str, Any]) -> Handle:
-        """Push several arrays by one call, which takes less time than one for each; the same ones on every rank."""
+    def push_together(self, grads: Mapping[str, Any]) -> Handle:
+        """Push several arrays by one call, which takes less time than one for each.
+
+        Args:
+            grads: the arrays by name, at least one; the same names on every rank.
+
+        Returns:
+            A handle, whose ``wait`` returns the mapping.
+
+        Raises:
+            ConfigError: as ``push``.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     handle = session.push_together({"w": np.full(2, 3.0, np.float32), "b": np.ones(1, np.float32)})
+            ...     handle.wait()["w"].tolist()
+            [3.0, 3.0]
+        """
         first, *more = grads
         name = f"{first} and {len(more)} more" if more else first
         return self._push_call(name, grads, grads.items, f"push({name!r})")

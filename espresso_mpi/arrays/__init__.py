@@ -1,8 +1,11 @@
 """Arrays of every framework, and memory of every device.
 
-``buffers`` adopts foreign arrays; ``same_memory`` finds the memory of those that come again, and no other module sees
-a framework's array; ``device`` is host and GPU memory behind one set of functions; ``workspace`` keeps scratch memory.
+- ``buffers``: adopts the arrays of other frameworks. Only this module, ``any_dtype`` and ``same_memory`` see them; all
+  other modules see numpy arrays and numba's device arrays.
+- ``any_dtype``: adopts arrays of every element type that MPI has.
+- ``same_memory``: finds the memory of an array that comes again, as quickly as numpy finds that of its own arrays.
+- ``device``: handles host memory and GPU memory by one set of functions.
+- ``workspace``: keeps scratch memory, so that no steady step allocates.
 
-May import: ``types`` and what is below it. To add a framework, teach ``buffers`` to adopt its arrays; everything else
-sees numpy arrays and numba's device arrays only.
+May import: ``types`` and the layers below it. To add a framework, teach ``buffers`` to adopt its arrays.
 """

@@ -1,8 +1,17 @@
-"""plan="auto": watching steps, measuring the cluster, trying plans, choosing one.
+"""The choice of a plan while the training runs: ``plan="auto"``.
 
-``clock`` tells steps apart, ``holding`` keeps pushes of recorded steps; ``profiler`` measures the cluster, by the
-parts in ``profiling``, through a ``measuring_session`` and beside a ``synthetic_load``; ``autoplan`` makes plans, and
-``trials`` decides which of them the next steps follow. ``tuner`` does all of it in order.
+- ``tuner``: does everything in order: it watches steps, measures the cluster, tries plans and chooses one.
+- ``clock``: separates the training steps.
+- ``holding``: holds pushes back while steps are recorded.
+- ``profiler``: measures the cluster. It calls the measurements of ``profiling``.
+- ``profiling``: the parts of a profile.
+- ``measuring_session``: opens sessions for measurements between two steps.
+- ``synthetic_load``: computes beside a measurement, as training does.
+- ``autoplan``: makes workloads and candidate plans.
+- ``trials``: decides which plan each of the next steps follows.
+- ``fidelity``: finds the compressors that change the moments of the optimizer too much.
+- ``room``: finds out whether the GPUs have the memory for a trial.
 
-May import: ``engine``, ``planner``, ``collectives`` and what is below them. Its settings are ``options.Tuning``.
+May import: ``engine``, ``planner``, ``collectives`` and the layers below them. To add a setting, add a field to
+``options.Tuning``. To add a measurement, see ``profiling``.
 """

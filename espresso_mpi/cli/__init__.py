@@ -1,11 +1,16 @@
 """The command ``espresso-mpi``.
 
-``program`` has the application and its exit codes; ``jobs``, ``measuring`` and ``planning`` have its commands: names,
-options and help. ``doctor``, ``demo``, ``plan``, ``profile`` and ``profile_show`` do the work of commands that are no
-benchmarks.
+- ``program``: the application and its exit codes.
+- ``jobs``: the commands ``doctor``, ``run``, ``lab`` and ``demo``.
+- ``measuring``: the commands ``bench ...``.
+- ``planning``: the commands ``profile``, ``plan``, ``explain`` and ``timeline``.
+- ``arguments``: options and arguments that several commands have.
+- ``doctor``, ``demo``, ``warmup``, ``plan``, ``profile``, ``profile_show``, ``tables``: the work of commands that are
+  no benchmarks.
+- ``compiling``: says when kernels are compiled.
 
 May import: everything. Commands import what they need when they run, so that ``--help`` is quick and loads neither
-numba nor MPI. To add one, write a function under ``@app.command()`` in the module of its group.
+numba nor MPI. To add a command, write a function under ``@app.command()`` in the module of its group.
 """
 
 from . import jobs, measuring, planning

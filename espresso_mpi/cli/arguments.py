@@ -1,9 +1,35 @@
 """Options and arguments that several commands have."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def comma_list(what: str) -> Any:
+    """An option that takes several values with commas between them."""
+    return typer.Option(metavar="LIST", help=what)
+
+
+def number(what: str, least: int = 1) -> Any:
+    """An option that takes a whole number."""
+    return typer.Option(min=least, metavar="N", help=what)
+
+
+def time_limit(what: str, least: float = 1.0) -> Any:
+    """An option that takes a time."""
+    return typer.Option(min=least, metavar="S", help=what)
+
+
+def png(what: str) -> Any:
+    """An option that takes the file for a plot."""
+    return typer.Option(metavar="FILE", help=f"Draw {what} to a PNG file.")
+
+
+def output_file(what: str) -> Any:
+    """An option that takes the file that a command writes."""
+    return typer.Option("-o", "--output", metavar="FILE", help=what)
+
 
 # What follows COMMAND belongs to it.
 COMMAND_LAST = {"allow_interspersed_args": False}
@@ -20,6 +46,11 @@ Nodes = Annotated[int, typer.Option(metavar="N", help="Nodes to emulate, 1 to 8.
 RanksPerNode = Annotated[int, typer.Option(metavar="R", help="Ranks on each node.")]
 Rate = Annotated[str, typer.Option(metavar="RATE", help="Speed of each node's link: 100mbit, 1gbit, …, or unlimited.")]
 JsonOut = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
+JsonKept = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Written after every run; runs that it holds are not repeated."),
+]
+ProfileOut = Annotated[Path, output_file("The profile to write.")]
 TraceOut = Annotated[
     Path | None,
     typer.Option(
@@ -29,18 +60,17 @@ TraceOut = Annotated[
     ),
 ]
 
-Compressors = Annotated[str, typer.Option(metavar="LIST", help="Compressors with their parameters; none is dense.")]
-Sizes = Annotated[str, typer.Option(metavar="LIST", help="Sizes of the float32 array, with B, KiB, MiB or GiB.")]
-TensorSizes = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", help="Sizes of float32 arrays to use instead of ResNet-101's gradients."),
-]
-Repeats = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Largest number of timed repetitions of each method and size.")
-]
+Compressors = Annotated[str, comma_list("Compressors with their parameters; none is dense.")]
+Sizes = Annotated[str, comma_list("Sizes of the float32 array, with B, KiB, MiB or GiB.")]
+TensorSizes = Annotated[str | None, comma_list("Sizes of float32 arrays to use instead of ResNet-101's gradients.")]
+Repeats = Annotated[int, number("Largest number of timed repetitions of each method and size.")]
 Seconds = Annotated[
     float | None,
-    typer.Option(
-        min=0.0, metavar="S", help="Begin no further repetition of a size after this time; three are always made."
-    ),
+    time_limit("Begin no further repetition of a size after this time; three are always made.", least=0.0),
 ]
+Route = Annotated[
+    str | None, typer.Option(metavar="ROUTE", help="Route of the compressed methods; default: the session's choice.")
+]
+
+Trained = Annotated[str, comma_list("Compressors to train with in turn; none is fp32.")]
+Steps = Annotated[int, number("Training steps of each run.")]

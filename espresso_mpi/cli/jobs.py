@@ -7,7 +7,7 @@ import typer
 
 from ..bench.defaults import GpuCheck as GpuDefaults
 from ..bench.defaults import Warmup
-from .arguments import COMMAND_LAST, Command, JsonOut, Nodes, RanksPerNode, Rate, Timeout
+from .arguments import COMMAND_LAST, Command, JsonOut, Nodes, RanksPerNode, Rate, Timeout, comma_list
 from .program import app
 
 
@@ -26,7 +26,7 @@ def doctor(json: JsonOut = None) -> None:
 @app.command()
 def warmup(
     compressors: Annotated[
-        str, typer.Option(metavar="LIST", help="Compressors whose kernels are compiled; all for every method.")
+        str, comma_list("Compressors whose kernels are compiled; all for every method.")
     ] = Warmup.compressors,
 ) -> None:
     """Compile kernels ahead and keep them on disk, so that a first step does not wait for it. Once on each node.
@@ -40,9 +40,7 @@ def warmup(
 
 @app.command("gpu-check")
 def gpu_check(
-    only: Annotated[
-        str, typer.Option(metavar="LIST", help="Parts to try: kernels, speeds, beside, pointers, ranks, sanitizer.")
-    ] = GpuDefaults.only,
+    only: Annotated[str, comma_list("Parts to try.")] = GpuDefaults.only,
     json: JsonOut = None,
     output: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write the report to FILE as Markdown.")

@@ -6,7 +6,23 @@ from typing import Annotated
 import typer
 
 from ..bench import defaults
-from .arguments import Compressors, JsonOut, Repeats, Seconds, Sizes, TensorSizes, TraceOut
+from .arguments import (
+    Compressors,
+    JsonKept,
+    JsonOut,
+    Repeats,
+    Route,
+    Seconds,
+    Sizes,
+    Steps,
+    TensorSizes,
+    TraceOut,
+    Trained,
+    comma_list,
+    number,
+    png,
+    time_limit,
+)
 from .program import bench
 
 
@@ -15,10 +31,7 @@ def sync(
     sizes: Sizes = defaults.Sync.sizes,
     compressors: Compressors = defaults.Sync.compressors,
     only_mpi: Annotated[bool, typer.Option("--only-mpi", help="Measure MPI's own allreduce only.")] = False,
-    route: Annotated[
-        str | None,
-        typer.Option(metavar="ROUTE", help="Route of the compressed methods; default: the session's choice."),
-    ] = None,
+    route: Route = None,
     repeats: Repeats = defaults.Sync.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
@@ -39,14 +52,12 @@ def sync(
 @bench.command()
 def collectives(
     collectives: Annotated[
-        str, typer.Option(metavar="LIST", help="allreduce, reduce, broadcast, …, alltoallv, barrier; or all.")
+        str, comma_list("allreduce, reduce, broadcast, …, alltoallv, barrier; or all.")
     ] = defaults.Collectives.collectives,
     sizes: Annotated[
         str, typer.Option(metavar="FROM-TO|LIST", help="Sizes of the largest array of a rank: a range, or some.")
     ] = defaults.Collectives.sizes,
-    factor: Annotated[
-        int, typer.Option(min=2, metavar="N", help="From one size of a range to the next.")
-    ] = defaults.Collectives.factor,
+    factor: Annotated[int, number("From one size of a range to the next.", least=2)] = defaults.Collectives.factor,
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="Element type, as numpy names it: float32, int64, complex64, bool, …")
     ] = defaults.Collectives.dtype,
@@ -55,13 +66,13 @@ def collectives(
     ] = defaults.Collectives.op,
     compressors: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Also allreduce with these; default: some, for sums and means of float32."),
+        comma_list("Also allreduce with these; default: some, for sums and means of float32."),
     ] = None,
     out_of_place: Annotated[bool, typer.Option("--out-of-place", help="Reductions write to a second array.")] = False,
     repeats: Repeats = defaults.Collectives.repeats,
     seconds: Seconds = defaults.Collectives.seconds,
     json: JsonOut = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw time against size to a PNG file.")] = None,
+    plot: Annotated[Path | None, png("time against size")] = None,
 ) -> None:
     """Time every collective beside MPI's own on the same buffers, and allreduces that compress; check every result.
 
@@ -137,13 +148,11 @@ def overlap(
 @bench.command(name="torch")
 def torch_steps(
     methods: Annotated[
-        str, typer.Option(metavar="LIST", help="Ways and methods: alone, gloo:fp16, ddp:int8, push:int8, sync:auto, …")
+        str, comma_list("Ways and methods: alone, gloo:fp16, ddp:int8, push:int8, sync:auto, …")
     ] = defaults.Torch.methods,
-    batch: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Sequences of a rank and step.")
-    ] = defaults.Torch.batch,
-    width: Annotated[int, typer.Option(min=4, metavar="N", help="Width of the GPT.")] = defaults.Torch.width,
-    layers: Annotated[int, typer.Option(min=1, metavar="N", help="Layers of the GPT.")] = defaults.Torch.layers,
+    batch: Annotated[int, number("Sequences of a rank and step.")] = defaults.Torch.batch,
+    width: Annotated[int, number("Width of the GPT.", least=4)] = defaults.Torch.width,
+    layers: Annotated[int, number("Layers of the GPT.")] = defaults.Torch.layers,
     repeats: Repeats = defaults.Torch.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
@@ -163,18 +172,14 @@ def torch_steps(
 def scaling(
     sizes: Sizes = defaults.Scaling.sizes,
     compressors: Compressors = defaults.Scaling.compressors,
-    ranks: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Numbers of ranks; default: powers of two, and all.")
-    ] = None,
+    ranks: Annotated[str | None, comma_list("Numbers of ranks; default: powers of two, and all.")] = None,
     rank_limit: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest size that fewer than all ranks are measured with.")
     ] = defaults.Scaling.rank_limit,
     repeats: Repeats = defaults.Scaling.repeats,
     seconds: Seconds = None,
     json: JsonOut = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw time against size and ranks to a PNG file.")
-    ] = None,
+    plot: Annotated[Path | None, png("time against size and ranks")] = None,
 ) -> None:
     """Time every size on all ranks and on the first few, and fit alpha + beta * bytes.
 
@@ -191,24 +196,14 @@ def scaling(
 @bench.command()
 def validate(
     compressors: Compressors = defaults.Validate.compressors,
-    tensors: Annotated[
-        str, typer.Option(metavar="LIST", help="Models by their tensors: 5, 60.")
-    ] = defaults.Validate.tensors,
+    tensors: Annotated[str, comma_list("Models by their tensors: 5, 60.")] = defaults.Validate.tensors,
     calls: Annotated[
         str,
-        typer.Option(
-            metavar="LIST", help="How gradients are synchronised: sync (all at the end), push (each as it is ready)."
-        ),
+        comma_list("How gradients are synchronised: sync (all at the end), push (each as it is ready)."),
     ] = defaults.Validate.calls,
-    batch: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Characters that a step predicts.")
-    ] = defaults.Validate.batch,
-    seconds: Annotated[
-        float, typer.Option(min=1.0, metavar="S", help="Time for all training steps.")
-    ] = defaults.Validate.seconds,
-    profile_seconds: Annotated[
-        float, typer.Option(min=1.0, metavar="S", help="Time for the profile.")
-    ] = defaults.Validate.profile_seconds,
+    batch: Annotated[int, number("Characters that a step predicts.")] = defaults.Validate.batch,
+    seconds: Annotated[float, time_limit("Time for all training steps.")] = defaults.Validate.seconds,
+    profile_seconds: Annotated[float, time_limit("Time for the profile.")] = defaults.Validate.profile_seconds,
     json: JsonOut = None,
     keep: Annotated[
         Path | None,
@@ -232,14 +227,10 @@ def planner(
     quick: Annotated[bool, typer.Option(help="A few cases only.")] = False,
     only: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST", help="Parts: selection, gap, cases, paper, distance, scaling, orders; default: all."
-        ),
+        comma_list("Parts: selection, gap, cases, paper, distance, scaling, orders; default: all."),
     ] = None,
     json: JsonOut = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw selection time against size to a PNG file.")
-    ] = None,
+    plot: Annotated[Path | None, png("selection time against size")] = None,
 ) -> None:
     """Time the planner, compare its plans with certified bounds, with full enumeration and with the paper. No MPI.
 
@@ -254,22 +245,15 @@ def planner(
 def compressors(
     sizes: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Sizes of the float32 array; default: 16MiB, on a GPU 400000000B."),
+        comma_list("Sizes of the float32 array; default: by the last cache, on a GPU 400000000B."),
     ] = None,
     device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = defaults.Compressors.device,
     methods: Annotated[
         str,
-        typer.Option(
-            metavar="LIST",
-            help="Compressors with their parameters; or all; or variants: all with several parameters each.",
-        ),
+        comma_list("Compressors with their parameters; or all; or variants: all with several parameters each."),
     ] = defaults.Compressors.methods,
-    threads: Annotated[
-        str, typer.Option(metavar="LIST", help="Numbers of CPU threads to measure with.")
-    ] = defaults.Compressors.threads,
-    repeats: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Timed repetitions of each method.")
-    ] = defaults.Compressors.repeats,
+    threads: Annotated[str, comma_list("Numbers of CPU threads to measure with.")] = defaults.Compressors.threads,
+    repeats: Annotated[int, number("Timed repetitions of each method.")] = defaults.Compressors.repeats,
     json: JsonOut = None,
 ) -> None:
     """Time encode and decode of every method against the speed of memory; one process, no MPI.
@@ -283,15 +267,9 @@ def compressors(
 
 @bench.command()
 def train(
-    methods: Annotated[
-        str, typer.Option(metavar="LIST", help="Compressors to train with in turn; none is fp32.")
-    ] = defaults.Train.methods,
-    steps: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Training steps of each method.")
-    ] = defaults.Train.steps,
-    hidden: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Width of the model's hidden layer.")
-    ] = defaults.Train.hidden,
+    methods: Trained = defaults.Train.methods,
+    steps: Steps = defaults.Train.steps,
+    hidden: Annotated[int, number("Width of the model's hidden layer.")] = defaults.Train.hidden,
     momentum: Annotated[
         float, typer.Option(metavar="B", help="Momentum of SGD, at the same effective rate.")
     ] = defaults.Train.momentum,
@@ -304,15 +282,13 @@ def train(
     target_loss: Annotated[
         float | None, typer.Option(metavar="BITS", help="Loss to reach; default: fp32's at the end plus 2 %.")
     ] = None,
-    route: Annotated[str | None, typer.Option(metavar="ROUTE", help="Route of the compressed methods.")] = None,
+    route: Route = None,
     plan: Annotated[
         str | None,
         typer.Option(metavar="auto|FILE", help="Also train by a plan: a file's, or one that the session makes."),
     ] = None,
     json: JsonOut = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw loss against seconds and bytes to a PNG file.")
-    ] = None,
+    plot: Annotated[Path | None, png("loss against seconds and bytes")] = None,
     trace: TraceOut = None,
 ) -> None:
     """Train a small language model with each method in turn: loss, time, bytes.
@@ -329,33 +305,19 @@ def train(
 
 @bench.command()
 def optimizers(
-    methods: Annotated[
-        str, typer.Option(metavar="LIST", help="Compressors to train with in turn; none is fp32.")
-    ] = defaults.Optimizers.methods,
+    methods: Trained = defaults.Optimizers.methods,
     without_feedback: Annotated[
-        str, typer.Option(metavar="LIST", help="Compressors to train with again, without error feedback.")
+        str, comma_list("Compressors to train with again, without error feedback.")
     ] = defaults.Optimizers.without_feedback,
     optimizer: Annotated[
         str,
-        typer.Option(
-            metavar="LIST",
-            help="Of adamw, sgd, onebit-adam, onebit-lamb, zero-one-adam, momentum-sgd, diloco, sparseloco, demo.",
-        ),
+        comma_list("Of adamw, sgd, onebit-adam, onebit-lamb, zero-one-adam, momentum-sgd, diloco, sparseloco, demo."),
     ] = defaults.Optimizers.optimizer,
-    lr: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Peak learning rates; default: one for each optimizer.")
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option(metavar="LIST", help="Seeds of weights, batches and compressors.")
-    ] = defaults.Optimizers.seeds,
-    steps: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Training steps of each run.")
-    ] = defaults.Optimizers.steps,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Written after every run; runs that it holds are not repeated."),
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw loss against steps to a PNG file.")] = None,
+    lr: Annotated[str | None, comma_list("Peak learning rates; default: one for each optimizer.")] = None,
+    seeds: Annotated[str, comma_list("Seeds of weights, batches and compressors.")] = defaults.Optimizers.seeds,
+    steps: Steps = defaults.Optimizers.steps,
+    json: JsonKept = None,
+    plot: Annotated[Path | None, png("loss against steps")] = None,
 ) -> None:
     """Train a GPT of 3 million parameters with each method under AdamW and momentum SGD: loss. Needs torch.
 
@@ -372,8 +334,8 @@ def optimizers(
 @bench.command()
 def fidelity(
     compressors: Compressors = defaults.Fidelity.compressors,
-    seeds: Annotated[str, typer.Option(metavar="LIST", help="Of weights and batches.")] = defaults.Fidelity.seeds,
-    steps: Annotated[int, typer.Option(min=8, metavar="N", help="Of each training run.")] = defaults.Fidelity.steps,
+    seeds: Annotated[str, comma_list("Of weights and batches.")] = defaults.Fidelity.seeds,
+    steps: Annotated[int, number("Of each training run.", least=8)] = defaults.Fidelity.steps,
     json: JsonOut = None,
 ) -> None:
     """Compare what plan="auto" measures of the first gradients with the losses at the end. One process; needs torch."""
@@ -385,26 +347,24 @@ def fidelity(
 @bench.command()
 def accuracy(
     workload: Annotated[
-        str | None, typer.Option(metavar="NAME", help="gpt, lstm (text, AdamW) or resnet (images, SGD); default: gpt.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"gpt, lstm (text, AdamW) or resnet (images, SGD); default: {defaults.Accuracy.workload}.",
+        ),
     ] = None,
     ways: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST", help="gloo:fp16, gradsync:int8, gradsync:auto, onebit-adam, diloco, …; default: most."
-        ),
+        comma_list("gloo:fp16, gradsync:int8, gradsync:auto, onebit-adam, diloco, …; default: most."),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Seeds of weights, batches and compressors; default: 0.")
+        str | None, comma_list(f"Seeds of weights, batches and compressors; default: {defaults.Accuracy.seeds}.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Training steps of each run; default: 300.")
-    ] = None,
-    eval_every: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Steps between validations; default: a twentieth of all.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Examples of a rank and step.")] = None,
-    width: Annotated[int | None, typer.Option(min=4, metavar="N", help="Width of the network.")] = None,
-    layers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Layers of the network.")] = None,
+    steps: Annotated[int | None, number(f"Training steps of each run; default: {defaults.Accuracy.steps}.")] = None,
+    eval_every: Annotated[int | None, number("Steps between validations; default: a twentieth of all.")] = None,
+    batch: Annotated[int | None, number("Examples of a rank and step.")] = None,
+    width: Annotated[int | None, number("Width of the network.", least=4)] = None,
+    layers: Annotated[int | None, number("Layers of the network.")] = None,
     lr: Annotated[float | None, typer.Option(metavar="RATE", help="Peak learning rate of all ways.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, metavar="%", help="By how much the target is above the final loss of fp32.")
@@ -413,14 +373,9 @@ def accuracy(
         Path | None,
         typer.Option(metavar="FILE", help="Take the runs of this file; measure here only what their steps take."),
     ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Steps of each way that are timed with --curves.")
-    ] = defaults.Accuracy.repeats,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Written after every run; runs that it holds are not repeated."),
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw loss against seconds to a PNG file.")] = None,
+    repeats: Annotated[int, number("Steps of each way that are timed with --curves.")] = defaults.Accuracy.repeats,
+    json: JsonKept = None,
+    plot: Annotated[Path | None, png("loss against seconds")] = None,
 ) -> None:
     """Train by each way until the loss of fp32: seconds and megabytes that it takes. Needs torch.
 

@@ -7,20 +7,16 @@ import typer
 
 from ..bench.defaults import Profile as Defaults
 from ..errors import ConfigError
-from .arguments import Compressors
+from .arguments import Compressors, ProfileOut, number, output_file, time_limit
 from .program import app, profile
 
 
 @profile.callback(invoke_without_command=True)
 def measure_profile(
     context: typer.Context,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The profile to write.")] = Path(
-        Defaults.output
-    ),
+    output: ProfileOut = Path(Defaults.output),
     compressors: Compressors = Defaults.compressors,
-    seconds: Annotated[
-        float, typer.Option(min=1.0, metavar="S", help="About how long it may take.")
-    ] = Defaults.seconds,
+    seconds: Annotated[float, time_limit("About how long it may take.")] = Defaults.seconds,
 ) -> None:
     """Measure every collective, encode and decode of this cluster, for the planner.
 
@@ -48,9 +44,7 @@ def show_profile(
 @profile.command("describe")
 def describe_profile(
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="TOML or JSON file, or the name of a testbed.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The profile to write.")] = Path(
-        Defaults.output
-    ),
+    output: ProfileOut = Path(Defaults.output),
 ) -> None:
     """Make a profile of nodes that are only described: links, memory, speeds of compressors."""
     from espresso_mpi.cli import profile_show
@@ -71,9 +65,7 @@ def plan(
         ),
     ],
     compressors: Compressors = "fp16,int8",
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The plan to write.")] = Path(
-        "plan.json"
-    ),
+    output: Annotated[Path, output_file("The plan to write.")] = Path("plan.json"),
     order: Annotated[
         str | None,
         typer.Option(metavar="ORDER", help="What a resource serves next: schedule, fifo, priority, backprop."),
@@ -116,8 +108,8 @@ def explain(
     ] = None,
     compressor: Annotated[str, typer.Option(metavar="SPEC", help="With --program: the compressor.")] = "onebit",
     elements: Annotated[int, typer.Option(metavar="N", help="With --program: elements of the tensor.")] = 16384,
-    nodes: Annotated[int, typer.Option(min=1, metavar="H", help="With --program: nodes.")] = 1,
-    ranks: Annotated[int, typer.Option(min=1, metavar="R", help="With --program: ranks of each node.")] = 2,
+    nodes: Annotated[int, number("With --program: nodes.")] = 1,
+    ranks: Annotated[int, number("With --program: ranks of each node.")] = 2,
     rank: Annotated[int, typer.Option(metavar="R", help="With --program: the rank.")] = 0,
 ) -> None:
     """Say what a plan chose and why; or, with --program, print what a rank does along a route.
@@ -140,9 +132,7 @@ def explain(
 @app.command()
 def timeline(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="JSON file of session.trace or --trace.")],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="PNG or SVG; default: TRACE.svg beside it.")
-    ] = None,
+    output: Annotated[Path | None, output_file("PNG or SVG; default: TRACE.svg beside it.")] = None,
     step: Annotated[int | None, typer.Option(metavar="N", help="Step to draw; default: the last.")] = None,
 ) -> None:
     """Draw one step of a trace: what every rank computed, sent and waited for.

@@ -1,8 +1,10 @@
-"""Nodes and jobs, from outside: what this node is, how ranks are started, and a cluster that is emulated on it.
+"""Nodes and jobs, seen from outside.
 
-``environment`` says what this node is; ``launch`` starts jobs under mpirun, the one place for its variables and
-options; ``launched`` tells what started this process; ``lab`` and ``lab_nodes`` emulate a cluster.
+- ``environment``: describes this node.
+- ``launch``: starts jobs under mpirun.
+- ``launched``: finds out what started this process.
+- ``lab``, ``lab_nodes``: emulate a cluster on this node.
 
-May import: ``errors``. ``lab``, ``lab_nodes`` and ``launch`` work without numpy, numba and MPI, and so must what is
-added to them. A variable or an option for MPI goes into ``launch`` and nowhere else.
+May import: ``errors``. ``lab``, ``lab_nodes`` and ``launch`` work without numpy, numba and MPI. To add a variable or an
+option for MPI, write it in ``launch`` and nowhere else.
 """

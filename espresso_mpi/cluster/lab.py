@@ -99,9 +99,9 @@ def parse_rate(text: str) -> float:
 def run(
     command: Sequence[str],
     *,
-    nodes: int = 2,
-    ranks: int = 2,
-    rate: str = "1gbit",
+    nodes: int,
+    ranks: int,
+    rate: str,
     timeout: float | None = None,
 ) -> int:
     """Run a command on every rank of an emulated cluster and return its exit status.

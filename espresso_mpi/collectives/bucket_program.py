@@ -30,8 +30,9 @@ from .job import Job
 from .messages.joint import JointRegions
 from .messages.switches import EXECUTOR
 from .messages.transport import Transport
+from .messages.window import SharedWindow
 from .ops.allreduce import summed
-from .ops.base import Action, Data, Move, idle, operations
+from .ops.base import Action, Data, Move, idle, operations, window_or_messages
 from .program import (
     Compilation,
     DecodeStep,
@@ -328,19 +329,16 @@ class BucketProgram:
             return lambda run: _in_step(transport, apart, run)
         group, divisor = moves[0].move.group, moves[0].move.reduce_op.divisor
 
-        def run(bucket: BucketRun) -> Progress:
+        def by_window(window: SharedWindow, bucket: BucketRun) -> None:
             arrays = [tensor.data.x for tensor in bucket.tensors]
-            window = transport.window_for(group, arrays[0])
-            if window is None:
-                yield from _in_step(transport, apart, bucket)
-                return
             if op == "allgather":
                 window.allgather_joint(arrays, joint)
             else:
                 window.reduce_scatter_joint(arrays, joint, divisor)
-            yield
 
-        return run
+        return window_or_messages(
+            transport, group, lambda bucket: bucket.tensors[0].data.x, by_window, partial(_in_step, transport, apart)
+        )
 
     def _joint_regions(self, op: str, moves: Sequence[MoveStep]) -> JointRegions | None:
         if op == "allgather":

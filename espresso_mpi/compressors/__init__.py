@@ -1,13 +1,32 @@
-"""Compression methods: one file each, one contract (``base``), found by name (``registry``), in this package
-and in others (``plugins``).
+"""Compression methods. Each is one module with one class, which other modules find by its name.
 
-Methods stand in this folder; classes that several share in ``families``, kernels in ``kernels``. ``optional`` has what
-a method can add to the contract; ``context`` keys, scratch memory and what a method keeps; ``schedule`` parameters that
-change from step to step; ``checks`` those of arrays and parameters; ``staging`` the way of GPU arrays through the host;
-``kept`` how the elements of largest magnitude are stored, by other methods for the values.
+Methods:
 
-May import: ``arrays``, ``types`` and what is below them; no collective, no session, no MPI. To add a method, write one
-file with a class under ``@register``.
+- ``fp16``, ``bf16``: casts.
+- ``int8``, ``int4``, ``int2``, ``fp8_e4m3``, ``fp8_e5m2``, ``bound``: quantisers with scales.
+- ``qsgd``, ``natural``, ``natural_dithering``, ``terngrad``: stochastic quantisers.
+- ``onebit``, ``onebit_sgd``, ``signsgd``, ``signum``: signs.
+- ``topk``, ``topk_sampled``, ``topk_chunked``, ``topk_in_chunks``, ``threshold``, ``dgc``, ``randomk``, ``dct_topk``:
+  sparsifiers.
+- ``count_sketch``: a sketch.
+- ``powersgd``, ``acpsgd``: low rank.
+- ``drive``, ``eden``, ``thc``: rotations.
+
+Shared modules:
+
+- ``base``, ``optional``: the contract, and what a method can add to it.
+- ``registry``, ``plugins``: find methods by name, in this package and in others.
+- ``context``: keys, scratch memory, and the memory of a method.
+- ``schedule``: parameters that change from step to step.
+- ``checks``: checks of arrays and of parameters.
+- ``staging``: takes GPU arrays through host memory.
+- ``by_address``: kernels that compiled code calls.
+- ``kept``: stores the elements of largest magnitude; other methods compress their values.
+- ``families``: classes that several methods share.
+- ``kernels``: the kernels for CPU and GPU.
+
+May import: ``arrays``, ``types`` and the layers below them; no collective, no session, no MPI. To add a method, write
+one module with a class under ``@register``.
 """
 
 from .base import LIMIT, Compressor

@@ -1,13 +1,33 @@
 """From the calls of user threads to collectives that all ranks run in the same order.
 
-``intake`` turns arguments into ``calls``. In ``negotiation``, the ranks learn of each other's calls. ``engine`` makes
-progress steps, and ``driver`` decides which thread makes them. ``dispatcher`` splits calls into segments. ``batches``,
-``fusion`` and ``pending_groups`` decide which tensors share a buffer, ``payload_buckets`` which share messages. By the
-``fast_path``, data are piggybacked on the headers of a round, as many as the ``piggyback_limit`` allows;
-``measured_limits`` keeps what is measured. ``nonfinite`` handles values that cannot be summed. ``diagnostics`` words
-the errors that all ranks raise. ``guard`` finds tensors that change while they are in flight. ``plan_change`` moves
-residuals when the plan changes.
+Calls:
 
-May import: ``state``, ``options``, ``collectives`` and what is below them. Whatever ranks have to agree on belongs into
+- ``intake``, ``calls``, ``inbox``: turn arguments into pending calls, and hold them until they are announced.
+- ``negotiation``, ``rounds``: rounds in which the ranks learn which calls the others have made.
+- ``diagnostics``: the errors that all ranks raise.
+- ``guard``: finds tensors that change while they are in flight.
+- ``nonfinite``: handles values that cannot be summed.
+- ``steady_calls``: repeats what was found out about a call that is made again.
+
+Tensors that travel together:
+
+- ``batches``, ``fusion``, ``pending_groups``: decide which tensors share a bucket, and fill it.
+- ``payload_buckets``: decides which compressed tensors share messages.
+- ``dense_steps``: sends the first steps of a tensor dense.
+- ``part_buffers``: the working arrays of reduce-scatter and allgather.
+- ``jobs``: the steps of buckets.
+
+Execution:
+
+- ``engine``: makes progress steps.
+- ``driver``: decides which thread makes them.
+- ``dispatcher``: splits calls into segments.
+- ``gpu_ends``: ends calls when the GPU has passed an event.
+- ``fast_path``, ``piggybacking``, ``dense_piggyback``, ``table_piggyback``, ``piggyback_limit``: send data piggybacked
+  on the header of a negotiation round.
+- ``measured_limits``: keeps the sizes that a session measures.
+- ``plan_change``: moves residuals when the plan changes.
+
+May import: ``state``, ``options``, ``collectives`` and the layers below them. Whatever ranks must agree on belongs into
 a negotiation round, never into a collective of its own.
 """

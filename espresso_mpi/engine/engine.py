@@ -156,7 +156,7 @@ class Engine(Rounds):
     def progress(self) -> bool:
         """Make one progress step; False if this rank has nothing to do."""
         self._ends.settle()
-        self._transport.waiter.meanwhile()
+        self._transport.advance()
         self._declare_new()
         dispatcher = self._dispatcher
         idle = not dispatcher.runner.busy

@@ -1,7 +1,12 @@
-"""JAX programs: gradients that are averaged inside ``jit``, and as a transformation of optax.
+"""JAX programs: gradients that are averaged inside ``jit``, and transformations for optax.
 
-What lives here: the adapter for JAX, which is imported here only. May import: the public names of ``espresso_mpi``,
-JAX, and optax where it is asked for.
+- ``primitive``: the primitive that averages arrays.
+- ``abi``: the C interface of XLA's foreign functions.
+- ``trees``: trees of arrays.
+- ``optimizers``: transformations that synchronise momenta.
+
+May import: the public names of ``espresso_mpi``, JAX, and optax where it is asked for. No other folder imports JAX. To
+add a transformation for optax, write it in ``optimizers``.
 """
 
 from __future__ import annotations

@@ -94,9 +94,7 @@ class Site:
     @cached_property
     def _kept_to_node(self) -> bool:
         """Whether no MPI message is written to the arrays: one that comes after an error would find them freed."""
-        transport, topology = self.session._transport, self.session.topology
-        everyone = range(topology.size)
-        return topology.size == 1 or transport.window_for(everyone, np.empty(0)) is not None
+        return self.session.topology.size == 1 or self.session.shares_memory
 
     @cached_property
     def _memory(self) -> dict[str, np.ndarray]:  # kept: new memory is slow

@@ -1,15 +1,17 @@
-"""Optimizers that are made for compressed messages. Their arrays are of any framework: numpy, CuPy, torch, JAX.
+"""Optimizers for compressed messages. Their arrays are of any framework: numpy, CuPy, torch, JAX.
 
-``Clan`` takes gradients that are synchronised. ``OnebitAdam``, ``OnebitLamb``, ``ZeroOneAdam`` and ``MomentumSGD``
-synchronise momenta instead of gradients, ``DeMo`` the largest frequencies of each rank's own momentum, and ``DiLoCo``
-the progress of many local steps. Each is one file. ``rules`` has what those that send momenta share;
-``espresso_mpi.torch`` and ``espresso_mpi.jax`` use the same rules and formulas. ``tensors`` sees parameters as flat
-arrays, and ``updates`` has the formulas, which run as fused kernels on the CPU and as array expressions elsewhere.
-``settings``, ``messages`` and ``saved`` check numbers, sessions and saved states.
+- ``clan``: takes gradients that are synchronised already.
+- ``onebit_adam``, ``onebit_lamb``, ``zero_one_adam``, ``momentum_sgd``: synchronise momenta instead of gradients.
+- ``demo``: synchronises the largest frequencies of each rank's own momentum.
+- ``diloco``: synchronises the progress of many local steps.
+- ``rules``: the common part of the optimizers that synchronise momenta. ``espresso_mpi.torch`` and ``espresso_mpi.jax``
+  use the same rules and formulas.
+- ``updates``: the formulas. They run as fused kernels on the CPU, and as array expressions elsewhere.
+- ``tensors``: sees parameters as flat arrays.
+- ``settings``, ``messages``, ``saved``: check numbers, sessions and saved states.
 
-A new optimizer that sends momenta is a rule, a class over it, and a class in ``espresso_mpi.torch``.
-
-May import: ``session`` for its type, ``compressors.kernels``, ``arrays`` and what is below them.
+May import: ``session`` for its type, ``compressors.kernels``, ``arrays`` and the layers below them. To add an optimizer
+that sends momenta, write a rule, a class over it, and a class in ``espresso_mpi.torch``.
 """
 
 from __future__ import annotations

@@ -4,12 +4,17 @@
 >>> made = plan(Workload.load("workload.json"), Profile.load("profile.json"))  # doctest: +SKIP
 >>> save_plan(made, "plan.json")                                         # doctest: +SKIP
 
-This package never imports MPI: a plan can be made on a laptop. docs/planner.md has the models and the algorithms.
+This package never imports MPI: a plan can be made on a laptop. docs/planner.md describes the model and the algorithms.
 
-``plan`` makes plans, ``planfile`` keeps them, ``explain`` and ``pictures`` show them. Below them: ``search``,
-algorithms; ``workloads``, models and clusters that come with the library; ``model``, what a step costs. May import:
-``compressors``, ``tracing`` and what is below them. What plans may do beyond that is added to ``model`` first, then to
-``search``.
+- ``plan``: makes plans.
+- ``planfile``: saves and loads plans.
+- ``explain``, ``pictures``, ``lane_tables``: show plans.
+- ``search``: chooses strategies.
+- ``workloads``: models and clusters that come with the library.
+- ``model``: the time of a training step.
+
+May import: ``compressors``, ``tracing`` and the layers below them. To let plans do something new, add it to ``model``
+first, then to ``search``.
 """
 
 # ``plan`` and ``explain`` are functions of modules of the same name. They are imported here and now, because whoever

@@ -1,5 +1,13 @@
-"""The parts of a Session: their base class (``base``), ``checkpoints``, and ``planning``.
+"""The parts of a ``Session``. Each class here is one group of its methods.
 
-May import: ``autotune``, ``engine`` and what is below them. Each group of methods of a Session is a class here,
-derived from ``base.SessionBase``.
+- ``base``: the base class: the engine, waits, and collective actions between calls.
+- ``planning``: measures, records steps, and changes plans.
+- ``checkpoints``: saves and loads checkpoints.
+- ``handles``: what stands for a call that has not finished.
+- ``calling``, ``collectives``, ``exchanges``, ``halves``, ``copies``, ``repeated``: collectives as calls.
+- ``memory``: memory that the ranks of a node share.
+- ``missing``: gradients that some ranks do not have.
+
+May import: ``autotune``, ``engine`` and the layers below them. To add a group of methods, write a class that derives
+from ``base.SessionBase``.
 """

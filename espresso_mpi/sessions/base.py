@@ -83,6 +83,28 @@ class SessionBase:
         """
         return self._transport.topology
 
+    @property
+    def rank(self) -> int:
+        """The number of this rank in the communicator.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     session.rank in range(session.topology.size)
+            True
+        """
+        return self._transport.rank
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks are on one node and exchange arrays on the host by shared memory, without MPI messages.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     session.shares_memory  # of two ranks on one node
+            True
+        """
+        return self._transport.window_on_host(range(self.topology.size)) is not None
+
     def __repr__(self) -> str:
         o = self._options
         how = "a plan" if o.plan else f"compressor {o.compressor!r}, route {str(o.route) if o.route else 'by topology'}"

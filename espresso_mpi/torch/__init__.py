@@ -5,8 +5,19 @@
 >>> ddp.register_comm_hook(session, espresso_mpi.torch.ddp_hook)                   # with DDP  # doctest: +SKIP
 >>> sync = espresso_mpi.torch.ShardSync(model, compressor="int8")                  # with FSDP2  # doctest: +SKIP
 
-What lives here: the adapters for PyTorch, which is imported here only. May import: the public names of ``espresso_mpi``
-and PyTorch. A new adapter is a module of its own.
+- ``gradient_sync``, ``overlap``, ``names``, ``hooks``: gradients without DDP.
+- ``ddp``, ``accelerated``, ``lightning``: DDP, Hugging Face accelerate, and Lightning.
+- ``shard_sync``: FSDP2.
+- ``process_group``, ``groups``, ``work``, ``futures``, ``monitored_barrier``, ``sparse``, ``untraced``: the process
+  group ``"espresso"``.
+- ``onebit_adam``, ``onebit_lamb``, ``zero_one_adam``, ``momentum_sgd``, ``demo``, ``synchronised``: the optimizers of
+  ``espresso_mpi.optim`` as optimizers of torch.
+- ``replicas``: parameters and buffers that must be equal on all ranks.
+- ``states``: states of sessions as torch tensors.
+- ``advice``: warns of compressors that do not train with an optimizer.
+
+May import: the public names of ``espresso_mpi``, and PyTorch. No other folder imports PyTorch, except benchmarks. A new
+adapter is a module of its own.
 """
 
 from __future__ import annotations

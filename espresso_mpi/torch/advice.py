@@ -26,7 +26,7 @@ def watch(session: Session, parameters: Iterable[torch.Tensor]) -> None:
     """Look at the first optimizer that steps one of the parameters: tell a session that plans for itself, and warn on
     rank 0 of one that does not go with the compressor."""
     spec = session.compressor or "none"
-    poor = spec.partition(":")[0] in POOR_UNDER_ADAM and session._transport.rank == 0
+    poor = spec.partition(":")[0] in POOR_UNDER_ADAM and session.rank == 0
     if session.topology.size == 1 or not (poor or session.planning):
         return
     known = weakref.ref(session)

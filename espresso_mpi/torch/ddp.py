@@ -72,7 +72,7 @@ class _Backward:
         if singly(session):
             handles = [session.push(name, gradient) for name, gradient in named.items()]
         else:
-            handles = [session._push_together(named)]
+            handles = [session.push_together(named)]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._under_way.append((handles, future, bucket.buffer()))
         try:  # DDP waits for the futures in a callback of this kind that it adds after the last bucket

@@ -206,7 +206,7 @@ class GradientSync(KeepsState):
         """Start to send those of a group's gradients that are ready."""
         self._sent.add(names)
         grads = {name: self._hooked[name][0].grad for name in names if name in self._ready}
-        self._handles.append(self.session._push_together(grads))
+        self._handles.append(self.session.push_together(grads))
 
     def _begin(self) -> None:
         """Once a step, before its first push: decide how it travels, and bring residuals to the scale of gradients."""

@@ -1,7 +1,11 @@
-"""The values that describe a synchronisation: ``tensors``, ``routes`` with their steps, ``plans`` with strategies.
+"""The values that describe a synchronisation. All are frozen.
 
-May import: ``feedback``, ``timetable``, ``files`` and what is below them. All are frozen. Their names are taken from
-here; a new one goes on the list below.
+- ``tensors``: tensors and their devices.
+- ``routes``: routes and their steps.
+- ``plans``: strategies, plans and predictions.
+
+May import: ``feedback``, ``timetable``, ``files`` and the layers below them. Other folders import the names from here;
+a new name goes on the list below.
 """
 
 from .plans import Forecast, MadeFor, Order, Outlook, Plan, Strategy, buffer_name

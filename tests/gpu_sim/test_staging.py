@@ -156,7 +156,7 @@ def test_a_gpu_that_hangs_is_named(world, open_transport, late_gpu, monkeypatch)
     monkeypatch.undo()
     started = []
     monkeypatch.setattr(transport.gpu_messages, "_send", lambda *given: started.append(given))
-    transport.waiter.meanwhile()
+    transport.advance()
     assert started == []
     world.barrier()
 

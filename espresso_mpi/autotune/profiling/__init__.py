@@ -1,8 +1,14 @@
-"""The parts of a profile, each measured with the code that sessions run.
+"""The measurements that make a profile. They run the code that sessions run.
 
-``request`` is what is asked for; ``moves``, ``codecs``, ``calls`` and ``whole_steps`` measure, on ``inputs``;
-``repeating`` repeats their passes until medians are known; ``fits`` shares seconds out over what costs them.
+- ``request``: says what to measure. It is the same on every rank.
+- ``repeating``: repeats passes on one clock until their medians are known.
+- ``inputs``: makes the arrays.
+- ``moves``: measures collectives as steps of whole routes.
+- ``codecs``: measures encodes, decodes, and copies between host and GPU.
+- ``calls``: measures what a call takes beyond its steps.
+- ``whole_steps``: measures what a training step takes beyond its operations.
+- ``fits``: explains measured seconds by costs that are not negative.
 
-May import: ``synthetic_load`` of ``autotune``, and what is below ``autotune``. A new kind of measurement takes a
-``Repeating``, gets a share of the time there, and is called by ``profiler.measure``.
+May import: ``synthetic_load`` of ``autotune``, and the layers below ``autotune``. A new measurement takes a
+``Repeating``, gets a share of its time there, and is called by ``profiler.measure``.
 """

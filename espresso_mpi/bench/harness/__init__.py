@@ -1,8 +1,14 @@
-"""What the benchmarks share.
+"""Code that the benchmarks share.
 
-``columns`` prints and writes the tables of all suites. Of collectives: ``checks`` makes the inputs and counts wrong
-elements, ``turns`` times methods in turns, ``measuring`` does both and counts bytes, ``rows`` is what comes out. Of
-training: ``replicas``. A suite says what takes part, and lists its columns.
+- ``columns``: prints and writes the tables of all suites.
+- ``checks``: makes the inputs of collectives, and counts wrong elements of their results.
+- ``timing``: times methods in turns. The slowest rank counts.
+- ``measuring``: checks and times methods, and counts their bytes.
+- ``rows``: the results of a method.
+- ``memory``: refuses sizes that do not fit into the memory of the nodes.
+- ``resuming``: saves results after every run, so that a later call continues there.
+- ``replicas``: code for benchmarks that train a model on every rank.
 
-May import: everything below ``bench``, and ``bench.reference``.
+May import: everything below ``bench``, and ``bench.reference``. Code comes here when a second suite needs it. A suite
+names its methods and lists its columns.
 """

@@ -1,11 +1,29 @@
-"""The transfer of bytes between ranks, and the start, waits and end of a session.
+"""The transfer of bytes between ranks, and the start, the waits and the end of a session.
 
-``transport`` sends messages, with timeouts; those of GPU memory by ``gpu_messages`` and ``gpu_calls``. ``window`` and
-``shared_memory`` are the transport inside a node. ``agreement``, ``dissemination`` and ``clocks`` are small exchanges.
-``probe`` tests whether MPI takes device pointers. ``opening``, ``presence``, ``topology``, ``lifetime`` and
-``leftovers`` open and close sessions. ``waiting``, ``deadlock``, ``roll_call`` and ``failures`` handle waits and
-errors.
+Messages and memory:
 
-May import: ``collectives.data`` and what is below ``collectives``. All waits must use ``waiting``, so that errors name
-the missing rank.
+- ``transport``: sends messages, with timeouts.
+- ``gpu_messages``, ``gpu_calls``: messages of GPU memory.
+- ``window``, ``shared_memory``, ``window_places``: the shared window of a node, and its collectives.
+- ``shared_arrays``, ``large_sums``, ``joint``: arrays that all ranks of a node have mapped, and sums of large arrays.
+- ``single_copy``, ``cross_memory``: copies from and to the memory of other ranks of the node.
+- ``compiled_calls``, ``mpi_calls``: the MPI functions for compiled code.
+- ``mpi_reduction``: the operators of MPI.
+- ``uncounted``: messages that only measure times.
+
+Agreement:
+
+- ``agreement``, ``dissemination``: small exchanges among all ranks.
+- ``headers``, ``agreed``, ``agreed_copies``, ``agreed_sums``: collectives that begin with the exchange of headers.
+- ``clocks``: offsets of the clocks of nodes.
+
+Sessions:
+
+- ``opening``, ``presence``, ``topology``, ``switches``: open a session.
+- ``probe``, ``probe_program``: find out whether MPI takes device pointers.
+- ``waiting``, ``deadlock``, ``roll_call``, ``failures``: handle waits and errors.
+- ``lifetime``, ``leftovers``: close sessions.
+
+May import: ``collectives.data`` and the layers below ``collectives``. A new wait must use ``waiting``, so that its
+errors name the missing rank.
 """

@@ -80,12 +80,13 @@ class GpuCalls(CompiledCalls):
         return self._longest(rank) if rank in self._near else self.gpu_message_bytes
 
     def _post_gpu(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> GpuExchange:
-        self.waiter.meanwhile = self._advance
         return self.gpu_messages.post(sends, receives, None if self.device_aware else workspace)
 
     @named("starting messages of GPU memory")
-    def _advance(self) -> None:
-        self.gpu_messages.advance()
+    def advance(self) -> None:
+        """Start the messages of GPU memory that can start by now. Waits for nothing."""
+        if self.gpu_messages.under_way:
+            self.gpu_messages.advance()
 
     def _finish_gpu(self, exchange: GpuExchange) -> None:
         messages = self.gpu_messages

@@ -194,6 +194,11 @@ class GpuMessages:
 
     # --- going on -----------------------------------------------------------------------------------------------------
 
+    @property
+    def under_way(self) -> bool:
+        """Whether an exchange has begun and not ended."""
+        return bool(self._open)
+
     def advance(self) -> None:
         """Start the messages that can start, and queue the copies of those that have arrived. Waits for nothing."""
         for waiting, start in ((self._to_receive, self._receive), (self._to_send, self._send)):

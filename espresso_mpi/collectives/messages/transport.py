@@ -101,15 +101,15 @@ class Transport(GpuCalls):
         self.roll_call = RollCall(self._deadlocks, self.rank)
         self.gathers: dict[int, Any] = {}
         """What exchanges small messages between nodes, by the most bytes of one; see ``leader_gather``."""
-        self.waiter = Waiter(settings.timeout, oversubscribed, self.describe, self)
+        testall = MPI.Request.Testall
+        self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest_gpu)
+        self.waiter = Waiter(settings.timeout, oversubscribed, self.describe, self, self.advance)
         fewest = min(self._local.allgather(cores()))
         self.waiter.cores = fewest if self._local.size > fewest else 0
         self.workspace = Workspace()
         self._workspaces: list[Workspace] = []  # all, so that those of a failed session live on
         self._free_workspaces: dict[Any, list[Workspace]] = {}
         self.device_aware = settings.device_aware
-        testall = MPI.Request.Testall
-        self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest_gpu)
         self.gpu_message_bytes = settings.message_bytes
         self._length_given = settings.message_bytes != MESSAGE_BYTES
         self.by_tables = settings.by_tables

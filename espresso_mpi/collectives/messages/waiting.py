@@ -81,10 +81,10 @@ class Waiter:
         oversubscribed: whether ranks share cores.
         describe: returns the text for a rank in messages.
         deadlocks: what to consult in long waits; None: nothing.
+        advance: called before every poll: starts what can start by now.
 
     Attributes:
         cores: of which the ranks of the node share each; 0: each rank has one. The same on all ranks of the node.
-        meanwhile: called before every poll: starts what can start by now.
     """
 
     def __init__(
@@ -93,11 +93,12 @@ class Waiter:
         oversubscribed: bool,
         describe: Callable[[int], str] = "rank {}".format,
         deadlocks: DeadlockCheck | None = None,
+        advance: Callable[[], None] = lambda: None,
     ) -> None:
         self.timeout, self.notice = timeout, NOTICE
         self._oversubscribed, self._describe, self._deadlocks = oversubscribed, describe, deadlocks
         self._monitor = WaitMonitor()
-        self.meanwhile: Callable[[], object] = lambda: None
+        self._advance = advance
         self.cores = 0
         self.what = "the session to open"
         self.waited = 0.0
@@ -118,7 +119,7 @@ class Waiter:
 
         After ``notice`` seconds the log names them, once.
         """
-        self.meanwhile()
+        self._advance()
         if done():
             return
         polls, start, noticed = 0, time.perf_counter(), False
@@ -130,7 +131,7 @@ class Waiter:
                     self._give_way(polls - spins, start)
                 if polls % _CHECK_EVERY == 0:
                     noticed = self._check(start, late, noticed)
-                self.meanwhile()
+                self._advance()
         finally:
             self.waited += time.perf_counter() - start
 

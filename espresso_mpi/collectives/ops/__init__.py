@@ -1,7 +1,9 @@
-"""The collectives: one file each, one contract (``base``); every module of this folder is imported and may register.
+"""The collectives of routes. Every module of this folder is imported, and registers its collective.
 
-To add one, write a file with a ``CollectiveOp`` under ``@register``, and name it in ``types.Op`` so that routes may
-name it.
+- ``base``: the contract.
+- ``allreduce``, ``reduce_scatter``, ``allgather``, ``alltoall``, ``reduce``, ``broadcast``, ``gather``: one collective
+  each.
 
-May import: ``collectives.messages`` and ``collectives.data``.
+May import: ``collectives.messages`` and ``collectives.data``. To add a collective, write a module with a
+``CollectiveOp`` under ``@register``, and add its name to ``types.Op``, so that routes can name it.
 """

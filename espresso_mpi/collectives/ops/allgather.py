@@ -8,13 +8,26 @@ Each member sends (p-1) times its contribution s. Cost (p-1)·α + (p-1)·s·β.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from ..data.layout import Dense, Layout, Packed
 from ..data.transfers import Sources, place
 from ..messages.transport import Transport
-from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bind_payload, payload_sent, register
+from ..messages.window import SharedWindow
+from .base import (
+    Action,
+    CollectiveContext,
+    CollectiveOp,
+    Data,
+    Move,
+    bind_payload,
+    exchange,
+    payload_sent,
+    register,
+    window_or_messages,
+)
 
 
 @register
@@ -76,22 +89,18 @@ def bind_joins(transport: Transport, move: Move, owned: Sequence[Sequence[Dense]
         by_window: use the shared window if the group has it.
     """
 
-    def run(data: Data) -> Iterator[None]:
-        window = transport.window_for(move.group, data.x) if by_window else None
-        if window is None:
-            yield from by_messages(data)
-            return
+    def through_window(window: SharedWindow, data: Data) -> None:
         for regions in zip(*owned):
             window.allgather(data.x, [(r.start, r.stop) for r in regions])
-        yield
 
     def by_messages(data: Data) -> Iterator[None]:
-        pending = transport.post(
+        yield from exchange(
+            transport,
             [(move.group[j], data.x[r.start : r.stop]) for j in move.others for r in owned[move.index]],
             [(move.group[j], data.x[r.start : r.stop]) for j in move.others for r in owned[j]],
             data.workspace,
         )
-        yield
-        transport.finish(pending)
 
-    return run
+    if not by_window:
+        return by_messages
+    return window_or_messages(transport, move.group, attrgetter("x"), through_window, by_messages)

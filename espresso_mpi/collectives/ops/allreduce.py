@@ -10,14 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 
 from ..data import reduction
 from ..data.layout import Dense, Layout, Packed
 from ..messages.transport import Transport
+from ..messages.window import SharedWindow
 from . import allgather, reduce_scatter
-from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bodies, idle, on_payload, register
+from .base import (
+    Action,
+    CollectiveContext,
+    CollectiveOp,
+    Data,
+    Move,
+    bodies,
+    exchange,
+    idle,
+    on_payload,
+    register,
+    window_or_messages,
+)
 
 DIRECT_MAX = 4096
 """Bytes up to which regions are sent whole: they fit into a few network packets, so the latency of a second exchange
@@ -89,16 +103,11 @@ def _bind(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
     reduce_op = move.reduce_op
     by_messages = (_bind_direct if is_small(move, regions) else _bind_pieces)(transport, move, regions)
 
-    def run(data: Data) -> Iterator[None]:
-        window = transport.window_for(move.group, data.x)
-        if window is None:
-            yield from by_messages(data)
-            return
+    def by_window(window: SharedWindow, data: Data) -> None:
         for region in regions:
             data.saturated += window.allreduce(data.x, data.dtype, (region.start, region.stop), reduce_op)
-        yield from idle(data, Allreduce.phases)
 
-    return run
+    return window_or_messages(transport, move.group, attrgetter("x"), by_window, by_messages, phases=Allreduce.phases)
 
 
 def _bind_pieces(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
@@ -119,13 +128,12 @@ def _bind_direct(transport: Transport, move: Move, regions: Sequence[Dense]) -> 
     def run(data: Data) -> Iterator[None]:
         rows = reduce_scatter.rows_for(data, regions, len(move.group))
         whole = [data.x[region.start : region.stop] for region in regions]
-        pending = transport.post(
+        yield from exchange(
+            transport,
             [(move.group[j], x) for j in move.others for x in whole],
             [(move.group[j], block[j]) for j in move.others for block in rows],
             data.workspace,
         )
-        yield
-        transport.finish(pending)
         for x, block in zip(whole, rows):
             counted = move.index == 0  # all members see the same ones
             data.saturated += reduction.reduce_rows(x, block, move.index, reduce_op, data.dtype, counted)

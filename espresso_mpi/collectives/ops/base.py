@@ -13,8 +13,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -28,7 +29,12 @@ from ..data.transfers import Sources, place, transfers
 if TYPE_CHECKING:
     from espresso_mpi.arrays.workspace import Workspace
 
+    from ..messages.gpu_messages import Addressed
     from ..messages.transport import Transport
+    from ..messages.window import SharedWindow
+
+D = TypeVar("D")
+"""What a function that moves data is called with: ``Data``, or those of a bucket."""
 
 
 @dataclass
@@ -137,6 +143,43 @@ def operations() -> dict[str, CollectiveOp]:
     return _OPS
 
 
+# --- moving data ------------------------------------------------------------------------------------------------------
+
+
+def window_or_messages(
+    transport: Transport,
+    group: Sequence[int],
+    array: Callable[[D], Any],
+    by_window: Callable[[SharedWindow, D], None],
+    by_messages: Callable[[D], Iterator[None]],
+    phases: int = 1,
+) -> Callable[[D], Iterator[None]]:
+    """The function that moves data through the shared window if the group has one for them, else by messages.
+
+    Args:
+        array: what is moved, of the data that the function is called with: its device decides.
+        by_window: moves all at once.
+        phases: how often ``by_messages`` yields, and so the function.
+    """
+
+    def run(data: D) -> Iterator[None]:
+        window = transport.window_for(group, array(data))
+        if window is None:
+            yield from by_messages(data)
+            return
+        by_window(window, data)
+        yield from idle(data, phases)
+
+    return run
+
+
+def exchange(transport: Transport, sends: Addressed, receives: Addressed, workspace: Workspace) -> Iterator[None]:
+    """Send and receive in one progress step; see ``Transport.post``."""
+    pending = transport.post(sends, receives, workspace)
+    yield
+    transport.finish(pending)
+
+
 # --- moving payloads --------------------------------------------------------------------------------------------------
 
 
@@ -152,22 +195,18 @@ def bind_payload(transport: Transport, move: Move, sources: Sequence[Sources]) -
     longest = max(layout.nbytes for layout in move.before if isinstance(layout, Packed))
     stays = not outgoing and all(t.source == me and t.source_offset == t.target_offset for t in incoming)
 
-    def run(data: Data) -> Iterator[None]:
-        source = data.payload
-        target = data.workspace.other_payload(source, size)
-        window = transport.window_for(move.group, source)
-        if window is not None:
-            window.exchange(source, target, incoming, longest)
-            yield
-        else:
-            yield from by_messages(data, source, target)
+    def by_window(window: SharedWindow, data: Data) -> None:
+        target = data.workspace.other_payload(data.payload, size)
+        window.exchange(data.payload, target, incoming, longest)
         data.payload = target
 
-    def by_messages(data: Data, source: Any, target: Any) -> Iterator[None]:
+    def by_messages(data: Data) -> Iterator[None]:
+        source, target = data.payload, data.workspace.other_payload(data.payload, size)
         for t in incoming:
             if t.source == me:
                 copy_bytes(target, t.target_offset, source, t.source_offset, t.nbytes)
-        pending = transport.post(
+        yield from exchange(
+            transport,
             [(move.group[t.target], source[t.source_offset : t.source_offset + t.nbytes]) for t in outgoing],
             [
                 (move.group[t.source], target[t.target_offset : t.target_offset + t.nbytes])
@@ -176,10 +215,11 @@ def bind_payload(transport: Transport, move: Move, sources: Sequence[Sources]) -
             ],
             data.workspace,
         )
-        yield
-        transport.finish(pending)
+        data.payload = target
 
-    return _nothing if len(move.group) == 1 and stays else run
+    if len(move.group) == 1 and stays:
+        return _nothing
+    return window_or_messages(transport, move.group, attrgetter("payload"), by_window, by_messages)
 
 
 def _nothing(data: Data) -> Iterator[None]:

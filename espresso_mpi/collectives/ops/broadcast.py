@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
 from ..data.layout import Dense, Layout, Packed
 from ..messages.gpu_messages import Addressed
 from ..messages.transport import Transport
+from ..messages.window import SharedWindow
 from .allreduce import is_small
-from .base import Action, CollectiveContext, CollectiveOp, Data, Move, idle, register
+from .base import Action, CollectiveContext, CollectiveOp, Data, Move, exchange, register, window_or_messages
 
 
 @register
@@ -75,18 +77,14 @@ def _bind(transport: Transport, move: Move, region: Dense) -> Action:
     exchanges = [[m for m in messages if move.index in m[:2]] for messages in _exchanges(move, region)]
     root = move.context.root
 
-    def run(data: Data) -> Iterator[None]:
-        window = transport.window_for(move.group, data.x)
-        if window is not None:
-            window.broadcast(data.x, (region.start, region.stop), root)
-            yield from idle(data, Broadcast.phases)
-            return
-        for messages in exchanges:
-            pending = transport.post(*_addressed(messages, move, data), data.workspace)
-            yield
-            transport.finish(pending)
+    def by_window(window: SharedWindow, data: Data) -> None:
+        window.broadcast(data.x, (region.start, region.stop), root)
 
-    return run
+    def by_messages(data: Data) -> Iterator[None]:
+        for messages in exchanges:
+            yield from exchange(transport, *_addressed(messages, move, data), data.workspace)
+
+    return window_or_messages(transport, move.group, attrgetter("x"), by_window, by_messages, phases=Broadcast.phases)
 
 
 def _addressed(messages: Sequence[Message], move: Move, data: Data) -> tuple[Addressed, Addressed]:

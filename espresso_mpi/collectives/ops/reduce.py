@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
 from ..data import reduction
 from ..data.layout import Dense, Layout
 from ..messages.transport import Transport
+from ..messages.window import SharedWindow
 from . import reduce_scatter
 from .allreduce import bind_summed, is_small, shares, summed
-from .base import Action, CollectiveContext, CollectiveOp, Data, Move, idle, register
+from .base import Action, CollectiveContext, CollectiveOp, Data, Move, exchange, register, window_or_messages
 
 
 @register
@@ -64,16 +66,11 @@ def _bind(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
     reduce_op, root = move.reduce_op, move.context.root
     by_messages = (_bind_whole if _whole(move, regions) else _bind_pieces)(transport, move, regions)
 
-    def run(data: Data) -> Iterator[None]:
-        window = transport.window_for(move.group, data.x)
-        if window is None:
-            yield from by_messages(data)
-            return
+    def by_window(window: SharedWindow, data: Data) -> None:
         for region in regions:
             data.saturated += window.reduce(data.x, data.dtype, (region.start, region.stop), reduce_op, root)
-        yield from idle(data, Reduce.phases)
 
-    return run
+    return window_or_messages(transport, move.group, attrgetter("x"), by_window, by_messages, phases=Reduce.phases)
 
 
 def _bind_whole(transport: Transport, move: Move, regions: Sequence[Dense]) -> Action:
@@ -82,9 +79,7 @@ def _bind_whole(transport: Transport, move: Move, regions: Sequence[Dense]) -> A
     def at_root(data: Data) -> Iterator[None]:
         rows = reduce_scatter.rows_for(data, regions, len(move.group))
         receives = [(move.group[j], block[j]) for j in move.others for block in rows]
-        pending = transport.post([], receives, data.workspace)
-        yield
-        transport.finish(pending)
+        yield from exchange(transport, [], receives, data.workspace)
         for region, block in zip(regions, rows):
             out = data.x[region.start : region.stop]
             data.saturated += reduction.reduce_rows(out, block, root, reduce_op, data.dtype)
@@ -92,9 +87,7 @@ def _bind_whole(transport: Transport, move: Move, regions: Sequence[Dense]) -> A
 
     def elsewhere(data: Data) -> Iterator[None]:
         sends = [(move.group[root], data.x[region.start : region.stop]) for region in regions]
-        pending = transport.post(sends, [], data.workspace)
-        yield
-        transport.finish(pending)
+        yield from exchange(transport, sends, [], data.workspace)
         yield
 
     return at_root if move.index == root else elsewhere
@@ -108,12 +101,11 @@ def _bind_pieces(transport: Transport, move: Move, regions: Sequence[Dense]) -> 
 
     def run(data: Data) -> Iterator[None]:
         yield from scatter(data)
-        pending = transport.post(
+        yield from exchange(
+            transport,
             [(rank, data.x[region.start : region.stop]) for rank, region in sends],
             [(rank, data.x[region.start : region.stop]) for rank, region in receives],
             data.workspace,
         )
-        yield
-        transport.finish(pending)
 
     return run

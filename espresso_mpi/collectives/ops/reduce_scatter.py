@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,20 @@ from espresso_mpi.arrays.device import device_of
 from ..data import reduction
 from ..data.layout import Copy, Dense, Layout, Packed
 from ..messages.transport import Transport
-from .base import Action, CollectiveContext, CollectiveOp, Data, Move, bodies, idle, on_payload, register
+from ..messages.window import SharedWindow
+from .base import (
+    Action,
+    CollectiveContext,
+    CollectiveOp,
+    Data,
+    Move,
+    bodies,
+    exchange,
+    idle,
+    on_payload,
+    register,
+    window_or_messages,
+)
 
 Owned = Sequence[Sequence[Dense]]
 """Regions of an array by member; all members have equally many, of which some may be empty."""
@@ -84,31 +98,25 @@ def bind_sums(transport: Transport, move: Move, owned: Owned, into: Sequence[Any
     """
     reduce_op = move.reduce_op
 
-    def run(data: Data) -> Iterator[None]:
-        window = transport.window_for(move.group, data.x)
-        if window is None:
-            yield from by_messages(data)
-            return
+    def by_window(window: SharedWindow, data: Data) -> None:
         for regions, own in zip(zip(*owned), into or itertools.repeat(None)):
             edges = [(r.start, r.stop) for r in regions]
             data.saturated += window.reduce_scatter(data.x, data.dtype, edges, reduce_op, own)
-        yield
 
     def by_messages(data: Data) -> Iterator[None]:
         mine = [region for region in owned[move.index] if region.size]
         targets = [own for own in into if own.size] if into else [data.x[r.start : r.stop] for r in mine]
         rows = rows_for(data, mine, len(move.group))
-        pending = transport.post(
+        yield from exchange(
+            transport,
             [(move.group[j], data.x[r.start : r.stop]) for j in move.others for r in owned[j] if r.size],
             [(move.group[j], block[j]) for j in move.others for block in rows],
             data.workspace,
         )
-        yield
-        transport.finish(pending)
         for out, block in zip(targets, rows):
             data.saturated += reduction.reduce_rows(out, block, move.index, reduce_op, data.dtype)
 
-    return run
+    return window_or_messages(transport, move.group, attrgetter("x"), by_window, by_messages)
 
 
 def rows_for(data: Data, regions: Sequence[Dense], count: int) -> list:

@@ -1,7 +1,15 @@
 """The compiled executor: the steps of a segment or of a payload bucket as a table of operations.
 
-``operations`` describes a table, ``building`` makes it from the steps of a program, ``interpreter`` is the function
-without the GIL that runs it, ``mpi_calls`` has the addresses of the MPI functions that it calls, and ``running`` makes
-progress with it. It imports what a segment needs, and nothing of the programs that use it. A new kind of operation gets
-a code and a text in ``operations``, a branch in ``interpreter``, and a method in ``building``.
+- ``operations``: describes a table.
+- ``building``, ``segments``, ``emission``: make a table from the steps of a program.
+- ``passes``: joins steps on the same elements into one pass over memory.
+- ``early``: lets messages leave before a payload is complete.
+- ``interpreter``: the function without the GIL that runs a table.
+- ``running``: runs a table in progress steps.
+- ``one_call``, ``piggyback``: run a small call that is made again, together with the exchange of headers.
+- ``describing``: the table for ranks that are only described.
+
+May import: the modules of ``collectives`` that a segment needs, and the layers below them; no module that runs
+programs. A new kind of operation gets a code and a text in ``operations``, a branch in ``interpreter``, and a method in
+``building``.
 """

@@ -1,5 +1,8 @@
-"""Kernels that methods share: ``cpu`` for host memory, ``cuda`` for GPUs. Both write the same bytes.
+"""Kernels that methods share. Both folders write the same bytes.
 
-May import: ``compressors.base``, ``checks``, ``context`` and ``schedule``; never methods or families. Kernels of one
-method only stand in its own file, those for the GPU in ``cuda`` under its name.
+- ``cpu``: kernels for host memory.
+- ``cuda``: kernels for GPUs.
+
+May import: ``compressors.base``, ``checks``, ``context`` and ``schedule``; never methods or families. A CPU kernel that
+one method needs stands in the module of that method; its GPU kernel stands in ``cuda`` under the method's name.
 """

@@ -68,7 +68,7 @@ def losses_of_one_process(optimizer, settings, rate, seed, ranks):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_fp32_trains_as_one_process_does_on_all_sequences_together(world, optimizer):
-    settings = optimizer_runs.Settings(steps=4, batch=2, eval_every=4, shape=SHAPE)
+    settings = optimizer_runs.OptimizerSettings(steps=4, batch=2, eval_every=4, shape=SHAPE)
     config = optimizer_runs.RunConfig(optimizer, 0.01, Method("none"), 3)
     row = optimizer_runs.train(world, text.load(), config, settings, lambda: None)
     expected = losses_of_one_process(optimizer, settings, 0.01, 3, world.size)
@@ -78,7 +78,7 @@ def test_fp32_trains_as_one_process_does_on_all_sequences_together(world, optimi
 
 
 def test_optimizers_that_synchronise_learn_and_end_with_equal_replicas(world):
-    settings = optimizer_runs.Settings(steps=10, batch=2, eval_every=10, shape=SHAPE)
+    settings = optimizer_runs.OptimizerSettings(steps=10, batch=2, eval_every=10, shape=SHAPE)
     wrong = []
     for optimizer in OWN:
         config = optimizer_runs.RunConfig(optimizer, 0.01, Method(OWN[optimizer]), 3)

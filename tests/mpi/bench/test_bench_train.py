@@ -95,7 +95,7 @@ def test_validation_does_not_depend_on_who_computes_it(world):
 @pytest.mark.mpi(min_size=2)
 def test_unequal_starts_are_refused(world):
     corpus = text.load()
-    settings = training.Settings(seed=world.rank)
+    settings = training.TrainingSettings(seed=world.rank)
     with pytest.raises(MismatchError, match="rank 1 has another initial weights"):
         training.train(world, corpus, training.Method("none"), settings, lambda step: None)
 

@@ -366,7 +366,7 @@ def test_bench_train_traces_without_counting_it(world, folder):
     """The curve is the same with a trace as without, and every method has a file of its own."""
     corpus = text.load()
     shape = training.ModelShape(hidden=16)
-    options = training.Settings(steps=7, batch=8, eval_every=3, rate=0.5, shape=shape)
+    options = training.TrainingSettings(steps=7, batch=8, eval_every=3, rate=0.5, shape=shape)
     for name in ("none", "onebit"):
         plain, traced = (
             training.train(world, corpus, training.Method(name), options, lambda step: None, path)

@@ -112,6 +112,9 @@ def wait_until(condition, seconds):
     return condition()
 
 
+TWO_BY_TWO = {"nodes": 2, "ranks": 2, "rate": "1gbit"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -126,12 +129,12 @@ def wait_until(condition, seconds):
 )
 def test_refuses_a_shape_out_of_range(arguments, complaint):
     with pytest.raises(ConfigError, match=re.escape(complaint)):
-        lab.run(["true"], **arguments)
+        lab.run(["true"], **{**TWO_BY_TWO, **arguments})
 
 
 def test_refuses_an_empty_command():
     with pytest.raises(ConfigError, match="no command given"):
-        lab.run([])
+        lab.run([], **TWO_BY_TWO)
 
 
 @pytest.mark.parametrize(("text", "rate"), [("1gbit", 1e9), ("2.5gbit", 2.5e9), ("100mbit", 1e8), ("2000kbit", 2e6)])
@@ -145,7 +148,7 @@ def test_missing_programs_are_named_with_their_package(monkeypatch):
     assert "`tc` is missing; install the package iproute2" in problems
     assert "no mpirun found" in problems
     with pytest.raises(LabUnavailable, match="iproute2"):
-        lab.run(["true"])
+        lab.run(["true"], **TWO_BY_TWO)
 
 
 @pytest.mark.parametrize(("user", "cure"), [(0, "--privileged"), (1000, "kernel.unprivileged_userns_clone=1")])
