@@ -173,7 +173,7 @@ class LeaderGather:
             raise RankTimeoutError(text.tobytes().decode(errors="replace"))
 
     def _wait(self, why: int) -> None:
-        """Wait with the timeout of the waiter. A rank that waits for a waiting rank has a longer one: the other one reports first."""
+        """Wait with timeout. A rank that waits for a waiting rank has a longer one: the other one reports first."""
         frame, transport, window = self._frame, self._transport, self._window
         if why == node_leaders.FAILED:
             transport.raise_failed(frame[node_leaders.ERROR])

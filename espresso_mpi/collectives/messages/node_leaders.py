@@ -37,9 +37,9 @@ number of ranks on the nodes before each one, and of the ranks in that order; of
 their bytes; of the rounds; and of ``Messages.calls``."""
 
 PART, ROUND, HELD, IN_FLIGHT, ERROR, NEAR, FAR, TEXT, TOTAL, EQUAL = range(MPI + 1, MPI + 11)
-"""The state: the part, and in it the round; the blocks that are here; messages in flight; MPI's error; bytes sent inside
-the node and between nodes; the address of a text that stands for the blocks because the leader missed a rank, or whether
-there is one; the bytes of all blocks, or of that text; and whether all headers are equal."""
+"""The state: the part, and in it the round; the blocks that are here; messages in flight; MPI's error; bytes sent
+inside the node and between nodes; the address of a text that stands for the blocks because the leader missed a rank, or
+whether there is one; the bytes of all blocks, or of that text; and whether all headers are equal."""
 
 LOGGED = EQUAL + 1
 FRAME = LOGGED + LOG
@@ -232,12 +232,10 @@ def _like_mine(frame, place, size):  # type: ignore[no-untyped-def]
     if size != frame[SIZE]:
         return False
     mine, other = carray(_bytes_at(frame[MINE]), (frame[HEADER],)), carray(_bytes_at(place), (frame[HEADER],))
-    if (mine[0] ^ other[0]) & ~frame[IGNORED]:
-        return False
+    differ = (mine[0] ^ other[0]) & ~frame[IGNORED]
     for i in range(1, frame[HEADER]):
-        if mine[i] != other[i]:
-            return False
-    return True
+        differ |= mine[i] ^ other[i]
+    return differ == 0
 
 
 @host.inline
@@ -245,8 +243,9 @@ def _find_all(frame):  # type: ignore[no-untyped-def]
     """Note where the data of each rank are, and compare headers."""
     nodes, at = frame[NODES], 0
     firsts = carray(_numbers_at(frame[FIRSTS]), (nodes + 1,))
-    order, where = carray(_numbers_at(frame[ORDER]), (firsts[nodes],)), carray(
-        _numbers_at(frame[WHERE]), (firsts[nodes], 2)
+    order, where = (
+        carray(_numbers_at(frame[ORDER]), (firsts[nodes],)),
+        carray(_numbers_at(frame[WHERE]), (firsts[nodes], 2)),
     )
     frame[EQUAL] = frame[HEADER] > 0
     for held in range(nodes):

@@ -14,7 +14,7 @@ from ..data.reduction import arithmetic
 from .agreed import Agreed
 from .agreed_copies import ANSWERED, ENDED, MARKS
 from .headers import note
-from .leader_gather import LeaderGather, gather_for
+from .leader_gather import gather_for
 from .shared_memory import LOG, copy, sum_rows
 from .transport import Transport
 
