@@ -18,8 +18,8 @@ import numpy as np
 from ..arrays import device
 from ..collectives.data import reduction
 from ..collectives.data.layout import Topology
+from ..collectives.messages.agreed_nodes import ALIGN, Stages, mean_of_rows
 from ..collectives.messages.agreement import gather_small
-from ..collectives.messages.node_sums import ALIGN, Stages, mean_of_rows
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..state.store import StateStore

@@ -59,7 +59,7 @@ class Piggybacking:
             return (
                 None
                 if known is None or call.exchange.moves is None
-                else DensePiggyback(self._transport, known, call.exchange.moves)
+                else DensePiggyback(self._transport, known, self._dense.data_of(call.exchange.moves))
             )
         assert call.batch is not None
         bucket = self._piggybacks.bucket_of(call.number)
@@ -112,7 +112,7 @@ class Piggybacking:
         piggyback.record(0)
         self.tally["saturated"] += piggyback.agreed.saturated
         call.error = piggyback.problem(call.title)
-        if call.exchange.rest:
+        if call.exchange.rest or not self._dense.moves_data:
             for _ in call.exchange.progress(self._transport):
                 pass
 

@@ -110,7 +110,7 @@ class Rounds:
             if prepared is None:
                 return None
             self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
-            if moves.begin(prepared.agreed, header, OWN_STATE):
+            if moves.begin(prepared.agreed, header, OWN_STATE) and moves.rest is None:
                 del self.unfinished[id(placeholder)]
                 self._end_repeated(number, prepared)
                 return placeholder
@@ -132,6 +132,9 @@ class Rounds:
     ) -> None:  # fmt: skip
         """Wait for the other ranks in a call that has begun; ``ended``: receives the call itself if a rank deviates."""
         result = self._timed([placeholder], lambda: self._negotiation.show(placeholder, piggyback))
+        if piggyback.met:
+            for _ in piggyback.rest(self._transport):
+                pass
         del self.unfinished[id(placeholder)]
         if piggyback.met:
             self._end_repeated(number, piggyback.prepared)

@@ -15,7 +15,7 @@ Agreement:
 
 - ``agreement``: small exchanges among all ranks.
 - ``leader_gather``, ``node_leaders``, ``dissemination``: the same between nodes, in one compiled call.
-- ``node_sums``: sums of short arrays over nodes, whose data travel with the header.
+- ``agreed_nodes``: calls over several nodes that begin with the exchange of headers.
 - ``headers``, ``agreed``, ``agreed_copies``, ``agreed_sums``: collectives that begin with the exchange of headers.
 - ``clocks``: offsets of the clocks of nodes.
 

@@ -202,7 +202,9 @@ def _show_all(frame, window, flags, epoch, uses, pace, log):  # type: ignore[no-
             move(slot, source + first, min(SLOT, frame[TOTAL] - first))
         store(flags, me * STEP, epoch + chunk + 1)
         log[STAGE] = chunk + 1
-    return True
+    # The half of the chunk before the last one may be written again once all have read it. Nothing to read was in the
+    # half before the first one.
+    return log[STAGE] == 1 or await_all(flags, window[COUNT], epoch + log[STAGE], pace, log)
 
 
 @host.inline

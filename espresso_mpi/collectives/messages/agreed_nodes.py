@@ -1,4 +1,7 @@
-"""Sums of short arrays over several nodes, of which every rank gets the data of all and computes the sum itself."""
+"""Calls over several nodes that begin with the exchange of headers, in one compiled call, prepared once.
+
+Short arrays to be summed travel with the header: every rank gets the data of all, and computes the sum itself.
+"""
 
 from __future__ import annotations
 
@@ -86,33 +89,76 @@ def _finish(x, memory, places, start, ranks, firsts, stack, means, inner, outer,
     return cut
 
 
-class NodeSums:
-    """A sum that is made again and again: its data travel with the header, see ``leader_gather``.
+class NodeAgreement:
+    """The exchange of headers; see ``AgreedCall``.
 
     Args:
         room: from the bytes of a header, the most bytes of a message; the same on all ranks.
-        size, dtype: of the arrays.
-        start: bytes in front of the data.
 
     Attributes:
         marks, place, saturated: as of ``AgreedCall``.
     """
 
+    def __init__(self, transport: Transport, room: Callable[[int], int]) -> None:
+        self._transport, self._room, self._gather = transport, room, _NONE
+        self.marks = np.zeros((MARKS, 2), np.int64)
+        self.place, self.saturated = device.address(self.marks), 0
+
+    def agree(self, header: np.ndarray, ignored: int) -> bool:
+        """Show a header; returns whether all are equal by now, else the call must be finished.
+
+        Args:
+            header: flat uint8; not to be changed while it is used.
+            ignored: bits of its first byte that may differ.
+        """
+        return self._show(header, header.size, ignored)
+
+    def finish(self) -> Agreed:
+        """See ``AgreedCall``."""
+        gather = self._gather
+        gather.finish()
+        return self._met() if gather.equal else Agreed(0.0, gather.messages)
+
+    def done(self) -> Agreed:
+        """See ``AgreedCall``."""
+        return Agreed(int(self.marks[ANSWERED, 0]) * 1e-9, saturated=self.saturated)
+
+    def _show(self, message: np.ndarray, header: int, ignored: int) -> bool:
+        """As ``agree``, of a message that a header of so many bytes begins."""
+        gather = self._gather = gather_for(self._transport, self._room(header))
+        if not gather.begin(message, header, ignored, self.place) or not gather.equal:
+            return False
+        self._met()
+        return True
+
+    def _met(self) -> Agreed:
+        """All headers are equal."""
+        return self.done()
+
+
+class NodeSums(NodeAgreement):
+    """A sum that is made again and again.
+
+    Args:
+        transport, room: as of ``NodeAgreement``.
+        size, dtype: of the arrays; kind: the type of their elements in memory.
+        start: bytes in front of the data.
+    """
+
     def __init__(
-        self, transport: Transport, room: Callable[[int], int], stages: Stages, size: int, dtype: str, start: int,
-        kind: np.dtype[Any],
+        self, transport: Transport, room: Callable[[int], int], stages: Stages, size: int, dtype: str,
+        kind: np.dtype[Any], start: int,
     ) -> None:  # fmt: skip
-        self._transport, self._room, self.start = transport, room, start
+        super().__init__(transport, room)
+        self.start = start
         self._message = np.zeros(start + size * kind.itemsize, np.uint8)
         self._bytes, self._header = self._message[start:], np.empty(0, np.uint8)
         groups = len(stages.groups)
         self._ranks, self._firsts = stages.arrays()
         self._stack = np.empty(size * self._ranks.size, kind)
         self._means = np.empty(size * groups if groups > 1 else 0, kind)
-        self._how = tuple(arithmetic(divisor, dtype) for divisor in stages.divisors)
-        self._log, self._gather, self._x = np.zeros(LOG, np.int64), _NONE, self._stack[:0]
-        self.marks = np.zeros((MARKS, 2), np.int64)
-        self.place, self.saturated = device.address(self.marks), 0
+        self._how = [arithmetic(divisor, dtype) for divisor in stages.divisors]
+        self._log, self._x = np.zeros(LOG, np.int64), self._stack[:0]
 
     @property
     def sent(self) -> tuple[int, int]:
@@ -125,32 +171,17 @@ class NodeSums:
             self._message[: self.start] = 0
             self._message[: header.size] = self._header = header
         self._bytes[:] = x.view(np.uint8)
-        self._x, self._gather = x, gather_for(self._transport, self._room(header.size))
-        if not self._gather.begin(self._message, header.size, ignored, self.place) or not self._gather.equal:
-            return False
-        self._sum()
-        return True
+        self._x = x
+        return self._show(self._message, header.size, ignored)
 
-    def finish(self) -> Agreed:
-        """See ``AgreedCall``."""
-        gather = self._gather
-        gather.finish()
-        if not gather.equal:
-            return Agreed(0.0, gather.messages)
-        self._sum()
-        return self.done()
-
-    def done(self) -> Agreed:
-        """See ``AgreedCall``."""
-        return Agreed(int(self.marks[ANSWERED, 0]) * 1e-9, saturated=self.saturated)
-
-    def _sum(self) -> None:
+    def _met(self) -> Agreed:
         x, gather = self._x, self._gather
         memory = gather.memory.view(x.dtype)
         cut = _finish(x, memory, gather.places, self.start, self._ranks, self._firsts, self._stack, self._means,
                       *self._how, self.marks, self._log)  # fmt: skip
         self.saturated = cut if self._transport.rank == 0 else 0  # all have seen the same ones
         self._x = self._stack[:0]
+        return self.done()
 
 
 _NONE: Any = None
