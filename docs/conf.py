@@ -36,7 +36,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 nitpick_ignore_regex = [
     ("py:.*", r"collections\.abc\..*"),
-    ("py:class", r"espresso_mpi\..*\.(Schedule|Workspace)"),  # internal: types of attributes
+    ("py:class", r"(espresso_mpi\..*\.)?(Schedule|Workspace|\w+Settings)"),  # internal: types of attributes
 ]
 
 # --- errors: docstrings name them without their module ---

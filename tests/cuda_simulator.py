@@ -13,8 +13,9 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
+from typing import Any
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
@@ -25,7 +26,7 @@ from numba.core.sigutils import normalize_signature
 from numba.cuda import libdevice
 from numba.cuda.simulator import api, kernelapi
 from numba.cuda.simulator import kernel as simulated
-from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray, FakeWithinKernelCUDAArray
 from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
 from numba.np.numpy_support import from_dtype
 
@@ -44,6 +45,8 @@ def install() -> None:
     libdevice.int_as_float = lambda x: np.int32(x).view(np.float32)
     cuda.event = _Event
     simulated.swapped_cuda_module = _swapped
+    simulated.FakeWithinKernelCUDAArray = _Array
+    simulated.FakeCUDAKernel.__call__ = _direct(simulated.FakeCUDAKernel.__call__)
     simulated.BlockManager = _Block
     kernelapi.threading = SimpleNamespace(current_thread=getcurrent)
     gpu.Kernel.__call__ = _checked(gpu.Kernel.__call__)
@@ -77,26 +80,52 @@ def _swapped(function, module):  # type: ignore[no-untyped-def]
     """Give a kernel and the device functions that it calls the simulated ``cuda``, for the whole launch.
 
     The simulator's own version swaps it around each call of a device function, under the feet of the other threads.
-    Such calls come here too, a hundred thousand times in a test; the launch has done the work, so they cost nothing.
     """
-    if _LAUNCHES and function.__globals__.get("cuda") is not cuda:
-        yield
-        return
-    ours = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("espresso_mpi.")]
-    places = [space for space in (function.__globals__, *ours) if space.get("cuda") is cuda]
+    places = [space for space in (function.__globals__, *_modules(len(sys.modules))) if space.get("cuda") is cuda]
     for space in places:
         space["cuda"] = module
-    _LAUNCHES.append(function)
     try:
         yield
     finally:
-        _LAUNCHES.pop()
         for space in places:
             space["cuda"] = cuda
 
 
-_LAUNCHES: list[object] = []
-"""The kernels that are running."""
+@lru_cache(1)
+def _modules(imported: int) -> list[dict[str, Any]]:
+    """The names of the modules of the package that have ``cuda``.
+
+    Args:
+        imported: number of modules so far: when there are more, they are looked up again.
+    """
+    ours = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("espresso_mpi.")]
+    return [space for space in ours if space.get("cuda") is cuda]
+
+
+def _direct(call):  # type: ignore[no-untyped-def]
+    """Within a launch, which has done the simulator's work: it takes longer than most device functions do."""
+
+    def called(kernel, *args):  # type: ignore[no-untyped-def]
+        if kernel._device and kernel.fn.__globals__.get("cuda") is not cuda:
+            return kernel.fn(*args)
+        return call(kernel, *args)
+
+    return called
+
+
+class _Array(FakeWithinKernelCUDAArray):
+    """An array as a kernel sees it. The simulator's own lists numpy's attributes for each ``size``."""
+
+    size = property(lambda array: array._item._ary.size)
+    shape = property(lambda array: array._item._ary.shape)
+    dtype = property(lambda array: array._item._ary.dtype)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        found = self._item._ary[index]
+        return _Array(FakeCUDAArray(found)) if isinstance(found, np.ndarray) else found
+
+    def __setitem__(self, index, value) -> None:  # type: ignore[no-untyped-def]
+        self._item._ary[index] = value
 
 
 # --- the scheduler ----------------------------------------------------------------------------------------------------

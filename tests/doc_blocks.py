@@ -16,12 +16,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from markdown_it import MarkdownIt
 
 import espresso_mpi
+from espresso_mpi.collectives.ops.base import CollectiveOp
+from espresso_mpi.tracing.recording import TensorStats
 
 ROOT = Path(__file__).parents[1]
 PAGES = tuple(
@@ -36,14 +41,18 @@ LANGUAGES = ("python", "console", "text", "toml", "json")
 
 def _documented() -> Iterator[tuple[str, Any]]:
     """The names that a user calls: the public callables of the modules, and what a session has."""
-    for module in (espresso_mpi, espresso_mpi.compressors, espresso_mpi.planner, espresso_mpi.optim):
+    folders = [name for name in ("torch", "jax") if find_spec(name) and (name == "torch" or find_spec("optax"))]
+    modules = [import_module(f"espresso_mpi.{name}") for name in ("types", *folders)]
+    for module in (espresso_mpi, espresso_mpi.compressors, espresso_mpi.planner, espresso_mpi.optim, *modules):
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         prefix = module.__name__.partition(".")[2]
         for name in getattr(module, "__all__", own):
             value = getattr(module, name)
             error = isinstance(value, type) and issubclass(value, BaseException)
-            if callable(value) and not error and not name.startswith("_"):
+            documented = isinstance(value, (type, FunctionType)) and not error
+            if documented and not name.startswith("_"):
                 yield f"{prefix}.{name}".lstrip("."), value
+    yield from (("CollectiveOp", CollectiveOp), ("TensorStats", TensorStats))
     for kind in espresso_mpi.Session.__mro__[:-1]:
         for name, value in vars(kind).items():
             if not name.startswith("_") and (callable(value) or isinstance(value, property)):

@@ -371,7 +371,7 @@ _QUICK = settings(
     derandomize=True,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
-    max_examples=30,
+    max_examples=15,
 )
 
 

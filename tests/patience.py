@@ -1,8 +1,9 @@
-"""A barrier for ranks that wait while others do something long, or wait for each other."""
+"""Waiting for other ranks, threads and processes, which take as long as the node lets them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -11,3 +12,14 @@ def patient_barrier(comm: Any) -> None:
     arrived = comm.Ibarrier()
     while not arrived.Test():
         time.sleep(0.005)
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0, every: float = 0.002) -> bool:
+    """Whether ``done()`` becomes true; as soon as it does, and after ``seconds`` at the latest.
+
+    ``every``: seconds between two calls of ``done``, for one that costs more.
+    """
+    limit = time.monotonic() + seconds
+    while not done() and time.monotonic() < limit:
+        time.sleep(every)
+    return done()

@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 _OUTCOMES = MPI.COMM_WORLD.Dup()
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 @pytest.hookimpl(hookwrapper=True)

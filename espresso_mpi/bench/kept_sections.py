@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from .wrapping import items
+
 LOSSES = "## Where compression loses"
 
 
@@ -35,15 +37,11 @@ def _sections(text: str) -> dict[str, str]:
 
 
 def _joined_losses(former: str, new: str) -> str:
-    fresh = _lines(new)
+    fresh = items(new)
     runs = {_run(line) for line in fresh}
-    kept = [line for line in _lines(former) if _run(line) not in runs]
+    kept = [line for line in items(former) if _run(line) not in runs]
     text = new.partition("\n- ")[0].rstrip("\n")
     return f"{text}\n\n" + "\n".join([*fresh, *kept]) + "\n\n"
-
-
-def _lines(section: str) -> list[str]:
-    return [line for line in section.splitlines() if line.startswith("- ")]
 
 
 def _run(line: str) -> str:

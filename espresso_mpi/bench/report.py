@@ -20,6 +20,7 @@ from .harness.columns import size_text
 from .harness.rows import R, completed
 from .planner import rows as planner_rows
 from .planner import tables as planner_tables
+from .wrapping import wrapped
 
 Result = Mapping[str, Any]
 
@@ -176,7 +177,9 @@ def main(*, results: Sequence[Path], output: Path, picture: Path | None = None, 
     loaded = _merged([_load(path) for path in results])
     sections = [_made_of(result, partial(_section, result, picture)) for result in loaded]
     text = _HEAD + _losses(loaded) + _SYNC + "".join(sections)
-    output.write_text(kept_sections.joined(output.read_text(), text) if keep and output.exists() else text)
+    if keep and output.exists():
+        text = kept_sections.joined(output.read_text(), text)
+    output.write_text(wrapped(text))
     print(f"wrote {output}")
 
 

@@ -64,27 +64,20 @@ class DeMo(SynchronisedOptimizer):
 
         mᵢ ← β mᵢ + gᵢ;  qᵢ = C(mᵢ);  mᵢ ← mᵢ - qᵢ;  q = mean of qᵢ;  x ← (1 - η λ) x - η sign(q)
 
-    This is error feedback that decays, so the momenta are the residuals of the session and take no other memory: the
-    session's compressor is C and its decay β. The paper's equations are those of routes that compress once
-    (``route="flat-allgather"``); with nodes, what is extracted is a node's. Routes that compress the mean again keep a
-    residual of that, too. Tensors below the session's ``min_bytes``, and all on one rank, have q = g. The paper's
-    squares of 64 × 64 in two dimensions are here pieces of the flat tensor. Its code averages a coefficient over the
-    ranks that have sent it; here the mean is over all ranks.
+    This is error feedback with a decay. The momenta are the residuals of the session and take no other memory: C is the
+    compressor of the session, and β the decay of its feedback.
 
-    All ranks must start from the same parameters. They stay equal to the bit.
+    - The equations hold for routes that compress once (``route="flat-allgather"``). With several ranks per node, the
+      momenta belong to nodes. Routes that compress the mean again keep a residual of it, too.
+    - Tensors below the session's ``min_bytes`` have q = g, and so have all tensors on one rank.
+    - The paper transforms squares of 64 × 64 in two dimensions. Here, chunks of the flat tensor are transformed.
+    - The paper's code averages a coefficient over the ranks that have sent it. Here, the mean is over all ranks.
 
     Args:
-        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place, as for ``Clan``.
-        session: with ``compressor="dct_topk:…"`` and ``feedback="plain:decay=0.999"``, the paper's β. It needs
-            ``nonfinite="raise"``, the default.
-        lr: η. An attribute, to be set between steps.
-        weight_decay: λ, decoupled from the gradient.
-        sign: step along the sign of q, as the paper's experiments do; else along q.
-
-    Raises:
-        ConfigError: a number is out of its range, or the session has no plain error feedback, or would skip values that
-            are not finite.
-        GradientError: a parameter cannot be updated; the text names it.
+        params, lr, weight_decay: see ``rules.SynchronisedOptimizer``.
+        session: a session with ``compressor="dct_topk:…"`` and ``feedback="plain:decay=0.999"``, the β of the paper.
+            Any other kind of feedback is a ConfigError.
+        sign: step along the sign of q, as in the experiments of the paper. Otherwise step along q.
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}

@@ -33,31 +33,32 @@ class _Under:
 class DiLoCo:
     """Averages the progress of local steps: an outer optimizer around the one of your training loop.
 
-    Each rank trains with its own optimizer and gradients that are not synchronised. After H steps, the ranks average by
-    how much the parameters x have moved away from the anchor a, which all ranks share, and take one step of SGD with
-    momentum along it::
+    Each rank trains with its own optimizer and with gradients that are not synchronised. All ranks share an anchor a.
+    After H steps, the ranks average how far their parameters x have moved from the anchor. They take one step of SGD
+    with momentum along this mean::
 
         d = mean of C(a - xᵢ + residualᵢ);  u ← μ u + d;  a ← a - η (d + μ u);  x ← a
 
     The messages are 1/H of those of a synchronisation in every step, and the session's compressor makes them smaller.
     With ``fragments``, parts of the model are averaged in turn, so that less is sent at a time (streaming DiLoCo). With
-    ``delay``, training goes on for so many steps while a part is on its way; then x ← α x + (1 - α) a.
+    ``delay``, training continues for this number of steps while a part is in flight; then x ← α x + (1 - α) a.
 
-    All ranks must start from the same parameters. Between two averages they differ; ``average`` makes them equal, for
-    validation and at the end.
+    All ranks must start from the same parameters. The parameters differ between two averages. ``average`` makes them
+    equal, for validation and at the end.
 
     Args:
-        params: float32 or float64 arrays in nested lists, tuples and dicts, as for ``Clan``. Only those that are
-            trained: with torch ``{n: p for n, p in model.named_parameters() if p.requires_grad}``.
+        params: float32 or float64 arrays in nested lists, tuples and dicts, as for ``Clan``. Pass only parameters that
+            are trained, such as ``{n: p for n, p in model.named_parameters() if p.requires_grad}`` with torch.
         session: synchronises the progress; ``compressor="int4"`` is usual. It needs ``nonfinite="raise"``.
         every: H, the number of local steps; 30 to 500 is usual.
-        lr: η, the outer learning rate. An attribute.
+        lr: η, the outer learning rate. It is an attribute, and can be set between steps.
         momentum: μ. The default is the best of a sweep of short runs (docs/optimizers.md); the paper has 0.9, for
             longer runs.
-        nesterov: the step of Nesterov's momentum, as above; else u itself.
+        nesterov: whether the step is that of Nesterov's momentum, as above. Otherwise it is u.
         fragments: number of parts of about equal size.
         delay: number of local steps while a part is on its way; less than H/fragments.
-        mix: α, the share of a rank's own parameters that remains; default: 0.5 with a delay (the paper's), else 0.
+        mix: α, the share of a rank's own parameters that remains. The default is 0.5 with a delay, as in the paper, and
+            0 without one.
 
     Raises:
         ConfigError: a number is out of its range, or the session would skip values that are not finite.

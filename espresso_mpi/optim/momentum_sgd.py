@@ -66,28 +66,20 @@ class MomentumRule(Rule[Counters]):
 class MomentumSGD(SynchronisedOptimizer):
     """SGD with momentum whose messages are the momenta, with error feedback (1-bit Adam without its denominator).
 
-    A compressed gradient that comes late goes on in the momentum of the optimizer for 1/(1 - μ) steps. Here the ranks
-    send the momenta themselves by the session. Its residuals correct the momentum in the next step, on both ways of a
-    route with two passes (Tang et al., ICML 2021; Zheng et al., NeurIPS 2019)::
+    If gradients are compressed, a part that arrives late stays in the momentum for 1/(1 - μ) steps. Here the ranks send
+    the momenta instead. The residuals of the session correct the momentum in the next step, on both passes of a route
+    (Tang et al., ICML 2021; Zheng et al., NeurIPS 2019)::
 
         mᵢ = μ m + gᵢ + λ x;  m ← mean of C(mᵢ + residualᵢ);  x ← x - η m
 
-    Without compression this is ``torch.optim.SGD`` on the mean of the gradients. All ranks must start from the same
-    parameters. They stay equal to the bit.
+    Without compression, this is ``torch.optim.SGD`` on the mean of the gradients.
 
     Args:
-        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place, as for ``Clan``.
-        session: its compressor, feedback and route are those of the momenta; tensors below its ``min_bytes`` are sent
-            uncompressed. It needs ``nonfinite="raise"``, the default.
-        lr: η. An attribute, to be set between steps.
+        params, session, lr: see ``rules.SynchronisedOptimizer``.
         momentum: μ.
         weight_decay: λ, an L2 penalty as in torch's SGD.
-        nesterov: step along μ m + the mean gradient, which is the new m less μ times the old one.
+        nesterov: step along μ m plus the mean gradient. The mean gradient is the new m minus μ times the old one.
         warmup: number of first steps that synchronise uncompressed gradients.
-
-    Raises:
-        ConfigError: a number is out of its range, or the session would skip values that are not finite.
-        GradientError: a parameter cannot be updated; the text names it.
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}

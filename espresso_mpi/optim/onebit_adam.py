@@ -118,31 +118,19 @@ class OnebitRule(Rule[Counters]):
 class OnebitAdam(SynchronisedOptimizer):
     """AdamW whose messages are momenta in few bits (Tang et al., ICML 2021, algorithm 1, with decoupled weight decay).
 
-    Adam divides by the root of the second moment of the gradients that it is given. Gradients in one bit have nearly
-    the same magnitude everywhere, so this adaptivity is lost with them. 1-bit Adam is AdamW on uncompressed gradients
-    first. Then v stays as it is, and the ranks synchronise their momenta by the session, with error feedback::
+    Adam divides by the root of the second moment of its gradients. Gradients in one bit have nearly the same magnitude
+    everywhere, so this adaptivity is lost with them. 1-bit Adam begins as AdamW on uncompressed gradients. After this
+    warm-up, v is constant, and the ranks synchronise their momenta by the session, with error feedback::
 
         mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  x ← x - η (m̂/(√v̂ + ε) + λ x)
 
-    All ranks must start from the same parameters. They stay equal to the bit.
-
     Args:
-        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place, as for ``Clan``.
-        session: its compressor, feedback and route are those of the momenta; tensors below its ``min_bytes`` are sent
-            uncompressed. It needs ``nonfinite="raise"``, the default.
-        lr: η. An attribute, to be set between steps.
-        betas: β₁ and β₂.
-        eps: ε.
-        weight_decay: λ, decoupled.
-        warmup: number of first steps that are AdamW's. ``"auto"``: until the norm of v is at most 4 % larger than
-            1/(1 - β₂) steps before, which takes 1000 steps at least for β₂ = 0.999. A tenth to a fifth of the steps is
-            usual; the learning rate should have reached its peak.
+        params, session, lr, betas, eps, weight_decay: see ``rules.SynchronisedOptimizer``.
+        warmup: number of first steps in which this is AdamW. A tenth to a fifth of the steps is usual. The learning
+            rate should have reached its peak by then. With ``"auto"``, the warm-up ends when the norm of v is at most
+            4 % larger than it was 1/(1 - β₂) steps before. For β₂ = 0.999, this takes at least 1000 steps.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"int8"`` sends a
             quarter of the bytes, and trains like uncompressed gradients under AdamW (docs/compressors.md).
-
-    Raises:
-        ConfigError: a number is out of its range, or the session would skip values that are not finite.
-        GradientError: a parameter cannot be updated; the text names it.
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}

@@ -134,33 +134,23 @@ class OnebitLamb(SynchronisedOptimizer):
     """LAMB whose messages are momenta in few bits (Li et al., arXiv 2104.06069), for large batches.
 
     LAMB scales the direction u of Adam for each parameter, so that the step is as long as the parameter. As in
-    ``OnebitAdam``, v stays as it is after a warm-up, and the ranks synchronise momenta. The coefficient c that scales
-    is then the mean of those of the warm-up, times a factor r. It corrects that v is no longer up to date, by a fresh
-    variance v' of the gradients that can be computed from the momenta::
+    ``OnebitAdam``, v is constant after a warm-up, and the ranks synchronise momenta. The coefficient c is then the mean
+    of the coefficients of the warm-up, times a factor r. The factor corrects for v, which is no longer updated. It uses
+    a new variance v' of the gradients, which follow from the momenta::
 
         u = m̂/(√v̂ + ε) + λ x
         warm-up:  c = ‖x‖/‖u‖, within ``coefficients``;  x ← x - η c u;  c̄ ← β₃ c̄ + (1 - β₃) c
         after it: mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  v' as v from g = (m - β₁ m_before)/(1 - β₁)
                   r = max (√v̂ + ε)/(√v̂' + ε), within 0.5 … 4 and 10 % of the r before;  x ← x - η r c̄ u
 
-    All averages have their bias towards zero undone. All ranks must start from the same parameters. They stay equal to
-    the bit; on GPUs, if these are alike.
+    The bias of all averages towards zero is corrected. On GPUs, the parameters of the ranks stay equal to the bit only
+    if the GPUs are of one kind.
 
     Args:
-        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place, as for ``Clan``.
-        session: its compressor, feedback and route are those of the momenta; tensors below its ``min_bytes`` are sent
-            uncompressed. It needs ``nonfinite="raise"``, the default.
-        lr: η. An attribute, to be set between steps.
-        betas: β₁ and β₂.
-        eps: ε.
-        weight_decay: λ, decoupled.
-        warmup: number of first steps that are LAMB's. The learning rate should have reached its peak.
+        params, session, lr, betas, eps, weight_decay: see ``rules.SynchronisedOptimizer``.
+        warmup: number of first steps in which this is LAMB. The learning rate should have reached its peak by then.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
-        coefficients: the least c and the largest.
-
-    Raises:
-        ConfigError: a number is out of its range, or the session would skip values that are not finite.
-        GradientError: a parameter cannot be updated; the text names it.
+        coefficients: the smallest and the largest c.
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}

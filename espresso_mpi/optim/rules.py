@@ -190,11 +190,27 @@ def put_momenta(slots: Sequence[Slot[AdamSettings]]) -> None:
 
 
 class SynchronisedOptimizer:
-    """An optimizer of plain arrays that synchronises by itself; one for each rule.
+    """The base class of the optimizers of plain arrays that synchronise by a session.
+
+    ``step`` takes the gradients of this rank. All ranks must start from the same parameters. They stay equal to the
+    bit, unless the class says otherwise. The classes share these arguments:
+
+    - ``params``: float32 or float64 arrays in nested lists, tuples and dicts. They are updated in place, as for
+      ``Clan``.
+    - ``session``: its compressor, feedback and route are those of the messages. Tensors below its ``min_bytes`` are
+      sent uncompressed. It needs ``nonfinite="raise"``, the default.
+    - ``lr``: η. It is an attribute, and can be set between steps.
+    - ``betas``: β₁ and β₂, for the variants of Adam.
+    - ``eps``: ε.
+    - ``weight_decay``: λ, decoupled from the gradient.
+
+    They raise a ConfigError for a number that is out of its range and for a session that would skip values that are not
+    finite, and a GradientError for a parameter that cannot be updated.
 
     Args:
-        params: arrays in nested lists, tuples and dicts.
-        settings: hyperparameters of all parameters: a frozen dataclass with ``lr``.
+        params: as above.
+        rule: updates the parameters.
+        settings: the hyperparameters of all parameters, a frozen dataclass with ``lr``.
     """
 
     def __init__(self, params: Any, rule: Rule[Any], settings: Any) -> None:

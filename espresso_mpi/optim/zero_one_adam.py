@@ -255,29 +255,19 @@ class ZeroOneAdam(SynchronisedOptimizer):
     in the authors' program (DeepSpeed): a step that updates v takes the momentum from the mean gradient, too; and the
     residuals are those of momenta, so they do not depend on the learning rate.
 
-    All ranks must start from the same parameters. They are equal to the bit after each synchronisation, and differ
-    between local steps; ``average`` makes them equal, for validation and at the end. A gradient that is not finite in a
-    local step leaves this rank's parameters as they are; the next synchronisation raises the error on all ranks.
+    The parameters of the ranks are equal to the bit after each synchronisation, and differ between local steps.
+    ``average`` makes them equal, for validation and at the end. If a gradient is not finite in a local step, the rank
+    does not change its parameters, and the next synchronisation raises the error on all ranks.
 
     Args:
-        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place, as for ``Clan``.
-        session: its compressor, feedback and route are those of the momenta; tensors below its ``min_bytes`` are sent
-            uncompressed. It needs ``nonfinite="raise"``, the default.
-        lr: η. An attribute, to be set between steps.
-        betas: β₁ and β₂.
-        eps: ε.
-        weight_decay: λ, decoupled.
-        warmup: number of first steps in which all steps synchronise and v is updated; v stays as it is afterwards. The
-            learning rate should have reached its peak.
+        params, session, lr, betas, eps, weight_decay: see ``rules.SynchronisedOptimizer``.
+        warmup: number of first steps, all of which synchronise. v is updated in the warm-up only. The learning rate
+            should have reached its peak by then.
         kappa: κ.
-        double_every: number of steps after the warm-up after which the interval doubles, again and again; the paper
-            takes the steps in which the learning rate halves. None: all steps synchronise.
+        double_every: number of steps after which the interval doubles, counted from the end of the warm-up. The paper
+            takes the number in which the learning rate halves. With None, all steps synchronise.
         longest: the longest interval.
         warmup_compressor: spec of the compressor of the gradients that update v, with error feedback.
-
-    Raises:
-        ConfigError: a number is out of its range, or the session would skip values that are not finite.
-        GradientError: a parameter cannot be updated; the text names it.
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}

@@ -14,17 +14,9 @@ from .synchronised import SynchronisedOptimizer
 class DeMo(SynchronisedOptimizer):
     """``espresso_mpi.optim.DeMo`` with the interface of torch's optimizers.
 
-    It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
-    of this rank; clip them before ``step``.
-
     Args:
-        params: parameters, named parameters or groups, as for every optimizer of torch.
-        session, lr, weight_decay, sign: as for ``espresso_mpi.optim.DeMo``.
-
-    Raises:
-        ConfigError: a number is out of its range, or the session has no plain error feedback, or would skip values that
-            are not finite.
-        GradientError: a parameter is not of float32 or float64.
+        params: see ``synchronised.SynchronisedOptimizer``.
+        session, lr, weight_decay, sign: see ``espresso_mpi.optim.DeMo``.
 
     Example:
         >>> import torch

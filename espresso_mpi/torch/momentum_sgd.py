@@ -14,16 +14,9 @@ from .synchronised import SynchronisedOptimizer
 class MomentumSGD(SynchronisedOptimizer):
     """``espresso_mpi.optim.MomentumSGD`` with the interface of ``torch.optim.SGD``.
 
-    It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
-    of this rank; clip them before ``step``.
-
     Args:
-        params: parameters, named parameters or groups, as for every optimizer of torch.
-        session, lr, momentum, weight_decay, nesterov, warmup: as for ``espresso_mpi.optim.MomentumSGD``.
-
-    Raises:
-        ConfigError: a number is out of its range, or the session would skip values that are not finite.
-        GradientError: a parameter is not of float32 or float64.
+        params: see ``synchronised.SynchronisedOptimizer``.
+        session, lr, momentum, weight_decay, nesterov, warmup: see ``espresso_mpi.optim.MomentumSGD``.
 
     Example:
         >>> import torch

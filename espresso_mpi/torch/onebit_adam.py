@@ -13,16 +13,9 @@ from .synchronised import SynchronisedOptimizer
 class OnebitAdam(SynchronisedOptimizer):
     """``espresso_mpi.optim.OnebitAdam`` with the interface of ``torch.optim.AdamW``.
 
-    It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
-    of this rank; clip them before ``step``. Learning rate schedulers and parameter groups work as with AdamW.
-
     Args:
-        params: parameters, named parameters or groups, as for every optimizer of torch.
-        session, lr, betas, eps, weight_decay, warmup, warmup_compressor: as for ``espresso_mpi.optim.OnebitAdam``.
-
-    Raises:
-        ConfigError: a number is out of its range, or the session would skip values that are not finite.
-        GradientError: a parameter is not of float32 or float64.
+        params: see ``synchronised.SynchronisedOptimizer``.
+        session, lr, betas, eps, weight_decay, warmup, warmup_compressor: see ``espresso_mpi.optim.OnebitAdam``.
 
     Example:
         >>> import torch

@@ -13,17 +13,10 @@ from .synchronised import SynchronisedOptimizer
 class OnebitLamb(SynchronisedOptimizer):
     """``espresso_mpi.optim.OnebitLamb`` with the interface of torch's optimizers.
 
-    It synchronises by itself: use neither DDP nor ``GradientSync``, and no ``GradScaler``, with it. Gradients are those
-    of this rank; clip them before ``step``. Learning rate schedulers and parameter groups work as with AdamW.
-
     Args:
-        params: parameters, named parameters or groups, as for every optimizer of torch.
-        session, lr, betas, eps, weight_decay, warmup, warmup_compressor, coefficients: as for
+        params: see ``synchronised.SynchronisedOptimizer``.
+        session, lr, betas, eps, weight_decay, warmup, warmup_compressor, coefficients: see
             ``espresso_mpi.optim.OnebitLamb``.
-
-    Raises:
-        ConfigError: a number is out of its range, or the session would skip values that are not finite.
-        GradientError: a parameter is not of float32 or float64.
 
     Example:
         >>> import torch

@@ -16,13 +16,15 @@ _LOG = logging.getLogger("espresso_mpi")
 
 
 def broadcast_module(module: torch.nn.Module, session: Session, root: int = 0) -> None:
-    """Give every rank the parameters and buffers of one. Collective.
+    """Copy the parameters and buffers of one rank to all ranks. Collective.
 
     Args:
-        module: the same on every rank but for values; session: over the ranks; root: the rank whose values are taken.
+        module: a module with the same names, shapes and types on every rank.
+        session: the session over the ranks.
+        root: the rank whose values are copied.
 
     Raises:
-        MismatchError: the ranks' modules differ in names, shapes or types; on every rank.
+        MismatchError: the modules differ in names, shapes or types. Every rank raises it.
 
     Example:
         >>> import torch
@@ -38,10 +40,10 @@ def broadcast_module(module: torch.nn.Module, session: Session, root: int = 0) -
 
 
 def check_replicas(module: torch.nn.Module, session: Session) -> None:
-    """Make sure that all ranks have the same parameters and buffers, bit for bit. Collective; reads all of them.
+    """Check that all ranks have the same parameters and buffers, bit for bit. Collective. It reads all of them.
 
     Raises:
-        MismatchError: they differ; names the first tensor, and the ranks; on every rank.
+        MismatchError: they differ. The error names the first tensor that differs. Every rank raises it.
 
     Example:
         >>> import torch
@@ -66,9 +68,18 @@ def check_replicas(module: torch.nn.Module, session: Session) -> None:
 
 
 def average_buffers(module: torch.nn.Module, session: Session) -> None:
-    """Average the module's buffers over the ranks, such as the running statistics of batch normalisation. Collective.
+    """Average the buffers of a module over the ranks, such as the running statistics of batch norms. Collective.
 
-    Of integer buffers (``num_batches_tracked``) every rank gets the maximum, of bool ones whether any rank has True.
+    Integer buffers such as ``num_batches_tracked`` become their maximum over the ranks. Bool buffers become True if
+    they are True on any rank.
+
+    Example:
+        >>> import torch
+        >>> norm = torch.nn.BatchNorm1d(3)
+        >>> with espresso_mpi.Session() as session:
+        ...     espresso_mpi.torch.average_buffers(norm, session)
+        >>> norm.running_var
+        tensor([1., 1., 1.])
     """
     with torch.no_grad():
         for name, buffer in module.named_buffers():

@@ -12,7 +12,7 @@ from ..session import Session
 
 
 class KeepsState:
-    """What has a session, and in it all that a state holds."""
+    """The base class of objects whose whole state is that of their session."""
 
     session: Session
 
@@ -22,24 +22,34 @@ class KeepsState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what ``state_dict`` returned on this rank. Collective."""
+        """Continue from what ``state_dict`` returned on this rank. Collective."""
         self.session.load_state_dict(from_tensors(state))
 
 
 def to_tensors(state: Any) -> Any:
-    """A state with tensors instead of numpy arrays.
+    """Replace the numpy arrays of a state by tensors.
 
     Args:
         state: what ``Session.state_dict`` returns: arrays in nested dicts, lists and tuples.
 
     Returns:
-        the same containers; each tensor is over the memory of its array.
+        The same containers. Each tensor shares the memory of its array.
+
+    Example:
+        >>> espresso_mpi.torch.to_tensors({"arrays": {"w": np.zeros(2, np.float32)}, "version": 4})
+        {'arrays': {'w': tensor([0., 0.])}, 'version': 4}
     """
     return _mapped(state, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
 
 
 def from_tensors(state: Any) -> Any:
-    """The inverse of ``to_tensors``: what ``Session.load_state_dict`` takes."""
+    """Replace the tensors of a state by numpy arrays, as ``Session.load_state_dict`` expects them.
+
+    Example:
+        >>> import torch
+        >>> espresso_mpi.torch.from_tensors({"w": torch.zeros(2)})["w"].dtype
+        dtype('float32')
+    """
     return _mapped(state, lambda value: value.cpu().numpy() if isinstance(value, torch.Tensor) else value)
 
 

@@ -19,15 +19,21 @@ _AS_IN_ADAM = {"m": "exp_avg", "v": "exp_avg_sq"}
 
 
 class SynchronisedOptimizer(torch.optim.Optimizer):
-    """The parameters of a torch optimizer, given to a rule.
+    """The base class of the optimizers of torch that synchronise by a session.
+
+    Gradients are those of this rank. Clip them before ``step``. Use neither DDP nor ``GradientSync`` with such an
+    optimizer, and no ``GradScaler``. Learning rate schedulers and parameter groups work as with every optimizer of
+    torch. A number that is out of its range and a session that would skip values that are not finite are a ConfigError.
+    A parameter that is neither float32 nor float64 is a GradientError.
 
     Args:
         params: parameters, named parameters or groups, as for every optimizer of torch.
-        rule: updates them; defaults: the hyperparameters of groups that have none of their own, by name.
+        rule: updates the parameters.
+        defaults: the hyperparameters of groups that have none of their own, by name.
 
     Attributes:
         rule_key: where a state dict holds the counters of the rule.
-        settings: checks the hyperparameters of a parameter group, which have the names of its attributes.
+        settings: checks the hyperparameters of a parameter group.
     """
 
     rule_key: ClassVar[str]

@@ -55,7 +55,13 @@ class Span:
 
 @dataclass(frozen=True)
 class StepStats:
-    """One step of one tensor on this rank: seconds by ``TENSOR_KINDS``, bytes sent by level (intra, inter)."""
+    """One step of one tensor on this rank.
+
+    Attributes:
+        step: its number.
+        seconds_by: seconds of ``encode``, ``wire``, ``decode`` and ``wait``.
+        bytes_by_level: bytes sent to other ranks inside the node (``intra``) and between nodes (``inter``).
+    """
 
     step: int
     seconds_by: Mapping[str, float]
@@ -67,12 +73,18 @@ class TensorStats:
     """The statistics of one tensor on this rank so far.
 
     Attributes:
-        steps: how often it was synchronised.
-        seconds_by: encode, wire, decode, wait; ``wait`` is a part of ``wire``. Tensors travel at the same time, so
-            the sum over tensors may exceed the time that passed.
-        bytes_by_level: bytes sent to other ranks inside the node ("intra") and between nodes ("inter").
-        last: the same for the latest step.
-        residual_norm: Euclidean norm of this rank's residual of the tensor; None if there is none.
+        steps: the number of its synchronisations.
+        seconds_by: seconds of ``encode``, ``wire``, ``decode`` and ``wait``; ``wait`` is a part of ``wire``. Tensors
+            travel at the same time, so the sum over tensors can exceed the time that passed.
+        bytes_by_level: bytes sent to other ranks inside the node (``intra``) and between nodes (``inter``).
+        last: the statistics of the latest step.
+        residual_norm: the Euclidean norm of the residual of the tensor on this rank; None if it has none.
+
+    Example:
+        >>> with espresso_mpi.Session(compressor="int8", min_bytes=0) as session:
+        ...     grads = session.sync({"w": np.ones(1000, np.float32)})
+        ...     session.stats().tensors["w"].steps
+        1
     """
 
     steps: int

@@ -24,7 +24,11 @@ Order = Literal["backprop", "fifo", "priority", "schedule"]
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one tensor is synchronised: a compressor or its spec (``none`` for dense), a route or its spec.
+    """How one tensor is synchronised.
+
+    Args:
+        compressor: a compressor or its spec; ``none`` for dense.
+        route: a route or its spec.
 
     Raises:
         ConfigError: the route encodes but the compressor is ``none``, or the other way round.
@@ -51,20 +55,31 @@ class Strategy:
 
 
 def buffer_name(group: Sequence[str]) -> str:
-    """What the tensors of a group are called together."""
+    """The name of a bucket of tensors.
+
+    Example:
+        >>> espresso_mpi.types.buffer_name(["w1"]), espresso_mpi.types.buffer_name(["w1", "b1", "w2"])
+        ('w1', 'w1..w2 (3)')
+    """
     return group[0] if len(group) == 1 else f"{group[0]}..{group[-1]} ({len(group)})"
 
 
 @dataclass(frozen=True)
 class MadeFor:
-    """What a plan was made for. Elsewhere, its choices may be wrong, or its groups incomplete.
+    """The tensors and the cluster for which a plan was made. For others, its choices may be wrong.
 
     Attributes:
-        tensors: by name (shape, or the number of elements where the shape was not known; element type).
-        device: where the tensors are.
-        nodes: of the profile.
-        ranks_per_node: of the profile.
-        fingerprint: of the profile: versions and whatever else the measured times depend on; JSON values.
+        tensors: shape and element type of each tensor, by name. Where the shape was not known, the number of elements
+            replaces it.
+        device: the device of the tensors.
+        nodes: the number of nodes of the profile.
+        ranks_per_node: the number of ranks per node of the profile.
+        fingerprint: versions, and whatever else the measured times depend on, as JSON values.
+
+    Example:
+        >>> made_for = espresso_mpi.types.MadeFor({"w": ((256, 128), "float32")}, nodes=2, ranks_per_node=4)
+        >>> made_for.device
+        'cpu'
     """
 
     tensors: Mapping[str, tuple[tuple[Count, ...] | Positive, str]]
@@ -76,16 +91,21 @@ class MadeFor:
 
 @dataclass(frozen=True)
 class Outlook:
-    """The prediction for one buffer: a tensor, or a group.
+    """The prediction for one bucket: a tensor, or a group.
 
     Attributes:
-        tensors: their names, in the buffer's order.
-        seconds: of all its operations together.
-        exposed: how much shorter the step would be if its operations took no time: at least 0, at most ``seconds``. The
-            rest is overlapped by computation and by other tensors.
-        runner_up: the best other way for it, all other buffers going as planned; None: nothing else is worth a look.
-        margin: how much longer the step would be that way, in seconds.
-        dense_margin: how much longer the step would be if it travelled by the best dense route; 0 where it does.
+        tensors: the names of the tensors, in their order in the bucket.
+        seconds: the time of all operations of the bucket together.
+        exposed: how much shorter the step would be if these operations took no time: at least 0, at most ``seconds``.
+            Computation and other tensors overlap the rest.
+        runner_up: the best other strategy, with all other buckets as planned. None if no other is worth considering.
+        margin: how much longer the step would be with ``runner_up``, in seconds.
+        dense_margin: how much longer the step would be with the best dense route; 0 if the bucket is dense.
+
+    Example:
+        >>> outlook = espresso_mpi.types.Outlook(("w",), seconds=0.5, exposed=0.125)
+        >>> outlook.overlapped
+        0.375
     """
 
     tensors: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -97,7 +117,7 @@ class Outlook:
 
     @property
     def overlapped(self) -> float:
-        """Seconds of its operations that do not make the step longer."""
+        """Seconds of the operations that do not make the step longer."""
         return self.seconds - self.exposed
 
 
@@ -106,18 +126,25 @@ class Forecast:
     """The prediction of a step by a plan, in seconds.
 
     Attributes:
-        seconds: of the step, from its begin to the end of the update.
-        bound: no strategies make a step shorter than this; ``bound_kind`` says among which.
-        compute: of the step if synchronising took no time.
-        dense: of the step by the best plan without compression; noise: what is uncertain in the gain over it.
-        forgone: what the best plan with compression would have gained, where that was not above its noise and the plan
-            is dense therefore; else 0.
-        order: in which the lanes of the timeline serve.
-        lanes: which resources share a lane there.
-        baselines: seconds of the step by other plans, by their names.
+        seconds: the length of the step, from its begin to the end of the update.
+        bound: no choice of strategies makes the step shorter than this. ``bound_kind`` says which choices it covers.
+        compute: the length of the step if synchronising took no time.
+        dense: the length of the step with the best plan without compression.
+        noise: the uncertainty of the gain over ``dense``.
+        forgone: the gain of the best plan with compression, if it was within its noise, so that this plan is dense;
+            else 0.
+        order: the order in which the lanes of the timeline serve.
+        lanes: which resources share a lane.
+        baselines: the length of the step with other plans, by their names.
         buffers: one entry for each tensor or group, in the order of the backward pass.
-        error: summed compression error (planner.budget); None where a method's is not known.
-        dropped: which compressors tensors were barred from before the search, and why, in words.
+        error: the summed compression error; None if the error of a method is not known.
+        dropped: the compressors from which tensors were barred before the search, with the reasons.
+
+    Example:
+        >>> from espresso_mpi.planner import TESTBEDS, model_workload, plan
+        >>> made = plan(model_workload("lstm"), TESTBEDS["pcie-25g"].profile(), ["onebit"], baselines=False)
+        >>> made.forecast.bound <= made.forecast.seconds < made.forecast.dense
+        True
     """
 
     seconds: Seconds
@@ -142,18 +169,24 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Plan:
-    """A strategy for every tensor by name; ``default`` (if any) serves names that are not listed.
+    """A strategy for every tensor.
 
     Attributes:
-        groups: names of tensors that travel together in one buffer, in this order, by the strategy that all of a
-            group have.
-        schedule: in which order operations are done; None: tensors start as they arrive, and overlap.
-        held: pushes start when one of them is waited for: quicker where ranks have no core free for communication
-            during the backward pass, and payloads are small.
+        strategies: the strategies of tensors, by name.
+        default: the strategy of all other tensors. None if the plan knows all tensors.
+        groups: names of tensors that travel together in one bucket, in this order. All tensors of a group have the same
+            strategy.
+        fuse_bytes: the size below which dense tensors share buckets. 0 keeps tensors apart. None leaves this to the
+            session.
+        made_for: the tensors and the cluster for which the plan was made.
+        forecast: the prediction of the step.
+        schedule: the order of operations on each lane. Without one, tensors start as they arrive, and overlap.
+        held: pushes start when one of them is waited for. This is quicker if ranks have no free core for communication
+            during the backward pass, and if payloads are small.
 
     Raises:
-        PlanError: something is no Strategy; a group is empty, its tensors have different strategies, or a name stands
-            in groups twice. (From ``strategy``:) the plan does not know the tensor.
+        PlanError: a value is no ``Strategy``; a group is empty; tensors of a group have different strategies; or a name
+            stands in two groups. ``strategy`` raises it for a tensor that the plan does not know.
 
     Example:
         >>> plan = espresso_mpi.Plan(
@@ -219,7 +252,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """By how much the predicted step is at most longer than the shortest possible one, as a share of that.
+        """The largest possible distance of the predicted step from the shortest one, as a share of the latter.
 
         None without a forecast.
         """
@@ -229,7 +262,7 @@ class Plan:
 
     @cached_property
     def group_of(self) -> Mapping[str, tuple[str, ...]]:
-        """The group of each tensor that is in one."""
+        """The group of each tensor that belongs to one."""
         return {name: group for group in self.groups for name in group}
 
     @cached_property

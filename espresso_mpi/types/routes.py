@@ -26,7 +26,12 @@ SUMS = frozenset({"allreduce", "reduce_scatter", "reduce"})
 
 @dataclass(frozen=True)
 class Encode:
-    """Compress the current region on a device."""
+    """Compress the current region on a device.
+
+    Example:
+        >>> str(espresso_mpi.types.Encode("cuda"))
+        'encode@cuda'
+    """
 
     device: DeviceKind = "cpu"
 
@@ -36,7 +41,12 @@ class Encode:
 
 @dataclass(frozen=True)
 class Decode:
-    """Decompress all copies of the current region on a device and average them."""
+    """Decompress all copies of the current region on a device, and average them.
+
+    Example:
+        >>> str(espresso_mpi.types.Decode())
+        'decode@cpu'
+    """
 
     device: DeviceKind = "cpu"
 
@@ -46,7 +56,13 @@ class Decode:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective operation among the ranks of a level."""
+    """One collective operation among the ranks of a level.
+
+    Example:
+        >>> from espresso_mpi.types import Collective, Decode, Encode
+        >>> str(espresso_mpi.Route((Encode(), Collective("allgather", "flat"), Decode())))
+        'encode@cpu/allgather@flat/decode@cpu'
+    """
 
     op: Op
     level: Level

@@ -132,7 +132,7 @@ def on_streams(monkeypatch, **options):
     """A device, a transport, and streams as those of a session."""
     gpu = AsyncGpu(monkeypatch, **options)
     transport = Transport.open(
-        None, TransportSettings(timeout=20.0, window_bytes=0, device_aware=False), lambda notes: None
+        None, TransportSettings(timeout=60.0, window_bytes=0, device_aware=False), lambda notes: None
     )
     with device.leaving_stream():
         device.enter_stream(device.OwnStream())

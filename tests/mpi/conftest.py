@@ -18,8 +18,15 @@ RANKS = {
     "test_linear": (3, 4),
     "test_methods": (3, 4),
     "test_routes": (3, 4),
+    "test_routes::test_every_route_in_pieces": (4,),  # on three, the mean and the residuals of every route
+    "test_routes::test_what_ef21_keeps_belongs_to_the_route": (4,),
+    "test_routes::test_segments_go_every_way": (3,),
+    "test_routes::test_dense_routes_carry_every_type": (4,),
+    "test_routes::test_tensors_beyond_a_message": (4,),
+    "test_routes::test_a_session_takes_any_route": (4,),
     "test_schedule": (3, 4),
     "test_window": (3, 4),
+    "test_window::test_a_missing_rank_is_named_by_all": (3,),  # each layout waits for seconds
     "test_engine::test_any_order_gives_what_sync_gives": (3, 4),
     "test_engine::test_any_errors_in_any_order": (3, 4),
     "test_errors::test_routes_that_lose_ranks_of_uneven_nodes_are_refused": (3, 4),

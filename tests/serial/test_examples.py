@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from rank_jobs import run_job
 
 TESTS = Path(__file__).parents[1]
 FOLDER = TESTS.parent / "examples"
@@ -38,10 +37,8 @@ def printed(tmp_path_factory):
     """What each program printed that has what it needs; and what the job said of the one that failed."""
     wanted = [(name, arguments) for name, arguments, needs in CASES if not missing(needs)]
     results = tmp_path_factory.mktemp("examples") / "printed.json"
-    command = [sys.executable, "-m", "espresso_mpi", "run", "-n", "2", "--timeout", "500", "--"]
     programs = json.dumps([[str(FOLDER / name), *arguments.split()] for name, arguments in wanted])
-    command += ["python", "-m", "mpi4py", str(TESTS / "example_job.py"), str(results), programs]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=560)
+    done = run_job("-m", "mpi4py", TESTS / "example_job.py", results, programs, limit=500)
     said = json.loads(results.read_text()) if results.exists() else []
     return dict(zip(wanted, said)), done.stdout + done.stderr
 

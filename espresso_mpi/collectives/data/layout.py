@@ -32,7 +32,7 @@ class Topology:
 
     @cached_property
     def local_size(self) -> int:
-        """Ranks per node that take part in inter-node collectives: the number of ranks of the smallest node.
+        """Ranks per node that take part in collectives between nodes. It is the number of ranks of the smallest node.
 
         The *local rank* of a rank is its index in its node. The ranks with the same local rank form an inter-node
         group, if that index is below ``local_size``; the ranks beyond it belong to no inter-node group.

@@ -39,7 +39,16 @@ D = TypeVar("D")
 
 @dataclass
 class Data:
-    """The working data of a segment: the flat tensor, its element type, and its payload."""
+    """The working data of a segment.
+
+    Attributes:
+        x: the whole tensor as a flat array. Collectives change it in place.
+        dtype: its element type.
+        workspace: scratch memory.
+        payload: the compressed bytes, an array of uint8; None before the first encode.
+        summary: the agreed summary of a linear compressor, or None.
+        saturated: number of values and sums that were cut at the end of their range.
+    """
 
     x: Any
     dtype: str
@@ -47,7 +56,6 @@ class Data:
     payload: Any = None
     summary: Any = None
     saturated: int = 0
-    """Number of values and sums that were clipped to the end of their range."""
 
 
 Action = Callable[[Data], Iterator[None]]
@@ -56,19 +64,33 @@ Action = Callable[[Data], Iterator[None]]
 
 @dataclass(frozen=True)
 class CollectiveContext:
-    """What a collective knows about its place: topology, level, root, and whether a scatter is open."""
+    """The place of a collective in a route.
+
+    Attributes:
+        topology: which ranks share a node.
+        level: the level at which the collective runs.
+        joins: whether a scatter of this level is open. An allgather then joins pieces, and does not multiply copies.
+        root: index in the group of the member to which a reduce or a gather leads, and from which a broadcast comes.
+    """
 
     topology: Topology
     level: Level
     joins: bool
-    """Whether a scatter of this level is open, so that an allgather joins pieces instead of multiplying copies."""
     root: int = 0
-    """Index in the group of the member that a reduce or a gather leads to and a broadcast comes from."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """One collective of one group as one member sees it: who takes part, and what each held before."""
+    """One collective of one group, as one member sees it.
+
+    Attributes:
+        context: the place of the collective in its route.
+        group: the ranks of the members.
+        index: the index of this member in ``group``.
+        before: what each member holds before the collective.
+        dtype: the element type of the tensor, or of the payloads that are summed.
+        override: how arrays are reduced. None stands for the mean over the level.
+    """
 
     context: CollectiveContext
     group: tuple[int, ...]
@@ -76,16 +98,15 @@ class Move:
     before: tuple[Layout, ...]
     dtype: str
     override: ReduceOp | None = None
-    """How arrays are reduced; None: to the mean over the level."""
 
     @property
     def reduce_op(self) -> ReduceOp:
-        """How arrays are reduced: as ``override`` says, or to the mean over the level."""
+        """How arrays are reduced. It is ``override``, or the mean over the level."""
         return self.override or ReduceOp("sum", self.context.topology.divisor(self.context.level))
 
     @property
     def others(self) -> list[int]:
-        """Indices of the other members, starting after this one; so not all send to the same member first."""
+        """Indices of the other members, from the next one on, so that not all send to the same member first."""
         return [(self.index + k) % len(self.group) for k in range(1, len(self.group))]
 
     def bytes_of(self, region: Dense) -> int:
@@ -93,27 +114,49 @@ class Move:
         return region.size * (PAYLOAD_ITEMSIZE.get(self.dtype) or np.dtype(self.dtype).itemsize)
 
     def of_payloads(self, element: str) -> Move:
-        """The same move on the payloads, seen as arrays of elements; they are summed as they are, not divided."""
+        """The same move of payloads as arrays of ``element``. They are summed, and not divided."""
         return replace(self, dtype=element, override=ReduceOp("sum"))
 
 
 class CollectiveOp(ABC):
-    """One collective operation."""
+    """The base class of collectives. Each subclass is one collective, under ``@register``.
+
+    Attributes:
+        name: the name by which routes name it.
+        phases: how often its action yields. The number is the same on every rank, so that all ranks interleave tensors
+            in the same order.
+
+    Example:
+        >>> from espresso_mpi.collectives.data.layout import Dense, Topology
+        >>> from espresso_mpi.collectives.ops.base import CollectiveContext, operations
+        >>> context = CollectiveContext(Topology(((0, 1),)), "flat", joins=False)
+        >>> operations()["reduce_scatter"].advance(context, [Dense(0, 128), Dense(0, 128)])
+        [Dense(start=0, stop=64), Dense(start=64, stop=128)]
+    """
 
     name: ClassVar[str]
     phases: ClassVar[int] = 1
-    """How often its action yields, on every rank alike, so that all ranks interleave tensors in the same order."""
 
     @abstractmethod
     def advance(self, context: CollectiveContext, layouts: Sequence[Layout]) -> list[Layout]:
-        """The layouts of the members of one group afterwards, given those before."""
+        """The layouts of all members after the collective.
+
+        Args:
+            context: the place of the collective in its route.
+            layouts: the layouts of the members of one group before the collective.
+        """
 
     @abstractmethod
     def bind(self, transport: Transport, move: Move) -> Action:
-        """The function that runs ``move`` on this rank's data; it yields ``phases`` times."""
+        """The function that runs ``move`` on the data of this rank. It yields ``phases`` times.
+
+        Args:
+            transport: sends and receives the messages.
+            move: the collective as this rank sees it.
+        """
 
     def payload_sources(self, move: Move) -> Sequence[Sources] | None:
-        """What each member of a move of payloads gets, where it moves them as they are in one exchange; else None."""
+        """The payloads that each member receives, if the collective only copies them in one exchange; else None."""
         return None
 
     @abstractmethod
@@ -123,7 +166,14 @@ class CollectiveOp(ABC):
     @staticmethod
     @abstractmethod
     def reference(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The textbook result on float64 arrays, one per member: what the tests check against."""
+        """The exact result, to which the tests compare.
+
+        Args:
+            inputs: one float64 array per member.
+
+        Returns:
+            One array per member. Sums are not divided.
+        """
 
 
 _OPS: dict[str, CollectiveOp] = {}
@@ -137,7 +187,7 @@ def register(cls: type[CollectiveOp]) -> type[CollectiveOp]:
 
 @lru_cache(maxsize=1)
 def operations() -> dict[str, CollectiveOp]:
-    """All collectives by name: every file of this folder is imported, those with an operation register it."""
+    """All collectives by name. The first call imports every module of this folder."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         import_module(f"{__package__}.{module.name}")
     return _OPS

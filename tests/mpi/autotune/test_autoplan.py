@@ -15,6 +15,7 @@ from espresso_mpi.autotune import autoplan
 from espresso_mpi.autotune.autoplan import recorded
 from espresso_mpi.autotune.clock import RecordedStep
 from espresso_mpi.compressors import get
+from espresso_mpi.engine import engine, rounds
 from espresso_mpi.engine.plan_change import resharded_for_plan
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, PlanError
 from espresso_mpi.planner import explain
@@ -246,15 +247,16 @@ def test_an_error_of_one_rank_does_not_bring_the_steps_apart(world, open_session
     assert everyone(world, (step, session.plan.digest))
 
 
-def test_pushes_go_on_when_a_tensor_of_a_group_is_frozen(world, open_session):
+def test_pushes_go_on_when_a_tensor_of_a_group_is_frozen(world, open_session, monkeypatch):
     """Nobody asked for the groups of such a plan: they are dissolved once, and the next steps do not wait."""
     session = open_session(plan="auto", tuning=Tuning(skip=1, steps=1000, budget=1e6))
     grouped = Plan(default=TOPK, groups=(("w1", "b1", "b2"), ("w2", "other")))
     session._together("plan", lambda: session._adopt(grouped))
     total, steps = {name: np.zeros(shape) for name, shape in SHAPES.items()}, 12
     for step in range(steps):
-        if step == 4:
-            start = time.perf_counter()
+        if step == 4:  # from now on, a wait for a tensor that does not come is longer than the test may take
+            monkeypatch.setattr(rounds, "GRACE", 3600.0)
+            monkeypatch.setattr(engine, "_FRUITLESS", 10**9)
         grads = gradients(world.rank, step)
         for name in grads:
             if name != "b1" or step == 0:
@@ -262,7 +264,6 @@ def test_pushes_go_on_when_a_tensor_of_a_group_is_frozen(world, open_session):
         session.wait_all()
         for name in SHAPES:
             total[name] += 0 if name == "b1" and step else grads[name]
-    assert time.perf_counter() - start < 7  # eight steps; each would wait for a second
     session._together("plan", lambda: session._adopt(Plan(default=Strategy("none", "flat"))))
     rest = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     session.sync(rest)

@@ -29,7 +29,7 @@ def opened(world):
     found = []
 
     def opener(nodes=None):
-        options, problem = Options.checked(nodes=nodes, timeout=20.0)
+        options, problem = Options.checked(nodes=nodes, timeout=60.0)
         assert problem is None
         found.append(Transport.open(world, options.transport(), lambda notes: None))
         return found[-1]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rank_errors import several
 
 from espresso_mpi.errors import NonFiniteError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
-
-several = pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
 
 ULPS = {"float32": 2.0**-21, "float64": 2.0**-50, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 

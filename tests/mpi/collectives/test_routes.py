@@ -50,7 +50,7 @@ def check(world, nodes, cases, **settings):
 @pytest.mark.parametrize("n, window_bytes", [(SHORT, 0), (LONG, 8192)])
 def test_every_route_gives_the_mean(world, exact, n, window_bytes):
     """An identity compressor in the place of a real one, against the float64 mean."""
-    for number, nodes in enumerate(layouts(world.size)):
+    for number, nodes in enumerate(layouts(world.size), 1 if n == SHORT else 0):  # long ones see all on a layout
         cases = [Case(route, exact, n) for route in chosen((*TREE, *LINEAR), number)]
         check(world, nodes, cases, window_bytes=window_bytes)
 

@@ -26,7 +26,7 @@ from espresso_mpi.errors import (
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(240)]
 
-SIZES = (1, 6000, 250001)
+SIZES = (1, 6000, 100001)
 """Elements: of which each rank sums all, of one chunk, and of several."""
 
 
@@ -301,7 +301,7 @@ def test_a_copy_that_fails_is_an_error_of_all_ranks(world, monkeypatch, way):
     """The session cannot go on: data are incomplete."""
     monkeypatch.setattr(agreed, "Choice", Fixed)
     monkeypatch.setattr(Fixed, "wanted", way)
-    session = espresso_mpi.Session(timeout=20.0)
+    session = espresso_mpi.Session(timeout=60.0)
     if not session._transport.single_copy:
         pytest.skip(session._transport.single_copy.why)
     if world.rank == 0:

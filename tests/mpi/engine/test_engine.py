@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from mpi4py import MPI
-from patience import patient_barrier
+from patience import patient_barrier, until
+from rank_errors import last, raised, same_error, several
 
 import espresso_mpi
 from espresso_mpi import Plan, Strategy, compressors
@@ -28,8 +29,6 @@ from espresso_mpi.errors import (
 )
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
-
-several = pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
 
 try:
     from ml_dtypes import bfloat16
@@ -76,36 +75,6 @@ def bits(array):
 
 def identical(world, arrays):
     return len(set(world.allgather(b"".join(map(bits, arrays))))) == 1
-
-
-def same_error(world, kind, act):
-    """Run ``act`` on every rank; all must raise ``kind`` with one and the same text, which is returned."""
-    error = raised(act)
-    assert all(world.allgather(type(error) is kind)), f"expected {kind.__name__}, got {error!r}"
-    texts = set(world.allgather(str(error)))
-    assert len(texts) == 1, texts
-    return texts.pop()
-
-
-def raised(act):
-    """What ``act`` raises, or None: a test goes on with the other ranks in any case."""
-    try:
-        act()
-    except Exception as error:
-        return error
-    return None
-
-
-def last(world):
-    return world.rank == world.size - 1
-
-
-def until(done, seconds=15.0):
-    """Wait without driving anything."""
-    limit = time.monotonic() + seconds
-    while not done() and time.monotonic() < limit:
-        time.sleep(0.002)
-    return done()
 
 
 def usable_again(world, session):
@@ -266,7 +235,7 @@ def started(world, session, calls):
     original = session._engine.progress
 
     def gated():
-        gate.wait(10)
+        gate.wait(60)
         return original()
 
     session._engine.progress = gated
@@ -747,12 +716,12 @@ def test_one_handle_waited_for_by_many_threads(world, open_session):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert len(seen) == 4 and all(found is grad for found in seen), step
     assert np.allclose(grad, (world.size - 1) / 2)
 
 
-@pytest.mark.parametrize("busy", ["sleep", "python", "numpy", "torch"])
+@pytest.mark.parametrize("busy", ["sleep", "python", "numpy", pytest.param("torch", marks=pytest.mark.thorough)])
 def test_progress_without_wait(world, open_session, busy):
     """The thread works while the main thread does something else; ``done`` is all that is asked."""
     torch = pytest.importorskip("torch") if busy == "torch" else None
@@ -765,10 +734,10 @@ def test_progress_without_wait(world, open_session, busy):
         "numpy": lambda: matrix @ matrix,
         "torch": lambda: tensor @ tensor,
     }
-    for step in range(4):
+    for step in range(2):
         grads = {name: gradient(world.rank, step, name) for name in ("wide", "deep", "half")}
         handles = [session.push(name, grad) for name, grad in grads.items()]
-        limit = time.monotonic() + 15
+        limit = time.monotonic() + 60
         while not all(handle.done() for handle in handles) and time.monotonic() < limit:
             acts[busy]()
         assert all(handle.done() for handle in handles)
@@ -803,7 +772,7 @@ def test_the_thread_ends_when_idle_and_starts_again(world, open_session):
     session = open_session()
     for _ in range(2):
         session.push("w", np.ones(10, np.float32)).wait()
-        assert until(lambda: session._engine._driver.thread is None, 5)
+        assert until(lambda: session._engine._driver.thread is None)
     names = [thread.name for thread in threading.enumerate()]
     assert session._engine._driver.thread is None, names
     usable_again(world, session)
@@ -983,13 +952,11 @@ def test_a_failure_in_the_thread_surfaces_everywhere(world, open_session, bomb, 
         bomb.armed = world.rank == 1 and step == 3
         grads = {name: gradient(world.rank, step, name) for name in ("wide", "deep")}
         handles = [session.push(name, grad) for name, grad in grads.items()]
-        start = time.monotonic()
         if not waiting:
             assert until(lambda h=handles: all(handle.done() for handle in h))
         errors = [raised(handle.wait) for handle in handles]
         if step < 3:
             assert errors == [None, None]
-    assert time.monotonic() - start < 10
     if world.rank == 1:
         assert all(isinstance(error, ZeroDivisionError) for error in errors), errors
     else:
@@ -1006,7 +973,7 @@ def test_a_failure_in_the_thread_surfaces_everywhere(world, open_session, bomb, 
 def test_a_block_left_by_an_exception_tells_the_others(world):
     grads, error = np.ones(2000, np.float32), None
     try:
-        with espresso_mpi.Session(timeout=20) as session:
+        with espresso_mpi.Session(timeout=60) as session:
             session.push("w", grads).wait()
             if last(world):
                 raise KeyError("mine")
@@ -1024,22 +991,22 @@ def test_a_block_left_by_an_exception_tells_the_others(world):
 def test_a_block_left_while_its_thread_works(world):
     """Leaving in the middle of pushes: threads end, waits that are under way elsewhere return."""
     for _ in range(5):
-        seen, session = [], espresso_mpi.Session(timeout=20, segment_bytes=2000)
+        seen, session = [], espresso_mpi.Session(timeout=60, segment_bytes=2000)
         handles = [session.push(f"w{i}", np.ones(50_000, np.float32)) for i in range(8)]
         waiter = threading.Thread(target=lambda h=handles[-1], s=seen: s.append(raised(h.wait)))
         waiter.start()
         session.__exit__(KeyError, KeyError("all at once"), None)
-        waiter.join(10)
+        waiter.join(60)
         assert not waiter.is_alive() and len(seen) == 1
         assert seen[0] is None or isinstance(seen[0], EspressoError), seen
-        assert all(until(handle.done, 5) for handle in handles)
-        assert until(lambda s=session: s._engine._driver.thread is None, 5)
+        assert all(until(handle.done) for handle in handles)
+        assert until(lambda s=session: s._engine._driver.thread is None)
         world.Barrier()
 
 
 def test_close_finishes_what_was_pushed(world):
     grads = [np.full(20_000, world.rank, np.float32) for _ in range(4)]
-    session = espresso_mpi.Session(timeout=20)
+    session = espresso_mpi.Session(timeout=60)
     for number, grad in enumerate(grads):
         session.push(f"w{number}", grad)
     session.close()
@@ -1048,27 +1015,27 @@ def test_close_finishes_what_was_pushed(world):
     for act in (lambda: session.push("w", grads[0]), lambda: session.sync(grads[0])):
         assert "closed" in str(raised(act))
     session.wait_all()
-    with espresso_mpi.Session(timeout=20) as session:
+    with espresso_mpi.Session(timeout=60) as session:
         handle = session.push("w", grads[0])
     assert handle.done() and handle.wait() is grads[0]
 
 
 @several
 def test_close_tells_of_errors_nobody_waited_for(world):
-    session = espresso_mpi.Session(timeout=20)
+    session = espresso_mpi.Session(timeout=60)
     session.push("w", "text" if last(world) else np.ones(3, np.float32))
     assert "str" in same_error(world, GradientError, session.close)
     assert not session.usable
 
 
 def test_a_session_that_is_dropped(world):
-    session = espresso_mpi.Session(timeout=20)
+    session = espresso_mpi.Session(timeout=60)
     grad = np.full(30_000, world.rank, np.float32)
     handle = session.push("w", grad)
     del session
     handle.wait()
     assert np.allclose(grad, (world.size - 1) / 2)
-    second = espresso_mpi.Session(timeout=20).push("v", grad)
+    second = espresso_mpi.Session(timeout=60).push("v", grad)
     engine = second._session._engine
     assert until(second.done)
     del second, handle
@@ -1232,8 +1199,5 @@ def test_a_closed_session_is_freed(world):
     engine = weakref.ref(session._engine)
     session.close()
     del session
-    deadline = time.perf_counter() + 10
-    while engine() is not None and time.perf_counter() < deadline:  # its thread ends after a second without work
-        time.sleep(0.05)
-        gc.collect()
-    assert engine() is None
+    # Its thread ends after a second without work.
+    assert until(lambda: gc.collect() >= 0 and engine() is None, every=0.05)

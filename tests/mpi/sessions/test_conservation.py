@@ -268,7 +268,7 @@ def test_nothing_is_lost_whatever_is_done(pytestconfig):
     if WORLD.rank:
         follow_rank_0()
         return
-    examples = 8 if pytestconfig.getoption("quick") else 20
+    examples = 5 if pytestconfig.getoption("quick") else 20
     try:
         run_state_machine_as_test(
             Conservation,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 from patience import patient_barrier
+from rank_errors import same_error, several
 
 import espresso_mpi
 from espresso_mpi.errors import (
@@ -21,17 +22,6 @@ from espresso_mpi.errors import (
 )
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
-
-several = pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
-
-
-def same_error(world, kind, act):
-    """Run ``act`` on every rank; all must raise ``kind`` with one and the same text, which is returned."""
-    with pytest.raises(kind) as caught:
-        act()
-    texts = set(world.allgather(str(caught.value)))
-    assert len(texts) == 1, texts
-    return texts.pop()
 
 
 def last_rank_differs(world, mine, other):
@@ -176,7 +166,7 @@ def test_float64_beyond_float32_is_refused_for_compressors(world, open_session):
 )
 def test_different_options_are_an_error_everywhere(world, option, mine, other):
     value = last_rank_differs(world, mine, other)
-    text = same_error(world, MismatchError, lambda: espresso_mpi.Session(**{option: value}, timeout=20))
+    text = same_error(world, MismatchError, lambda: espresso_mpi.Session(**{option: value}, timeout=60))
     assert option in text and f"rank {world.size - 1}" in text
 
 
@@ -212,7 +202,7 @@ def test_a_wrong_option_on_one_rank_is_an_error_everywhere(world, options, words
 )
 def test_a_plan_that_cannot_be_run_is_refused_at_opening(world, strategy, words):
     plan = espresso_mpi.Plan({"b": espresso_mpi.Strategy(*strategy)}, espresso_mpi.Strategy("none", "flat"))
-    assert words in same_error(world, ConfigError, lambda: espresso_mpi.Session(world, plan=plan, timeout=20))
+    assert words in same_error(world, ConfigError, lambda: espresso_mpi.Session(world, plan=plan, timeout=60))
 
 
 def test_a_plan_of_anything_but_strategies_is_refused(world):
@@ -276,7 +266,7 @@ def test_a_rank_that_never_comes_is_named(world):
 
 
 def test_closed_sessions_say_so(world):
-    with espresso_mpi.Session(timeout=20) as session:
+    with espresso_mpi.Session(timeout=60) as session:
         session.sync(np.ones(3, np.float32))
     with pytest.raises(espresso_mpi.errors.EspressoError, match="closed"):
         session.sync(np.ones(3, np.float32))
@@ -300,7 +290,7 @@ class Failing:
 
 @several
 def test_a_failure_of_mpi_names_rank_and_phase(world, monkeypatch):
-    session, bad = espresso_mpi.Session(timeout=20, window_bytes=0), world.rank == world.size - 1
+    session, bad = espresso_mpi.Session(timeout=60, window_bytes=0), world.rank == world.size - 1
     if bad:
         monkeypatch.setattr(session._transport, "_comm", Failing(session._transport._comm))
     with pytest.raises(TransportError if bad else RemoteError) as caught:
@@ -318,5 +308,5 @@ def test_a_failure_of_mpi_at_opening_is_named(world):
             raise BROKEN
 
     with pytest.raises(TransportError) as caught:
-        espresso_mpi.Session(Broken(world), timeout=20)
+        espresso_mpi.Session(Broken(world), timeout=60)
     assert f"rank {world.rank} (" in str(caught.value) and f"while opening a session: {BROKEN}" in str(caught.value)

@@ -116,7 +116,7 @@ def test_what_would_diverge_is_refused(world, feedback, compressor, cure):
     from espresso_mpi import Session
 
     with pytest.raises(ConfigError, match=f"may grow without bound; {cure}"):
-        Session(world, compressor=compressor, feedback=feedback, timeout=20)
+        Session(world, compressor=compressor, feedback=feedback, timeout=60)
 
 
 @pytest.mark.parametrize("feedback", ["plain:decay=0", "ef21:decay=0.5", "plain:momentum=0.5", "more", "plain:x=1", 7])
@@ -131,7 +131,7 @@ def test_ranks_must_choose_the_same(world):
     ranks_that_compress(world)
     kinds = ["plain", "ef21"]
     with pytest.raises(MismatchError, match="feedback"):
-        Session(world, compressor="onebit", feedback=kinds[world.rank % 2], timeout=20)
+        Session(world, compressor="onebit", feedback=kinds[world.rank % 2], timeout=60)
 
 
 @pytest.mark.parametrize("spec", ["auto", "none", "plain", "plain:decay=0.5", "ef21", "ef21:momentum=0.25"])

@@ -91,10 +91,10 @@ def test_variables_of_a_launcher_do_not_matter_where_mpi_has_several_ranks(world
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "64")
     monkeypatch.setenv("SLURM_PROCID", str(world.rank))
     alone = world.Split(world.rank)
-    with Session(alone, timeout=20) as session:
+    with Session(alone, timeout=60) as session:
         session.sync(np.ones(3, np.float32))
     alone.Free()
-    Session(timeout=20).close()
+    Session(timeout=60).close()
 
 
 @pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
@@ -127,16 +127,16 @@ def test_dropped_sessions_are_freed_when_the_next_one_opens(world, monkeypatch):
     freed = []
     monkeypatch.setattr(leftovers.Leftover, "free", lambda self, free=leftovers.Leftover.free: freed.append(free(self)))
     half = world.Split(world.rank % 2, world.rank)
-    dropped = [Session(timeout=20), Session(timeout=20, window_bytes=0), Session(half, timeout=20)]
+    dropped = [Session(timeout=60), Session(timeout=20, window_bytes=0), Session(half, timeout=20)]
     for session in dropped:
         session.sync(np.ones(5, np.float32))
     kept = dropped.pop(world.rank == world.size - 1) if world.size > 1 else None  # not the same one on all ranks
     del session, dropped
     gc.collect()
-    Session(timeout=20).close()
+    Session(timeout=60).close()
     assert len(freed) == (1 if world.size > 1 else 3), "what some rank still has must not be freed"
     del kept
     gc.collect()
-    Session(timeout=20).close()
+    Session(timeout=60).close()
     assert len(freed) == 3
     half.Free()

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rank_errors import last, raised, several
 
 import espresso_mpi
 from espresso_mpi.errors import GradientError, RemoteError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
-
-several = pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
-
-
-def last(world):
-    return world.rank == world.size - 1
-
-
-def raised(act):
-    try:
-        act()
-    except Exception as error:
-        return error
-    return None
 
 
 # --- tensors that are changed on their way ----------------------------------------------------------------------------
@@ -35,7 +22,7 @@ def test_a_second_backward_pass_before_the_wait(world, compressor, flat):
     """The gradients that hooks have pushed are added to: whoever wins the race, it is an error on every rank."""
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(300, 300)
-    session = espresso_mpi.Session(compressor=compressor, min_bytes=0, timeout=20)
+    session = espresso_mpi.Session(compressor=compressor, min_bytes=0, timeout=60)
     if flat:
         buffer = torch.zeros(sum(p.numel() for p in model.parameters()))
         parts = buffer.split([p.numel() for p in model.parameters()])
@@ -63,7 +50,7 @@ def test_a_second_backward_pass_before_the_wait(world, compressor, flat):
 @pytest.mark.parametrize("what", ["torch", "zeroed", "finished", "checksums"])
 def test_a_change_on_one_rank_is_heard_on_all(world, what):
     torch = pytest.importorskip("torch")
-    session = espresso_mpi.Session(compressor="int8", min_bytes=0, timeout=20, debug=what == "checksums")
+    session = espresso_mpi.Session(compressor="int8", min_bytes=0, timeout=60, debug=what == "checksums")
     memory = np.ones(1 << 16, np.float32)
     tensor = memory if what == "checksums" else torch.zeros(1 << 16)
     handle = session.push("layer.weight", tensor)

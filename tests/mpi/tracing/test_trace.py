@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mpi4py import MPI
+from rank_errors import same_error, several
 
 from espresso_mpi.bench import text, training
 from espresso_mpi.collectives import traces
@@ -20,15 +21,13 @@ from espresso_mpi.tracing.recording import Recorder
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
-several = pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
-
 
 @pytest.fixture
 def open_transport(world):
     """Opens transports, by default with every rank a node of its own, and closes them if the test passed."""
     opened = []
 
-    def opener(nodes="apart", timeout=20.0):
+    def opener(nodes="apart", timeout=60.0):
         groups = [[rank] for rank in range(world.size)] if nodes == "apart" else nodes
         opened.append(Transport.open(world, TransportSettings(timeout, 0, nodes=groups), lambda notes: None))
         return opened[-1]
@@ -52,15 +51,6 @@ def one_node(world):
 def folder(world, tmp_path):
     """Rank 0's temporary folder, on every rank."""
     return Path(world.bcast(str(tmp_path)))
-
-
-def same_error(world, kind, act):
-    """Run ``act`` on every rank; all must raise ``kind`` with one and the same text, which is returned."""
-    with pytest.raises(kind) as caught:
-        act()
-    texts = set(world.allgather(str(caught.value)))
-    assert len(texts) == 1, texts
-    return texts.pop()
 
 
 def skewed(rank, drift=0.0):
@@ -271,7 +261,6 @@ def test_a_rank_that_left_by_an_exception_is_named(world, folder):
     transport = Transport.open(
         world, TransportSettings(1.0, 0, nodes=[[rank] for rank in range(world.size)]), lambda notes: None
     )
-    start = time.perf_counter()
 
     def run():
         with traces.recording(Recorder(), transport, folder / "t.json"):
@@ -281,7 +270,6 @@ def test_a_rank_that_left_by_an_exception_is_named(world, folder):
     with pytest.raises(KeyError if world.rank == 1 else RankTimeoutError) as caught:
         run()
     assert world.rank == 1 or "rank 1" in str(caught.value)
-    assert time.perf_counter() - start < 15
     assert not (folder / "t.json").exists()
 
 

@@ -261,6 +261,7 @@ def test_on_one_process(tmp_path):
     assert "threads per rank" in done.stdout
 
 
+@pytest.mark.thorough  # test_in_the_lab has ranks as well
 def test_under_mpirun(tmp_path):
     done, report = run_doctor(tmp_path, sys.executable, "-m", "espresso_mpi", "run", "-n", "2", "--")
     assert done.returncode == 0, done.stderr
@@ -275,7 +276,8 @@ def test_in_the_lab(tmp_path):
     assert done.returncode == 0, done.stderr
     assert report["environment"]["hostnames"] == ["host0", "host1"]
     assert report["environment"]["lab"] == "nodes=2 ranks=1 rate=unlimited"
-    assert report["environment"]["job"]["nodes"] == 2
+    assert report["environment"]["job"] == {"ranks": 2, "ranks_per_node": 1, "nodes": 2}
+    assert done.stdout.count("threads per rank") == 1
 
 
 def test_launched_by_another_mpirun(monkeypatch, tmp_path):

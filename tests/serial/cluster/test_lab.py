@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from patience import until
 
 from espresso_mpi.cluster import lab, launch
 from espresso_mpi.errors import ConfigError, LabUnavailable
@@ -103,13 +103,6 @@ def processes(marker):
             if marker in line:
                 found.append(int(entry.name))
     return found
-
-
-def wait_until(condition, seconds):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
 
 
 TWO_BY_TWO = {"nodes": 2, "ranks": 2, "rate": "1gbit"}
@@ -215,10 +208,16 @@ def test_mpi_sees_the_nodes(nodes, ranks):
 
 @needs_lab
 def test_a_stream_runs_at_the_rate():
-    size, seconds = run_in_lab(STREAM, 2, 1, "200mbit")
-    assert size == 24_000_000
-    # TCP and IP headers take 4 % of the wire; the burst gives a little back.
-    assert 180e6 < size * 8 / seconds < 202e6
+    """No stream is faster; one is as fast, unless other load on this node slows them all."""
+
+    def at_the_rate():
+        size, seconds = run_in_lab(STREAM, 2, 1, "200mbit")
+        assert size == 24_000_000
+        # TCP and IP headers take 4 % of the wire; the burst gives a little back.
+        assert size * 8 / seconds < 202e6
+        return size * 8 / seconds > 180e6
+
+    assert until(at_the_rate)
 
 
 @needs_lab
@@ -234,10 +233,8 @@ def test_the_commands_status_is_returned():
 
 @needs_lab
 def test_the_time_limit_ends_the_lab():
-    marker = f"sleep 31{os.getpid()}"
-    start = time.monotonic()
+    marker = f"sleep 3100{os.getpid()}"
     assert lab.run(marker.split(), nodes=2, ranks=1, rate="unlimited", timeout=3) == launch.TIMED_OUT
-    assert time.monotonic() - start < 20
     assert processes(marker) == []
 
 
@@ -257,11 +254,11 @@ def test_nothing_stays_behind_after_a_signal(number, status):
     )
     try:
         # The owner, unshare, the lab's first process, nsenter and mpirun show the command, and so do 4 ranks.
-        assert wait_until(lambda: len(processes(marker)) >= 8, 30)
+        assert until(lambda: len(processes(marker)) >= 8, every=0.05)
         owner.send_signal(number)
         assert owner.wait(20) == status
         # The namespaces, their devices and mounts live as long as a process in them.
-        assert wait_until(lambda: processes(marker) == [], 10)
+        assert until(lambda: processes(marker) == [], every=0.05)
     finally:
         owner.kill()
         owner.wait()

@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from patience import until
 
 from espresso_mpi.cluster import launch
 from espresso_mpi.errors import ConfigError
@@ -75,9 +75,7 @@ def test_the_status_is_the_commands():
 
 
 def test_the_time_limit():
-    start = time.monotonic()
-    assert launch.run(["sleep", "300"], 2, timeout=2) == launch.TIMED_OUT
-    assert time.monotonic() - start < 20
+    assert launch.run(["sleep", "1000"], 2, timeout=2) == launch.TIMED_OUT
 
 
 @pytest.mark.parametrize(("command", "ranks", "complaint"), [(["true"], 0, "got 0"), ([], 2, "no command given")])
@@ -95,18 +93,11 @@ def test_ending_the_owner_ends_the_job(number, status):
         return subprocess.run(["pgrep", "-f", marker], stdout=subprocess.PIPE, text=True).stdout.split()
 
     try:
-        assert until(lambda: len(alive()) >= 4, 30)  # the owner, mpirun and the ranks
+        assert until(lambda: len(alive()) >= 4, every=0.1)  # the owner, mpirun and the ranks
         owner.send_signal(number)
         assert owner.wait(20) == status
-        assert until(lambda: not alive(), 20)
+        assert until(lambda: not alive(), every=0.1)
     finally:
         owner.kill()
         for process in alive():
             os.kill(int(process), signal.SIGKILL)
-
-
-def until(condition, seconds):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.1)
-    return condition()

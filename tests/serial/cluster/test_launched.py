@@ -67,22 +67,19 @@ def test_the_doctor_explains_it():
 
 
 REFUSED = """
-import time
 import numpy as np
 import espresso_mpi
 from espresso_mpi.errors import ConfigError
 from mpi4py import MPI
 
 def refused(act):
-    start = time.monotonic()
     try:
         act()
     except ConfigError as error:
-        print("refused:", "WORLD_SIZE=2" in str(error), time.monotonic() - start < 10)
+        print("refused:", "WORLD_SIZE=2" in str(error))
     else:
         print("went on")
 
-espresso_mpi.Session  # what takes long is to import
 refused(lambda: espresso_mpi.sync(np.ones(3, np.float32)))
 refused(espresso_mpi.Session)
 refused(lambda: espresso_mpi.Session(MPI.COMM_WORLD.Dup()))
@@ -98,7 +95,7 @@ def test_a_session_of_a_split_job_is_refused():
     plain = {name: value for name, value in os.environ.items() if name != "ESPRESSO_ALLOW_SINGLE"}
     argv = [sys.executable, "-c", REFUSED]
     done = subprocess.run(argv, env={**plain, "WORLD_SIZE": "2"}, capture_output=True, text=True, timeout=100)
-    assert done.stdout.splitlines() == ["refused: True True"] * 3 + ["allowed"], done.stderr
+    assert done.stdout.splitlines() == ["refused: True"] * 3 + ["allowed"], done.stderr
 
 
 def test_torchrun_is_refused(tmp_path):

@@ -1,18 +1,9 @@
 """Sessions that are still open when MPI ends, or the process, and those that never open on some rank."""
 
-import subprocess
-import sys
-
 import pytest
+from rank_jobs import needs_mpirun, run_job
 
-from espresso_mpi.cluster import launch
-from espresso_mpi.errors import ConfigError
-
-pytestmark = pytest.mark.timeout(300)
-try:
-    launch.find_mpirun()
-except ConfigError:  # an environment without MPI runs the other serial tests
-    pytestmark = [pytestmark, pytest.mark.skip("no mpirun")]
+pytestmark = [pytest.mark.timeout(300), needs_mpirun]
 
 FINALIZED = """
 import sys
@@ -91,8 +82,7 @@ os._exit(0)
 
 
 def output(program, ranks=2):
-    argv = [sys.executable, "-m", "espresso_mpi", "run", "-n", str(ranks), "--timeout", "90", "--", "python"]
-    done = subprocess.run([*argv, "-m", "mpi4py", "-c", program], capture_output=True, text=True, timeout=110)
+    done = run_job("-m", "mpi4py", "-c", program, ranks=ranks)
     return done.returncode, done.stdout.split(), done.stderr
 
 

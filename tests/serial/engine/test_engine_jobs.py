@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import textwrap
-import time
-from pathlib import Path
 
 import pytest
+from rank_jobs import needs_mpirun, run_job
 
 from espresso_mpi.cluster import launch
-from espresso_mpi.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), needs_mpirun]
 
 LIMIT = 120
 """Seconds a job may take; a job that hangs ends with launch.TIMED_OUT."""
 
-try:
-    MPIRUN = launch.find_mpirun()
-except ConfigError:  # an environment without MPI runs the other serial tests
-    pytestmark = [pytestmark, pytest.mark.skip("no mpirun")]
-
 START = """
-import faulthandler, os, signal, sys, threading, time
+import os, signal, sys, threading, time
 import numpy as np
 from mpi4py import MPI
 import espresso_mpi
-faulthandler.dump_traceback_later(50, exit=True)
 world = MPI.COMM_WORLD
 rank, size = world.rank, world.size
 def fresh(n=1000):
@@ -44,20 +35,16 @@ session = espresso_mpi.Session(timeout=20)
 """
 
 
-def job(tmp_path, body, ranks=2, module=True):
-    """Runs a script on several ranks: (exit status, output, seconds)."""
+def job(tmp_path, body, module=True):
+    """Runs a script on two ranks: (exit status, output)."""
     script = tmp_path / "script.py"
     script.write_text(START + textwrap.dedent(body))
-    program = shutil.which("espresso-mpi", path=str(Path(sys.executable).parent))
-    command = [program, "run", "-n", str(ranks), "--timeout", str(LIMIT), "--", "python"]
-    command += [*(["-m", "mpi4py"] if module else []), str(script)]
-    start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + 30)
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - start
+    done = run_job(*(["-m", "mpi4py"] if module else []), script, limit=LIMIT)
+    return done.returncode, done.stdout + done.stderr
 
 
 def ends_well(result, *words):
-    status, output, _ = result
+    status, output = result
     assert status == 0, output
     for word in words:
         assert word in output, output
@@ -97,6 +84,7 @@ def test_pushes_nobody_waits_for_without_mpi4py_as_the_module(tmp_path):
     assert ends_well(job(tmp_path, body, module=False))
 
 
+@pytest.mark.thorough  # test_all_that_may_be_under_way_at_the_end has it, among others
 def test_a_push_that_the_other_rank_never_makes(tmp_path):
     """One rank ends with a thread that waits for the other, which has ended before."""
     body = """
@@ -107,6 +95,7 @@ def test_a_push_that_the_other_rank_never_makes(tmp_path):
     assert ends_well(job(tmp_path, body))
 
 
+@pytest.mark.thorough  # test_all_that_may_be_under_way_at_the_end has it, among others
 def test_a_session_that_nobody_holds_any_more(tmp_path):
     """Its thread still works when the process ends."""
     body = """
@@ -114,6 +103,24 @@ def test_a_session_that_nobody_holds_any_more(tmp_path):
         session.push(f"w{number}", fresh(300_000))
     world.Barrier()
     del session
+    """
+    assert ends_well(job(tmp_path, body))
+
+
+def test_all_that_may_be_under_way_at_the_end(tmp_path):
+    """Pushes nobody waits for, of a session nobody holds, that the other rank never makes, that a thread waits for."""
+    body = """
+    dropped, alone, awaited = (espresso_mpi.Session(timeout=20) for _ in range(3))
+    for number in range(4):
+        session.push(f"w{number}", fresh(300_000))
+        dropped.push(f"w{number}", fresh(300_000))
+    world.Barrier()
+    del dropped
+    if rank == 0:
+        alone.push("alone", fresh())
+        handle = awaited.push("alone", fresh())
+        threading.Thread(target=lambda: said(handle.wait), daemon=True).start()
+        time.sleep(0.5)
     """
     assert ends_well(job(tmp_path, body))
 
@@ -150,9 +157,8 @@ def test_sys_exit_with_a_status_ends_the_job(tmp_path):
             sys.exit(7)
         session.push("w", fresh()).wait()
     """
-    status, output, seconds = job(tmp_path, body)
+    status, output = job(tmp_path, body)
     assert status not in (0, launch.TIMED_OUT), output
-    assert seconds < 45
 
 
 def test_the_rank_that_left_is_named(tmp_path):
@@ -183,17 +189,15 @@ def test_the_end_of_a_process_is_told(tmp_path):
     assert ends_well(job(tmp_path, body), "told")
 
 
-def test_ctrl_c_in_a_wait(tmp_path):
-    """It ends the wait at once; what it means for the session depends on who was driving, and is said."""
+def test_ctrl_c(tmp_path):
+    """It ends a wait at once; what it means for the session depends on who was driving, and is said. And a sync."""
     body = """
     session.sync([fresh()])  # an interrupt while a kernel is loaded would show in the exit status of Python as well
     if rank == 0:
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         handle = session.push("w", fresh())
-        start = time.monotonic()
         kind, text = said(handle.wait)
         assert kind == "KeyboardInterrupt", (kind, text)
-        assert time.monotonic() - start < 5
         if session.usable:
             world.send(True, 1)
             handle.wait()
@@ -206,14 +210,9 @@ def test_ctrl_c_in_a_wait(tmp_path):
         else:
             kind, text = said(session.push("w", fresh()).wait)
             assert kind == "RemoteError" and "KeyboardInterrupt" in text and "rank 0" in text, (kind, text)
-    print("survived", rank)
-    """
-    assert ends_well(job(tmp_path, body), "survived 0", "survived 1")
+    world.Barrier()
 
-
-def test_ctrl_c_in_a_sync(tmp_path):
-    body = """
-    session.sync([fresh()])  # an interrupt while a kernel is loaded would show in the exit status of Python as well
+    session = espresso_mpi.Session(timeout=60)
     if rank == 0:
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         assert said(lambda: session.sync(fresh()))[0] == "KeyboardInterrupt"
@@ -237,10 +236,9 @@ def test_an_uncaught_error_ends_the_job(tmp_path):
     handle.wait()
     session.push("v", fresh()).wait()
     """
-    status, output, seconds = job(tmp_path, body)
+    status, output = job(tmp_path, body)
     assert status not in (0, launch.TIMED_OUT), output
     assert "my own mistake" in output
-    assert seconds < 45
 
 
 def test_a_rank_that_is_killed_is_noticed(tmp_path):
@@ -252,11 +250,11 @@ def test_a_rank_that_is_killed_is_noticed(tmp_path):
     print(said(session.push("w", fresh()).wait))
     sys.exit(3)
     """
-    status, output, seconds = job(tmp_path, body)
+    status, output = job(tmp_path, body)
     assert status not in (0, launch.TIMED_OUT), output
-    assert seconds < 45
 
 
+@pytest.mark.thorough  # test_all_that_may_be_under_way_at_the_end has it, among others
 def test_threads_of_the_users_own_that_still_wait(tmp_path):
     """A daemon thread that waits for what never comes does not keep the process, nor crash it."""
     body = """
@@ -290,10 +288,8 @@ def test_without_thread_support_push_says_so(tmp_path):
     """
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(script))
-    program = shutil.which("espresso-mpi", path=str(Path(sys.executable).parent))
-    command = [program, "run", "-n", "2", "--timeout", str(LIMIT), "--", "python", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + 30)
-    assert ends_well((done.returncode, done.stdout + done.stderr, 0), "said so")
+    done = run_job(path, limit=LIMIT)
+    assert ends_well((done.returncode, done.stdout + done.stderr), "said so")
 
 
 def test_a_plan_of_this_mpi_fits_in_a_script_that_has_not_loaded_it(tmp_path):

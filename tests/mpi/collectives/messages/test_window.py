@@ -262,9 +262,9 @@ def named_by_others(world, call, settings):
 
 
 def test_bad_news_ends_a_wait(world):
-    transport = Transport(world.Dup(), TransportSettings(60.0, 16384))
+    """Long before its own limit, which is far beyond that of the test."""
+    transport = Transport(world.Dup(), TransportSettings(3600.0, 16384))
     world.Barrier()
-    start = time.monotonic()
 
     class Failing(WaitMonitor):
         def check(self):
@@ -274,7 +274,6 @@ def test_bad_news_ends_a_wait(world):
         with pytest.raises(ConnectionError), transport.waiter.monitored(Failing()):
             window_of(transport).allreduce(np.ones(5, np.float32), "float32", (0, 5), ReduceOp("sum"))
     world.Barrier()
-    assert time.monotonic() - start < 30
 
 
 def test_where_windows_fail_messages_are_used(world, monkeypatch, caplog):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
+from patience import until
+from rank_jobs import run_job
 
 from espresso_mpi.cluster import launch
 from espresso_mpi.collectives.messages import probe, probe_program, switches
@@ -50,27 +50,20 @@ def test_everything_else_fails_and_says_why(program, why):
 
 
 def test_a_program_that_hangs_is_stopped():
-    start = time.monotonic()
-    result = result_on("import time; time.sleep(60)", limit=0.5)
+    result = result_on("import time; time.sleep(1000)", limit=0.5)
     assert result == probe.ProbeResult(False, "no answer within 0.5 s")
-    assert time.monotonic() - start < 20
 
 
 def test_a_program_that_will_not_stop_is_killed_with_its_children(monkeypatch, tmp_path):
     monkeypatch.setattr(probe, "_GRACE_S", 0.5)
     mark = tmp_path / "pid"
-    child = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    child = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
     stubborn = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(1000)"
     )
-    start = time.monotonic()
     assert not result_on(stubborn, limit=3.0).works
-    assert time.monotonic() - start < 20
-    deadline = time.monotonic() + 10
-    while alive(int(mark.read_text())) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(int(mark.read_text()))
+    assert until(lambda: not alive(int(mark.read_text())))
 
 
 def alive(pid: int) -> bool:
@@ -223,12 +216,7 @@ if MPI.COMM_WORLD.rank == 1:
 
 
 def test_a_real_job_runs_inside_a_rank_of_another():
-    done = subprocess.run(
-        [sys.executable, "-m", "espresso_mpi", "run", "-n", "2", "--timeout", "60", "--", "python", "-c", NESTED],
-        capture_output=True,
-        text=True,
-        timeout=80,
-    )
+    done = run_job("-c", NESTED)
     assert "answer True" in done.stdout, done.stdout + done.stderr
 
 
