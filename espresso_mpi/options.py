@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from . import compressors
 from .collectives.data.layout import Topology
 from .collectives.messages.agreement import fingerprint
-from .collectives.messages.compiled_calls import MESSAGE_MAX
+from .collectives.messages.connection import MESSAGE_MAX
 from .collectives.messages.switches import by_tables, device_aware, single_copy
 from .collectives.messages.transport import MESSAGE_BYTES, TransportSettings
 from .collectives.program import check_payloads

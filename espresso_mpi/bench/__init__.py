@@ -30,7 +30,8 @@ Shared modules:
 - ``datasets``, ``gpt``, ``networks``, ``replica``, ``averaging``: data, models in PyTorch, and what averages their
   gradients.
 - ``blas``, ``ticks``, ``plots``: threads of matrix products, progress bars, and pictures.
-- ``report``, ``kept_sections``, ``wrapping``: the report, the sections that it keeps, and the width of its lines.
+- ``report``, ``report_texts``, ``kept_sections``, ``wrapping``: the report, its texts, the sections that it keeps, and
+  the width of its lines.
 
 May import: everything but ``cli``. To add a suite, write a module with a function ``main`` and a table of columns, its
 defaults, a command in ``cli.measuring``, and a section in ``report``.

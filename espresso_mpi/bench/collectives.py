@@ -15,7 +15,7 @@ import numpy as np
 
 from ..compressors import read_specs
 from ..errors import ConfigError
-from ..files.output import check_plot, check_writable, parse_sizes, progress
+from ..files.output import parse_sizes
 from .collective_cases import COLLECTIVES, REDUCING, Case, Elements
 from .collective_tables import TABLE, Row, draw
 from .compressed_cases import CompressedCase
@@ -23,7 +23,7 @@ from .defaults import Collectives as Defaults
 from .harness.columns import size_text
 from .harness.measuring import Measurement, measure
 from .harness.memory import lack
-from .harness.rows import publish
+from .harness.suite import Suite
 from .harness.timing import Repetitions, TimedMethod
 
 DENSE = "none"
@@ -64,24 +64,20 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    check_writable(json)
-    check_plot(plot)
+    run = Suite("collectives", world, json, plot)
     elements, names, lengths = Elements(dtype, op), chosen(collectives), lengths_of(sizes, factor)
     specs = specs_of(compressors, elements)
-    if world.size == 1:
-        print("bench collectives: one rank has nobody to send to; start several with espresso-mpi run -n 4")
+    run.note_one_rank()
     lengths = _that_fit(world, lengths, len(specs))
     points = [(name, n) for name in names for n in (lengths if name != "barrier" else [0])]
     rows: list[Row] = []
-    with progress("bench collectives", len(points) * repeats, world.rank == 0) as tick:
+    with run.repetitions(len(points), repeats, seconds) as repetitions:
         for name, nbytes in points:
             case = Case(world, name, nbytes, elements, out_of_place)
-            rows += _measured(case, specs if name != "barrier" else (), Repetitions(repeats, seconds, tick))
-    if world.rank == 0 and plot is not None:
-        draw(rows, plot)
-        print(f"wrote {plot}")
+            rows += _measured(case, specs if name != "barrier" else (), repetitions)
+    run.draw(partial(draw, rows))
     title = f"{world.size} ranks, {dtype}, {op}, {'out of' if out_of_place else 'in'} place; MPI's own in turns"
-    publish(world, "collectives", TABLE, title, rows, json, picture=None if plot is None else str(plot))
+    run.publish(TABLE, title, rows, picture=run.picture)
     return rows
 
 

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..files.output import check_writable, parse_sizes, progress, write_rows
+from ..files.output import parse_sizes
 from . import memory
 from .compressor_tables import COLD, TABLE, Row, by_size
 from .defaults import Compressors as Defaults
+from .harness.suite import Suite
 from .memory import last_level_cache
 
 _CACHED = 16
@@ -82,7 +83,7 @@ def main(
     Raises:
         ConfigError: an argument does not fit, or there is no GPU.
     """
-    check_writable(json)
+    run = Suite("compressors", json=json)
     specs = _specs(methods)
     lengths = [nbytes // 4 for nbytes in parse_sizes(sizes or _usual(device))]
     counts = _thread_counts(threads) if device == "cpu" else [0]
@@ -91,13 +92,12 @@ def main(
     if device == "cuda":
         require_gpu("--device cuda")
     rows: list[Row] = []
-    with progress("bench compressors", len(lengths) * len(counts) * repeats) as tick:
+    with run.progress(len(lengths) * len(counts) * repeats) as tick:
         for n in lengths:
             for count in counts:
                 rows += _measure(_Setup(device, count, n), specs, repeats, tick)
     _print(rows)
-    if json is not None:
-        write_rows(json, rows, cache=last_level_cache())
+    run.write(rows, cache=last_level_cache())
     return rows
 
 

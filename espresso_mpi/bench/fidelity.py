@@ -20,13 +20,13 @@ from espresso_mpi.errors import ConfigError
 
 from ..autotune.fidelity import BUDGETS, WINDOW, Passage, expected_error, spoiled
 from ..feedback import AUTO
-from ..files.output import check_writable, progress, write_rows
 from ..options import ALWAYS_ACCURATE, Accuracy, OptimizerRule
 from . import text
 from .datasets import Characters
 from .defaults import Fidelity as Defaults
 from .gpt_shape import Shape
 from .harness.columns import PERCENT_2, RATIO, Column, Table, Unit
+from .harness.suite import Suite
 from .model import learning_rate, to_bits
 
 RANKS, BATCH, CONTEXT = 2, 4, 48
@@ -94,7 +94,7 @@ def main(
         ConfigError: an argument does not fit.
         CorpusError: this Python has no training text.
     """
-    check_writable(json)
+    run = Suite("fidelity", json=json)
     specs = [spec for spec in registry.read_specs(compressors) if spec != "none"]
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
@@ -104,12 +104,11 @@ def main(
         raise ConfigError(f"--steps {steps}; expected at least {WINDOW + 1}")
     cases = [(model, optimizer, seed) for model, optimizer in RATES for seed in numbers]
     rows: list[Row] = []
-    with progress("bench fidelity", len(cases) * (1 + len(specs) + len(BUDGETS))) as tick:
+    with run.progress(len(cases) * (1 + len(specs) + len(BUDGETS))) as tick:
         for model, optimizer, seed in cases:
             rows += _Case(model, optimizer, seed, steps, tick).rows(specs)
     TABLE.show(f"bench fidelity: {RANKS} simulated ranks, {steps} steps", rows)
-    if json is not None:
-        write_rows(json, rows, ranks=RANKS, steps=steps)
+    run.write(rows, ranks=RANKS, steps=steps)
     return rows
 
 

@@ -19,14 +19,13 @@ import numpy as np
 
 from ..cluster import launch
 from ..compressors import read_specs
-from ..files.output import check_writable, progress
 from ..tracing import pictures
 from . import blas
 from .defaults import Overlap as Defaults
 from .harness import columns
 from .harness.checks import Inputs, wrong_together
 from .harness.columns import MS, RATIO, SHARE, Column, Table
-from .harness.rows import publish
+from .harness.suite import Suite
 from .harness.timing import Repetitions, TimedMethod, interleaved, timed
 from .tensors import shapes_of
 
@@ -115,15 +114,13 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    check_writable(json)
-    pictures.check_trace(trace)
+    run = Suite("overlap", world, json, trace=trace)
     specs, shapes = read_specs(compressors), shapes_of(sizes)
     _one_thread(world)
-    with progress("bench overlap", repeats, world.rank == 0) as tick:
-        repetitions = Repetitions(repeats, None if seconds is None else seconds * len(specs), tick)
+    with run.repetitions(1, repeats, None if seconds is None else seconds * len(specs)) as repetitions:
         rows = _measured(world, Inputs(world, shapes), specs, compute_ms, repetitions, trace)
     title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {world.size} ranks: compute and sync at once"
-    publish(world, "overlap", TABLE, title, rows, json, network="ResNet-101" if sizes is None else sizes)
+    run.publish(TABLE, title, rows, network="ResNet-101" if sizes is None else sizes)
     return rows
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..compressors import read_specs
-from ..files.output import check_writable, parse_sizes, progress
+from ..files.output import parse_sizes
 from ..planner.model.tree import named_routes
 from ..types import Route, TensorSpec
 from .bound import topology_of
@@ -22,7 +22,8 @@ from .harness import columns
 from .harness.checks import Inputs
 from .harness.columns import BYTES, RATIO, Column, Table
 from .harness.measuring import CHECKED, by_session, measure
-from .harness.rows import Timing, publish
+from .harness.rows import Timing
+from .harness.suite import Suite
 from .harness.timing import Repetitions, TimedMethod, route_name
 
 NAME = "x"
@@ -81,16 +82,15 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    check_writable(json)
+    run = Suite("routes", world, json)
     lengths, specs = parse_sizes(sizes), read_specs(compressors)
-    if world.size == 1:
-        print("bench routes: one rank has nobody to send to; start several with espresso-mpi run -n 4")
+    run.note_one_rank()
     rows: list[Row] = []
-    with progress("bench routes", len(lengths) * len(specs) * repeats, world.rank == 0) as tick:
+    with run.repetitions(len(lengths) * len(specs), repeats, seconds) as repetitions:
         for nbytes in lengths:
             for spec in specs:
-                rows += _measured(world, nbytes, spec, Repetitions(repeats, seconds, tick))
-    publish(world, "routes", TABLE, f"one array by every named route, {world.size} ranks", rows, json)
+                rows += _measured(world, nbytes, spec, repetitions)
+    run.publish(TABLE, f"one array by every named route, {world.size} ranks", rows)
     return rows
 
 

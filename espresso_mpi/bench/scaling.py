@@ -19,13 +19,14 @@ import numpy as np
 
 from ..compressors import read_specs
 from ..errors import ConfigError
-from ..files.output import check_plot, check_writable, milliseconds, parse_sizes, progress, write_rows
+from ..files.output import milliseconds, parse_sizes
 from .defaults import Scaling as Defaults
 from .harness import columns
-from .harness.checks import Inputs, wrong_mean, wrong_together
+from .harness.checks import Inputs, wrong_sum
 from .harness.columns import GB_PER_S, SHARE, Column, Table, Unit, size_text
 from .harness.measuring import CHECKED, by_session, measure
 from .harness.rows import Timing
+from .harness.suite import ONE_RANK, Suite
 from .harness.timing import Repetitions, TimedMethod
 
 MPI_METHOD = "mpi-allreduce-fp32"
@@ -84,17 +85,18 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    check_writable(json)
-    check_plot(plot)
+    run = Suite("scaling", world, json, plot)
     lengths, specs, counts = sorted(parse_sizes(sizes)), read_specs(compressors), _counts(ranks, world.size)
     (limit,) = parse_sizes(rank_limit)
     plan = [(count, n) for count in counts for n in lengths if count == world.size or n <= limit]
     rows: list[Row] = []
-    with progress("bench scaling", len(plan) * repeats, world.rank == 0) as tick:
+    with run.repetitions(len(plan), repeats, seconds) as repetitions:
         for count, nbytes in plan:
-            rows += _on_the_first(world, count, partial(_measured, nbytes, specs, Repetitions(repeats, seconds, tick)))
-    if world.rank == 0:
-        _finish(rows, json, plot)
+            rows += _on_the_first(world, count, partial(_measured, nbytes, specs, repetitions))
+    run.draw(partial(draw, rows))
+    if run.leads:
+        TABLE.show(f"t = α + β · bytes, up to {max(row.ranks for row in rows)} ranks", curves(rows))
+    run.write(rows, fits=[asdict(line) for line in fits(rows)], picture=run.picture)
     return rows
 
 
@@ -125,7 +127,7 @@ def fit(nbytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 def _counts(text: str | None, size: int) -> list[int]:
     """Numbers of ranks to measure with, all of them last."""
     if size < 2:
-        raise ConfigError("bench scaling: one rank has nobody to send to; start several with espresso-mpi run -n 4")
+        raise ConfigError(f"bench scaling: {ONE_RANK}")
     if text is None:
         return sorted({size, *(2**i for i in range(1, size.bit_length()) if 2**i <= size)})
     parts = text.split(",")
@@ -170,23 +172,12 @@ def _mpi(comm: Any, inputs: Inputs, arrays: dict[str, np.ndarray]) -> TimedMetho
     def check() -> int:
         inputs.refill(arrays)
         run()
-        mean = out / np.float32(comm.size)
-        return wrong_together(comm, [mean], lambda: wrong_mean(mean, [source[NAME] for source in inputs.of_all()]))
+        return wrong_sum(comm, out, lambda: [source[NAME] for source in inputs.of_all()])
 
     return TimedMethod(MPI_METHOD, run, check, partial(inputs.refill, arrays))
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
-
-
-def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
-    TABLE.show(f"t = α + β · bytes, up to {max(row.ranks for row in rows)} ranks", curves(rows))
-    if plot is not None:
-        draw(rows, plot)
-        print(f"wrote {plot}")
-    if json is not None:
-        found = [asdict(line) for line in fits(rows)]
-        write_rows(json, rows, kind="scaling", fits=found, picture=None if plot is None else str(plot))
 
 
 @dataclass(frozen=True)

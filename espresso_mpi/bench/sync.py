@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..compressors import read_specs
-from ..files.output import check_writable, parse_sizes, progress
-from ..tracing import pictures
+from ..files.output import parse_sizes
 from .bound import Bound, Yardsticks, bound, memory_traffic, topology_of
 from .defaults import Sync as Defaults
 from .harness.checks import Inputs
 from .harness.columns import size_text
 from .harness.measuring import Measurement, by_session, measure
-from .harness.rows import publish
+from .harness.suite import Suite
 from .harness.timing import Repetitions, TimedMethod, route_name
 from .mpi_own import FP16, FP32, Allreduces, least_sent, least_traffic
 from .sync_tables import TABLE, Row, rates_text
@@ -53,22 +52,20 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    check_writable(json)
-    pictures.check_trace(trace)
+    run = Suite("sync", world, json, trace=trace)
     lengths, specs = parse_sizes(sizes), () if only_mpi else read_specs(compressors)
-    if world.size == 1:
-        print("bench sync: one rank has nobody to send to; start several with espresso-mpi run -n 4")
+    run.note_one_rank()
     rows: list[Row] = []
     rates: dict[str, Any] = {}
-    with progress("bench sync", len(lengths) * repeats, world.rank == 0) as tick:
+    with run.repetitions(len(lengths), repeats, seconds) as repetitions:
         for nbytes in lengths:
             wanted = trace if nbytes == lengths[-1] else None
-            suite = _Suite(world, nbytes, specs, route)
-            rows += suite.measured(Repetitions(repeats, seconds, tick), wanted)
-            rates[str(nbytes)] = suite.rates
+            case = _Case(world, nbytes, specs, route)
+            rows += case.measured(repetitions, wanted)
+            rates[str(nbytes)] = case.rates
     title = f"one array, {world.size} ranks; speed-up over MPI_Allreduce and our fp16 in the same run"
-    publish(world, "sync", TABLE, title, rows, json, yardsticks=rates)
-    if world.rank == 0:
+    run.publish(TABLE, title, rows, yardsticks=rates)
+    if run.leads:
         for length, rate in rates.items():
             print(f"{size_text(int(length))}: {rates_text(rate)}")
     return rows
@@ -77,7 +74,7 @@ def main(
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-class _Suite:
+class _Case:
     """All methods on one size. Collective, as are its methods."""
 
     def __init__(self, comm: Any, nbytes: int, specs: Sequence[str], route: str | None) -> None:

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from ..compressors import read_specs
-from ..files.output import check_writable, parse_sizes, progress
+from ..files.output import parse_sizes
 from ..planner.workloads.models import MODELS
 from .defaults import Tensors as Defaults
 from .harness import columns
-from .harness.checks import Inputs, wrong_mean, wrong_together
+from .harness.checks import Inputs, wrong_sum
 from .harness.columns import MB, RATIO, Column, Table
 from .harness.measuring import by_session, measure
-from .harness.rows import Timing, publish
+from .harness.rows import Timing
+from .harness.suite import Suite
 from .harness.timing import Repetitions, TimedMethod
 
 FUSED, EACH = "mpi-allreduce-fused", "mpi-allreduce-each"
@@ -89,12 +90,12 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    check_writable(json)
+    run = Suite("tensors", world, json)
     specs, shapes = read_specs(compressors), shapes_of(sizes)
-    with progress("bench tensors", repeats, world.rank == 0) as tick:
-        rows = _measured(world, shapes, specs, Repetitions(repeats, seconds, tick))
+    with run.repetitions(1, repeats, seconds) as repetitions:
+        rows = _measured(world, shapes, specs, repetitions)
     title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {world.size} ranks"
-    publish(world, "tensors", TABLE, title, rows, json, network="ResNet-101" if sizes is None else sizes)
+    run.publish(TABLE, title, rows, network="ResNet-101" if sizes is None else sizes)
     return rows
 
 
@@ -126,8 +127,7 @@ def _fused(comm: Any, inputs: Inputs) -> TimedMethod:
 
     def check() -> int:
         comm.Allreduce(flat, out, MPI.SUM)
-        mean = out / np.float32(comm.size)
-        return wrong_together(comm, [mean], lambda: wrong_mean(mean, [_joined(s) for s in inputs.of_all()]))
+        return wrong_sum(comm, out, lambda: [_joined(s) for s in inputs.of_all()])
 
     return TimedMethod(FUSED, lambda: comm.Allreduce(flat, out, MPI.SUM), check)
 
@@ -146,7 +146,6 @@ def _each(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray]) -> TimedMe
     def check() -> int:
         inputs.refill(grads)
         run()
-        mean = _joined(grads) / np.float32(comm.size)
-        return wrong_together(comm, [mean], lambda: wrong_mean(mean, [_joined(s) for s in inputs.of_all()]))
+        return wrong_sum(comm, _joined(grads), lambda: [_joined(s) for s in inputs.of_all()])
 
     return TimedMethod(EACH, run, check, partial(inputs.refill, grads))

@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ConfigError
-from ..files.output import check_writable, progress
 from .defaults import Torch as Defaults
 from .gpt_shape import Shape
 from .harness.columns import MS, PERCENT, RATIO, Column, Table
-from .harness.rows import publish
-from .harness.timing import Repetitions, TimedMethod, interleaved
+from .harness.suite import Suite
+from .harness.timing import TimedMethod, interleaved
 
 
 @dataclass(frozen=True)
@@ -93,19 +92,18 @@ def main(
 
     torch.set_num_threads(1)
     world, shape = MPI.COMM_WORLD, Shape(width=width, layers=layers)
-    check_writable(json)
+    run = Suite("torch", world, json)
     gloo = torch_ways.open_groups()
     ways = [torch_ways.Way(world, spec, shape, batch, gloo) for spec in methods.split(",")]
     for way in ways:
         way.settle()
-    with progress("bench torch", repeats, world.rank == 0) as tick:
-        repetitions = Repetitions(repeats, None if seconds is None else seconds * len(ways), tick)
+    with run.repetitions(1, repeats, None if seconds is None else seconds * len(ways)) as repetitions:
         times = interleaved(world, [TimedMethod(way.spec, way.step) for way in ways], repetitions)
     found = rows([way.spec for way in ways], times, shape.parameters, {way.spec: way.planning for way in ways})
     for way in ways:
         way.close()
     title = f"GPT of {shape.parameters / 1e6:.1f} M parameters, AdamW, batch {batch}, {world.size} ranks"
-    publish(world, "torch", TABLE, title, found, json, network=title)
+    run.publish(TABLE, title, found, network=title)
     return found
 
 

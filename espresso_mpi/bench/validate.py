@@ -23,7 +23,7 @@ from ..autotune.autoplan import summary
 from ..collectives.messages.agreement import on_rank_0
 from ..compressors import read_specs
 from ..errors import ConfigError
-from ..files.output import check_writable, progress, write_rows
+from ..files.output import progress
 from ..options import Tuning
 from ..planner.model.beside import beside
 from ..planner.model.problem import evaluated
@@ -39,6 +39,7 @@ from ..types import Plan
 from . import text, validate_tables
 from .deep import DeepModel, DeepShape
 from .defaults import Validate as Defaults
+from .harness.suite import Suite
 from .model import CharModel, ModelShape
 from .ticks import STEPS, Ticks
 from .validate_tables import Row
@@ -101,7 +102,7 @@ def main(
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    check_writable(json)
+    run = Suite("validate", world, json)
     cases = _cases(tensors, calls)
     if world.size == 1:
         raise ConfigError("bench validate: one rank has nobody to synchronise with; start it on several, or in the lab")
@@ -117,12 +118,9 @@ def main(
     for case in cases:
         tuning = Tuning(tuple(names), seconds=profile_seconds / 5, every=10**9)
         rows += _compared(world, trainers[case.tensors], case, made[case], known, tuning, seconds / len(cases))
-    if world.rank == 0:
+    if run.leads:
         _print(rows)
-        if json is not None:
-            write_rows(
-                json, rows, kind="validate", nbytes=max(workload.nbytes for workload in known.workloads.values())
-            )
+    run.write(rows, nbytes=max(workload.nbytes for workload in known.workloads.values()))
     return rows
 
 

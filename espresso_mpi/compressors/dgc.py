@@ -28,14 +28,14 @@ from . import kept
 from .base import LIMIT
 from .checks import check_number
 from .context import Context
-from .kernels.cpu import clipping, samples, sparse
+from .kernels.cpu import clipping, sparse
 from .optional import Keeps
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class Dgc(kept.Kept):
+class Dgc(kept.Counted):
     """Deep gradient compression. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero. With other ``values``:
@@ -52,7 +52,6 @@ class Dgc(kept.Kept):
     mu: float = 0.9
     clip: float = 0.0
     values: str = "fp32"
-    counted = True
     name = "dgc"
     averages = False
     keeps: ClassVar[Keeps] = {"momentum": "average"}
@@ -64,13 +63,8 @@ class Dgc(kept.Kept):
         check_number("dgc", "clip", self.clip, 0, LIMIT)
         object.__setattr__(self, "homogeneous", self.clip == 0)
 
-    def contraction(self, n: int) -> float:
-        return self._contraction(n, self._quota(n).least) if n else 1.0
-
     def gaussian_error(self, n: int) -> float | None:
-        if not n or self.clip:
-            return None
-        return self._gaussian_error(n, sparse.sampled_error(n, self.count(n)), self.count(n) / n)
+        return None if self.clip else super().gaussian_error(n)
 
     def encode_traffic(self, n: int) -> int:
         """With a residual and the momentum, each twice."""
@@ -79,19 +73,15 @@ class Dgc(kept.Kept):
     def second_pass(self) -> Dgc:
         return replace(self, mu=0.0, clip=0.0)
 
-    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        quota, rank = self._quota(x.size), samples.aim(x.size, self.count(x.size))
+    def _momentum_cpu(self, x: np.ndarray, context: Context) -> sparse.Momentum:
         factor = clipping.clip_factor(x, self._limit(context), context) if self.clip else 1.0
-        momentum = sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
-        sparse.encode_counted(x, residual, momentum, quota, None, rank, plain, context)
+        return sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
 
-    def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
+    def _momentum_cuda(self, x: Any, context: Context) -> Any:
         from .kernels.cuda import sparse as cuda_sparse
 
-        quota, rank = self._quota(x.size), samples.aim(x.size, self.count(x.size))
         factor = cuda_sparse.clip_factor(x, self._limit(context), context) if self.clip else None
-        momentum = cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
-        cuda_sparse.encode(x, residual, momentum, quota, None, rank, plain, context)
+        return cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
 
     def _quota(self, n: int) -> sparse.Quota:
         k = self.count(n)

@@ -17,7 +17,7 @@ import numpy as np
 from .base import Compressor
 from .checks import check_choice, check_number
 from .context import Context
-from .kernels.cpu import positions, sparse
+from .kernels.cpu import positions, samples, sparse
 from .registry import get
 
 VALUES = ("fp32", "fp16", "int8", "int4", "int2", "onebit")
@@ -173,6 +173,54 @@ class Kept(Rounded):
             return sparse.split(plain)
         middle = plain.size // 2
         return None, plain[:middle].view(np.uint32), plain[middle:].view(np.float32)
+
+
+class Counted(Kept):
+    """Methods that send what reaches a threshold, k elements at the most.
+
+    Payload with ``values=fp32``: a uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are
+    zero. The threshold comes from a sample, unless ``_key`` gives it.
+    """
+
+    counted = True
+
+    @abstractmethod
+    def _quota(self, n: int) -> sparse.Quota:
+        """How many elements go, at most and at least."""
+
+    def _aim(self, n: int) -> int:
+        """The rank of the threshold in the sample."""
+        return samples.aim(n, self.count(n))
+
+    def _key(self) -> int | None:
+        """The bits of the threshold, as float32; None: it comes from the sample."""
+        return None
+
+    def _momentum_cpu(self, x: np.ndarray, context: Context) -> sparse.Momentum | None:
+        """What the values enter before the choice; None: nothing."""
+        return None
+
+    def _momentum_cuda(self, x: Any, context: Context) -> Any:
+        """As ``_momentum_cpu``."""
+        return None
+
+    def contraction(self, n: int) -> float:
+        return self._contraction(n, self._quota(n).least) if n else 1.0
+
+    def gaussian_error(self, n: int) -> float | None:
+        if not n:
+            return None
+        return self._gaussian_error(n, sparse.sampled_error(n, self.count(n)), self.count(n) / n)
+
+    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        momentum, n = self._momentum_cpu(x, context), x.size
+        sparse.encode_counted(x, residual, momentum, self._quota(n), self._key(), self._aim(n), plain, context)
+
+    def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
+        from .kernels.cuda import sparse as cuda_sparse
+
+        momentum, n = self._momentum_cuda(x, context), x.size
+        cuda_sparse.encode(x, residual, momentum, self._quota(n), self._key(), self._aim(n), plain, context)
 
 
 @lru_cache

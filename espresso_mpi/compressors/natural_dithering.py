@@ -11,17 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .checks import check_choice, check_positive_int
-from .families.dithered import Dithering
-from .kernels.cpu.quantiser import L2, MAX, Quantiser
+from .families.dithered import Levelled
 from .registry import register
-
-_NORMS = {"max": MAX, "l2": L2}
 
 
 @register
 @dataclass(frozen=True)
-class NaturalDithering(Dithering):
+class NaturalDithering(Levelled):
     """Stochastic powers of two. Payload: ``width`` uint64 for each 64 elements, then a float32 lowest level a block.
 
     Args:
@@ -31,22 +27,11 @@ class NaturalDithering(Dithering):
         scaled: divide by 1 + ω: biased, a contraction with δ = 1/(1 + ω), for error feedback.
     """
 
-    levels: int = 7
-    norm: str = "max"
-    block: int = 128
-    scaled: bool = False
     name = "natural_dithering"
     examples = (
         "natural_dithering:levels=3,norm=l2",
         "natural_dithering:levels=27,block=100",
         "natural_dithering:levels=2,norm=l2,block=2048,scaled=true",
     )
-
-    def __post_init__(self) -> None:
-        check_positive_int("natural_dithering", "levels", self.levels, high=27)
-        check_choice("natural_dithering", "norm", self.norm, tuple(_NORMS))
-        check_positive_int("natural_dithering", "block", self.block)
-
-    @property
-    def quantiser(self) -> Quantiser:
-        return Quantiser(self.block, self.levels, powers=True, norm=_NORMS[self.norm], scaled=self.scaled)
+    most = 27
+    powers = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numba import prange
@@ -27,7 +27,7 @@ from .registry import register
 
 @register
 @dataclass(frozen=True)
-class OneBit(signed.Blocked):
+class OneBit(signed.Scaled):
     """Scaled sign. Payload: ceil(n/64) uint64 of sign bits (1 = negative), then ceil(n/block) float32 scales.
 
     Args:
@@ -35,46 +35,22 @@ class OneBit(signed.Blocked):
     """
 
     name = "onebit"
-    divides = True
+    sides = 1
     examples: ClassVar[Sequence[str]] = ("onebit:block=64", "onebit:block=192")
-
-    def nbytes(self, n: int) -> int:
-        return cpu_signs.word_bytes(n) + 4 * self.blocks(n)
 
     def gaussian_error(self, n: int) -> float | None:
         """Exact: a block of d elements loses (d - 1)(1 - 2/π)."""
         return (1 - 2 / math.pi) * (1 - self.blocks(n) / max(n, 1))
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        words, scales = self._split(payload, x.size)
+        words, scales, _ = self._split(payload, x.size)
         context.cut = int(_encode(x, host.EMPTY if residual is None else residual, words, scales, self.block))
-
-    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
-        words, scales = self._split(payload, out.size)
-        cpu_signs.decode(out, words, scales, cpu_signs.NONE, self.block, add)
 
     def encoder(self, n: int) -> KernelCall:
         return KernelCall(_encode_at, (self.block,), grain=self.block, leading=1)
 
     def decoder(self, n: int) -> KernelCall:
         return KernelCall(_decode_at, (self.block,), grain=self.block)
-
-    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from .kernels.cuda import signs as cuda_signs
-
-        words, scales = self._split(payload, x.size)
-        context.cut = cuda_signs.encode(x, residual, words, scales, None, self.block)
-
-    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from .kernels.cuda import signs as cuda_signs
-
-        words, scales = self._split(payload, out.size)
-        cuda_signs.decode(words, scales, None, out, self.block, add, context.divisor)
-
-    def _split(self, payload: Any, n: int) -> tuple[Any, Any]:
-        """The payload's two parts as (uint64 sign words, float32 scales) views."""
-        head = cpu_signs.word_bytes(n)
-        return payload[:head].view(np.uint64), payload[head:].view(np.float32)
 
 
 @host.Kernel

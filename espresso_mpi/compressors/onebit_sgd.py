@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numba import prange
@@ -26,7 +26,7 @@ from .registry import register
 
 @register
 @dataclass(frozen=True)
-class OneBitSGD(signed.Blocked):
+class OneBitSGD(signed.Scaled):
     """Mean of each sign. Payload: ceil(n/64) uint64 of sign bits (1 = negative), then ceil(n/block) float32 means of
     the elements that are not negative, then as many of the negative ones. The mean of no elements is 0.
 
@@ -35,11 +35,8 @@ class OneBitSGD(signed.Blocked):
     """
 
     name = "onebit_sgd"
-    divides = True
+    sides = 2
     examples: ClassVar[Sequence[str]] = ("onebit_sgd:block=64", "onebit_sgd:block=192")
-
-    def nbytes(self, n: int) -> int:
-        return cpu_signs.word_bytes(n) + 8 * self.blocks(n)
 
     def gaussian_error(self, n: int) -> float | None:
         """Exact: a group of k > 0 elements loses (k - 1)(1 - 2/π), and a block has 2 - 2^(1 - d) groups on average."""
@@ -50,26 +47,6 @@ class OneBitSGD(signed.Blocked):
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         words, means, lows = self._split(payload, x.size)
         context.cut = int(_encode(x, host.EMPTY if residual is None else residual, words, means, lows, self.block))
-
-    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
-        words, means, lows = self._split(payload, out.size)
-        cpu_signs.decode(out, words, means, lows, self.block, add)
-
-    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
-        from .kernels.cuda import signs as cuda_signs
-
-        context.cut = cuda_signs.encode(x, residual, *self._split(payload, x.size), self.block)
-
-    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
-        from .kernels.cuda import signs as cuda_signs
-
-        cuda_signs.decode(*self._split(payload, out.size), out, self.block, add, context.divisor)
-
-    def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
-        """The payload's parts as (uint64 sign words, float32 means, float32 means of the negative) views."""
-        head, blocks = cpu_signs.word_bytes(n), self.blocks(n)
-        means = payload[head:].view(np.float32)
-        return payload[:head].view(np.uint64), means[:blocks], means[blocks:]
 
 
 @host.inline

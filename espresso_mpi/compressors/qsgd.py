@@ -14,17 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .checks import check_choice, check_positive_int
-from .families.dithered import Dithering
-from .kernels.cpu.quantiser import L2, MAX, Quantiser
+from .families.dithered import Levelled
 from .registry import register
-
-_NORMS = {"max": MAX, "l2": L2}
 
 
 @register
 @dataclass(frozen=True)
-class QSGD(Dithering):
+class QSGD(Levelled):
     """Stochastic levels of the block's norm. Payload: ``width`` uint64 for each 64 elements, a float32 step per block.
 
     Error feedback needs ω < 1, as with the defaults (0.45), or ``scaled``: unscaled with ω ≥ 1 it diverges.
@@ -36,10 +32,6 @@ class QSGD(Dithering):
         scaled: divide by 1 + ω: biased, a contraction with δ = 1/(1 + ω), for error feedback.
     """
 
-    levels: int = 7
-    norm: str = "max"
-    block: int = 128
-    scaled: bool = False
     name = "qsgd"
     examples = (
         "qsgd:levels=1,norm=l2",
@@ -47,12 +39,4 @@ class QSGD(Dithering):
         "qsgd:levels=300,norm=l2,block=100",
         "qsgd:levels=1,block=2048,scaled=true",
     )
-
-    def __post_init__(self) -> None:
-        check_positive_int("qsgd", "levels", self.levels, high=(1 << 15) - 1)
-        check_choice("qsgd", "norm", self.norm, tuple(_NORMS))
-        check_positive_int("qsgd", "block", self.block)
-
-    @property
-    def quantiser(self) -> Quantiser:
-        return Quantiser(self.block, self.levels, norm=_NORMS[self.norm], scaled=self.scaled)
+    most = (1 << 15) - 1

@@ -110,15 +110,22 @@ def _spans(a, b, start, n):  # type: ignore[no-untyped-def]
     return min(c, n), min(d, n), max(c - n, 0), max(d - n, 0)
 
 
+@host.inline
+def _chunk(chunk, each, n, k, start, low, high):  # type: ignore[no-untyped-def]
+    """The ends of a chunk of the circle; what is drawn there, and the first place and number of its values."""
+    a, b = chunk * each, min(n, (chunk + 1) * each)
+    where = sparse.room(each, n, k)
+    first, count = sparse.drawn(where, a, b, n, k, start, low, high)
+    return a, b, where, first, count
+
+
 @host.Kernel
 def _encode(x, residual, values, seed, factor):  # type: ignore[no-untyped-def]
     n, k = x.size, values.size
     start, low, high = sparse.plan(seed, n)
     each = sparse.chunk_of(n, k)
     for chunk in prange((n + each - 1) // each):
-        a, b = chunk * each, min(n, (chunk + 1) * each)
-        where = sparse.room(each, n, k)
-        first, count = sparse.drawn(where, a, b, n, k, start, low, high)
+        a, b, where, first, count = _chunk(chunk, each, n, k, start, low, high)
         if residual.size:
             c, d, e, f = _spans(a, b, start, n)
             host.sanitised_sum(residual[c:d], x[c:d])
@@ -138,9 +145,7 @@ def _decode(out, values, seed, factor, add):  # type: ignore[no-untyped-def]
     start, low, high = sparse.plan(seed, n)
     each = sparse.chunk_of(n, k)
     for chunk in prange((n + each - 1) // each):
-        a, b = chunk * each, min(n, (chunk + 1) * each)
-        where = sparse.room(each, n, k)
-        first, count = sparse.drawn(where, a, b, n, k, start, low, high)
+        a, b, where, first, count = _chunk(chunk, each, n, k, start, low, high)
         if not add:
             c, d, e, f = _spans(a, b, start, n)
             out[c:d] = np.float32(0)

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from . import kept
 from .base import LIMIT
 from .checks import check_number
-from .context import Context
 from .kernels.cpu import samples, sparse
 from .registry import register
 
@@ -30,7 +28,7 @@ _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 
 @register
 @dataclass(frozen=True)
-class Threshold(kept.Kept):
+class Threshold(kept.Counted):
     """What reaches a value. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero. With other ``values``:
@@ -45,7 +43,6 @@ class Threshold(kept.Kept):
     value: float = 0.01
     ratio: float = 0.01
     values: str = "fp32"
-    counted = True
     name = "threshold"
     examples = ("threshold:value=2.0,ratio=0.1", "threshold:value=0.5,ratio=1.0", "threshold:values=fp16")
     homogeneous = False
@@ -54,9 +51,6 @@ class Threshold(kept.Kept):
         check_number("threshold", "value", self.value, _TINIEST, LIMIT)
         self._check_kept()
 
-    def contraction(self, n: int) -> float:
-        return self._contraction(n, 1)
-
     def gaussian_error(self, n: int) -> float | None:
         if not n:
             return None
@@ -64,17 +58,11 @@ class Threshold(kept.Kept):
         share = min(max(reach, 1 / n), self.count(n) / n)
         return self._gaussian_error(n, sparse.gaussian_error(share), share)
 
-    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        quota, rank = self._quota(x.size), samples.aim_above(x.size, self.count(x.size))
-        sparse.encode_counted(x, residual, None, quota, self._key(), rank, plain, context)
-
-    def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
-        from .kernels.cuda import sparse as cuda_sparse
-
-        cuda_sparse.encode(x, residual, None, self._quota(x.size), self._key(), 0, plain, context)
-
     def _quota(self, n: int) -> sparse.Quota:
         return sparse.Quota(most=self.count(n), least=1, few=1)
+
+    def _aim(self, n: int) -> int:
+        return samples.aim_above(n, self.count(n))
 
     def _key(self) -> int:
         return int(np.float32(self.value).view(np.uint32))

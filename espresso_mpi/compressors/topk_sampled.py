@@ -13,19 +13,15 @@ It converges only with error feedback.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from . import kept
-from .context import Context
-from .kernels.cpu import samples, sparse
+from .kernels.cpu import sparse
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class TopKSampled(kept.Kept):
+class TopKSampled(kept.Counted):
     """Top-k by a sampled threshold. Payload: 8 + 8·k bytes.
 
     A uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are zero. With other ``values``:
@@ -38,30 +34,11 @@ class TopKSampled(kept.Kept):
 
     ratio: float = 0.01
     values: str = "fp32"
-    counted = True
     name = "topk_sampled"
     examples = ("topk_sampled:ratio=0.3", "topk_sampled:ratio=0.001", "topk_sampled:values=int8")
 
     def __post_init__(self) -> None:
         self._check_kept()
-
-    def contraction(self, n: int) -> float:
-        return self._contraction(n, self._quota(n).least) if n else 1.0
-
-    def gaussian_error(self, n: int) -> float | None:
-        if not n:
-            return None
-        return self._gaussian_error(n, sparse.sampled_error(n, self.count(n)), self.count(n) / n)
-
-    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        quota, rank = self._quota(x.size), samples.aim(x.size, self.count(x.size))
-        sparse.encode_counted(x, residual, None, quota, None, rank, plain, context)
-
-    def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
-        from .kernels.cuda import sparse as cuda_sparse
-
-        quota, rank = self._quota(x.size), samples.aim(x.size, self.count(x.size))
-        cuda_sparse.encode(x, residual, None, quota, None, rank, plain, context)
 
     def _quota(self, n: int) -> sparse.Quota:
         k = self.count(n)

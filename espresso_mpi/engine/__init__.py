@@ -4,6 +4,7 @@ Calls:
 
 - ``intake``, ``calls``, ``inbox``: turn arguments into pending calls, and hold them until they are announced.
 - ``negotiation``, ``rounds``: rounds in which the ranks learn which calls the others have made.
+- ``lifecycle``, ``settling``: parts of the engine: calls come and end; what follows from a round.
 - ``diagnostics``: the errors that all ranks raise.
 - ``guard``: finds tensors that change while they are in flight.
 - ``nonfinite``: handles values that cannot be summed.
@@ -15,7 +16,7 @@ Tensors that travel together:
 - ``payload_buckets``: decides which compressed tensors share messages.
 - ``dense_steps``: sends the first steps of a tensor dense.
 - ``part_buffers``: the working arrays of reduce-scatter and allgather.
-- ``jobs``: the steps of buckets.
+- ``jobs``, ``programs``: the steps of buckets, and their compiled routes.
 
 Execution:
 

@@ -9,15 +9,12 @@ from typing import Any
 
 from ..arrays import device
 from ..collectives import ranges
-from ..collectives.executor import Program
 from ..collectives.lanes import LaneRunner
 from ..collectives.messages.transport import Transport
-from ..collectives.program import segment_of
 from ..collectives.progress import Progress, RoundRobinRunner, Segment
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
-from ..types import ITEMSIZE
 from . import fast_path
 from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
@@ -31,13 +28,14 @@ from .part_buffers import buffer_of
 from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
 from .piggybacking import Piggybacking
+from .programs import Programs
 from .steady_calls import SteadyBucket, SteadyCalls
 from .table_piggyback import TablePiggybacks
 
 _LOG = logging.getLogger("espresso_mpi")
 
-_ARRANGEMENTS, _PROGRAMS = 256, 4096
-"""Sizes of the caches: which small tensors share a buffer may differ from step to step."""
+_ARRANGEMENTS = 256
+"""Size of the cache: which small tensors share a buffer may differ from step to step."""
 
 _ARRANGED = 512
 """Calls of the largest arrangement that is cached: the more calls run together, the less likely they do so again."""
@@ -81,7 +79,7 @@ class Dispatcher(Piggybacking):
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
         self._whole: dict[int, tuple[Bucket, ...]] = {}  # likewise, as one array
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._programs = Programs(transport)
         self._fuse_bytes = options.fusion
         self._payload_buckets = PayloadBuckets(transport, recorder)
 
@@ -184,7 +182,7 @@ class Dispatcher(Piggybacking):
                 self.runner.add(segment, together[0].priority)
         if len(new) == 1:
             self._steady.remember(new[0], buckets, lambda several: self._payload_buckets.program_of(
-                several[0], [self._program(bucket, 0) for bucket in several]
+                several[0], [self._programs.of(bucket, 0, self._options.segment_bytes) for bucket in several]
             ))  # fmt: skip
 
     def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Bucket, ...]:
@@ -289,7 +287,7 @@ class Dispatcher(Piggybacking):
         bucket, arrays = ready.bucket, ready.arrays
         shift = ranges.shift(bucket.dtype, self._transport.topology) if ready.large and not bucket.compressor else 0
         job = self._jobs.job(bucket, self._jobs.count(bucket, self.sync_state), self.sync_state, self.seed)
-        program = self._program(bucket, job.step, alone)
+        program = self._programs.of(bucket, job.step, self._options.segment_bytes, alone)
         buffer = buffer_of(program, ready.owners, bucket, arrays, ready.skip, self._transport, self.sync_state.store,
                            self.tally, ready.checks, shift)  # fmt: skip
         before, left = self._latest.get(bucket.name), [program.count]
@@ -319,25 +317,6 @@ class Dispatcher(Piggybacking):
             return
         self.running.pop(call, None)
         self._finish(call)
-
-    def _program(self, bucket: Bucket, step: int, alone: bool = False) -> Program:
-        """What runs a bucket; ``alone``: nothing else does, so that a dense one is cut into more segments."""
-        compressor, segment_bytes = bucket.compressor and bucket.compressor.at(step), self._options.segment_bytes
-        dtype = bucket.dtype if compressor is None else "float32"
-        if alone and compressor is None:
-            segment_bytes = segment_of(bucket.size * ITEMSIZE[dtype], segment_bytes)
-        route, half = bucket.strategy.route, bucket.half
-        key = (bucket.compressor, compressor, route, bucket.size, dtype, bucket.total, half, segment_bytes)
-        program = self._programs.get(key)
-        if program is None:
-            final = None if bucket.compressor is None else bucket.compressor.at(None).nbytes(bucket.size)
-            program = Program(
-                self._transport, route, compressor, bucket.size, dtype, segment_bytes, final, bucket.total, half,
-            )  # fmt: skip
-            if len(self._programs) >= _PROGRAMS:
-                self._programs.clear()
-            self._programs[key] = program
-        return program
 
     def _fusion_limit(self, batches: Sequence[Batch]) -> int:
         """Bytes below which dense tensors share a buffer: where copying in and out costs less than a collective."""

@@ -6,7 +6,7 @@ import logging
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..arrays import buffers, device
 from ..arrays.any_dtype import adopt_any
@@ -27,6 +27,16 @@ Flat = Callable[[], Iterable[tuple[str, Any]]]
 
 Noted = Callable[[CallKey, "Sequence[Gradient] | None"], None]
 """Called with each call and its tensors before they are sent; None: it failed on this rank."""
+
+
+class _Taken(NamedTuple):
+    """What a call takes: arrays, claimed memory, their GPU, when it has passed what is queued, or why it cannot."""
+
+    gradients: list[Gradient]
+    claimed: guard.Spans
+    gpu: int | None
+    arrival: device.Arrival | None
+    problem: EspressoError | None
 
 
 class Intake:
@@ -54,20 +64,14 @@ class Intake:
         noted: Noted,
     ) -> PendingCall:
         """A pending call over the caller's memory; an error is stored until all ranks know of it."""
-        gradients = list[Gradient]()
-        claimed: guard.Spans = ()
-        batch, problem, order, gpu, arrival = None, None, 0.0, None, None
-        try:
+        batch, order = None, 0.0
+
+        def adopt() -> list[Gradient]:
+            nonlocal order
             order = _checked_priority(priority)
-            gradients += [buffers.adopt_gradient(name, value) for name, value in flat()]
-            spans = guard.spans(gradients, title)
-            gpu, arrival = self._queued_before(gradients)
-            self.claims.claim(spans)
-            claimed = spans
-        except EspressoError as error:
-            problem = error
-        except Exception as error:  # a foreign array may raise anything
-            problem = GradientError(f"grads: cannot be read: {type(error).__name__}: {error}")
+            return [buffers.adopt_gradient(name, value) for name, value in flat()]
+
+        gradients, claimed, gpu, arrival, problem = self._taken(adopt, title, "grads: cannot be read")
         specs = tuple(gradient.spec for gradient in gradients)
         try:
             noted(key, gradients if problem is None else None)
@@ -102,22 +106,20 @@ class Intake:
             make: decides what is done with them.
             guarded: claim their memory, and find out whether the caller changes it meanwhile.
         """
-        gradients = list[Gradient]()
-        claimed: guard.Spans = ()
         arrays: Mapping[str, Any] = {}
-        given, made, problem, gpu, arrival = None, None, None, None, None
-        try:
+        given, made = None, None
+
+        def adopt() -> list[Gradient]:
+            nonlocal arrays, given
             arrays, given = take()
-            gradients += [adopt_any(name, value, written=value is given) for name, value in arrays.items()]
-            spans = guard.spans(gradients, title) if guarded else ()
-            gpu, arrival = self._queued_before(gradients)
+            return [adopt_any(name, value, written=value is given) for name, value in arrays.items()]
+
+        def prepare(gradients: Sequence[Gradient]) -> None:
+            nonlocal made
             made = make(gradients)
-            self.claims.claim(spans)
-            claimed = spans
-        except EspressoError as error:
-            problem = error
-        except Exception as error:  # a foreign array may raise anything
-            problem = GradientError(f"{title}: cannot be done: {type(error).__name__}: {error}")
+
+        taken = self._taken(adopt, title, f"{title}: cannot be done", prepare, guarded)
+        gradients, claimed, gpu, arrival, problem = taken
         batch, exchange = (made, None) if isinstance(made, Batch) else (None, made)
         result = [g for g, value in zip(gradients, arrays.values()) if value is given]
         if batch is not None:  # what it reads comes after what it writes, and is never written back
@@ -157,6 +159,37 @@ class Intake:
             self._lost = True
             _LOG.warning("%s", lost)
         return changed
+
+    def _taken(
+        self,
+        adopt: Callable[[], list[Gradient]],
+        title: str,
+        unreadable: str,
+        prepare: Callable[[Sequence[Gradient]], None] | None = None,
+        guarded: bool = True,
+    ) -> _Taken:
+        """Adopt the arrays of a caller, and claim their memory if they are ``guarded``.
+
+        Args:
+            adopt: may raise anything, for an array may be foreign.
+            unreadable: how the text of an error begins that is none of this package's.
+            prepare: called with the arrays before their memory is claimed; may raise as well.
+        """
+        gradients = list[Gradient]()
+        gpu, arrival = None, None
+        try:
+            gradients = adopt()
+            spans = guard.spans(gradients, title) if guarded else ()
+            gpu, arrival = self._queued_before(gradients)
+            if prepare is not None:
+                prepare(gradients)
+            self.claims.claim(spans)
+        except EspressoError as error:
+            return _Taken(gradients, (), gpu, arrival, error)
+        except Exception as error:
+            problem = GradientError(f"{unreadable}: {type(error).__name__}: {error}")
+            return _Taken(gradients, (), gpu, arrival, problem)
+        return _Taken(gradients, spans, gpu, arrival, None)
 
     def _queued_before(self, gradients: Sequence[Gradient]) -> tuple[int | None, device.Arrival | None]:
         """The GPU of a call, and when it will have passed what the caller has queued so far."""

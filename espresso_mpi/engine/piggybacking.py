@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.executor import Program
 from ..collectives.messages.transport import Transport
 from ..options import Options
 from ..state.store import SyncState
@@ -20,6 +19,7 @@ from .calls import PendingCall
 from .dense_piggyback import NOTHING, DensePiggyback, DensePiggybacks, PreparedCall, Summing
 from .jobs import Jobs
 from .negotiation import Piggyback
+from .programs import Programs
 from .table_piggyback import TablePiggyback, TablePiggybacks
 
 
@@ -33,14 +33,12 @@ class Piggybacking:
     _options: Options
     _recorder: Recorder
     _jobs: Jobs
+    _programs: Programs
     _piggybacks: TablePiggybacks
     _fast: dict[int, tuple[Bucket, ...]]
     _whole: dict[int, tuple[Bucket, ...]]
     _window: Any
     _dense: DensePiggybacks
-
-    def _program(self, bucket: Bucket, step: int) -> Program:
-        raise NotImplementedError
 
     def may_piggyback(self, call: PendingCall) -> bool:
         """Whether the payload of a call may be piggybacked on its header, as far as this is known before its number."""
@@ -66,7 +64,8 @@ class Piggybacking:
         if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
             state = self.sync_state
             job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
-            program = self._piggybacks.program_of(call.number) or self._program(bucket, job.step)
+            program = self._piggybacks.program_of(call.number)
+            program = program or self._programs.of(bucket, job.step, self._options.segment_bytes)
             x = call.gradients[bucket.members[0][1].index].array
             return self._piggybacks.piggyback(call.number, program, x, job, state, search)
         if search:

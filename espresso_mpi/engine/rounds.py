@@ -6,55 +6,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..collectives.messages.transport import Transport
-from ..options import Options
-from ..tracing.recording import Recorder
 from . import fast_path
 from .calls import PendingCall
 from .dense_piggyback import DensePiggyback, PreparedCall
-from .dispatcher import Dispatcher
-from .driver import Driver
-from .gpu_ends import GpuEnds
-from .inbox import Inbox
-from .negotiation import OWN_STATE, Negotiation, Piggyback, RoundResult
+from .negotiation import OWN_STATE, Piggyback, RoundResult
+from .settling import Settling
 from .table_piggyback import TablePiggyback
 
 GRACE = 1.0
 """Seconds without progress on any rank that count as an error: until then, another thread may still make a call."""
 
 
-class Rounds:
-    """See ``Engine``, which has the attributes."""
-
-    broken: BaseException | None
-    unfinished: dict[int, PendingCall]
-    _transport: Transport
-    _options: Options
-    _recorder: Recorder
-    _driver: Driver
-    _dispatcher: Dispatcher
-    _negotiation: Negotiation
-    _inbox: Inbox
-    _ends: GpuEnds
-    _actions: list[PendingCall]
-    _stuck_since: float | None
-    _quiet: bool
-    _since_round: int
-
-    def submit(self, call: PendingCall, background: bool = False) -> PendingCall:
-        raise NotImplementedError
-
-    def wait_for(self, done: Callable[[], bool]) -> None:
-        raise NotImplementedError
-
-    def fail(self, error: BaseException) -> None:
-        raise NotImplementedError
-
-    def _progressed(self) -> None:
-        raise NotImplementedError
-
-    def _settle(self, front: list[PendingCall], result: RoundResult, sent: Any) -> None:
-        raise NotImplementedError
+class Rounds(Settling):
+    """See ``Engine``, which sets the attributes."""
 
     def run(self, call: PendingCall) -> None:
         """Submit a call and wait for its end; at once, without progress steps, if nothing else is under way."""

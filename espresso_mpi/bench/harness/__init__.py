@@ -1,5 +1,6 @@
 """Code that the benchmarks share.
 
+- ``suite``: checks files before, shows progress, prints and writes the results.
 - ``columns``: prints and writes the tables of all suites.
 - ``checks``: makes the inputs of collectives, and counts wrong elements of their results.
 - ``timing``: times methods in turns. The slowest rank counts.

@@ -63,6 +63,16 @@ def wrong_together(comm: Any, results: Iterable[np.ndarray], count: Callable[[],
     return comm.allreduce(count())
 
 
+def wrong_sum(comm: Any, total: np.ndarray, sources: Callable[[], Sequence[np.ndarray]]) -> int:
+    """Elements over all ranks whose mean, from a sum over the ranks, is wrong. Collective.
+
+    Args:
+        sources: returns what every rank put in.
+    """
+    mean = total / np.float32(comm.size)
+    return wrong_together(comm, [mean], lambda: wrong_mean(mean, sources()))
+
+
 def wrong_mean(x: np.ndarray, sources: Sequence[np.ndarray]) -> int:
     """Elements further from the float64 mean than float32 sums of this many terms can be."""
     total, size = np.zeros(x.size), np.zeros(x.size)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-from ...files.output import write_rows
-from .columns import Table
+from typing import TypeVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +62,3 @@ def _completed(row: R, ranks: int | None) -> R:
         return row
     known = bandwidths(row.nbytes, row.seconds, ranks)
     return replace(row, algbw=known["algbw"], busbw=known["busbw"])
-
-
-def publish(comm: Any, kind: str, table: Table, title: str, rows: Sequence[Any], json: Any, **more: Any) -> None:
-    """On rank 0, print the rows, and write them to a JSON file if there is to be one."""
-    if comm.rank == 0:
-        table.show(title, rows)
-        if json is not None:
-            write_rows(json, rows, kind=kind, **more)

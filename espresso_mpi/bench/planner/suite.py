@@ -7,15 +7,16 @@ plans for the order ``backprop`` beside those for schedules. All other parts are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.files.output import check_plot, check_writable, progress, write_rows
 from espresso_mpi.planner.workloads.clusters import TESTBEDS
 from espresso_mpi.planner.workloads.models import MODELS
 
+from ..harness.suite import Suite
 from . import cases, distance, paper, time
 from .published import COMPRESSORS, DGC
 from .rows import Row, ScalingRow
@@ -79,14 +80,19 @@ def main(quick: bool = False, only: str | None = None, json: Path | None = None,
     Raises:
         ConfigError: an unknown part, or a file that could not be written later on.
     """
-    check_writable(json)
-    check_plot(plot)
+    run = Suite("planner", None, json, plot)
     names, scope = _wanted(only), QUICK if quick else Scope()
     rows: list[Row] = []
-    with one_core(), progress("bench planner", sum(STEPS[name](scope) for name in names)) as tick:
+    with one_core(), run.progress(sum(STEPS[name](scope) for name in names)) as tick:
         for name in names:
             rows += RUNS[name](scope, tick)
-    _finish(rows, json, plot)
+    for part, own in parts(rows):
+        part.table.show(part.title, own)
+        print("\n".join(part.notes(own)))
+    scaling = [row for row in rows if isinstance(row, ScalingRow)]
+    if scaling:
+        run.draw(partial(time.draw, scaling))
+    run.write(rows, picture=run.picture)
     return rows
 
 
@@ -188,21 +194,6 @@ STEPS: dict[str, Callable[[Scope], int]] = {
     "orders": lambda a: len(_places(a)),
 }
 """How many ticks each part has."""
-
-
-# --- output -----------------------------------------------------------------------------------------------------------
-
-
-def _finish(rows: Sequence[Row], json: Path | None, plot: Path | None) -> None:
-    for part, own in parts(rows):
-        part.table.show(part.title, own)
-        print("\n".join(part.notes(own)))
-    scaling = [row for row in rows if isinstance(row, ScalingRow)]
-    if plot is not None and scaling:
-        time.draw(scaling, plot)
-        print(f"wrote {plot}")
-    if json is not None:
-        write_rows(json, rows, kind="planner", picture=None if plot is None else str(plot))
 
 
 assert {part.name for part in PARTS} - {"factors"} == set(RUNS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -103,7 +104,7 @@ class Parts:
         return sum(b - a for rank, (a, b) in enumerate(self.gives) if rank != me)
 
 
-class AgreedCall:
+class AgreedCall(ABC):
     """One prepared call: ``begin`` it, and ``finish`` it if that has not ended it.
 
     Args:
@@ -124,13 +125,13 @@ class AgreedCall:
         self.marks = np.zeros((MARKS, 2), np.int64)
         self.place, self.saturated = device.address(self.marks), 0
 
+    @abstractmethod
     def finish(self) -> Agreed:
         """Wait for the other ranks, and say what came of the call that was begun.
 
         Raises:
             RankTimeoutError: a rank did not come within the timeout; TransportError: a copy failed.
         """
-        raise NotImplementedError
 
     def done(self) -> Agreed:
         """What came of a call that ``begin`` has ended."""

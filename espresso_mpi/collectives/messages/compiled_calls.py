@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from .connection import Connection
 from .failures import named
 from .mpi_calls import Messages
-from .waiting import Waiter
 from .window import SharedWindow
 
 DATA_TAG = 0x5E55
 """The tag of all messages of data."""
 
-MESSAGE_MAX = 1 << 30
-"""Longest message in bytes: 2**31 fails on Open MPI 5.0, and a count of bytes must fit an int everywhere."""
-
 _ON_HOST = np.empty(0, np.uint8)
 
 
-class CompiledCalls:
+class CompiledCalls(Connection):
     """The part of a ``Transport`` that tables of operations use."""
-
-    _mpi: Any
-    _comm: Any
-    _near: frozenset[int]
-    _message_bytes: int
-    waiter: Waiter
-    posted: dict[str, int]
-
-    def window_for(self, group: Sequence[int], x: Any) -> SharedWindow | None:
-        """See ``Transport.window_for``."""
-        raise NotImplementedError
 
     def window_on_host(self, group: Sequence[int]) -> SharedWindow | None:
         """As ``window_for``, for data on the host."""
@@ -50,15 +35,6 @@ class CompiledCalls:
         self.posted["inter"] += posted[1]
         if window is not None:
             window.bytes_sent += shown
-
-    def pieces_of(self, rank: int, nbytes: int) -> list[tuple[int, int]]:
-        """(first byte, bytes) of the messages of legal size that take so many bytes to a rank or from it."""
-        longest = self._longest(rank)
-        return [(first, min(longest, nbytes - first)) for first in range(0, nbytes, longest)]
-
-    def _longest(self, rank: int) -> int:
-        """Bytes of the longest message to a rank."""
-        return MESSAGE_MAX if rank in self._near else self._message_bytes
 
     def calls(self, count: int) -> Messages:
         """Memory for so many messages, and how compiled code sends them."""

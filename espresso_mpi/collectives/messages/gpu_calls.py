@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from typing import Any
@@ -12,7 +13,6 @@ from espresso_mpi.arrays import device
 from espresso_mpi.arrays.workspace import Workspace
 from espresso_mpi.types import DeviceKind
 
-from ..data.layout import Topology
 from . import probe
 from .compiled_calls import CompiledCalls
 from .failures import named
@@ -23,6 +23,10 @@ GPU_TAG = 0x5E5D
 """The tag of exchanges of GPU memory, of which messages start when the GPU is ready."""
 
 _LOG = logging.getLogger("espresso_mpi")
+
+_ABANDONED: list[Any] = []
+"""Transports that failed, with the memory of messages that MPI may still write to: it must outlive the session."""
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_ABANDONED))  # and Python itself: MPI_Finalize comes after its last object
 
 LENGTHS = (512 << 10, 4 << 20)
 """Bytes of messages that are tried beside the usual ones."""
@@ -43,31 +47,15 @@ class GpuCalls(CompiledCalls):
         gpu_message_bytes: the longest message of GPU memory between nodes, staged or not.
     """
 
-    rank: int
-    hostnames: list[str]
-    topology: Topology
     device_aware: bool | None
     gpu_messages: GpuMessages
     gpu_message_bytes: int
     _length_given: bool
     _device_way_chosen = False
 
-    @property
-    def node(self) -> tuple[int, ...]:
-        """World ranks of this node."""
-        raise NotImplementedError
-
-    def describe(self, rank: int) -> str:
-        """See ``Transport.describe``."""
-        raise NotImplementedError
-
     def outlive(self, memory: Any) -> None:
-        """See ``Transport.outlive``."""
-        raise NotImplementedError
-
-    def _messages_of(self, way: str, rank: int, array: Any, tag: int, longest: int) -> list[tuple[int, Any]]:
-        """See ``Transport._messages_of``."""
-        raise NotImplementedError
+        """Keep memory alive after a failure: abandoned messages may still write to it. No others start."""
+        _ABANDONED.append((self, memory, self.gpu_messages.forget()))
 
     def _receive_gpu(self, rank: int, array: Any) -> list[tuple[int, Any]]:
         return self._messages_of("Irecv", rank, array, GPU_TAG, self._longest_gpu(rank))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -38,10 +37,6 @@ a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB,
 _ABORT_TAG = 0x5E56
 _ABORT_BYTES = 2000
 _LOG = logging.getLogger("espresso_mpi")
-
-_ABANDONED: list[Any] = []
-"""Transports that failed, with the memory of messages that MPI may still write to: it must outlive the session."""
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_ABANDONED))  # and Python itself: MPI_Finalize comes after its last object
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ class Transport(GpuCalls):
         from mpi4py import MPI
 
         self._mpi, self._comm, self._message_bytes = MPI, comm, settings.message_bytes
-        self.rank: int = comm.rank
+        self.rank = comm.rank
         self.topology, self._local = discover(comm, settings.nodes)
         self._near = frozenset(self.node)
         _check_window(settings.window_bytes, max(map(len, self.topology.nodes)))
@@ -154,15 +149,6 @@ class Transport(GpuCalls):
         except MPI.Exception as error:
             raise failure(f"rank {comm.rank} ({MPI.Get_processor_name()})", "opening a session", error) from error
 
-    def describe(self, rank: int) -> str:
-        """A rank in messages: its number and hostname."""
-        return f"rank {rank} ({self.hostnames[rank]})"
-
-    @property
-    def node(self) -> tuple[int, ...]:
-        """World ranks of this node."""
-        return self.topology.nodes[self.topology.node_of[self.rank]]
-
     @property
     def sent(self) -> dict[str, int]:
         """Bytes sent to other ranks so far, inside the node and between nodes."""
@@ -190,11 +176,6 @@ class Transport(GpuCalls):
         """Release the scratch memory of all kinds. No segment may be active."""
         kept = self._free_workspaces.get(None, [])
         self._workspaces, self._free_workspaces = list(kept), {None: kept}
-
-    def window_for(self, group: Sequence[int], x: Any) -> SharedWindow | None:
-        """The shared window, if the group is this node's ranks and the data is on the host."""
-        usable = self._window is not None and device.device_of(x) == "cpu" and tuple(group) == self.node
-        return self._window if usable else None
 
     @named("making memory for the ranks of a node")
     def shared_memory(self, nbytes: int) -> np.ndarray | None:
@@ -286,10 +267,6 @@ class Transport(GpuCalls):
         """See ``waiting.DeadlockCheck``."""
         return self._deadlocks.location(rank)
 
-    def outlive(self, memory: Any) -> None:
-        """Keep memory alive after a failure: abandoned messages may still write to it. No others start."""
-        _ABANDONED.append((self, memory, self.gpu_messages.forget()))
-
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """(rank, request) of every message."""
         self._count(sends)
@@ -304,14 +281,6 @@ class Transport(GpuCalls):
     def _count(self, sends: Addressed) -> None:
         for rank, array in sends:
             self.posted["intra" if rank in self._near else "inter"] += array.nbytes
-
-    def _messages_of(self, way: str, rank: int, array: Any, tag: int, longest: int) -> list[tuple[int, Any]]:
-        """Start the messages of an array, by "Isend" or "Irecv": (rank, request) of each."""
-        if array.nbytes == 0:
-            return []
-        start, flat = getattr(self._comm, way), array.view(np.uint8)
-        pieces = (flat[first : first + longest] for first in range(0, flat.size, longest))
-        return [(rank, start([piece, self._mpi.BYTE], rank, tag)) for piece in pieces]
 
     def _open_window(self, half_bytes: int) -> SharedWindow | None:
         """The node's window, if wanted, useful and possible on all of its ranks."""

@@ -307,13 +307,6 @@ class SharedWindow(WindowPlaces):
         waiter.waited += float(log[shared_memory.WAITED]) * 1e-9
         return log
 
-    def _wait(self, epoch: int) -> None:
-        """Wait until all ranks have arrived ``epoch`` times, with timeout and monitor."""
-        self._waiter.until(
-            lambda: shared_memory.arrived(self._flags, self._count, epoch),
-            lambda: [rank for rank, flag in zip(self._ranks, self._flags[:: shared_memory.LINE // 8]) if flag < epoch],
-        )
-
 
 def _stride(half: int) -> int:
     """Bytes from row to row: one line more than needed, or equal places of all rows would compete in the caches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 
 from espresso_mpi.arrays import device
 
+from . import shared_memory
 from .shared_arrays import SharedArrays
+from .waiting import Waiter
 
 SLOT = 32 << 10
 """Bytes of a rank's row that small data have to themselves, whatever the size of the window."""
@@ -30,12 +33,14 @@ def room_of(half_bytes: int) -> int:
 
 
 class WindowPlaces:
-    """The part of a ``SharedWindow`` that code outside of it reads and advances.
+    """The part of a ``SharedWindow`` that code outside of it reads and advances; ``SharedWindow`` sets the attributes.
 
     Attributes:
         arrays: memory that the members share beside the window.
     """
 
+    _waiter: Waiter
+    _ranks: Sequence[int]
     _memory: np.ndarray
     _flags: np.ndarray
     _half: int
@@ -105,5 +110,8 @@ class WindowPlaces:
             self.__dict__.pop(known, None)
 
     def _wait(self, epoch: int) -> None:
-        """Wait until all ranks have arrived ``epoch`` times."""
-        raise NotImplementedError
+        """Wait until all ranks have arrived ``epoch`` times, with timeout and monitor."""
+        self._waiter.until(
+            lambda: shared_memory.arrived(self._flags, self._count, epoch),
+            lambda: [rank for rank, flag in zip(self._ranks, self._flags[:: shared_memory.LINE // 8]) if flag < epoch],
+        )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..base import Compressor
+from ..checks import check_choice, check_positive_int
 from ..context import Context
 from ..kernels.cpu import host
 from ..kernels.cpu.dithering import decode, encode, kind, largest_step
-from ..kernels.cpu.quantiser import Quantiser
+from ..kernels.cpu.quantiser import L2, MAX, Quantiser
 
 
 class Dithering(Compressor):
@@ -64,3 +66,36 @@ class Dithering(Compressor):
         """The payload's two parts as (uint64 words, float32 steps) views."""
         head = 8 * self.quantiser.width * self.quantiser.groups(n)
         return payload[:head].view(np.uint64), payload[head:].view(np.float32)
+
+
+_NORMS = {"max": MAX, "l2": L2}
+
+
+@dataclass(frozen=True)
+class Levelled(Dithering):
+    """Dithering to levels below the norm of a block.
+
+    Args:
+        levels: the levels above zero.
+        norm: "max" or "l2".
+        block: elements that share a norm; multiples of 64 waste no bits.
+        scaled: divide by 1 + ω: biased, a contraction with δ = 1/(1 + ω), for error feedback.
+    """
+
+    levels: int = 7
+    norm: str = "max"
+    block: int = 128
+    scaled: bool = False
+    most: ClassVar[int]
+    """The largest number of levels."""
+    powers: ClassVar[bool] = False
+    """Whether levels are powers of two; else they are evenly spaced."""
+
+    def __post_init__(self) -> None:
+        check_positive_int(self.name, "levels", self.levels, high=self.most)
+        check_choice(self.name, "norm", self.norm, tuple(_NORMS))
+        check_positive_int(self.name, "block", self.block)
+
+    @property
+    def quantiser(self) -> Quantiser:
+        return Quantiser(self.block, self.levels, powers=self.powers, norm=_NORMS[self.norm], scaled=self.scaled)

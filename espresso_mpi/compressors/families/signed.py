@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
 
 from espresso_mpi.arrays import device
 from espresso_mpi.errors import ConfigError
 
 from ..base import Compressor
 from ..checks import check_positive_int
-from ..kernels.cpu.signs import ends, vote
+from ..context import Context
+from ..kernels.cpu.signs import NONE, decode, ends, vote, word_bytes
 from ..schedule import ParameterSchedule
 
 Self = TypeVar("Self", bound="Blocked")
@@ -44,6 +47,42 @@ class Blocked(Compressor, ABC):
     def contraction(self, n: int) -> float:
         """``‖x‖₁²/(d‖x‖²)`` of a block of d elements is at least 1/d: with equality where one alone is not 0."""
         return 1 / min(self.block, max(n, 1))
+
+
+@dataclass(frozen=True)
+class Scaled(Blocked):
+    """A sign method that sends float32 magnitudes of every block.
+
+    Payload: ceil(n/64) uint64 of sign bits (1 = negative), then a float32 of each block, or two: those of all blocks
+    for elements that are not negative, then those for negative ones.
+    """
+
+    divides = True
+    sides: ClassVar[int]
+    """Magnitudes of a block: 1, or 2."""
+
+    def nbytes(self, n: int) -> int:
+        return word_bytes(n) + 4 * self.sides * self.blocks(n)
+
+    def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
+        words, highs, lows = self._split(payload, out.size)
+        decode(out, words, highs, NONE if lows is None else lows, self.block, add)
+
+    def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
+        from ..kernels.cuda import signs as cuda_signs
+
+        context.cut = cuda_signs.encode(x, residual, *self._split(payload, x.size), self.block)
+
+    def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
+        from ..kernels.cuda import signs as cuda_signs
+
+        cuda_signs.decode(*self._split(payload, out.size), out, self.block, add, context.divisor)
+
+    def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
+        """The payload's parts as (uint64 sign words, float32 magnitudes, those of negative elements or None) views."""
+        head, blocks = word_bytes(n), self.blocks(n)
+        found = payload[head:].view(np.float32)
+        return payload[:head].view(np.uint64), found[:blocks], found[blocks:] if self.sides == 2 else None
 
 
 def finalize(out: Any) -> None:

@@ -8,7 +8,7 @@ from route_tools import ALL, Case, Exact, chosen, exact_mean, layouts, open_tran
 
 from espresso_mpi.collectives.executor import Program
 from espresso_mpi.collectives.job import Job
-from espresso_mpi.collectives.messages import compiled_calls
+from espresso_mpi.collectives.messages import connection
 from espresso_mpi.collectives.ops import allreduce
 from espresso_mpi.compressors import register, unregister
 from espresso_mpi.errors import ConfigError
@@ -132,7 +132,7 @@ def test_dense_routes_carry_every_type(world, dtype, tolerance):
 
 def test_tensors_beyond_a_message(world, exact, monkeypatch):
     """What 2³¹ bytes would do: messages inside and between nodes, and the window, are all cut."""
-    monkeypatch.setattr(compiled_calls, "MESSAGE_MAX", 1000)
+    monkeypatch.setattr(connection, "MESSAGE_MAX", 1000)
     for nodes in layouts(world.size):
         for window_bytes in (0, 4096):
             cases = [Case(route, exact, 5003) for route in (*TREE, *LINEAR)[::17]]

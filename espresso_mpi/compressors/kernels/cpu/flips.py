@@ -66,24 +66,9 @@ def _flipped(builder: Any, signs: group64.Array, at: Any, scale: Any) -> list[An
     return [builder.select(lanes, minus, plus) for lanes in group64.bits_of(builder, mask)]
 
 
-@intrinsic
-def flip(typingctx, out, x, groups, signs, scale):  # type: ignore[no-untyped-def]
-    """``out = ±scale · x`` for ``64 * groups`` elements, minus where the sign words have a one."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        target, source, words = (group64.Array(context, builder, sig, args, k) for k in (0, 1, 3))
-        with cgutils.for_range(builder, args[2]) as loop:
-            at = group64.start_of(builder, loop)
-            factors = _flipped(builder, words, at, args[4])
-            target.store_group([builder.fmul(a, b) for a, b in zip(source.group(at), factors)], at)
-        return context.get_dummy_value()
-
-    return types.none(out, x, types.intp, signs, types.float32), codegen
-
-
-def _make_flip_onto(combine: Any) -> Any:
+def _make_flip(combine: Any) -> Any:
     @intrinsic
-    def flip_onto(typingctx, out, x, groups, signs, scale):  # type: ignore[no-untyped-def]
+    def flip(typingctx, out, x, groups, signs, scale):  # type: ignore[no-untyped-def]
         """Combine ``out`` with ``±scale · x`` for ``64 * groups`` elements, minus where the sign words have a one."""
 
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -97,7 +82,12 @@ def _make_flip_onto(combine: Any) -> Any:
 
         return types.none(out, x, types.intp, signs, types.float32), codegen
 
-    return flip_onto
+    return flip
+
+
+def _product(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """``a·b``; LLVM drops the load of ``c``."""
+    return builder.fmul(a, b)
 
 
 def _less(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -105,8 +95,7 @@ def _less(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.fsub(c, builder.fmul(a, b))
 
 
-flip_add = _make_flip_onto(vectors.fma)
-flip_subtract = _make_flip_onto(_less)
+flip, flip_add, flip_subtract = (_make_flip(combine) for combine in (_product, vectors.fma, _less))
 
 
 @intrinsic

@@ -200,27 +200,16 @@ def _write_rows(builder: Any, totals: list[Any], into: Any, args: Any, add: bool
         at = builder.add(at, args[2])
 
 
-def _outer_signature(out: Any, p: Any, q: Any) -> Any:
-    i = types.intp
-    return types.none(out, i, i, p, i, i, q, i, i, i, types.float32, types.boolean)
+def _make_outer(rows: int, width: int) -> Any:
+    @intrinsic
+    def outer(typingctx, out, at, cols, p, pi, ps, q, qi, qs, ranks, sign, add):  # type: ignore[no-untyped-def]
+        """Write ``sign · P Qᵀ`` for some rows and columns, or add it; vectors of p are ps apart, those of q qs."""
+        i = types.intp
+        signature = types.none(out, i, i, p, i, i, q, i, i, i, types.float32, types.boolean)
+        return signature, _outer_code(rows, width)
+
+    return outer
 
 
-@intrinsic
-def outer_4x64(typingctx, out, at, cols, p, pi, ps, q, qi, qs, ranks, sign, add):  # type: ignore[no-untyped-def]
-    """Write ``sign · P Qᵀ`` for 4 rows and 64 columns of out, or add it; vectors of p are ps apart, those of q qs."""
-    return _outer_signature(out, p, q), _outer_code(4, 64)
-
-
-@intrinsic
-def outer_4x16(typingctx, out, at, cols, p, pi, ps, q, qi, qs, ranks, sign, add):  # type: ignore[no-untyped-def]
-    return _outer_signature(out, p, q), _outer_code(4, 16)
-
-
-@intrinsic
-def outer_1x64(typingctx, out, at, cols, p, pi, ps, q, qi, qs, ranks, sign, add):  # type: ignore[no-untyped-def]
-    return _outer_signature(out, p, q), _outer_code(1, 64)
-
-
-@intrinsic
-def outer_1x16(typingctx, out, at, cols, p, pi, ps, q, qi, qs, ranks, sign, add):  # type: ignore[no-untyped-def]
-    return _outer_signature(out, p, q), _outer_code(1, 16)
+outer_4x64, outer_4x16 = _make_outer(4, 64), _make_outer(4, 16)
+outer_1x64, outer_1x16 = _make_outer(1, 64), _make_outer(1, 16)
