@@ -42,7 +42,8 @@ class Fixed(agreed.Choice):
 
 def of_layout(layout, size):
     """The options of a session."""
-    nodes = [list(range(first, min(first + 2, size))) for first in range(0, size, 2)]
+    most = 2 if size > 2 else 1
+    nodes = [list(range(first, min(first + most, size))) for first in range(0, size, most)]
     return {"one node": {}, "nodes": {"nodes": nodes}, "messages": {"window_bytes": 0}}[layout]
 
 
