@@ -208,6 +208,16 @@ class Alone(Owned):
         return self._made
 
 
+def _packed_of(spans: Sequence[MemorySpan], strided: Callable[[MemorySpan], None]) -> list[MemorySpan]:
+    """The packed ones of some spans; ``strided`` is called with each of the others."""
+    packed = [span for span in spans if span.strided is None]
+    if len(packed) < len(spans):
+        for span in spans:
+            if span.strided is not None:
+                strided(span)
+    return packed
+
+
 Spans = Sequence[MemorySpan] | Owned
 """The memory of a call."""
 
@@ -366,11 +376,7 @@ class Claims:
             return True
 
     def _add(self, wanted: Sequence[MemorySpan]) -> None:
-        packed = [span for span in wanted if span.strided is None]
-        if len(packed) < len(wanted):
-            for span in wanted:
-                if span.strided is not None:
-                    self._strided.add(span)
+        packed = _packed_of(wanted, self._strided.add)
         if len(packed) > _MANY:
             self._packed = sorted([*self._packed, *packed], key=_START)
             self._starts = [span.start for span in self._packed]
@@ -402,11 +408,7 @@ class Claims:
                     self._owned = None
                     return
                 held = held.spans()
-            packed = [span for span in held if span.strided is None]
-            if len(packed) < len(held):
-                for span in held:
-                    if span.strided is not None:
-                        self._strided.remove(span)
+            packed = _packed_of(held, self._strided.remove)
             if len(packed) > _MANY:
                 gone = set(map(id, packed))
                 self._packed = [span for span in self._packed if id(span) not in gone]

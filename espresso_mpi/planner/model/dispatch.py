@@ -7,6 +7,8 @@ those that wait for a lane the one with the least key is served, of equal ones t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from espresso_mpi.files.compiled import compiled
@@ -15,8 +17,26 @@ RULES = 3
 """Ways to begin: see ``by_rule``."""
 
 
+class Tables(NamedTuple):
+    """What the kernels take of a step beside a choice.
+
+    Attributes:
+        backward: float64 (tensors,), seconds of the backward pass that end with each gradient.
+        home, total: the lane of the backward pass, and the number of lanes.
+        lane, seconds, counts, repeats: those of ``OptionTable``, where ``counts`` is ``count``, a method of tuples.
+    """
+
+    backward: np.ndarray
+    home: int
+    total: int
+    lane: np.ndarray
+    seconds: np.ndarray
+    counts: np.ndarray
+    repeats: np.ndarray
+
+
 @compiled
-def laid_out(choice, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def laid_out(choice, tables):  # type: ignore[no-untyped-def]
     """The operations of a choice: (first, owner, where, took, tail).
 
     Returns:
@@ -24,6 +44,7 @@ def laid_out(choice, backward, home, total, lane, seconds, count, repeats):  # t
         from its begin until its segment is there if nothing else is in the way; of a part of the backward pass until
         its tensor and all later ones are.
     """
+    backward, home, total, lane, seconds, count, repeats = tables
     first = np.zeros(choice.size + 1, np.int64)
     for tensor in range(choice.size):
         option = choice[tensor]
@@ -213,9 +234,10 @@ def reverse(choice, first, owner, where, took, count, repeats, key, total, start
 
 
 @compiled
-def served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor):  # type: ignore[no-untyped-def]
+def served(choice, tables, by_tensor):  # type: ignore[no-untyped-def]
     """In the orders ``fifo`` and ``priority`` (``by_tensor``): (seconds, when each operation begins)."""
-    first, owner, where, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+    total, count = tables.total, tables.counts
+    first, owner, where, took, _ = laid_out(choice, tables)
     start = np.empty(took.size)
     key = owner.astype(np.float64)
     time = forward(choice, first, owner, where, took, count, key, not by_tensor, total, np.inf, start)
@@ -258,15 +280,16 @@ def justified(choice, first, owner, where, took, count, repeats, total, key, sta
 
 
 @compiled
-def scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds):  # type: ignore[no-untyped-def]
+def scheduled(choice, tables, rounds):  # type: ignore[no-untyped-def]
     """The best schedule of a choice that is found from every rule: (seconds, key, start)."""
-    return quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds, -np.inf)
+    return quicker(choice, tables, rounds, -np.inf)
 
 
 @compiled
-def quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds, enough):  # type: ignore[no-untyped-def]
+def quicker(choice, tables, rounds, enough):  # type: ignore[no-untyped-def]
     """The same, or the first schedule on the way that takes less than ``enough``: F is at most its time."""
-    first, owner, where, took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+    total, count, repeats = tables.total, tables.counts, tables.repeats
+    first, owner, where, took, tail = laid_out(choice, tables)
     best, key, start = np.inf, np.empty(took.size), np.empty(took.size)
     mine, now = np.empty(took.size), np.empty(took.size)
     for rule in range(RULES):
@@ -281,7 +304,7 @@ def quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds
 
 
 @compiled
-def exchanged(choice, tensor, option, first, key, took, backward, home, total, lane, seconds, count, repeats, limit):  # type: ignore[no-untyped-def]
+def exchanged(choice, tensor, option, first, key, took, tables, limit):  # type: ignore[no-untyped-def]
     """When all is done if a tensor travels by another row and everything else keeps its key; and the new keys.
 
     The tensor's own operations get keys by which it would be there when it should be now. Beyond ``limit``: inf.
@@ -289,13 +312,14 @@ def exchanged(choice, tensor, option, first, key, took, backward, home, total, l
     Args:
         first, key, took: of the choice.
     """
+    total, count = tables.total, tables.counts
     part, stop = first[tensor], first[tensor + 1]
     due = key[part] + took[part]
     for place in range(part + 1, stop):
         due = max(due, key[place] + took[place])
     old = choice[tensor]
     choice[tensor] = option
-    new_first, owner, where, new_took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+    new_first, owner, where, new_took, tail = laid_out(choice, tables)
     new_key = np.empty(new_took.size)
     new_key[: part + 1] = key[: part + 1]
     then = new_first[tensor + 1]

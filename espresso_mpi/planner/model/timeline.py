@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from espresso_mpi.files.compiled import compiled
 from espresso_mpi.timetable import Lanes as Lanes
 from espresso_mpi.types import Order as Order
 
-from .dispatch import laid_out, scheduled, served
+from .dispatch import Tables, laid_out, scheduled, served
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
@@ -146,7 +146,7 @@ def follow(state, ready, lane, seconds, count, repeats, starts):  # type: ignore
 
 
 @compiled
-def backprop_time(choice, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def backprop_time(choice, tables):  # type: ignore[no-untyped-def]
     """F in the order ``backprop``: when the last tensor is there and the lane of the backward pass has done all of its.
 
     That is no less than the sum of what is done on that lane, also of what ran beside something else at the very end.
@@ -155,6 +155,7 @@ def backprop_time(choice, backward, home, total, lane, seconds, count, repeats):
         choice: int64 (tensors,), the option of each; backward: float64 (tensors,), seconds of the backward pass that
             end with its gradient; home: the lane of the backward pass; total: number of lanes.
     """
+    backward, home, total, lane, seconds, count, repeats = tables
     state, nothing, end = np.zeros(2 * total), np.empty((0, 0)), 0.0
     for tensor in range(choice.size):
         option = choice[tensor]
@@ -192,15 +193,15 @@ class Timeline:
     def seconds(self, choice: np.ndarray) -> float:
         """The iteration time: from the beginning of the step until every tensor is there and the backward pass over."""
         if self.order == "backprop":
-            return float(backprop_time(choice, *self.tables))
+            return float(backprop_time(choice, self.tables))
         return float(self._served(choice)[0])
 
     def _served(self, choice: np.ndarray) -> tuple[float, np.ndarray]:
         """F and the begin of every operation where a lane does one thing at a time."""
         if self.order == "schedule":
-            time, _, start = scheduled(choice, *self.tables, ROUNDS)
+            time, _, start = scheduled(choice, self.tables, ROUNDS)
             return time, start
-        found: tuple[float, np.ndarray] = served(choice, *self.tables, self.order == "priority")
+        found: tuple[float, np.ndarray] = served(choice, self.tables, self.order == "priority")
         return found
 
     def starts(self, choice: np.ndarray) -> np.ndarray:
@@ -208,9 +209,9 @@ class Timeline:
         return self._served(choice)[1]
 
     @cached_property
-    def tables(self) -> tuple[Any, ...]:
+    def tables(self) -> Tables:
         """What the kernels take after a choice."""
-        return self.backward, self.lanes.backward, self.lanes.count, *self._arrays
+        return Tables(self.backward, self.lanes.backward, self.lanes.count, *self._arrays)
 
     @property
     def _arrays(self) -> tuple[np.ndarray, ...]:
@@ -223,7 +224,7 @@ class Timeline:
 
     def _served_intervals(self, choice: np.ndarray) -> list[Interval]:
         _, starts = self._served(choice)
-        first, _, where, took, _ = laid_out(choice, *self.tables)
+        first, _, where, took, _ = laid_out(choice, self.tables)
         found = []
         for tensor, option in enumerate(choice):
             part, stop = int(first[tensor]), int(first[tensor + 1])

@@ -28,7 +28,7 @@ def schedule_of(problem: Problem, choice: np.ndarray, names: Sequence[str]) -> S
     """
     timeline = problem.timeline
     lanes = timeline.lanes
-    first, _, where, took, _ = laid_out(choice, *timeline.tables)
+    first, _, where, took, _ = laid_out(choice, timeline.tables)
     used = set(np.delete(where, first[:-1]).tolist())
     if timeline.order == "backprop" or (len(used) == 1 and lanes.backward not in used):
         return None

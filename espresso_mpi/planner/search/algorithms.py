@@ -248,7 +248,7 @@ def _offloaded_by_schedule(
     """The same in the order ``schedule``, where all combinations are priced only if a limit allows them."""
     timeline, start = problem.timeline, chosen.choice
     moved = on_cpu(problem, start)
-    few = FEW * start.size // max(1, laid_out(start, *timeline.tables)[1].size)
+    few = FEW * start.size // max(1, laid_out(start, timeline.tables)[1].size)
     choice = start.copy()
     tried, complete = _each(timeline, start, moved, groups, choice, few if limit is None else limit)
     if complete:
@@ -316,17 +316,16 @@ def _all(
     group_of = np.full(start.size, -1, np.int64)
     for number, group in enumerate(groups):
         group_of[list(group)] = number
-    o, lanes = timeline.options, timeline.lanes
     priced, complete = _branch(
-        start, moved, group_of, len(groups), choice, limit, timeline.seconds(choice) * (1 - TIE), timeline.backward,
-        lanes.backward, lanes.count, o.lane, o.seconds, o.count, o.repeats,
+        start, moved, group_of, len(groups), choice, limit, timeline.seconds(choice) * (1 - TIE), timeline.tables,
     )  # fmt: skip
     return int(priced), bool(complete)
 
 
 @compiled
-def _least_behind(start, moved, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def _least_behind(start, moved, tables):  # type: ignore[no-untyped-def]
     """Of every tensor how long the step goes on at least, whichever options it and those behind it have."""
+    backward, home, total, lane, seconds, count, repeats = tables
     tensors = start.size
     behind = np.full((tensors + 1, 2 * total), -np.inf)
     behind[tensors, home] = 0.0
@@ -344,7 +343,7 @@ def _least_behind(start, moved, backward, home, total, lane, seconds, count, rep
 
 
 @compiled
-def _branch(start, moved, group_of, groups, choice, limit, best, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def _branch(start, moved, group_of, groups, choice, limit, best, tables):  # type: ignore[no-untyped-def]
     """Go through the combinations depth first, in the order of the tensors; the best one into ``choice``.
 
     A tensor of a group that has not ended yet goes to the CPU, or ends it.
@@ -352,8 +351,9 @@ def _branch(start, moved, group_of, groups, choice, limit, best, backward, home,
     Returns:
         how many whole choices were priced, and whether all were gone through or ruled out.
     """
+    backward, home, total, lane, seconds, count, repeats = tables
     tensors = start.size
-    behind = _least_behind(start, moved, backward, home, total, lane, seconds, count, repeats)
+    behind = _least_behind(start, moved, tables)
     free, there = np.zeros((tensors + 1, 2 * total)), np.zeros(tensors + 1)
     state_of = np.zeros(tensors, np.int64)  # 0: not tried, 1: as it was, 2: on the CPU
     ended = np.full(groups, tensors)  # the tensor that ended the group

@@ -10,7 +10,7 @@ import numpy as np
 
 from espresso_mpi.files.compiled import compiled
 
-from ..model.dispatch import RULES, by_rule, exchanged, forward, justified, laid_out, quicker
+from ..model.dispatch import RULES, Tables, by_rule, exchanged, forward, justified, laid_out, quicker
 from .descent import summed
 
 
@@ -46,8 +46,7 @@ def _hopeless(tensor, option, old, needs, ready, heights, limit):  # type: ignor
 
 @compiled
 def climbed(  # type: ignore[no-untyped-def]
-    choice, best, key, tried, begin, order, errors, limit, near, tries, rounds, enough, needs, ready,
-    backward, home, total, lane, seconds, count, repeats
+    choice, best, key, tried, begin, order, errors, limit, near, tries, rounds, enough, needs, ready, tables
 ):  # fmt: skip
     """Exchange one option after the other, while that helps or until ``tries`` are used up.
 
@@ -65,7 +64,8 @@ def climbed(  # type: ignore[no-untyped-def]
         tries: schedules to work out; enough: it also ends where F is no more than this.
         needs, ready: as in ``_heights``.
     """
-    first, _, _, took, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+    home, total = tables.home, tables.total
+    first, _, _, took, _ = laid_out(choice, tables)
     heights = np.empty((choice.size, total))
     _heights(choice, needs, ready, home, heights)
     spent, stale, goal = summed(choice, errors), 0, best * (1 - 1e-9)
@@ -83,7 +83,7 @@ def climbed(  # type: ignore[no-untyped-def]
                     return best, tries
                 time, new_key, places, lasts, cost = _exchange(
                     choice, tensor, option, first, key, took, best * (1 + near), goal, rounds,
-                    backward, home, total, lane, seconds, count, repeats,
+                    tables,
                 )  # fmt: skip
                 tries -= cost
                 if time < goal:
@@ -98,26 +98,25 @@ def climbed(  # type: ignore[no-untyped-def]
 
 @compiled
 def _exchange(  # type: ignore[no-untyped-def]
-    choice, tensor, option, first, key, took, near, goal, rounds,
-    backward, home, total, lane, seconds, count, repeats
+    choice, tensor, option, first, key, took, near, goal, rounds, tables
 ):  # fmt: skip
     """Exchange the option of a tensor, in place, if that ends below the goal.
 
     Returns:
         F, inf: beyond ``near`` at first sight; keys, first places and durations of its schedule; what it cost in tries.
     """
-    time, new_key = exchanged(choice, tensor, option, first, key, took, backward, home, total, lane, seconds, count,
-                              repeats, near)  # fmt: skip
+    total, count, repeats = tables.total, tables.counts, tables.repeats
+    time, new_key = exchanged(choice, tensor, option, first, key, took, tables, near)
     if time == np.inf:
         return time, key, first, took, 1
     old = choice[tensor]
     choice[tensor] = option
-    places, owner, where, lasts, _ = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+    places, owner, where, lasts, _ = laid_out(choice, tables)
     time = justified(choice, places, owner, where, lasts, count, repeats, total, new_key, np.empty(new_key.size), 4,
                      goal)  # fmt: skip
     cost = 9
     if time < goal:  # is it also what the rules find?
-        time, new_key, _ = quicker(choice, backward, home, total, lane, seconds, count, repeats, rounds, goal)
+        time, new_key, _ = quicker(choice, tables, rounds, goal)
         cost = 25
     if time >= goal:
         choice[tensor] = old
@@ -126,8 +125,7 @@ def _exchange(  # type: ignore[no-untyped-def]
 
 @compiled
 def annealed(  # type: ignore[no-untyped-def]
-    choice, tried, begin, errors, limit, heats, draws, near, rounds, needs, ready,
-    backward, home, total, lane, seconds, count, repeats
+    choice, tried, begin, errors, limit, heats, draws, near, rounds, needs, ready, tables
 ):  # fmt: skip
     """Exchange options at random, also for what is a little slower, ever less so; the best by any rule, in place.
 
@@ -137,6 +135,7 @@ def annealed(  # type: ignore[no-untyped-def]
         tried, begin, errors, limit, needs, ready: as in ``climbed``.
         heats: float64 (steps,), seconds; draws: float64 (steps, 3), from 0 to 1.
     """
+    home, total, count, repeats = tables.home, tables.total, tables.counts, tables.repeats
     spent, now, best, last = summed(choice, errors), np.inf, np.inf, 0
     heights = np.empty((choice.size, total))
     _heights(choice, needs, ready, home, heights)
@@ -154,7 +153,7 @@ def annealed(  # type: ignore[no-untyped-def]
         if step and _hopeless(tensor, option, old, needs, ready, heights, goal):
             continue
         choice[tensor] = option
-        first, owner, where, took, tail = laid_out(choice, backward, home, total, lane, seconds, count, repeats)
+        first, owner, where, took, tail = laid_out(choice, tables)
         key, start, time = np.empty(took.size), np.empty(took.size), np.inf
         for turn in range(RULES):
             rule = (last + turn) % RULES  # what was best for the choice before comes first
@@ -179,8 +178,7 @@ def annealed(  # type: ignore[no-untyped-def]
 
 @compiled
 def replaced(  # type: ignore[no-untyped-def]
-    choice, key, first, took, begin, end, options, parts, limit, rounds,
-    backward, home, total, lane, seconds, count, repeats
+    choice, key, first, took, begin, end, options, parts, limit, rounds, tables
 ):  # fmt: skip
     """A schedule in which other tensors stand in the place of some neighbours, and everything else keeps its key.
 
@@ -192,6 +190,7 @@ def replaced(  # type: ignore[no-untyped-def]
     Returns:
         when all is done, inf: at first beyond the limit; the choice with the others; its keys.
     """
+    backward, home, total, lane, seconds, count, repeats = tables
     others = choice.size - end + begin + options.size
     tensors, waits = np.empty(others, np.int64), np.empty(others)
     tensors[:begin], waits[:begin] = choice[:begin], backward[:begin]
@@ -200,7 +199,7 @@ def replaced(  # type: ignore[no-untyped-def]
     due = -np.inf
     for place in range(first[begin], first[end]):
         due = max(due, key[place] + took[place])
-    places, owner, where, lasts, tail = laid_out(tensors, waits, home, total, lane, seconds, count, repeats)
+    places, owner, where, lasts, tail = laid_out(tensors, Tables(waits, home, total, lane, seconds, count, repeats))
     keys, start = np.empty(lasts.size), np.empty(lasts.size)
     keys[: places[begin]] = key[: first[begin]]
     keys[places[begin + options.size] :] = key[first[end] :]

@@ -52,11 +52,11 @@ class Confirmed:
         """Work out what is said of the choice, after it has changed."""
         tried, found = self.known
         if not np.array_equal(tried, self.choice):
-            found = scheduled(self.choice, *self.tables, ROUNDS)
+            found = scheduled(self.choice, self.tables, ROUNDS)
         self.time, self.key, start = found
-        self.first, owner, where, self.took, _ = laid_out(self.choice, *self.tables)
-        self.critical, self.bubble = _read(self.choice, self.first, owner, where, self.took, self.tables[5], start,
-                                           self.rough.networks, self.tables[2])  # fmt: skip
+        self.first, owner, where, self.took, _ = laid_out(self.choice, self.tables)
+        self.critical, self.bubble = _read(self.choice, self.first, owner, where, self.took, self.tables.counts, start,
+                                           self.rough.networks, self.tables.total)  # fmt: skip
 
     def seconds(self) -> float:
         return float(self.time)
@@ -67,7 +67,7 @@ class Confirmed:
         if self.critical[tensor]:
             rough = self.rough.candidates(tensor, options)
             self.known = _confirmed(self.choice, tensor, options, rough, self.alone, self.time, times, self.first,
-                                    self.key, self.took, *self.tables)  # fmt: skip
+                                    self.key, self.took, self.tables)  # fmt: skip
         return times
 
     def take(self, tensor: int, option: int) -> None:
@@ -77,7 +77,7 @@ class Confirmed:
     def by_number(self, group: Sequence[int], start: np.ndarray, moved: np.ndarray) -> np.ndarray:
         times = np.empty(len(group) + 1)
         self.known = _by_number(self.choice, np.array(group, np.int64), start, moved, self.time, times, self.first,
-                                self.key, self.took, *self.tables)  # fmt: skip
+                                self.key, self.took, self.tables)  # fmt: skip
         return times
 
     def give(self, group: Sequence[int], options: np.ndarray) -> None:
@@ -90,8 +90,7 @@ class Confirmed:
 
 @compiled
 def _confirmed(  # type: ignore[no-untyped-def]
-    choice, tensor, options, rough, alone, now, times, first, key, took,
-    backward, home, total, lane, seconds, count, repeats
+    choice, tensor, options, rough, alone, now, times, first, key, took, tables
 ):  # fmt: skip
     """Serve the best candidates of a tensor, and give the best of these a schedule.
 
@@ -110,14 +109,13 @@ def _confirmed(  # type: ignore[no-untyped-def]
         left[at] = np.inf
         if options[at] == old:
             continue
-        time = exchanged(choice, tensor, options[at], first, key, took, backward, home, total, lane, seconds, count,
-                         repeats, best)[0]  # fmt: skip
+        time = exchanged(choice, tensor, options[at], first, key, took, tables, best)[0]
         if time < best * (1 - TIE) or (time <= best and (place < 0 or alone[options[at]] < alone[options[place]])):
             best, place = time, at
     if place < 0:
         return choice[:0], (now, key, took)
     tried[tensor] = options[place]
-    found = scheduled(tried, backward, home, total, lane, seconds, count, repeats, ROUNDS)
+    found = scheduled(tried, tables, ROUNDS)
     times[place] = found[0]
     return tried, found
 
@@ -135,8 +133,7 @@ def _least(times, options, alone):  # type: ignore[no-untyped-def]
 
 @compiled
 def _by_number(  # type: ignore[no-untyped-def]
-    choice, group, start, moved, now, times, first, key, took,
-    backward, home, total, lane, seconds, count, repeats
+    choice, group, start, moved, now, times, first, key, took, tables
 ):  # fmt: skip
     """See ``Step.by_number``: F of the numbers that got a schedule, and of the present one; of all others inf.
 
@@ -148,17 +145,15 @@ def _by_number(  # type: ignore[no-untyped-def]
     for tensor in group:
         present += choice[tensor] != start[tensor]
         if tried[tensor] != start[tensor]:
-            time, key = exchanged(tried, tensor, start[tensor], first, key, took, backward, home, total, lane, seconds,
-                                  count, repeats, np.inf)  # fmt: skip
+            time, key = exchanged(tried, tensor, start[tensor], first, key, took, tables, np.inf)
             tried[tensor] = start[tensor]
-            first, _, _, took, _ = laid_out(tried, backward, home, total, lane, seconds, count, repeats)
+            first, _, _, took, _ = laid_out(tried, tables)
     rough[0] = time
     for place in range(group.size):
         tensor = group[place]
-        rough[place + 1], key = exchanged(tried, tensor, moved[tensor], first, key, took, backward, home, total, lane,
-                                          seconds, count, repeats, np.inf)  # fmt: skip
+        rough[place + 1], key = exchanged(tried, tensor, moved[tensor], first, key, took, tables, np.inf)
         tried[tensor] = moved[tensor]
-        first, _, _, took, _ = laid_out(tried, backward, home, total, lane, seconds, count, repeats)
+        first, _, _, took, _ = laid_out(tried, tables)
     times[:] = np.inf
     times[present], rough[present] = now, np.inf
     best, schedule = choice[:0], (np.inf, key, took)
@@ -169,7 +164,7 @@ def _by_number(  # type: ignore[no-untyped-def]
         rough[number] = np.inf
         for place in range(group.size):
             tried[group[place]] = moved[group[place]] if place < number else start[group[place]]
-        found = scheduled(tried, backward, home, total, lane, seconds, count, repeats, ROUNDS)
+        found = scheduled(tried, tables, ROUNDS)
         times[number] = found[0]
         if found[0] < schedule[0]:
             best, schedule = tried.copy(), found

@@ -8,14 +8,14 @@ from ..model.dispatch import served
 
 
 @compiled
-def try_all(choice, candidates, errors, limit, tries, backward, home, total, lane, seconds, count, repeats, by_tensor):  # type: ignore[no-untyped-def]
+def try_all(choice, candidates, errors, limit, tries, tables, by_tensor):  # type: ignore[no-untyped-def]
     """Exchange one option, and where that no longer helps two, until nothing helps or ``tries`` are used up; returns F.
 
     Args:
         candidates: int64 (tensors, most), options to try, -1 none.
         errors, limit: the sum of a choice's errors stays at most the limit.
     """
-    best = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
+    best = served(choice, tables, by_tensor)[0]
     spent = 0.0
     for tensor in range(choice.size):
         spent += errors[choice[tensor]]
@@ -29,7 +29,7 @@ def try_all(choice, candidates, errors, limit, tries, backward, home, total, lan
                     continue
                 choice[one] = option
                 tries -= 1
-                time = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
+                time = served(choice, tables, by_tensor)[0]
                 if time < best:
                     best, improved = time, True
                     spent += errors[option] - errors[old]
@@ -50,7 +50,7 @@ def try_all(choice, candidates, errors, limit, tries, backward, home, total, lan
                             continue
                         choice[one], choice[other] = option, then
                         tries -= 1
-                        time = served(choice, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
+                        time = served(choice, tables, by_tensor)[0]
                         if time < best:
                             best, improved = time, True
                             spent += more

@@ -123,7 +123,7 @@ class Backprop:
 
     def __init__(self, timeline: Timeline, choice: np.ndarray) -> None:
         self.timeline, self.choice = timeline, choice.copy()
-        tensors, (_, home, total, *_) = choice.size, timeline.tables
+        tensors, home, total = choice.size, timeline.tables.home, timeline.tables.total
         self.free, self.there = np.full((tensors + 1, 2 * total), np.nan), np.full(tensors + 1, np.nan)
         self.behind = np.full((tensors + 1, 2 * total), np.nan)
         self.free[0], self.there[0] = 0.0, 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..model.candidates import CandidateSet
-from ..model.dispatch import laid_out, scheduled
+from ..model.dispatch import Tables, laid_out, scheduled
 from ..model.needs import needs_of
 from ..model.problem import Problem
 from ..model.timeline import ROUNDS
@@ -48,8 +48,8 @@ class Guesses:
     def __init__(self, problem: Problem, choice: np.ndarray, relaxed: Relaxed) -> None:
         timeline = problem.timeline
         self.problem, self.choice, self.relaxed, self.tables = problem, choice, relaxed, timeline.tables
-        self.time, self.key, _ = scheduled(choice, *self.tables, ROUNDS)
-        self.first, _, _, self.took, _ = laid_out(choice, *self.tables)
+        self.time, self.key, _ = scheduled(choice, self.tables, ROUNDS)
+        self.first, _, _, self.took, _ = laid_out(choice, self.tables)
         self.home, self.total = timeline.lanes.backward, timeline.lanes.count
 
     def worth(self, move: Move) -> tuple[float, tuple[int, ...]]:
@@ -65,8 +65,8 @@ class Guesses:
         for places in self.candidates(move):
             time, _, _ = replaced(
                 self.choice, self.key, self.first, self.took, move.begin, move.end, begins + np.array(places),
-                np.array(move.parts), min(best, self.time) * (1 + NEAR), JUSTIFIED, self.tables[0], self.home,
-                self.total, *arrays,
+                np.array(move.parts), min(best, self.time) * (1 + NEAR), JUSTIFIED,
+                Tables(self.tables.backward, self.home, self.total, *arrays),
             )  # fmt: skip
             if time < best:
                 best, found = time, places

@@ -18,11 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from ..model.dispatch import laid_out, scheduled
+from ..model.dispatch import Tables, laid_out, scheduled
 from ..model.problem import Problem
 from ..model.timeline import ROUNDS
 from .climb import annealed, climbed
@@ -93,7 +92,7 @@ class _Improving:
     def found(self, starts: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
         tables, how, least = self.tables, self.how, self.relaxed.value
         known = {start.tobytes(): np.array(start, np.int64) for start in starts}
-        ranked = sorted(((*scheduled(start, *tables, ROUNDS)[:2], start) for start in known.values()),
+        ranked = sorted(((*scheduled(start, tables, ROUNDS)[:2], start) for start in known.values()),
                         key=lambda one: one[0])  # fmt: skip
         best, time = ranked[0][2], ranked[0][0]
         for start in ranked:
@@ -104,14 +103,14 @@ class _Improving:
             if time <= least * (1 + WORTH):
                 break
             choice = self.annealed(best, time, rng, how.justifies and number % 2 == 1)
-            start, before = (*scheduled(choice, *tables, ROUNDS)[:2], choice), time
+            start, before = (*scheduled(choice, tables, ROUNDS)[:2], choice), time
             best, time = min((best, time), self.climbed(*start), key=lambda one: one[1])
             if not how.justifies and time > before * (1 - GAINED) and time <= least * (1 + FAR):
                 break
         return best, time
 
     @cached_property
-    def tables(self) -> tuple[Any, ...]:
+    def tables(self) -> Tables:
         return self.problem.timeline.tables
 
     @cached_property
@@ -130,21 +129,21 @@ class _Improving:
             options = _promising(self.problem, self.relaxed, time, most)
             above, tries = climbed(
                 choice, time, key, *options, self.order, self.errors, self.limit, NEAR, tries, ROUNDS,
-                self.relaxed.value * (1 + ENOUGH), *self.loads, *self.tables,
+                self.relaxed.value * (1 + ENOUGH), *self.loads, self.tables,
             )  # fmt: skip
             if above < time:
-                time, key, _ = scheduled(choice, *self.tables, ROUNDS)
+                time, key, _ = scheduled(choice, self.tables, ROUNDS)
         return choice, time
 
     def annealed(self, best: np.ndarray, time: float, rng: np.random.Generator, afresh: bool) -> np.ndarray:
         choice = best.copy()
-        size = laid_out(choice, *self.tables)[1].size
+        size = laid_out(choice, self.tables)[1].size
         steps = min(max(self.how.steps * choice.size**2, self.how.least // size), self.how.work // size)
         hot = AFRESH if afresh else min(HOTTEST, max(HOT, 0.75 * (time / max(self.relaxed.value, 1e-300) - 1)))
         options = _promising(self.problem, self.relaxed, time, self.how.options // 2)
         heats, draws = time * np.geomspace(hot, COLD, steps), rng.random((steps, 3))
         near, rounds = (NEAR_RULES, ROUNDS) if self.how.justifies else (0.0, 0)
-        annealed(choice, *options, self.errors, self.limit, heats, draws, near, rounds, *self.loads, *self.tables)
+        annealed(choice, *options, self.errors, self.limit, heats, draws, near, rounds, *self.loads, self.tables)
         return choice
 
 

@@ -77,8 +77,7 @@ def search(
 
 def _tried(problem: Problem, lanes: BackpropSearch, starts: list[np.ndarray], tries: int) -> Found:
     """A search in the orders ``fifo`` and ``priority``, from choices of the search in the order ``backprop``."""
-    timeline, o = problem.timeline, problem.timeline.options
-    budget = lanes.budget
+    timeline, budget = problem.timeline, lanes.budget
     most = max(4, tries // (8 * problem.tensors))
     options = [lanes.promising(tensor, most) for tensor in range(problem.tensors)]
     table = np.full((problem.tensors, max(map(len, options))), -1, np.int64)
@@ -87,9 +86,8 @@ def _tried(problem: Problem, lanes: BackpropSearch, starts: list[np.ndarray], tr
     best, time = starts[0], np.inf
     for start in [*starts, *lanes.own()]:
         choice = np.array(start, np.int64)
-        seconds = try_all(choice, table, budget.errors, budget.limit, tries, timeline.backward,
-                          timeline.lanes.backward, timeline.lanes.count, o.lane, o.seconds, o.count, o.repeats,
-                          timeline.order == "priority")  # fmt: skip
+        by_tensor = timeline.order == "priority"
+        seconds = try_all(choice, table, budget.errors, budget.limit, tries, timeline.tables, by_tensor)
         if seconds < time:
             best, time = choice, seconds
     bound = certified(relaxed(load_network(problem), best).value)

@@ -29,21 +29,22 @@ def swapped(timeline: Timeline, choice: np.ndarray, tensors: np.ndarray, options
     Args:
         choice: int64 (tensors,), an option of each; tensors, options: int64 (swaps,), which tensor takes which option.
     """
-    arrays = timeline.tables
+    tables = timeline.tables
     choice, tensors, options = (np.ascontiguousarray(values, np.int64) for values in (choice, tensors, options))
     if timeline.order == "backprop":
-        return np.asarray(_backprop_swaps(choice, tensors, options, *arrays))
+        return np.asarray(_backprop_swaps(choice, tensors, options, tables))
     found = np.full(tensors.size, timeline.seconds(choice))
     real = options != choice[tensors]
     if timeline.order == "schedule":
-        found[real] = _scheduled_swaps(choice, tensors[real], options[real], ROUNDS, *arrays)
+        found[real] = _scheduled_swaps(choice, tensors[real], options[real], ROUNDS, tables)
     else:
-        found[real] = _event_swaps(choice, tensors[real], options[real], timeline.order == "priority", *arrays)
+        found[real] = _event_swaps(choice, tensors[real], options[real], timeline.order == "priority", tables)
     return found
 
 
 @compiled
-def _backprop_swaps(choice, tensors, options, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def _backprop_swaps(choice, tensors, options, tables):  # type: ignore[no-untyped-def]
+    backward, home, total, lane, seconds, count, repeats = tables
     size, nothing = choice.size, np.empty((0, 0))
     before, done = np.zeros((size + 1, 2 * total)), np.zeros(size + 1)
     for tensor in range(size):
@@ -79,24 +80,23 @@ def _backprop_swaps(choice, tensors, options, backward, home, total, lane, secon
 
 
 @compiled
-def _event_swaps(choice, tensors, options, by_tensor, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def _event_swaps(choice, tensors, options, by_tensor, tables):  # type: ignore[no-untyped-def]
     trial, found = choice.copy(), np.empty(tensors.size)
     for swap in range(tensors.size):
         tensor = tensors[swap]
         trial[tensor] = options[swap]
-        found[swap] = served(trial, backward, home, total, lane, seconds, count, repeats, by_tensor)[0]
+        found[swap] = served(trial, tables, by_tensor)[0]
         trial[tensor] = choice[tensor]
     return found
 
 
 @compiled
-def _scheduled_swaps(choice, tensors, options, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def _scheduled_swaps(choice, tensors, options, rounds, tables):  # type: ignore[no-untyped-def]
     trial, found = choice.copy(), np.empty(tensors.size)
-    _, key, _ = scheduled(trial, backward, home, total, lane, seconds, count, repeats, rounds)
-    first, _, _, took, _ = laid_out(trial, backward, home, total, lane, seconds, count, repeats)
+    _, key, _ = scheduled(trial, tables, rounds)
+    first, _, _, took, _ = laid_out(trial, tables)
     for swap in range(tensors.size):
-        found[swap] = exchanged(trial, tensors[swap], options[swap], first, key, took, backward, home, total, lane,
-                                seconds, count, repeats, np.inf)[0]  # fmt: skip
+        found[swap] = exchanged(trial, tensors[swap], options[swap], first, key, took, tables, np.inf)[0]
     return found
 
 

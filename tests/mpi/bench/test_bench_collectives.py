@@ -31,7 +31,10 @@ def test_every_collective_is_right_and_sends_what_its_payloads_take(world, tmp_p
         assert len(json.loads(path.read_text())["rows"]) == len(rows)
 
 
-@pytest.mark.parametrize(("dtype", "op"), [("float16", "sum"), ("float64", "mean"), ("bool", "bxor"), ("int8", "prod")])
+INTEGERS = pytest.param("int8", "prod", marks=pytest.mark.thorough)  # to MPI an operator as any other
+
+
+@pytest.mark.parametrize(("dtype", "op"), [("float16", "sum"), ("float64", "mean"), ("bool", "bxor"), INTEGERS])
 def test_other_elements_and_operators(world, dtype, op):
     rows = collectives.main("allreduce,reduce,reduce_scatter,alltoallv", "1KiB", 2, dtype, op, out_of_place=True)
     assert [row.wrong for row in rows] == [0] * 4

@@ -106,7 +106,7 @@ def test_schedules_are_given_up_only_beyond_the_limit() -> None:
         climb._heights(choice, needs, ready, problem.timeline.lanes.backward, heights)
         tensor, other = int(rng.integers(5)), choice.copy()
         other[tensor] = rng.choice(problem.options(tensor))
-        first, owner, where, took, _ = laid_out(other, *tables)
+        first, owner, where, took, _ = laid_out(other, tables)
         start, key = np.empty(took.size), rng.uniform(0, 1, took.size)
         time = forward(other, first, owner, where, took, tables[5], key, False, total, np.inf, start)
         hopeless = [
