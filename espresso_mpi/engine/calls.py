@@ -34,6 +34,7 @@ class Exchange:
         progress: runs once all ranks have made the call.
         moves: its data, where they may be piggybacked on the header of the round; None: they may not.
         rest: whether ``progress`` is to run all the same, because ``moves`` are none and ranks only agree.
+        over: makes ``progress`` for other arrays of the same shapes and types: for what is given, and for the result.
     """
 
     said: Any
@@ -41,6 +42,7 @@ class Exchange:
     progress: Callable[[Transport], Progress]
     moves: PiggybackData | None = None
     rest: bool = False
+    over: Callable[[Any, Any], Callable[[Transport], Progress]] | None = None
 
     @cached_property
     def digest(self) -> bytes:

@@ -1,8 +1,9 @@
-"""Dense collectives of one node whose data are piggybacked on the header of the round: one compiled call does it all.
+"""Dense collectives whose data are piggybacked on the header of the round: one compiled call does it all.
 
 A collective is remembered when it runs for the first time, by its number, on all ranks at once. When it comes again as
 the only call of its rank, its header and its data are shown together. If a rank deviates, nothing was copied or summed,
-and the round is an ordinary one.
+and the round is an ordinary one. Between nodes that holds for short sums; all other collectives begin with an agreement
+of one compiled call there, and their data travel after it.
 """
 
 from __future__ import annotations
@@ -13,26 +14,53 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..arrays import device
+from ..collectives.data.reduction import arithmetic
 from ..collectives.messages import agreed_copies
-from ..collectives.messages.agreed import Agreed, AgreedCall, AgreedCopies, AgreedSums, How, Parts
+from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedSums, How, Parts
+from ..collectives.messages.agreed_nodes import NodeAgreement, NodeSums
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
+from ..collectives.progress import Progress
 from ..errors import EspressoError, MismatchError
 from ..tracing.ledger import Ledger, LedgerInterval
 from ..tracing.recording import Recorder
+from . import fast_path
+from .batches import Bucket
 
-_NOT_YET = Agreed(0.0)
+_NOT_YET, _NO_PARTS = Agreed(0.0), Parts((), (), (), (), shared=True)
 _AGREE = LedgerInterval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
 
 
 class PiggybackData(Protocol):
-    """What travels in one call, as this rank sees it."""
+    """What travels in one call, as this rank sees it.
+
+    Attributes:
+        rest: what is done after the compiled call, because it has moved no data; None: nothing.
+    """
+
+    @property
+    def rest(self) -> Callable[[Transport], Progress] | None:
+        """See above."""
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> PreparedCall:
         """What runs such calls."""
 
     def begin(self, agreed: Any, header: np.ndarray, ignored: int) -> bool:
         """Show a header; if all are equal, move the data. ``agreed``: as ``prepared`` has made it; as its ``begin``."""
+
+
+class CompiledCall(Protocol):
+    """Shows a header, and does what is to be done if those of all ranks are equal; see ``agreed.AgreedCall``."""
+
+    marks: np.ndarray
+    place: int
+    saturated: int
+
+    def finish(self) -> Agreed:
+        """See ``AgreedCall``."""
+
+    def done(self) -> Agreed:
+        """See ``AgreedCall``."""
 
 
 class PreparedCall:
@@ -45,7 +73,7 @@ class PreparedCall:
         agreed: the compiled call.
     """
 
-    def __init__(self, agreed: AgreedCall, recorder: Recorder, *wire: LedgerInterval) -> None:
+    def __init__(self, agreed: CompiledCall, recorder: Recorder, *wire: LedgerInterval) -> None:
         self.agreed, self._tensors = agreed, len(wire)
         self._ledger = ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
         agreed.marks, agreed.place = ledger.row, ledger.place
@@ -58,13 +86,15 @@ class PreparedCall:
 
 
 class Copying:
-    """A broadcast, an allgather, a gather or an alltoall; without parts, ranks only agree.
+    """A broadcast, an allgather, a gather or an alltoall.
 
     Args:
         source, target: arrays that are contiguous on the host; None: there is none.
         parts: what goes where, in bytes.
         places: where they begin, if this is known.
     """
+
+    rest = None
 
     def __init__(self, source: Any, target: Any, parts: Parts, places: tuple[int, int] | None = None) -> None:
         self.given, self.result, self.parts = source, target, parts
@@ -87,6 +117,8 @@ class Scattering:
         how: from ``reduction.arithmetic``.
         edges: int64: where each rank's region begins and ends.
     """
+
+    rest = None
 
     def __init__(self, x: np.ndarray, own: np.ndarray, how: How, edges: np.ndarray) -> None:
         self.x, self.own, self.edges, self._how = x, own, edges, how
@@ -113,12 +145,33 @@ class Summing:
         x: flat; reads: whether this rank wants the result.
     """
 
+    rest = None
+
     def __init__(self, x: np.ndarray, reads: bool) -> None:
         self.x, self.reads = x, reads
 
     def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
         """See ``PiggybackData``."""
         return agreed.reduce(header, ignored, self.x, self.reads)
+
+
+class Agreeing:
+    """For a call whose ranks only agree.
+
+    Args:
+        rest: what is done once they have agreed; None: nothing.
+    """
+
+    def __init__(self, rest: Callable[[Transport], Progress] | None = None) -> None:
+        self.rest = rest
+
+    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> PreparedCall:
+        """See ``PiggybackData``."""
+        return PreparedCall(AgreedCopies(window, transport.waiter, transport.single_copy, _NO_PARTS), recorder)
+
+    def begin(self, agreed: AgreedCopies | NodeAgreement, header: np.ndarray, ignored: int) -> bool:
+        """See ``PiggybackData``."""
+        return agreed.agree(header, ignored)
 
 
 class DensePiggyback:
@@ -151,6 +204,10 @@ class DensePiggyback:
         self.met = self.agreed.met
         return self.agreed.headers
 
+    def rest(self, transport: Transport) -> Progress:
+        """What is to be done now that all ranks have met."""
+        return self._moves.rest(transport) if self._moves.rest is not None else iter(())
+
     def undo(self) -> None:
         """The headers differ: nothing has changed."""
 
@@ -175,40 +232,67 @@ class DensePiggybacks:
 
     Attributes:
         known: what runs them, by number.
+        moves_data: whether compiled calls move the data of all collectives; otherwise only those of short sums.
     """
 
     def __init__(self, transport: Transport, window: SharedWindow | None, recorder: Recorder) -> None:
         self._transport, self._window, self._recorder = transport, window, recorder
         self.known: dict[int, PreparedCall] = {}
+        self.moves_data = window is not None
 
     def remember(self, number: int | None, moves: PiggybackData | None) -> None:
         """A collective begins on the ordinary path; from now on it may be piggybacked."""
-        if number is None or moves is None or self._window is None or number in self.known:
+        transport, window = self._transport, self._window
+        if number is None or moves is None or transport.topology.size == 1 or number in self.known:
             return
-        self.known[number] = moves.prepared(self._transport, self._window, self._recorder)
+        if window is not None:
+            self.known[number] = moves.prepared(transport, window, self._recorder)
+        else:
+            self.known[number] = PreparedCall(NodeAgreement(transport, self._room), self._recorder)
+
+    def _room(self, header_size: int) -> int:
+        return fast_path.room(header_size, self._transport)
+
+    def data_of(self, moves: PiggybackData) -> PiggybackData:
+        """What is piggybacked of a call."""
+        return moves if self.moves_data else NOTHING
 
     def of(self, number: int | None) -> PreparedCall | None:
         """What runs a collective."""
         return None if number is None else self.known.get(number)
 
-    def sums(self, number: int, tensor: str, x: np.ndarray, how: Any) -> PreparedCall | None:
-        """What sums the one array of a call."""
-        if self._window is None:
-            return None
+    def sums(self, number: int, bucket: Bucket, x: np.ndarray, header_size: int) -> PreparedCall:
+        """What sums the one array of a call; ``header_size``: bytes of the headers by now."""
         found = self.known.get(number)
-        if found is None:
-            agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
-            count = self._window.count
-            sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
-            wire = LedgerInterval(
-                "wire", tensor, agreed_copies.ANSWERED, agreed_copies.ENDED, "fast path", "flat", sent
-            )
-            found = self.known[number] = PreparedCall(agreed, self._recorder, wire)
+        if found is None or (isinstance(found.agreed, NodeSums) and found.agreed.start < header_size):
+            made = self._on_nodes(bucket, x, header_size) if self._window is None else self._on_node(bucket, x)
+            found = self.known[number] = made
         return found
+
+    def _on_node(self, bucket: Bucket, x: np.ndarray) -> PreparedCall:
+        assert self._window is not None
+        how = arithmetic(1.0 if bucket.total else float(self._transport.topology.size), bucket.dtype)
+        count = self._window.count
+        sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
+        agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
+        return PreparedCall(agreed, self._recorder, _wire(bucket, "flat", sent, 0))
+
+    def _on_nodes(self, bucket: Bucket, x: np.ndarray, header_size: int) -> PreparedCall:
+        transport = self._transport
+        topology = transport.topology.undivided if bucket.total else transport.topology
+        stages, start = fast_path.stages_of(bucket.strategy.route, topology), fast_path.start_of(header_size)
+        sums = NodeSums(transport, self._room, stages, x.size, bucket.dtype, x.dtype, start)
+        return PreparedCall(sums, self._recorder, _wire(bucket, "flat", *sums.sent))
 
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
         self.known.clear()
+
+
+def _wire(bucket: Bucket, level: str, intra: int, inter: int) -> LedgerInterval:
+    """What is recorded of a sum beside the agreement."""
+    first, last = agreed_copies.ANSWERED, agreed_copies.ENDED
+    return LedgerInterval("wire", bucket.name, first, last, "fast path", level, intra, inter)
 
 
 def _place_of(array: Any) -> int:
@@ -216,5 +300,5 @@ def _place_of(array: Any) -> int:
     return device.begin_of(array) if array is not None and array.size else 0
 
 
-NOTHING = Copying(None, None, Parts((), (), (), (), shared=True))
+NOTHING = Agreeing()
 """For a call whose ranks only agree."""

@@ -18,6 +18,7 @@ import numpy as np
 from ..arrays import device
 from ..collectives.data import reduction
 from ..collectives.data.layout import Topology
+from ..collectives.messages.agreed_nodes import ALIGN, Stages, mean_of_rows
 from ..collectives.messages.agreement import gather_small
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
@@ -30,7 +31,6 @@ _AT_ONCE = 8
 """Buckets of a call that run without a round between them: no more than when they are run as segments."""
 
 _LEVELS = {Route.parse(ROUTES["flat"]): ("flat",), Route.parse(ROUTES["hierarchical"]): ("intra", "inter")}
-_ALIGN = 64
 _ON_HOST = np.empty(0, np.uint8)
 
 
@@ -82,7 +82,8 @@ class Piggyback:
         if window is None:
             topology = self._transport.topology.undivided if bucket.total else self._transport.topology
             route, arrays = bucket.strategy.route, self._arrays[0]
-            unpack_mean(messages, header_size, route, bucket.dtype, topology, arrays)
+            cut = unpack_mean(messages, header_size, route, bucket.dtype, topology, arrays)
+            self.saturated += cut if self._transport.rank == 0 else 0  # all have seen the same ones
         elif number == 0:
             start = self.met
         else:
@@ -168,7 +169,7 @@ def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport, sched
 
 def _ways(transport: Transport, route: Route) -> piggyback_limit.Ways:
     """What ``piggyback_limit`` compares."""
-    header = np.zeros(_ALIGN, np.uint8)
+    header = np.zeros(ALIGN, np.uint8)
 
     def piggyback(x: np.ndarray) -> None:
         messages = gather_small(transport, packed(header, [x]), header.size + x.nbytes)
@@ -198,7 +199,7 @@ def window_of(transport: Transport) -> SharedWindow | None:
 
 def packed(header: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """A header followed by the data, as flat bytes."""
-    at = _start(header.size)
+    at = start_of(header.size)
     message = np.empty(at + sum(array.nbytes for array in arrays), np.uint8)
     message[: header.size] = header
     for array in arrays:
@@ -209,11 +210,12 @@ def packed(header: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def room(header_size: int, transport: Transport) -> int:
     """Maximum bytes of a message: of a header, with data if data travel in it."""
-    return header_size if window_of(transport) is not None else _start(header_size) + piggyback_limit.room(transport)
+    return header_size if window_of(transport) is not None else start_of(header_size) + piggyback_limit.room(transport)
 
 
-def _start(header_size: int) -> int:
-    return -(-header_size // _ALIGN) * _ALIGN
+def start_of(header_size: int) -> int:
+    """Where data begin behind a header."""
+    return -(-header_size // ALIGN) * ALIGN
 
 
 def unpack_mean(
@@ -223,26 +225,21 @@ def unpack_mean(
     dtype: str,
     topology: Topology,
     arrays: Sequence[np.ndarray],
-) -> None:
-    """Write the mean of the data of all ranks into this rank's arrays."""
-    kind, start = arrays[0].dtype, _start(header_size)
-    rows = [message[start:].view(kind) for message in messages]
-    levels = _LEVELS[route]
-    if levels == ("flat",) or len(topology.nodes) == topology.size:
-        mean = _mean(rows, topology.divisor("flat"), dtype)
-    else:
-        intra, inter = topology.divisor("intra"), topology.divisor("inter")
-        mean = _mean([_mean([rows[r] for r in ranks], intra, dtype) for ranks in topology.nodes], inter, dtype)
+) -> int:
+    """Write the mean of the data of all ranks into this rank's arrays; returns how many sums were cut."""
+    kind, start, stages = arrays[0].dtype, start_of(header_size), stages_of(route, topology)
+    rows = [messages[rank][start:].view(kind) for group in stages.groups for rank in group]
+    mean = np.empty(rows[0].size, kind)
+    cut = mean_of_rows(mean, np.concatenate(rows), stages, dtype)
     first = 0
     for array in arrays:
         array[...] = mean[first : first + array.size]
         first += array.size
+    return cut
 
 
-def _mean(rows: Sequence[np.ndarray], divisor: float, dtype: str) -> np.ndarray:
-    stacked = np.empty((len(rows), rows[0].size), rows[0].dtype)
-    for to, row in zip(stacked, rows):
-        to[:] = row
-    out = rows[0].copy()
-    reduction.mean_rows(out, stacked, 0, divisor, dtype)
-    return out
+def stages_of(route: Route, topology: Topology) -> Stages:
+    """The order in which a route sums."""
+    if _LEVELS[route] == ("flat",) or len(topology.nodes) == topology.size:
+        return Stages((tuple(range(topology.size)),), (topology.divisor("flat"), 1.0))
+    return Stages(topology.nodes, (topology.divisor("intra"), topology.divisor("inter")))

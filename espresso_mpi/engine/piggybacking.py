@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.data.reduction import arithmetic
 from ..collectives.messages.transport import Transport
 from ..options import Options
 from ..state.store import SyncState
@@ -58,7 +57,7 @@ class Piggybacking:
             return (
                 None
                 if known is None or call.exchange.moves is None
-                else DensePiggyback(self._transport, known, call.exchange.moves)
+                else DensePiggyback(self._transport, known, self._dense.data_of(call.exchange.moves))
             )
         assert call.batch is not None
         bucket = self._piggybacks.bucket_of(call.number)
@@ -85,15 +84,19 @@ class Piggybacking:
         if call.key == ("barrier", ""):
             self._dense.remember(call.number, NOTHING)
 
-    def prepared(self, number: int, moves: Any) -> PreparedCall | None:
-        """What runs a dense call of a session that was made before; None: it may not take the fast path."""
-        known = self._dense.known.get(number)
-        if known is None and isinstance(moves, Summing):
+    def prepared(self, number: int, moves: Any, header_size: int) -> PreparedCall | None:
+        """What runs a dense call of a session that was made before; None: it may not take the fast path.
+
+        Args:
+            header_size: bytes of the headers by now.
+        """
+        if not isinstance(moves, Summing):
+            known = self._dense.known.get(number)
+        else:
             buckets = self._fast.get(number)
             if not buckets or len(buckets) > 1 or len(buckets[0].members) > 1 or self._options.debug:
                 return None
-            how = arithmetic(1.0 if buckets[0].total else float(self._transport.topology.size), buckets[0].dtype)
-            known = self._dense.sums(number, buckets[0].name, moves.x, how)
+            known = self._dense.sums(number, buckets[0], moves.x, header_size)
         return None if self.sync_state.store.any_pending else known
 
     def count_repeated(self, number: int, prepared: PreparedCall) -> None:
@@ -108,7 +111,7 @@ class Piggybacking:
         piggyback.record(0)
         self.tally["saturated"] += piggyback.agreed.saturated
         call.error = piggyback.problem(call.title)
-        if call.exchange.rest:
+        if call.exchange.rest or not self._dense.moves_data:
             for _ in call.exchange.progress(self._transport):
                 pass
 

@@ -70,11 +70,11 @@ class Rounds(Settling):
             number = placeholder.number
             if header is None or number is None or self._inbox or dispatcher.pending_groups.count:
                 return None
-            prepared = dispatcher.prepared(number, moves)
+            prepared = dispatcher.prepared(number, moves, header.size)
             if prepared is None:
                 return None
             self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
-            if moves.begin(prepared.agreed, header, OWN_STATE):
+            if moves.begin(prepared.agreed, header, OWN_STATE) and moves.rest is None:
                 del self.unfinished[id(placeholder)]
                 self._end_repeated(number, prepared)
                 return placeholder
@@ -96,6 +96,9 @@ class Rounds(Settling):
     ) -> None:  # fmt: skip
         """Wait for the other ranks in a call that has begun; ``ended``: receives the call itself if a rank deviates."""
         result = self._timed([placeholder], lambda: self._negotiation.show(placeholder, piggyback))
+        if piggyback.met:
+            for _ in piggyback.rest(self._transport):
+                pass
         del self.unfinished[id(placeholder)]
         if piggyback.met:
             self._end_repeated(number, piggyback.prepared)

@@ -45,7 +45,9 @@ class Calling(SessionBase):
 
     @cached_property
     def _repeated(self) -> RepeatedCalls:
-        return RepeatedCalls()
+        transport = self._transport
+        one_node = len(transport.topology.nodes) == 1
+        return RepeatedCalls(one_node and transport.window_on_host(transport.node) is not None)
 
     @cached_property
     def _barrier(self) -> PendingCall:

@@ -162,7 +162,7 @@ class Collectives(Calling):
             data = bytes_of(gradients[0])
             moves = Copying(data, data, from_root(self.topology.size, data.size, root, me)) if here(gradients) else None
             return exchange_of(
-                ["broadcast", root], gradients, lambda transport: calls.broadcast(transport, data, root), moves
+                ["broadcast", root], gradients, lambda transport, x: calls.broadcast(transport, x, root), [data], moves
             )
 
         plain = plainly(x, None, root, blocking, compressor, feedback)
@@ -200,12 +200,12 @@ class Collectives(Calling):
             spans = [(rank * own.size, (rank + 1) * own.size) for rank in range(size)]
             me = self._transport.rank
 
-            def progress(transport: Transport) -> Progress:
+            def act(transport: Transport, own: Any, every: Any) -> Progress:
                 every[spans[me][0] : spans[me][1]] = own
                 yield from calls.gather_all(transport, every, spans)
 
             moves = Copying(own, every, to_all(size, own.size, me)) if here(gradients) else None
-            return exchange_of(["allgather"], gradients, progress, moves)
+            return exchange_of(["allgather"], gradients, act, [own, every], moves)
 
         plain = plainly(x, out, None, blocking, compressor, feedback, route)
         taken = partial(beside, "allgather", x, out, lambda rows: rows * self.topology.size)
@@ -273,7 +273,7 @@ class Collectives(Calling):
                 return coded
             given = bytes_of(x), bytes_of(every)
             moves = Copying(*given, onto_root(size, given[0].size, root, me)) if here([x]) else None
-            return exchange_of(["gather", root], [x], lambda transport: gather(transport, *given, root), moves)
+            return exchange_of(["gather", root], [x], partial(gather, root=root), given, moves)
 
         def take() -> Taken:
             if me == root:

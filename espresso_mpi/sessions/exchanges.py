@@ -34,6 +34,10 @@ _OF_BOOL = {
     "sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor",
 }  # fmt: skip
 
+Act = Callable[..., Progress]
+"""What a collective does, given the transport and flat arrays: what is given, and what receives the result, if it is
+another."""
+
 Taken = tuple[dict[str, Any], Any]
 """The arrays of a call by name, and what it returns: one of them or None."""
 
@@ -43,12 +47,33 @@ def bytes_of(gradient: Gradient) -> Any:
 
 
 def exchange_of(
-    said: list[Any], gradients: Sequence[Gradient], progress: Callable[[Transport], Progress],
+    said: list[Any], gradients: Sequence[Gradient], act: Act, arrays: Sequence[Any],
     moves: PiggybackData | None = None, rest: bool = False,
+    tensors: tuple[tuple[str, str, str], ...] | None = None,
 ) -> Exchange:  # fmt: skip
-    """What a call does; ``moves``, ``rest``: as of ``Exchange``, left out where the data are on a GPU."""
-    tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients)
-    return Exchange(said, tensors, progress, moves if here(gradients) else None, rest)
+    """What a call does.
+
+    Args:
+        said: as of ``Exchange``.
+        gradients: the arrays that ranks compare, or of which ``tensors`` says what they compare.
+        act: what is done with ``arrays``.
+        moves, rest: as of ``Exchange``, left out where the data are on a GPU.
+    """
+    if tensors is None:
+        tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients)
+
+    def with_arrays(*arrays: Any) -> Callable[[Transport], Progress]:
+        return lambda transport: act(transport, *arrays)
+
+    progress = with_arrays(*arrays)
+    if not here(gradients):
+        return Exchange(said, tensors, progress)
+    kinds = [array.dtype for array in arrays]
+
+    def over(x: Any, result: Any) -> Callable[[Transport], Progress]:
+        return with_arrays(*(given.reshape(-1).view(kind) for given, kind in zip((x, result), kinds)))
+
+    return Exchange(said, tensors, progress, moves, rest, over)
 
 
 def here(gradients: Sequence[Gradient]) -> bool:
@@ -100,21 +125,21 @@ def reduce_to(gradient: Gradient, op: str, root: int, topology: Topology, segmen
     dtype, reduce_op = str(spec.dtype), None if op == "mean" else ReduceOp("sum")
     return exchange_of(
         ["reduce", op, root], [gradient],
-        lambda transport: to_root.reduce(transport, gradient.array, dtype, root, reduce_op, segment_bytes),
+        lambda transport, x: to_root.reduce(transport, x, dtype, root, reduce_op, segment_bytes),
+        [gradient.array], NOTHING, rest=True,
     )  # fmt: skip
 
 
 def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None, route: Route, segment_bytes: int) -> Exchange:
     """A reduction by MPI's own operator; ``root``: of a reduce."""
-    op = operator_for(kind, gradient.spec, op)
+    op, on_host = operator_for(kind, gradient.spec, op), gradient.spec.device == "cpu"
 
-    def progress(transport: Transport) -> Progress:
-        if root is not None and len(transport.topology.nodes) > 1 and gradient.spec.device == "cpu":
-            x = gradient.array
+    def act(transport: Transport, x: Any) -> Progress:
+        if root is not None and len(transport.topology.nodes) > 1 and on_host:
             return to_root.reduce(transport, x, str(x.dtype), root, operator_of(transport, op), segment_bytes)
-        return calls.allreduce(transport, gradient.array, operator_of(transport, op), route, segment_bytes)
+        return calls.allreduce(transport, x, operator_of(transport, op), route, segment_bytes)
 
-    return exchange_of([kind, op, root], [gradient], progress, NOTHING, rest=True)
+    return exchange_of([kind, op, root], [gradient], act, [gradient.array], NOTHING, rest=True)
 
 
 def dense_way(options: Options, topology: Topology) -> tuple[Route, int]:
@@ -231,10 +256,11 @@ def dense_alltoall(
     mine, every = (bytes_of(gradient) for gradient in gradients)
     sends, receives = spans_of(sent, row.nbytes), spans_of(got, row.nbytes)
     begins, lands = [sends[me][0]] * len(sends), [receives[me][0]] * len(sends)
-    return Exchange(
-        ["alltoall", gradients[0].spec.shape[0] if equal else None], ((row.name, f"rows of {row}", row.device),),
-        lambda transport: calls.alltoall(transport, mine, every, sends, receives, equal),
-        Copying(mine, every, Parts(sends, receives, begins, lands, known=equal)) if row.device == "cpu" else None,
+    return exchange_of(
+        ["alltoall", gradients[0].spec.shape[0] if equal else None], gradients,
+        lambda transport, x, out: calls.alltoall(transport, x, out, sends, receives, equal), [mine, every],
+        Copying(mine, every, Parts(sends, receives, begins, lands, known=equal)) if here(gradients) else None,
+        tensors=((row.name, f"rows of {row}", row.device),),
     )  # fmt: skip
 
 
@@ -261,20 +287,21 @@ def onto_root(size: int, nbytes: int, root: int, me: int) -> Parts:
 def dense_scatter(whole: Gradient, own: Gradient, op: str, size: int) -> Exchange:
     """A reduce-scatter into equal parts."""
     spans, gradients = spans_of([1] * size, own.spec.size), (whole, own)
+    arrays = [whole.array, own.array]
     if op in ("mean", "sum") and whole.spec.dtype in ITEMSIZE:
         dtype, reduce_op = str(whole.spec.dtype), None if op == "mean" else ReduceOp("sum")
         return exchange_of(
             ["reduce_scatter", op], gradients,
-            lambda transport: calls.reduce_scatter(transport, whole.array, own.array, dtype, spans, reduce_op),
+            lambda transport, x, own: calls.reduce_scatter(transport, x, own, dtype, spans, reduce_op), arrays,
             _scattering(whole.array, own.array, dtype, spans, op) if here(gradients) and whole.spec.size else None,
         )  # fmt: skip
     operator, kind = operator_for("reduce_scatter", whole.spec, op), str(whole.array.dtype)
     return exchange_of(
         ["reduce_scatter", operator], gradients,
-        lambda transport: calls.reduce_scatter(
-            transport, whole.array, own.array, kind, spans, operator_of(transport, operator)
+        lambda transport, x, own: calls.reduce_scatter(
+            transport, x, own, kind, spans, operator_of(transport, operator)
         ),
-        NOTHING, rest=True,
+        arrays, NOTHING, rest=True,
     )  # fmt: skip
 
 

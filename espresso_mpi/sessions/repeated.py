@@ -17,10 +17,13 @@ from ..arrays.device import begin_of
 from ..collectives.data.reduction import stored
 from ..collectives.messages.agreed import Parts
 from ..engine.calls import PendingCall
-from ..engine.dense_piggyback import Copying, Scattering, Summing
+from ..engine.dense_piggyback import Agreeing, Copying, Scattering, Summing
 
 _PLAIN, _WRITABLE = 0x1 | 0x100, 0x400
 """numpy's flags of an array that is C-contiguous and aligned, and of one that may be written to."""
+
+IN_PLACE = ("allreduce", "reduce", "broadcast", "sync")
+"""Calls whose result is in the array that they are given."""
 
 _KNOWN = 1024
 """Calls that are remembered at a time."""
@@ -107,11 +110,15 @@ class Repeated:
 class RepeatedCalls:
     """The calls that a rank has made.
 
+    Args:
+        moves_data: whether compiled calls move the data of all collectives.
+
     Attributes:
         known: them, by ``key_of``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moves_data: bool) -> None:
+        self._moves_data = moves_data
         self.known: dict[tuple[Any, ...], Repeated] = {}
 
     def forget(self) -> None:
@@ -126,8 +133,8 @@ class RepeatedCalls:
             reads: whether this rank has a use for a sum.
         """
         kind = call.key[0]
-        in_place = kind in ("allreduce", "reduce", "broadcast", "sync")
-        make = _maker(call, reads)
+        in_place = kind in IN_PLACE
+        make = _maker(call, reads, self._moves_data)
         if make is None or call.number is None:
             return
         if len(self.known) >= _KNOWN:
@@ -136,7 +143,7 @@ class RepeatedCalls:
         self.known[key] = Repeated(call, shape, in_place, make)
 
 
-def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | Parts | None:
+def _maker(call: PendingCall, reads: bool, moves_data: bool) -> Callable[[Any, Any], Any] | Parts | None:
     """As ``make`` of ``Repeated``, for other arrays than those of a call; refers to none of them."""
     if call.exchange is None:
         spec = call.batch.specs[0] if call.batch is not None and len(call.batch.specs) == 1 else None
@@ -146,10 +153,13 @@ def _maker(call: PendingCall, reads: bool) -> Callable[[Any, Any], Any] | Parts 
             return None
         bits = stored(str(spec.dtype))
         return lambda x, result: Summing(result.ravel().view(bits), reads)
-    moves = call.exchange.moves
-    if isinstance(moves, Copying) and not call.exchange.rest:
+    moves, over = call.exchange.moves, call.exchange.over
+    if moves is not None and over is not None and (call.exchange.rest or not moves_data):
+        nothing, in_place = np.empty(0, np.uint8), call.key[0] in IN_PLACE
+        return lambda x, result: Agreeing(over(result if in_place else x, nothing if result is None else result))
+    if isinstance(moves, Copying):
         return moves.parts
     if isinstance(moves, Scattering):
-        over, kind = moves.over, moves.x.dtype
-        return lambda x, result: over(x.ravel().view(kind), result.ravel().view(kind))
+        over_arrays, kind = moves.over, moves.x.dtype
+        return lambda x, result: over_arrays(x.ravel().view(kind), result.ravel().view(kind))
     return None

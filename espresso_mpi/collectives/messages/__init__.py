@@ -13,7 +13,9 @@ Messages and memory:
 
 Agreement:
 
-- ``agreement``, ``dissemination``: small exchanges among all ranks.
+- ``agreement``: small exchanges among all ranks.
+- ``leader_gather``, ``node_leaders``, ``dissemination``: the same between nodes, in one compiled call.
+- ``agreed_nodes``: calls over several nodes that begin with the exchange of headers.
 - ``headers``, ``agreed``, ``agreed_copies``, ``agreed_sums``: collectives that begin with the exchange of headers.
 - ``clocks``: offsets of the clocks of nodes.
 

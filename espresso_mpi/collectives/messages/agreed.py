@@ -235,6 +235,10 @@ class AgreedCopies(AgreedCall):
         self._end()
         return True
 
+    def agree(self, header: np.ndarray, ignored: int) -> bool:
+        """As ``begin``, of a call without parts."""
+        return self.begin(header, ignored, 0, 0, self._parts)
+
     def _end(self) -> None:
         """The parts were copied."""
         frame, choice = self._frame, self.choice

@@ -3,8 +3,8 @@
 ``on_rank_0`` and ``on_every_rank`` run what may fail; if it fails on one rank, all ranks raise the same error.
 
 Inside a node, data pass through slots of the shared window. Between nodes, one rank of each node, the leader, exchanges
-the data of its node with the other leaders, and passes the result on; each sends ceil(log2 nodes) messages
-(``dissemination``). If a node has no window, all ranks exchange messages like leaders.
+the data of its node with the other leaders, and passes the result on (``leader_gather``); each sends ceil(log2 nodes)
+messages. If a node has no window, all ranks exchange messages like leaders.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from espresso_mpi.errors import EspressoError, RankTimeoutError
+from espresso_mpi.errors import EspressoError
 
-from .dissemination import gather_blocks
+from .leader_gather import gather_for
 from .transport import Transport
 from .window_places import SLOT
 
-_OK, _TIMED_OUT = 0, 1
-_TEXT_BYTES = 2000
 _ALIGN = 64
 
 T = TypeVar("T")
@@ -142,10 +139,7 @@ def gather_small(transport: Transport, mine: np.ndarray, room: int) -> list[np.n
     mine = mine if mine.flags.writeable and mine.flags.c_contiguous else mine.copy()  # kernels know one kind of array
     if len(transport.node) == transport.topology.size and transport.window_for(transport.node, mine) is not None:
         return _inside(transport, mine, room)
-    if transport.windows_everywhere:
-        return _by_leaders(transport, mine, room)
-    everyone = range(transport.topology.size)
-    return [pieces[0] for pieces in gather_blocks(transport, everyone, _pack([mine]), _packed_size(1, room), _read)]
+    return gather_for(transport, room).run(mine)
 
 
 def fingerprint(value: Any) -> bytes:
@@ -203,86 +197,3 @@ def _inside(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarra
         return [out[r * width : r * width + size] for r, size in enumerate(sizes.tolist())]
     pieces = [_inside(transport, mine[first : first + SLOT], SLOT) for first in range(0, room, SLOT)]
     return [np.concatenate(of_rank) for of_rank in zip(*pieces)]
-
-
-def _by_leaders(transport: Transport, mine: np.ndarray, room: int) -> list[np.ndarray]:
-    """Through the leaders. A rank that waits for a waiting rank has a longer timeout: the other one reports first."""
-    nodes, alone = transport.topology.nodes, len(transport.node) == 1
-    leaders = [node[0] for node in nodes]
-    leads, block = transport.rank in leaders, np.empty(0, np.uint8)
-    try:
-        pieces = _inside(transport, mine, room)
-    except RankTimeoutError as error:
-        if leads:
-            transport.roll_call.begin(leaders, transport.waiter.timeout).fail(_cut(error))
-        raise
-    if leads:
-        try:
-            pieces = _between(transport, leaders, pieces, _packed_size(max(map(len, nodes)), room))
-            block = block if alone else _pack(pieces)
-        except RankTimeoutError as error:
-            if alone:
-                raise
-            block = _pack([np.frombuffer(_cut(error).encode(), np.uint8)], _TIMED_OUT)
-    if not alone:
-        pieces = _from_leader(transport, block, _packed_size(transport.topology.size, room))
-    found = dict(zip((rank for node in nodes for rank in node), pieces))
-    return [found[rank] for rank in range(transport.topology.size)]
-
-
-def _between(transport: Transport, leaders: Sequence[int], mine: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
-    """The data of all ranks in the order of their nodes, given those of this node; for the leaders."""
-    with transport.waiter.patience(1.5):
-        return list(chain.from_iterable(gather_blocks(transport, leaders, _pack(mine), room, _read)))
-
-
-def _from_leader(transport: Transport, block: np.ndarray, most: int) -> list[np.ndarray]:
-    """The data in a block of the node's first rank, of at most so many bytes; or the error of its timeout."""
-    with transport.waiter.patience(2.0):
-        if most > SLOT:  # what fits a slot needs no room that all know
-            size = _inside(transport, np.array([block.size], np.int64).view(np.uint8), 8)[0]
-            most = int(size.view(np.int64)[0])
-        outcome, pieces = _unpack(_inside(transport, block, most)[0])
-    if outcome == _TIMED_OUT:
-        raise RankTimeoutError(pieces[0].tobytes().decode(errors="replace"))
-    return pieces
-
-
-def _cut(error: RankTimeoutError) -> str:
-    return str(error).encode()[:_TEXT_BYTES].decode(errors="ignore")
-
-
-def _packed_size(count: int, room: int) -> int:
-    """Bytes that ``_pack`` takes at most for so many pieces, or for a text."""
-    return _padded(8 * (2 + count)) + max(count * _padded(room), _padded(_TEXT_BYTES))
-
-
-def _padded(size: int) -> int:
-    return -(-size // 16) * 16
-
-
-def _pack(pieces: Sequence[np.ndarray], outcome: int = _OK) -> np.ndarray:
-    """An outcome and byte arrays as one array: a header of int64 (outcome, number, sizes), then the pieces."""
-    sizes = [piece.size for piece in pieces]
-    at = _padded(8 * (2 + len(sizes)))
-    packed = np.zeros(at + sum(map(_padded, sizes)), np.uint8)
-    packed[: 8 * (2 + len(sizes))].view(np.int64)[:] = [outcome, len(sizes), *sizes]
-    for piece in pieces:
-        packed[at : at + piece.size] = piece
-        at += _padded(piece.size)
-    return packed
-
-
-def _read(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
-    """The length of the packed block that an array begins with, and its pieces, as views."""
-    count = int(packed[8:16].view(np.int64)[0])
-    at, pieces = _padded(8 * (2 + count)), []
-    for size in packed[16 : 8 * (2 + count)].view(np.int64).tolist():
-        pieces.append(packed[at : at + size])
-        at += _padded(size)
-    return at, pieces
-
-
-def _unpack(packed: np.ndarray) -> tuple[int, list[np.ndarray]]:
-    """The outcome and the pieces, as views."""
-    return int(packed[:8].view(np.int64)[0]), _read(packed)[1]

@@ -10,10 +10,63 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from espresso_mpi.compressors.kernels.cpu import host
 
 ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(11)
 """Places of ``Messages.calls``: addresses of functions, handles, the tag, bytes of a request, and the addresses of
 requests, of statuses and of a flag; and its length."""
+
+
+@intrinsic
+def _start_message(typingctx, function, address, nbytes, byte, rank, tag, comm, request):  # type: ignore[no-untyped-def]
+    """Call MPI_Isend or MPI_Irecv. A handle that is an int is passed as 64 bits, of which it reads the lower half."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        word, number = ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(number, [word, number, word, number, number, word, word])
+        function, address, nbytes, byte, rank, tag, comm, request = args
+        small = [builder.trunc(value, number) for value in (nbytes, rank, tag)]
+        called = [address, small[0], byte, small[1], small[2], comm, request]
+        return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), called), word)
+
+    return types.int64(*[types.int64] * 8), codegen
+
+
+@intrinsic
+def _test_all(typingctx, function, count, requests, flag, statuses):  # type: ignore[no-untyped-def]
+    """Call MPI_Testall."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        word, number = ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(number, [number, word, word, word])
+        function, count, requests, flag, statuses = args
+        called = [builder.trunc(count, number), requests, flag, statuses]
+        return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), called), word)
+
+    return types.int64(*[types.int64] * 5), codegen
+
+
+@host.inline
+def start(mpi, way, number, address, nbytes, rank):  # type: ignore[no-untyped-def]
+    """Start a message to a rank or from it; returns MPI's error.
+
+    Args:
+        mpi: ``Messages.calls``.
+        way: ``ISEND`` or ``IRECV``; number: of its request.
+        address, nbytes: its memory.
+    """
+    request = mpi[REQUESTS] + number * mpi[REQUEST]
+    return _start_message(mpi[way], address, nbytes, mpi[BYTE], rank, mpi[TAG], mpi[COMM], request)
+
+
+@host.inline
+def test_all(mpi, count):  # type: ignore[no-untyped-def]
+    """Look whether the first ``count`` messages are through, which MPI writes to the flag; returns MPI's error."""
+    return _test_all(mpi[TESTALL], count, mpi[REQUESTS], mpi[FLAG], mpi[STATUSES])
 
 
 @lru_cache(maxsize=1)

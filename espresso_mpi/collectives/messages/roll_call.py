@@ -26,10 +26,14 @@ class RollCall:
         self._number = 0
         self._heard: dict[int, tuple[int, str]] = {}
 
-    def begin(self, group: Sequence[int], timeout: float) -> Roll:
-        """One more exchange in a group of ranks."""
+    def advance(self) -> int:
+        """Count one more exchange; returns its number."""
         self._number += 1
-        return Roll(self, [rank for rank in group if rank != self._rank], self._number, timeout)
+        return self._number
+
+    def roll(self, group: Sequence[int], number: int, timeout: float) -> Roll:
+        """What a rank of a group needs that waits for long in an exchange, or cannot take part in it."""
+        return Roll(self, [rank for rank in group if rank != self._rank], number, timeout)
 
     def hear(self) -> dict[int, tuple[int, str]]:
         """By rank: the number of the latest exchange that it is known to have reached, and why it failed there."""

@@ -94,6 +94,8 @@ class Transport(GpuCalls):
         who = identity or Identity("", 0, [""] * comm.size)
         self._deadlocks = DeadlockDetector(comm, who.number, who.processes, self.describe)
         self.roll_call = RollCall(self._deadlocks, self.rank)
+        self.gathers: dict[int, Any] = {}
+        """What exchanges small messages between nodes, by the most bytes of one; see ``leader_gather``."""
         testall = MPI.Request.Testall
         self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest_gpu)
         self.waiter = Waiter(settings.timeout, oversubscribed, self.describe, self, self.advance)
@@ -264,17 +266,6 @@ class Transport(GpuCalls):
     def location(self, rank: int) -> str:
         """See ``waiting.DeadlockCheck``."""
         return self._deadlocks.location(rank)
-
-    def trade(self, sends: Addressed, receives: Addressed) -> None:
-        """Send and receive host arrays, each in one message, which may be shorter than the memory for it."""
-        self.finish(Pending(self.trade_later(sends, receives)))
-
-    @named("starting to exchange messages")
-    def trade_later(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
-        """As ``trade``, but wait for nothing: (rank, request) of the messages."""
-        self._count(sends)
-        started = [(rank, self._comm.Irecv([array, self._mpi.BYTE], rank, DATA_TAG)) for rank, array in receives]
-        return started + [(rank, self._comm.Isend([array, self._mpi.BYTE], rank, DATA_TAG)) for rank, array in sends]
 
     def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
         """(rank, request) of every message."""

@@ -8,15 +8,12 @@ timeout of the waiter.
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import entries, host
 
 from ..data.reduction import sum_floats
 from ..messages import shared_memory
-from ..messages.mpi_calls import BYTE, COMM, FLAG, IRECV, ISEND, REQUEST, REQUESTS, STATUSES, TAG, TESTALL
+from ..messages.mpi_calls import IRECV, ISEND, start, test_all
 from ..messages.shared_memory import move
 from ..messages.window_places import COUNT, ME, MEMORY, STARTS, STRIDE
 from .operations import BUFFERS, SCRATCH, Code
@@ -40,35 +37,6 @@ _MARK, _STACK, _YIELD = (int(c) for c in (Code.MARK, Code.STACK, Code.YIELD))
 
 _BLOCK = 2048
 """Elements that are summed at a time."""
-
-
-@intrinsic
-def _start_message(typingctx, function, address, nbytes, byte, rank, tag, comm, request):  # type: ignore[no-untyped-def]
-    """Call MPI_Isend or MPI_Irecv. A handle that is an int is passed as 64 bits, of which it reads the lower half."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        word, number = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(number, [word, number, word, number, number, word, word])
-        function, address, nbytes, byte, rank, tag, comm, request = args
-        small = [builder.trunc(value, number) for value in (nbytes, rank, tag)]
-        called = [address, small[0], byte, small[1], small[2], comm, request]
-        return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), called), word)
-
-    return types.int64(*[types.int64] * 8), codegen
-
-
-@intrinsic
-def _test_all(typingctx, function, count, requests, flag, statuses):  # type: ignore[no-untyped-def]
-    """Call MPI_Testall."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        word, number = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(number, [number, word, word, word])
-        function, count, requests, flag, statuses = args
-        called = [builder.trunc(count, number), requests, flag, statuses]
-        return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), called), word)
-
-    return types.int64(*[types.int64] * 5), codegen
 
 
 @host.inline
@@ -179,10 +147,8 @@ def _by_window(row, places, window, state):  # type: ignore[no-untyped-def]
 @host.inline
 def _start(row, places, mpi, state):  # type: ignore[no-untyped-def]
     """Start a message; returns MPI's error."""
-    function = mpi[ISEND] if row[0] == _SEND else mpi[IRECV]
-    request = mpi[REQUESTS] + state[IN_FLIGHT] * mpi[REQUEST]
-    address = places[row[4]] + row[5]
-    error = _start_message(function, address, row[6], mpi[BYTE], row[10], mpi[TAG], mpi[COMM], request)
+    way = ISEND if row[0] == _SEND else IRECV
+    error = start(mpi, way, state[IN_FLIGHT], places[row[4]] + row[5], row[6], row[10])
     if error == 0:
         state[IN_FLIGHT] += 1
     return error
@@ -193,7 +159,7 @@ def messages_there(mpi, flag, state, pace):  # type: ignore[no-untyped-def]
     """GOING if all messages are through, AT_MESSAGES if that takes too many polls, FAILED with MPI's error."""
     polled = 0
     while True:
-        state[ERROR] = _test_all(mpi[TESTALL], state[IN_FLIGHT], mpi[REQUESTS], mpi[FLAG], mpi[STATUSES])
+        state[ERROR] = test_all(mpi, state[IN_FLIGHT])
         if state[ERROR] != 0:
             return FAILED
         if flag[0] != 0:

@@ -1,4 +1,4 @@
-"""Dense collectives that are made again, piggybacked on the header: every way, every bit, ranks that fail."""
+"""Dense collectives that are made again, piggybacked on the header or after one: every way and bit, ranks that fail."""
 
 from __future__ import annotations
 
@@ -40,9 +40,24 @@ class Fixed(agreed.Choice):
         self.way = max(0, ways - self.wanted)
 
 
-@pytest.fixture(params=["window", "reads", "writes", "chosen"])
-def session(request, open_session, monkeypatch):
-    """A session whose copies go one way, or by turns."""
+def of_layout(layout, size):
+    """The options of a session."""
+    most = 2 if size > 2 else 1
+    nodes = [list(range(first, min(first + most, size))) for first in range(0, size, most)]
+    return {"one node": {}, "nodes": {"nodes": nodes}, "messages": {"window_bytes": 0}}[layout]
+
+
+@pytest.fixture(params=["one node", "nodes"])
+def layout(request, world):
+    """The options of a session on one node, and on several."""
+    return of_layout(request.param, world.size)
+
+
+@pytest.fixture(params=["window", "reads", "writes", "chosen", "nodes", "messages"])
+def session(request, world, open_session, monkeypatch):
+    """A session whose copies go one way, or by turns; or whose ranks agree in a compiled call, and then copy."""
+    if request.param in ("nodes", "messages"):
+        return open_session(**of_layout(request.param, world.size))
     if request.param == "window":
         monkeypatch.setenv("ESPRESSO_SINGLE_COPY", "0")
     if request.param in ("reads", "writes"):
@@ -92,9 +107,9 @@ def shown(x):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "complex64"])
-def test_sums_that_come_again_have_the_same_bits(world, open_session, dtype):
+def test_sums_that_come_again_have_the_same_bits(world, open_session, layout, dtype):
     """The first call takes the ordinary path, the next ones with their headers."""
-    session = open_session()
+    session = open_session(**layout)
     kind, size, me = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype), world.size, world.rank
     floats = dtype in ("float16", "bfloat16", "float32", "float64")
     for n in SIZES:
@@ -114,10 +129,10 @@ def test_sums_that_come_again_have_the_same_bits(world, open_session, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_an_array_that_is_synchronised_again(world, open_session, dtype, policy):
+def test_an_array_that_is_synchronised_again(world, open_session, layout, dtype, policy):
     """It is piggybacked with the same bits; not where it is odd on one rank, strided there, or after another plan."""
-    session, me, last = open_session(nonfinite=policy), world.rank, world.size - 1
-    x = np.random.default_rng(me).standard_normal(9000).astype(dtype)
+    session, me, last = open_session(nonfinite=policy, **layout), world.rank, world.size - 1
+    x = np.random.default_rng(me).standard_normal(900 if layout else 9000).astype(dtype)
     expected = session.sync({"other": x.copy(), "w": x.copy()})["w"]
     for step in range(3):
         grads = {"w": x.copy()}
@@ -141,9 +156,9 @@ def test_an_array_that_is_synchronised_again(world, open_session, dtype, policy)
     assert session.executors
 
 
-def test_ranks_that_are_not_piggybacked_get_the_same(world, open_session):
+def test_ranks_that_are_not_piggybacked_get_the_same(world, open_session, layout):
     """One rank has strided or read-only arrays, makes handles, or has a push under way; the others do not."""
-    session = open_session()
+    session = open_session(**layout)
     size, me, n = world.size, world.rank, 5000
     for step in range(12):
         x, odd, how = values(me, n, step), step % size == me, step % 4
@@ -158,6 +173,9 @@ def test_ranks_that_are_not_piggybacked_get_the_same(world, open_session):
         assert np.array_equal(session.allgather(x), expected), step
         pushed = pushed or session.push("w", np.full(9, me, np.float32))
         assert np.allclose(pushed.wait(), (size - 1) / 2)
+        total = np.full(400, me + step, np.float32)
+        total = np.repeat(total, 2)[::2] if odd and how == 0 else total
+        assert np.all(session.allreduce(total, op="sum") == sum(range(size)) + step * size)
 
 
 def repeated(session, x, out):
@@ -167,9 +185,9 @@ def repeated(session, x, out):
 
 
 @pytest.mark.parametrize("what", ["shape", "call", "root"])
-def test_a_rank_that_deviates_is_named_by_all(world, open_session, what):
+def test_a_rank_that_deviates_is_named_by_all(world, open_session, layout, what):
     """Nothing is copied, and the session goes on."""
-    session = open_session()
+    session = open_session(**layout)
     size, me, last = world.size, world.rank, world.size - 1
     x, out = values(me, 70000, 0), np.empty(70000 * size, np.int32)
     repeated(session, x, out)
@@ -210,10 +228,10 @@ def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, open_session):
 
 
 @pytest.mark.parametrize("call", ["allgather", "allreduce", "barrier"])
-def test_a_missing_rank_is_named_by_all(world, call):
+def test_a_missing_rank_is_named_by_all(world, layout, call):
     """These sessions cannot be closed."""
-    session, missing = espresso_mpi.Session(timeout=3.0), world.size - 1
-    x, text = np.ones(50000, np.float32), ""
+    session, missing = espresso_mpi.Session(timeout=3.0, **layout), world.size - 1
+    x, text = np.ones(500 if layout else 50000, np.float32), ""
     act = {"allgather": lambda: session.allgather(x), "allreduce": lambda: session.allreduce(x),
            "barrier": session.barrier}[call]  # fmt: skip
     for _ in range(3):
@@ -227,9 +245,9 @@ def test_a_missing_rank_is_named_by_all(world, call):
     assert all(f"for rank {missing} (" in text and call in text for text in texts[:missing]), texts
 
 
-def test_a_rank_that_comes_late_gets_and_gives_the_same(world, open_session):
+def test_a_rank_that_comes_late_gets_and_gives_the_same(world, open_session, layout):
     """The others have long begun, and wait in Python; afterwards nothing refers to the arrays."""
-    session, n, size, me = open_session(), 30000, world.size, world.rank
+    session, n, size, me = open_session(**layout), 300 if layout else 30000, world.size, world.rank
     for step in range(5):
         if step > 2 and me == step % size:
             time.sleep(0.1)
@@ -243,9 +261,9 @@ def test_a_rank_that_comes_late_gets_and_gives_the_same(world, open_session):
         assert gone() is None
 
 
-def test_the_header_of_a_call_is_that_of_the_calls_known_now(world, open_session, monkeypatch):
+def test_the_header_of_a_call_is_that_of_the_calls_known_now(world, open_session, layout, monkeypatch):
     """Other calls make it longer; and when all numbers are forgotten, the call gets another one."""
-    session, x = open_session(), np.full(3, world.rank)
+    session, x = open_session(**layout), np.full(3, world.rank)
     ranks, known = negotiation._KNOWN, session._engine._negotiation
     for most, names in ((ranks, ["a"]), (ranks, "bcdefghijk"), (11, ["l", "m"])):
         monkeypatch.setattr(negotiation, "_KNOWN", most)
@@ -270,6 +288,22 @@ def test_memory_in_flight_is_refused_as_ever(world, open_session):
     with pytest.raises(GradientError, match="share memory"):
         session.allgather(x[: 5000 // world.size], out=x[: 5000 // world.size * world.size])
     assert session.allreduce(x)[0] == 1
+
+
+@pytest.mark.parametrize("nodes", ["nodes", "messages"])
+def test_short_sums_on_nodes_are_counted_as_ever(world, open_session, nodes):
+    """They are piggybacked on their headers: the same bytes as on the ordinary path, and no message after them."""
+    session, sent, x = open_session(**of_layout(nodes, world.size)), [], np.full(600, world.rank, np.float32)
+    for step in range(5):
+        before = session.stats().bytes_by_level
+        found = session.allreduce(np.repeat(x, 2)[::2] if step == 2 else x.copy())  # strided: on the ordinary path
+        assert np.all(found == (world.size - 1) / 2)
+        after = session.stats().bytes_by_level
+        sent.append({level: after[level] - before[level] for level in after})
+    assert sent[1:] == [sent[1]] * 4 and sum(sent[1].values()) >= x.nbytes
+    known = session.stats().tensors["allreduce"]
+    assert known.steps == 5 and known.last.step == 4 and known.last.seconds_by["wire"] > 0
+    assert sum(known.last.bytes_by_level.values()) == sum(sent[1].values())
 
 
 # --- reading the memory of other ranks --------------------------------------------------------------------------------

@@ -221,6 +221,9 @@ def test_small_arrays_of_all_ranks(world, open_transport):
             found = gather_small(transport, notes[world.rank], room)
             assert [note.tobytes() for note in found] == [note.tobytes() for note in notes]
             assert all(note.ctypes.data % 16 == 0 for note in found)
+        for room in (17000, 17000, 64, 17000):  # of all ranks together longer than a slot
+            found = gather_small(transport, np.full(room, world.rank, np.uint8), room)
+            assert [set(note.tolist()) for note in found] == [{rank} for rank in range(world.size)]
         texts = allgather_json(transport, b'{"rank": %d, "text": "%s"}' % (world.rank, b"x" * 5000 * world.rank))
         assert [text["rank"] for text in texts] == list(range(world.size))
 
