@@ -2,131 +2,142 @@
 
 HEAD = """# Benchmarks
 
-Written by `make bench`. Ratios within one run are what counts: the methods take turns in every repetition, so that a
-noisy moment of the node meets all of them. Absolute times are this node's.
+`make bench` writes this file. Compare ratios within one run: the methods take turns in every repetition, so that noise
+on the node affects all of them. Absolute times hold for this node only.
 """
 
 COLUMNS = """
 ## What the columns mean
 
-One float32 array of each size, on every rank. *median* and *p99* are over repetitions, of the slowest rank of each.
-*x fp32* and *x MPI fp16* are the time of the quickest `MPI_Allreduce` on the same array, as it is and cast to float16,
-divided by the method's; *x our fp16* that of our `fp16`: below 1 the method loses. MPI's rows: the library's own choice
-of algorithm, in place; `-tuned`, the quickest of all others (Open MPI's six algorithms of the component `tuned`, each
-in place and with two buffers, and its own choice with two buffers), found by trials before and named under *route*. In
-float16 casts and sum are compiled; MPI's own half type is slower. Rows with another library's name are from a run of
-their own, minutes apart: compare them less closely.
+Every rank has one float32 array of each size.
 
-*algbw* and *busbw* are as in NVIDIA's nccl-tests: the bytes of the float32 array over the median time, and that times
-2(p-1)/p for p ranks, the share of the array that each rank of an allreduce must send. Compression raises both.
+- *median* and *p99* are over the repetitions. The slowest rank of each repetition counts.
+- *x fp32* and *x MPI fp16* are the time of the quickest `MPI_Allreduce` on the same array, divided by the time of the
+  method. MPI reduces the array as it is or cast to float16. *x our fp16* is the same for our `fp16`. Below 1, the
+  method is slower.
+- Rows of MPI: one row is the library's own choice of algorithm, in place. The row `-tuned` is the quickest of all
+  others, which trials before the run have found; *route* names it. With Open MPI, these are the six algorithms of the
+  component `tuned`, each in place and with two buffers, and its own choice with two buffers. In float16, casts and sum
+  are compiled, because MPI's own half type is slower. Rows with the name of another library are from another run,
+  minutes apart, so compare them less closely.
+- *algbw* and *busbw* are as in NVIDIA's nccl-tests. *algbw* is the bytes of the float32 array over the median time.
+  *busbw* is *algbw* times 2(p-1)/p for p ranks, the share of the array that each rank of an allreduce must send.
+  Compression raises both.
+- *wire* is the least time on the busiest link: the bytes that a node sends to others, over the best rate of a plain
+  stream between nodes in the same run.
+- *memory* is the least time for what the ranks of a node must read and write along the route
+  (`espresso_mpi/bench/bound.py` has the formulas). The rate is that of plain copies or sums by all ranks at once in the
+  same run, whichever moved more.
+- The *bound* is the larger of *wire* and *memory*. No implementation of the route on this node is quicker, except by
+  caches and by the start of a link. MPI does not report its algorithm, so its bound is that of the allreduce with the
+  fewest bytes, flat or by levels, with casts. *time / bound* is the time of the method over its bound.
+- *between nodes* is what all ranks together send over links in one synchronisation.
+- *wrong* counts elements that differ from the reference. For dense methods, this is the float64 mean. For compressed
+  methods, it is the sum of the decoded payloads, bit for bit.
 
-*wire* is the least time on the busiest link: the bytes that a node sends to others over the best rate that a plain
-stream between nodes reached in the same run. *memory* is the least time for what the ranks of a node must read
-and write along the route (the formulas stand in `espresso_mpi/bench/bound.py`), at the rate of plain copies or sums,
-whichever moved more, by all ranks at once in the same run. The larger one is the *bound*: no implementation of that
-route, on that node, is quicker, but for what caches and the start of a link serve. For MPI, which does not tell its
-algorithm, it is that of the allreduce with the least bytes, flat or by levels, casts included. *time / bound* is how
-far above it a method is.
-
-*between nodes* is what all ranks together send over links in one synchronisation. *wrong* counts elements that
-differ from the reference: the float64 mean for dense, the sum of decoded payloads bit for bit for compressed methods.
-On the emulated cluster all nodes share one memory, and a link that has paused lets the first 2 ms of data (250 kB at
-1 Gbit) pass at full speed, so sizes below that show latency only, and can be below the bound.
+On the emulated cluster, all nodes share one memory. A link that has paused lets the first 2 ms of data (250 kB at 1
+Gbit) pass at full speed. Smaller sizes therefore show latency only, and can be below the bound.
 """
 
 LOSSES = """
 ## Where compression loses
 
-What took longer than the quickest way to average the same array in the same run. *Against fp32*: `MPI_Allreduce` of
-float32 by the quickest of its algorithms, or our `none`, which is listed itself where MPI's was quicker. *Against
-fp16*: `MPI_Allreduce` of float16, casts included, or our `fp16`, likewise; that is the fair baseline for everything
-that loses more than a cast does. Another library is the quicker of its float32 and float16.
+This list has all methods that took longer than the quickest average of the same array in the same run. *Against fp32*,
+this is `MPI_Allreduce` of float32 by the quickest of its algorithms, or our `none`. `none` is in the list itself if MPI
+was quicker. *Against fp16*, it is `MPI_Allreduce` of float16, with casts, or our `fp16`. This is the fair baseline for
+methods that lose more than a cast does. For another library, it is the quicker of its float32 and float16.
 
 """
 
 SECTIONS = {
     "tensors": """
-All gradients of a network at once, in the order of a backward pass. *fused* is `MPI_Allreduce` of one buffer as large
-as all of them, without the copies into and out of it; *each* is one `MPI_Allreduce` a tensor. *time / fused* above 1
-loses to the one buffer, *x each* above 1 beats one call per tensor. *wrong* as above.
+One call synchronises all gradients of a network, in the order of a backward pass. *fused* is `MPI_Allreduce` of one
+buffer as large as all of them, without the copies into and out of it. *each* is one `MPI_Allreduce` per tensor. With
+*time / fused* above 1, the method is slower than the one buffer. With *x each* above 1, it is quicker than one call per
+tensor. *wrong* is as above.
 """,
     "torch": """
-One step of training: forward, backward, synchronisation, AdamW; all ways take turns. *gloo* is DDP over gloo, *ddp* is
-DDP over the process group of this library with its hook, *push* is `GradientSync`, and *sync* the same without overlap.
-*exposed* is the time beyond a step that computes alone. */ gloo* is over the step of DDP over gloo with torch's hook of
-the same kind, or without a hook where torch has none.
+One step of training has a forward pass, a backward pass, a synchronisation, and AdamW. All rows take turns. *gloo* is
+DDP over gloo. *ddp* is DDP over the process group of this library with its hook. *push* is `GradientSync`, and *sync*
+is `GradientSync` without overlap. *exposed* is the time beyond a step that only computes. */ gloo* is the time over
+that of DDP over gloo with torch's hook of the same kind, or without a hook if torch has none.
 """,
     "overlap": """
-A step in which the main thread multiplies matrices and pushes each gradient when its share of that is done. *T_c* is
-the computing alone, for each method so many products that it is about *T_s*; one computing, in turns with all methods,
-says how long a product takes. *T_s* is one sync of everything alone, *largest* a sync of the largest tensor alone, in
-turns with the step. *allowed* is 1.15 · max(T_c, T_s) + largest. *hidden* is the share of the shorter of T_c and T_s
-that disappeared behind the other; below 0 pushing takes longer than computing and one sync one after the other. With
-one rank a core, encoding, sums and the kernel's network stack take the core that computes, so only waiting for the wire
-can be hidden. *wrong* counts elements in which pushing differs from one sync.
+In each step, the main thread multiplies matrices, and pushes each gradient when its share of the products is done.
+*T_c* is the time of the products alone. Each method has as many products as take about *T_s*. *T_s* is one sync of all
+tensors alone. *largest* is a sync of the largest tensor alone, in turns with the step. *allowed* is 1.15 · max(T_c,
+T_s) + largest. *hidden* is the share of the shorter of T_c and T_s that the other one hides. Below 0, pushing takes
+longer than the products followed by one sync. With one rank per core, encodes, sums and the network stack use the core
+that computes, so only waits for the network can be hidden. *wrong* counts elements in which pushing differs from one
+sync.
 """,
     "scaling": """
-t = α + β · bytes, fitted by least squares of relative errors; *deviation* is their root mean square. α is what a call
-costs, 1/β the rate (of float32 input) that large arrays approach. *algbw* and *busbw* are those of the largest size.
-*wrong* counts elements of arrays of at most 16 MiB; nothing stands there if the run did not count them.
+The fit is t = α + β · bytes, by least squares of relative errors. *deviation* is their root mean square. α is the cost
+of a call, and 1/β is the rate of float32 input that large arrays approach. *algbw* and *busbw* are those of the largest
+size. *wrong* counts elements of arrays of at most 16 MiB. The cell is empty if the run did not count them.
 """,
     "collectives": """
-Every collective as a call, beside MPI's own blocking call on the same buffers, in turns. *size* is that of the largest
-array of a rank. *median* and *p99* are over repetitions, of the slowest rank of each; *MPI* is its median, and *best /
-best* compares the least times. *algbw* is the size over the median, *busbw* that times 2(p-1)/p for an allreduce over p
-ranks, 1 for reduce and broadcast, (p-1)/p for all others. *wrong* counts elements that differ from the exact result,
-over all ranks. *sent* is what all ranks together send in a compressed allreduce, *beyond expected* what that is more
-than the sizes of the payloads along the route.
+Every collective takes turns with MPI's own blocking call on the same buffers. *size* is that of the largest array of a
+rank. *median* and *p99* are over the repetitions, and the slowest rank of each repetition counts. *MPI* is the median
+of MPI's call, and *best / best* compares the least times. *algbw* is the size over the median. *busbw* is *algbw* times
+2(p-1)/p for an allreduce over p ranks, 1 for reduce and broadcast, and (p-1)/p for all others. *wrong* counts elements
+that differ from the exact result, over all ranks. *sent* is what all ranks together send in a compressed call. *beyond
+expected* is the part of *sent* that exceeds the sizes of the payloads along the route.
 """,
     "compressors": """
-`make bench-compressors`. GB/s are of float32 input, in the median and in the *best* repetition. *of bound*: the least
-time that the method's memory traffic could take, at the best rate of the plain kernels in the first rows, divided by
-the best time it took. *read*, *update* and *accumulate* move 4, 8 and 12 bytes per element; *copy* counts 8, but lines
-that are written without having been read are read first, so it is below the others. Caches are emptied before each
-call of the large arrays, which are four times the last-level cache. The small ones are timed after four calls in a row,
-as where a gradient has just been computed; memory does not bound them. Encode includes the residual, eight of the
-twelve bytes per element that it reads and writes, except in the rows that say so: those methods refuse error feedback.
-*vNMSE* is ‖x − C(x)‖²/‖x‖² on normal values, *expected* what analysis says of it. *call* is the time to encode one
-element.
+`make bench-compressors` makes these tables. GB/s count float32 input, in the median and in the *best* repetition. *of
+bound* is the least time of the method's memory traffic over the best time of the method. The least time is at the best
+rate of the plain kernels in the first rows. *read*, *update* and *accumulate* move 4, 8 and 12 bytes per element.
+*copy* counts 8, but the processor reads a cache line before it writes it, so *copy* is below the others. The large
+arrays are four times the last-level cache, and caches are emptied before each call. The small arrays are timed after
+four calls in a row, as if a gradient had just been computed. Memory does not bound them. Encodes include the residual,
+which is eight of the twelve bytes per element that they read and write. Rows of methods that refuse error feedback say
+so. *vNMSE* is ‖x − C(x)‖²/‖x‖² on normal values, and *expected* is its value by analysis. *call* is the time to encode
+one element.
 """,
     "train": """
-A character language model on the English text in Python's `pydoc_data.topics`, plain SGD, the same weights, batches and
-learning rate for all methods. Under momentum and AdamW some lose far more ([docs/compressors.md](docs/compressors.md)).
-*loss* is bits per character on held-out text. *s to target*: training time until fp32's final loss + 2 %. A step's time
-is split into compute (the slowest rank's) and sync. Validation is outside the clock.
+A character language model learns the English text in Python's `pydoc_data.topics` by plain SGD. All methods have the
+same weights, batches and learning rate. Under momentum and AdamW, some lose far more
+([docs/compressors.md](docs/compressors.md)). *loss* is bits per character on held-out text. *s to target* is the
+training time until the final loss of fp32 + 2 %. The time of a step is split into *compute*, that of the slowest rank,
+and *sync*. The clock stops during validation.
 """,
     "gpu": """
-`espresso-mpi gpu-check`: what the GPU support promises, tried on one GPU ([docs/gpu.md](docs/gpu.md)). *of bound*: the
-time of the least bytes that a method must read and write, at the rate of a copy, over the method's time.
+`espresso-mpi gpu-check` tested on one GPU what the documentation promises ([docs/gpu.md](docs/gpu.md)). *of bound* is
+the time of the fewest bytes that a method must read and write, at the rate of a copy, over the time of the method.
 """,
     "optimizers": """
-`make bench-optimizers`. A GPT is trained with PyTorch on the text in `pydoc_data.topics`, by every method with the same
-weights, batches and learning rates: AdamW as PyTorch has it (betas 0.9 and 0.999, weight decay 0.01), and SGD with
-momentum 0.9 or, where the method has a momentum of its own (`dgc`), without. The peak learning rate *lr* follows a
-warm-up and a cosine; it was chosen with fp32 and not again for each method. *loss* is bits per character on held-out
-text, *spread* the largest less the smallest over the seeds. *vs fp32* compares runs of the same optimizer, learning
-rate and seed: the mean, and the range *over seeds*. The runs are short, and of one model: take orders from them, not
-digits. Runs that differ in rounding alone come to differ by as much as fp16 and int8 do here, so less says nothing.
+`make bench-optimizers` makes this table. A GPT is trained with PyTorch on the text in `pydoc_data.topics`. All methods
+have the same weights, batches and learning rates. AdamW has PyTorch's defaults (betas 0.9 and 0.999, weight decay
+0.01). SGD has a momentum of 0.9, or none if the method has its own (`dgc`). The learning rate has a warm-up and then
+follows a cosine. Its peak *lr* was chosen with fp32, and not again for each method. *loss* is bits per character on
+held-out text, and *spread* is the largest minus the smallest loss over the seeds. *vs fp32* compares runs of the same
+optimizer, learning rate and seed. It has the mean and the range *over seeds*. The runs are short and of one model, so
+use the order of the methods, not the digits. Runs that differ only in rounding differ by as much as fp16 and int8 do
+here. Smaller differences mean nothing.
 """,
     "accuracy": """
-`espresso-mpi bench accuracy` ([docs/time-to-accuracy.md](docs/time-to-accuracy.md)). A network is trained with
-PyTorch by all ways from the same weights, on the same batches and with the same learning rates. *loss* is that of
-validation at the end, the mean over the seeds, and *spread* the largest less the smallest. The target is the loss of
-fp32 + 0.5 %. *s to target* and *to target* are the training clock, without validation, and what a rank has sent, at the
-first validation at which the mean of the seeds was there.
+`espresso-mpi bench accuracy` makes this table ([docs/time-to-accuracy.md](docs/time-to-accuracy.md)). A network is
+trained with PyTorch in each row from the same weights, on the same batches and with the same learning rates. *loss* is
+the validation loss at the end, as the mean over the seeds. *spread* is the largest minus the smallest loss. The target
+is the loss of fp32 + 0.5 %. *s to target* is the training time, without validation, until the first validation at which
+the mean over the seeds has reached the target. *to target* is what a rank has sent by then.
 """,
     "planner": """
-`espresso-mpi bench planner`, without MPI: models and clusters are descriptions ([docs/planner.md](docs/planner.md)).
-Steps are simulated, in the order `schedule` unless a table says otherwise; times of deciding are measured here.
+`espresso-mpi bench planner` makes these tables without MPI, from descriptions of models and clusters
+([docs/planner.md](docs/planner.md)). Steps are simulated, in the order `schedule` unless a table names another. The
+times of the planner were measured on this node.
 """,
     "validate": """
-Training steps as the planner predicts them and as they were measured. Predictions are made from a profile of this
-cluster and from the workload of the training, both recorded before, in other sessions; then all methods of a case
-train in turns. *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come
-(`push`).
-*error* is of the prediction; *bias*: the median of the errors with their signs. *computing*: how long it took until all
-gradients were there, over the recorded time: with `sync` it shows how far the node's speed changed in between.
-*time / best*: over the quickest method measured; *auto / best*: that of what `plan="auto"` chose.
+The tables compare predicted training steps with measured ones. The predictions use a profile of this cluster and the
+workload of the training, which other sessions recorded before. Then all methods of a case train in turns.
+
+- *calls*: gradients are synchronised at the end of the backward pass (`sync`) or pushed as they come (`push`).
+- *error* is the error of the prediction, and *bias* is the median of the errors with their signs.
+- *computing* is the time until all gradients were ready, over the recorded time. With `sync`, it shows how much the
+  speed of the node changed in between.
+- *time / best* is the time over that of the quickest method. *auto / best* is this ratio for the choice of
+  `plan="auto"`.
 """,
 }
 """What is said of the results of each suite, by its name."""
