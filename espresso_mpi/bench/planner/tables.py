@@ -139,12 +139,13 @@ PARTS: tuple[Part, ...] = (
         "selection",
         "Selection time",
         f"""
-One core. *candidates* is `Problem.of`: every route priced for every size, and what is dominated left out. *decide* is
-Algorithm 1, or all of our search with its bound; *offload* is Algorithm 2. Medians, with everything compiled and the
-tree's routes walked; *first s* is the first decision of the process with that (kernels come from numba's cache once
-they have been compiled). *paper ms* are the published times of Algorithm 1 and of Algorithm 2's search. They are the
-limit of both algorithms; that of our search is {TIMES} times their sum. *within limit*: *yes* counts the candidates
-with the decision, *decision only* does not.
+All times are those of one core. *candidates* is `Problem.of`, which prices every route for every size and leaves out
+dominated options. *decide* is Algorithm 1, or our search with its bound. *offload* is Algorithm 2. The times are
+medians, after kernels were compiled and the routes of the tree were built. *first s* is the first decision of a
+process, which includes this work; numba's cache has the kernels once they have been compiled. *paper ms* are the
+published times of Algorithm 1 and of the search of Algorithm 2. They are the limit of both algorithms. The limit of our
+search is {TIMES} times their sum. In *within limit*, *yes* includes the time of the candidates, and *decision only*
+does not.
 """,
         Table((
             _MODEL, _TESTBED, Column("method", "method", left=True), Column("tensors", "tensors"),
@@ -158,9 +159,10 @@ with the decision, *decision only* does not.
         "gap",
         "Gap to the certified bound",
         """
-*F* is the simulated step, update included, of our search without fusion; *bound* is proved: no choice from the whole
-tree is quicker, by whatever schedule. *algorithms 1+2*, *dense* (nothing compressed) and *with fusion* (below 0: fusing
-helps) are over F; *its gap* is to a bound on all fusions of neighbours. *mean* is the geometric one.
+*F* is the simulated step of our search without fusion, with the update. *bound* is certified: no choice from the whole
+tree is quicker, with any schedule. *algorithms 1+2*, *dense* (no compression) and *with fusion* say by how much their
+step is longer than F. *with fusion* below 0 means that fusion helps. *its gap* is the distance from a bound on all
+fusions of neighbours. *mean* is the geometric mean.
 """,
         _with_means(
             _MODEL, _TESTBED, _COMPRESSOR, Column("tensors", "tensors"), Column("F", "seconds", MS),
@@ -175,9 +177,9 @@ helps) are over F; *its gap* is to a bound on all fusions of neighbours. *mean* 
         "cases",
         "Random cases against full enumeration",
         """
-*optimal* counts cases in which what was found is the best of all; *worst* and *mean* say how far it is above the best.
-*violations* counts cases in which the bound is above the best: each would be an error. *loosest* is how far a bound
-was below the best.
+*optimal* is the share of cases in which the result is the best of all. *worst* and *mean* say how far the result is
+above the best. *violations* counts cases in which the bound is above the best, each of which would be an error.
+*loosest* is the largest distance of a bound below the best.
 """,
         Table((
             Column("what", "what", left=True), Column("cases", "cases"), Column("optimal", "optimal", PERCENT_2),
@@ -190,11 +192,12 @@ was below the best.
         "paper",
         "The paper's gains side by side",
         """
-*gain* is how much more throughput the plan has than that method, all simulated, on 8 nodes of 8 GPUs; *of 1+2* is that
-of the plan by Algorithms 1 and 2. The published ones were measured on the paper's clusters; ours are as
-[docs/cluster.md](docs/cluster.md) describes them, with one serial network lane. How long the backward passes take is
-measured, how they are spread over tensors is modelled ([docs/models.md](docs/models.md)). *test*: nothing was set for
-this figure. The last column says what the run shows of a difference, and "open" where it shows nothing.
+*gain* is how much more throughput the plan has than the method, simulated on 8 nodes of 8 GPUs. *of 1+2* is the gain of
+the plan by Algorithms 1 and 2. The published gains were measured on the clusters of the paper. Ours are those of the
+clusters in [docs/cluster.md](docs/cluster.md), with one serial network lane. The lengths of the backward passes are
+measured, and their division among the tensors is modelled ([docs/models.md](docs/models.md)). *test* means that no
+parameter was set by this figure. The last column gives the reason for a difference as far as the run shows it, and
+"open" otherwise.
 """,
         Table((
             _MODEL, _COMPRESSOR, _TESTBED, Column("over", "method", left=True), Column("its", "seconds", MS),
@@ -209,12 +212,16 @@ this figure. The last column says what the run shows of a difference, and "open"
         "distance",
         "How far Algorithms 1 and 2 end from the Upper Bound",
         """
-As shares of the Upper Bound's throughput that are missing. *1+2*: as published; *between*: with candidates only that
-compress between nodes, and not inside them as well; *earliest*: deciding in the order of the backward pass instead
-of the largest first; *search*: ours; *proved*: no plan misses less. *backward ms* is how long the backward pass is:
-*measured* as in [docs/models.md](docs/models.md), or so that the fp32 scaling factor comes out as published. *GPU ms*:
-what compression takes of the GPU, in the plans *1+2* and *between*. What follows stands in
-[docs/planner-evaluation.md](docs/planner-evaluation.md).
+The columns show by which share the throughput is below that of the Upper Bound.
+
+- *1+2* is the published algorithms. *between* has only candidates that compress between nodes and not inside them.
+  *earliest* decides in the order of the backward pass instead of the largest tensor first. *search* is our search.
+- *proved* is a bound: no plan has a smaller share.
+- *backward ms* is the length of the backward pass. It is *measured* as in [docs/models.md](docs/models.md), or chosen
+  so that the fp32 scaling factor is the published one.
+- *GPU ms* is the time of compression on the GPU, in the plans *1+2* and *between*.
+
+[docs/planner-evaluation.md](docs/planner-evaluation.md) draws the conclusions.
 """,
         Table((
             _MODEL, _COMPRESSOR, _TESTBED, Column("backward", "backward", replace(MS, none="measured")),
@@ -230,10 +237,11 @@ what compression takes of the GPU, in the plans *1+2* and *between*. What follow
         "factors",
         "Scaling factors side by side",
         """
-The step of one GPU alone over that of 64 together: 1 is perfect. The paper's GPU and CPU factors stand beside all of
-our baselines that compress there. All published ones are *calibration*: the testbeds' speeds of compression were set
-for them, with modelled steps ([docs/cluster.md](docs/cluster.md)); they are no test of the model. The steps of this
-table have measured backward passes, which were set for nothing.
+The scaling factor is the step of one GPU alone over that of 64 GPUs together, so 1 is perfect. The table shows the GPU
+and CPU factors of the paper beside all of our baselines that compress on the same processor. All published factors are
+*calibration*: the speeds of compression of the testbeds were set by them, with modelled steps
+([docs/cluster.md](docs/cluster.md)). They are no test of the model. The steps of this table have measured backward
+passes, which were not set by any figure.
 """,
         Table((
             _MODEL, _COMPRESSOR, _TESTBED, Column("method", "method", left=True), Column("factor", "factor", RATIO),
@@ -245,10 +253,12 @@ table have measured backward passes, which were set for nothing.
         "scaling",
         "How selection time grows",
         """
-Synthetic models with the sizes of a real one, in its order. *tensors*: sizes repeat as they do in the real one; *in
-backprop*: the same, planned for the order `backprop`.
-*tensors of different sizes*: none repeats, so every tensor needs candidates of its own. *options*: the real model, with
-more and more to choose from; *at* is the number of options of a tensor before any is left out.
+These are synthetic models with the sizes of a real model, in its order.
+
+- *tensors*: sizes repeat as in the real model. *in backprop* is the same, planned for the order `backprop`.
+- *tensors of different sizes*: no size repeats, so every tensor needs candidates of its own.
+- *options*: the real model with a growing number of options. *at* is the number of options of a tensor before any is
+  left out.
 """,
         Table((
             Column("along", "along", left=True), Column("", "label", left=True), Column("at", "at"),
@@ -261,11 +271,11 @@ more and more to choose from; *at* is the number of options of a tensor before a
         "orders",
         "Plans for schedules and plans for `backprop`",
         """
-*F* and *gap* are of the plan of our search, in the order `schedule`, and of the bound on every choice and every
-schedule: what all other tables show. Beside it stands the plan that is made for the order `backprop`, in which a lane
-may do two things at once, so that no executor can keep it: its F there and the gap to the bound there; then by how much
-it is above *F*: its own figure in `backprop` (below 0: it promises what cannot be kept), and what it takes in the
-orders that can be executed.
+*F* and *gap* are those of our search in the order `schedule`, with the bound on every choice and every schedule. All
+other tables show these, too. The next columns show the plan that is made for the order `backprop`. In this order, a
+lane can do two operations at the same time, so no executor can follow the plan. The columns have its F and its gap in
+`backprop`. The others say by how much its step is above *F*: first its own figure in `backprop`, then its step in the
+orders that can be executed. A figure below 0 promises a step that no executor can reach.
 """,
         _with_means(
             _MODEL, _COMPRESSOR, _TESTBED, Column("F", "planned", MS),
