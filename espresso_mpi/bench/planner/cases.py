@@ -32,7 +32,7 @@ SAME = 1e-9
 
 
 @compiled
-def _least(options, sizes, rounds, backward, home, total, lane, seconds, count, repeats):  # type: ignore[no-untyped-def]
+def _least(options, sizes, rounds, tables):  # type: ignore[no-untyped-def]
     """The least F over all choices: counts through them like an odometer, and prices each from its begin.
 
     Args:
@@ -43,10 +43,7 @@ def _least(options, sizes, rounds, backward, home, total, lane, seconds, count, 
     at, choice = np.zeros(tensors, np.int64), options[:, 0].copy()
     best = np.inf
     while True:
-        if rounds < 0:
-            time = backprop_time(choice, backward, home, total, lane, seconds, count, repeats)
-        else:
-            time = scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds)[0]
+        time = backprop_time(choice, tables) if rounds < 0 else scheduled(choice, tables, rounds)[0]
         best = min(best, time)
         place = 0
         while place < tensors:
@@ -66,7 +63,7 @@ def least(timeline: Timeline, options: list[list[int]]) -> float:
     cases."""
     sizes = np.array([len(own) for own in options], np.int64)
     padded = np.array([own + own[:1] * (sizes.max() - len(own)) for own in options], np.int64)
-    return float(_least(padded, sizes, ROUNDS if timeline.order == "schedule" else -1, *timeline.tables))
+    return float(_least(padded, sizes, ROUNDS if timeline.order == "schedule" else -1, timeline.tables))
 
 
 # --- our search -------------------------------------------------------------------------------------------------------

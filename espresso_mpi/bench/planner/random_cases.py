@@ -70,25 +70,21 @@ def enumerated(problem: Problem) -> tuple[float, np.ndarray]:
     timeline = problem.timeline
     first = problem.first[:-1][problem.set_of]
     sizes = np.diff(problem.first)[problem.set_of]
-    best, choice = _least(
-        first, sizes, ORDERS.index(timeline.order), ROUNDS, *timeline.tables,
-    )  # fmt: skip
+    best, choice = _least(first, sizes, ORDERS.index(timeline.order), ROUNDS, timeline.tables)
     return best + problem.around, choice
 
 
 @compiled
-def _least(  # type: ignore[no-untyped-def]
-    first, sizes, order, rounds, backward, home, total, lane, seconds, count, repeats
-):
+def _least(first, sizes, order, rounds, tables):  # type: ignore[no-untyped-def]
     """F of every choice; ``order``: its place in ``ORDERS``."""
     choice, found, best = first.copy(), first.copy(), np.inf
     while True:
         if order == 0:
-            time = backprop_time(choice, backward, home, total, lane, seconds, count, repeats)
+            time = backprop_time(choice, tables)
         elif order == 3:
-            time = scheduled(choice, backward, home, total, lane, seconds, count, repeats, rounds)[0]
+            time = scheduled(choice, tables, rounds)[0]
         else:
-            time = served(choice, backward, home, total, lane, seconds, count, repeats, order == 2)[0]
+            time = served(choice, tables, order == 2)[0]
         if time < best:
             best = time
             found[:] = choice
