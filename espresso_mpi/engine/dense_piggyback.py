@@ -68,13 +68,20 @@ class PreparedCall:
 
     Args:
         agreed: the compiled call; wire: the interval to report beside the agreement, of a tensor in statistics.
+        rest: makes what is to be done after it of a call's data; None: nothing.
 
     Attributes:
-        agreed: the compiled call.
+        agreed, rest: as given.
     """
 
-    def __init__(self, agreed: CompiledCall, recorder: Recorder, *wire: LedgerInterval) -> None:
-        self.agreed, self._tensors = agreed, len(wire)
+    def __init__(
+        self,
+        agreed: CompiledCall,
+        recorder: Recorder,
+        *wire: LedgerInterval,
+        rest: Callable[[Summing], Progress] | None = None,
+    ) -> None:
+        self.agreed, self._tensors, self.rest = agreed, len(wire), rest
         self._ledger = ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
         agreed.marks, agreed.place = ledger.row, ledger.place
 
@@ -150,9 +157,11 @@ class Summing:
     def __init__(self, x: np.ndarray, reads: bool) -> None:
         self.x, self.reads = x, reads
 
-    def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
+    def begin(self, agreed: AgreedSums | NodeSums | NodeAgreement, header: np.ndarray, ignored: int) -> bool:
         """See ``PiggybackData``."""
-        return agreed.reduce(header, ignored, self.x, self.reads)
+        if isinstance(agreed, AgreedSums | NodeSums):
+            return agreed.reduce(header, ignored, self.x, self.reads)
+        return agreed.agree(header, ignored)
 
 
 class Agreeing:
@@ -206,6 +215,8 @@ class DensePiggyback:
 
     def rest(self, transport: Transport) -> Progress:
         """What is to be done now that all ranks have met."""
+        if self.prepared.rest is not None:
+            return self.prepared.rest(self._moves)
         return self._moves.rest(transport) if self._moves.rest is not None else iter(())
 
     def undo(self) -> None:
@@ -267,6 +278,14 @@ class DensePiggybacks:
         if found is None or (isinstance(found.agreed, NodeSums) and found.agreed.start < header_size):
             made = self._on_nodes(bucket, x, header_size) if self._window is None else self._on_node(bucket, x)
             found = self.known[number] = made
+        return found
+
+    def routed(self, number: int, run: Callable[[np.ndarray], Progress]) -> PreparedCall:
+        """What sums the one array of a call by its route, once all ranks have agreed; ``run``: does so."""
+        found = self.known.get(number)
+        if found is None:
+            agreed = NodeAgreement(self._transport, self._room)
+            found = self.known[number] = PreparedCall(agreed, self._recorder, rest=lambda moves: run(moves.x))
         return found
 
     def _on_node(self, bucket: Bucket, x: np.ndarray) -> PreparedCall:

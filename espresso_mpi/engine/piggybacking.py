@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..collectives.lanes import LaneRunner
 from ..collectives.messages.transport import Transport
+from ..collectives.progress import Progress, RoundRobinRunner, interleaved
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
@@ -39,6 +42,8 @@ class Piggybacking:
     _whole: dict[int, tuple[Bucket, ...]]
     _window: Any
     _dense: DensePiggybacks
+    _arrangements: dict[tuple[int, ...], tuple[Bucket, ...]]
+    runner: LaneRunner | RoundRobinRunner
 
     def may_piggyback(self, call: PendingCall) -> bool:
         """Whether the payload of a call may be piggybacked on its header, as far as this is known before its number."""
@@ -90,14 +95,24 @@ class Piggybacking:
         Args:
             header_size: bytes of the headers by now.
         """
+        if self.sync_state.store.any_pending:
+            return None
         if not isinstance(moves, Summing):
-            known = self._dense.known.get(number)
-        else:
-            buckets = self._fast.get(number)
-            if not buckets or len(buckets) > 1 or len(buckets[0].members) > 1 or self._options.debug:
-                return None
-            known = self._dense.sums(number, buckets[0], moves.x, header_size)
-        return None if self.sync_state.store.any_pending else known
+            return self._dense.known.get(number)
+        buckets = self._fast.get(number) or self._arrangements.get((number,), ())
+        if len(buckets) != 1 or len(buckets[0].members) > 1 or self._options.debug:
+            return None
+        if self._fast.get(number):
+            return self._dense.sums(number, buckets[0], moves.x, header_size)
+        by_route = not self._dense.moves_data and moves.x.dtype.kind == "f" and not isinstance(self.runner, LaneRunner)
+        return self._dense.routed(number, partial(self._by_route, buckets[0])) if by_route else None
+
+    def _by_route(self, bucket: Bucket, x: np.ndarray) -> Progress:
+        """Sum the one array of a call by its route, all segments in turns."""
+        state = self.sync_state
+        program = self._programs.of(bucket, 0, self._options.segment_bytes, alone=True)
+        job = self._jobs.job(bucket, self._jobs.count(bucket, state), state, self.seed)
+        return interleaved(program.segment(number, x, job, self._recorder) for number in range(program.count))
 
     def count_repeated(self, number: int, prepared: PreparedCall) -> None:
         """Count and record a call that ``prepared`` has run."""

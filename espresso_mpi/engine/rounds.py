@@ -74,7 +74,7 @@ class Rounds(Settling):
             if prepared is None:
                 return None
             self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
-            if moves.begin(prepared.agreed, header, OWN_STATE) and moves.rest is None:
+            if moves.begin(prepared.agreed, header, OWN_STATE) and moves.rest is None is prepared.rest:
                 del self.unfinished[id(placeholder)]
                 self._end_repeated(number, prepared)
                 return placeholder
