@@ -293,7 +293,7 @@ def test_memory_in_flight_is_refused_as_ever(world, open_session):
 @pytest.mark.parametrize("n", [600, 200000])
 @pytest.mark.parametrize("nodes", ["nodes", "messages"])
 def test_sums_on_nodes_are_counted_as_ever(world, open_session, nodes, n):
-    """The same bytes as on the ordinary path. Short ones are piggybacked on their headers: no message comes after it."""
+    """The same bytes as on the ordinary path. Short ones are piggybacked on their headers: no message follows."""
     session, sent, x = open_session(**of_layout(nodes, world.size)), [], np.full(n, world.rank, np.float32)
     for step in range(5):
         before = session.stats().bytes_by_level

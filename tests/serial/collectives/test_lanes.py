@@ -39,7 +39,7 @@ def operation(what, lanes, lane):
 def timetables(timeline, choice):
     """The schedule of a choice, with the parts of the backward pass as buffers of their own."""
     starts, lanes = timeline.starts(choice), timeline.lanes
-    first, _, where, took, _ = laid_out(choice, *timeline.tables)
+    first, _, where, took, _ = laid_out(choice, timeline.tables)
     found = {}
     for tensor, row in enumerate(choice):
         part, stop, count = first[tensor], first[tensor + 1], int(timeline.options.count[row])
