@@ -55,9 +55,9 @@ print("found" if all(word in text for word in words) else text, flush=True)
 
 # Another thread might still call: only the timeout knows, and tells where the others are.
 threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
-text = opposite(*two(3))
+text = opposite(*two(6))
 other = "session number 6" if rank == 0 else "session number 5"
-good = "waited 3 s for rank" in text and f"[waits in sync number 1 of {other} for" in text
+good = "waited 6 s for rank" in text and f"[waits in sync number 1 of {other} for" in text
 print("timeout" if good or "another rank cannot continue" in text else text, flush=True)
 """
 
