@@ -156,8 +156,7 @@ class GradientSync(KeepsState):
             hook.remove()
             names.free(self.session, name, parameter)
         self._hooked, self._closed = {}, True
-        if self._owns:
-            self.session.close()
+        super().close()
 
     # --- the state ----------------------------------------------------------------------------------------------------
 

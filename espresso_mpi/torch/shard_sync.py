@@ -91,11 +91,6 @@ class ShardSync(KeepsState):
         for gather in self._gathers:
             gather.known = None
 
-    def close(self) -> None:
-        """Close the session if this opened it. Collective then."""
-        if self._owns:
-            self.session.close()
-
 
 class _Parts:
     """The parameters that travel together, and the session that they travel by."""

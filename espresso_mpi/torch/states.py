@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from ..session import Session
 
+K = TypeVar("K", bound="KeepsState")
+
 
 class KeepsState:
-    """The base class of objects whose whole state is that of their session."""
+    """The base class of objects whose whole state is that of their session.
+
+    They are context managers, which close at the end of the with-block. If an exception leaves it, the session that the
+    object opened is given up, so that the other ranks hear of it.
+    """
 
     session: Session
+    _owns: bool
+
+    def close(self) -> None:
+        """Close the session if this opened it. Collective then."""
+        if self._owns:
+            self.session.close()
+
+    def __enter__(self: K) -> K:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if kind is None:
+            self.close()
+        elif self._owns:
+            self.session.__exit__(kind, error, trace)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and counters as tensors, for ``torch.save``. Collective."""

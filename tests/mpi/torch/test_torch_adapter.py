@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy
 from espresso_mpi.engine.engine import Engine
-from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, RankTimeoutError
+from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, RankTimeoutError, RemoteError
 
 torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
@@ -214,6 +214,27 @@ def test_a_copy_of_a_model_shares_its_session(world, open_session):
     model = network()
     model.session = open_session()
     assert copy.deepcopy(model).session is model.session
+
+
+def test_the_end_of_a_with_block_closes_what_was_opened(world, open_session):
+    session, failed = open_session(), world.rank == world.size - 1
+    with adapter.GradientSync(torch.nn.Linear(3, 2), session):
+        pass
+    assert session.usable
+    with adapter.GradientSync(torch.nn.Linear(3, 2)) as sync:
+        own = sync.session
+    assert not own.usable
+
+    def leave():
+        with sync:
+            if failed:
+                raise ValueError("no more data")
+            sync.session.barrier()
+
+    sync = adapter.GradientSync(torch.nn.Linear(3, 2))
+    with pytest.raises(ValueError if failed else RemoteError, match="no more data"):
+        leave()
+    assert not sync.session.usable
 
 
 def test_attached_to_an_optimizer(world):
