@@ -189,7 +189,7 @@ class DensePiggyback:
     Args:
         transport: what it uses.
         prepared: what runs the call; moves: its data.
-        begun: whether it was begun, but not finished.
+        begun: whether it is done, if it was begun before; None: it was not.
 
     Attributes:
         prepared: what runs the call.
@@ -197,7 +197,7 @@ class DensePiggyback:
         agreed: what came of it.
     """
 
-    def __init__(self, transport: Transport, prepared: PreparedCall, moves: Any, begun: bool = False) -> None:
+    def __init__(self, transport: Transport, prepared: PreparedCall, moves: Any, begun: bool | None = None) -> None:
         self._transport, self.prepared, self._moves, self._begun = transport, prepared, moves, begun
         self.met, self.agreed = 0.0, _NOT_YET
 
@@ -205,7 +205,7 @@ class DensePiggyback:
         """As of ``fast_path.Piggyback``."""
         agreed = self.prepared.agreed
         try:
-            done = not self._begun and self._moves.begin(agreed, header, ignored)
+            done = self._moves.begin(agreed, header, ignored) if self._begun is None else self._begun
             self.agreed = agreed.done() if done else agreed.finish()
         except BaseException:
             self._transport.outlive(self._moves)  # another rank may still write there
@@ -216,8 +216,16 @@ class DensePiggyback:
     def rest(self, transport: Transport) -> Progress:
         """What is to be done now that all ranks have met."""
         if self.prepared.rest is not None:
-            return self.prepared.rest(self._moves)
-        return self._moves.rest(transport) if self._moves.rest is not None else iter(())
+            work = self.prepared.rest(self._moves)
+        elif self._moves.rest is not None:
+            work = self._moves.rest(transport)
+        else:
+            return
+        try:
+            yield from work
+        except BaseException:
+            transport.outlive([self._moves, work])  # messages under way may still be written to the arrays
+            raise
 
     def undo(self) -> None:
         """The headers differ: nothing has changed."""

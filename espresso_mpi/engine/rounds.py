@@ -74,11 +74,12 @@ class Rounds(Settling):
             if prepared is None:
                 return None
             self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
-            if moves.begin(prepared.agreed, header, OWN_STATE) and moves.rest is None is prepared.rest:
+            done = moves.begin(prepared.agreed, header, OWN_STATE)
+            if done and moves.rest is None and prepared.rest is None:
                 del self.unfinished[id(placeholder)]
                 self._end_repeated(number, prepared)
                 return placeholder
-            piggyback, ended = DensePiggyback(self._transport, prepared, moves, begun=True), [placeholder]
+            piggyback, ended = DensePiggyback(self._transport, prepared, moves, begun=done), [placeholder]
             driver.wait_in(lambda: self._finish_repeated(placeholder, number, piggyback, ended, real))
         except BaseException as error:  # an interrupt: the others may have gone on
             self._transport.outlive(moves)
@@ -86,7 +87,7 @@ class Rounds(Settling):
             raise
         finally:
             driver.leave()
-        if ended[0] is not placeholder:
+        if ended[0] is not placeholder or id(placeholder) in self.unfinished:  # the session may be closed meanwhile
             self.wait_for(lambda: ended[0].finished)
         return ended[0]
 

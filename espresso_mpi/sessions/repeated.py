@@ -149,7 +149,8 @@ def _maker(call: PendingCall, reads: bool, moves_data: bool) -> Callable[[Any, A
         spec = call.batch.specs[0] if call.batch is not None and len(call.batch.specs) == 1 else None
         if spec is None or spec.device != "cpu" or call.key[0] not in ("allreduce", "reduce", "sync"):
             return None
-        if call.batch is not None and call.batch.items[0].compressor is not None:
+        items = call.batch.items if call.batch is not None else ()
+        if len(items) != 1 or items[0].compressor is not None:  # none: the array is empty
             return None
         bits = stored(str(spec.dtype))
         return lambda x, result: Summing(result.ravel().view(bits), reads)

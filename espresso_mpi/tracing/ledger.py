@@ -79,6 +79,8 @@ class Ledger:
 
     def take(self, steps: Sequence[int]) -> bool:
         """Keep the run in ``row``; returns whether there is no room for another. The recorder's lock is held."""
+        if (own := self._rows[len(self._steps)]) is not self.row:  # runs were summed up since the row was given out
+            own[:] = self.row
         self._steps.append(steps)
         return len(self._steps) == len(self._rows)
 

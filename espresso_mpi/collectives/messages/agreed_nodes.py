@@ -174,6 +174,13 @@ class NodeSums(NodeAgreement):
         self._x = x
         return self._show(self._message, header.size, ignored)
 
+    def finish(self) -> Agreed:
+        """See ``AgreedCall``."""
+        try:
+            return super().finish()
+        finally:
+            self._x = self._stack[:0]
+
     def _met(self) -> Agreed:
         x, gather = self._x, self._gather
         memory = gather.memory.view(x.dtype)

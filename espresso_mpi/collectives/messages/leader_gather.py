@@ -11,6 +11,7 @@ from espresso_mpi.arrays import device
 from espresso_mpi.errors import RankTimeoutError
 
 from . import node_leaders, shared_memory
+from .connection import MESSAGE_MAX
 from .dissemination import rounds_of
 from .failures import named
 from .mpi_calls import Messages
@@ -53,6 +54,7 @@ class LeaderGather:
         most = max(map(len, nodes))
         block = _padded(8 * most) + most * _padded(room)
         self.nbytes = max(len(nodes) * block, _padded(_TEXT_BYTES))
+        assert self.nbytes <= MESSAGE_MAX, "small data are not that long"
         self.memory, self.places = np.empty(self.nbytes, np.uint8), np.zeros((topology.size, 2), np.int64)
         self._messages: Messages = transport.calls(2)
         self._number, self._why = 0, ENDED
@@ -103,7 +105,7 @@ class LeaderGather:
             Whether it is over; else it must be finished.
         """
         frame, transport, window = self._frame, self._transport, self._window
-        self._mine = mine
+        self._mine, self._why = mine, ENDED
         frame[MINE], frame[SIZE] = device.address(mine), mine.size
         frame[HEADER], frame[IGNORED], frame[TIMES], frame[FRESH] = header, ignored, times, 1
         if window is not None:
@@ -111,7 +113,7 @@ class LeaderGather:
         frame[PACE], frame[PACE + 1], frame[PACE + 2] = transport.waiter.pace
         if self._leads:
             self._number = transport.roll_call.advance()
-        self._why = node_leaders.run(self._address)
+        self._go()
         if self._why == ENDED:
             self._end()
         return bool(self._why == ENDED)
@@ -124,15 +126,24 @@ class LeaderGather:
         """
         if self._why == ENDED:
             return
+        while self._why != ENDED:
+            self._go()
+        self._end()
+
+    def _go(self) -> None:
+        """Run on, after what stopped it; an error leaves messages under way."""
+        waiter = self._transport.waiter
         try:
-            while self._why != ENDED:
+            if self._why != ENDED:
+                before = waiter.waited
                 self._wait(self._why)
-                self._why = node_leaders.run(self._address)
+                self._frame[_WAITED] += round((waiter.waited - before) * 1e9)
+                waiter.waited = before  # what the frame has is added at the end
+            self._why = node_leaders.run(self._address)
         except BaseException:
             self._transport.outlive(self)
             self._transport.gathers.clear()
             raise
-        self._end()
 
     @property
     def equal(self) -> bool:

@@ -44,7 +44,8 @@ def differences(world, monkeypatch, nodes, **options):
     faults = [f"{what} on {nodes}" for what, a, b in zip(parts, expected, found) if a != b]
     faults += [f"{how} on {nodes}" for how in by_python.values() if how != f"Python: {EXECUTOR}=python"]
     faults += [f"{kinds} on {nodes}" for kinds in timed.values() if not {"encode", "decode", "wire"} <= kinds]
-    return faults, executors
+    every = [f"rank {rank}: {fault}" for rank, of in enumerate(world.allgather(faults)) for fault in of]
+    return every, executors  # all ranks fail together, or go on to the next nodes
 
 
 @pytest.mark.parametrize("route", COMPRESSED)

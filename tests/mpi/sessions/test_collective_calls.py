@@ -205,6 +205,15 @@ def test_feedback_keeps_what_was_lost(world, session):
     assert np.linalg.norm(found / 20 - mean) < 0.5 * np.linalg.norm(once - mean)
 
 
+def test_empty_arrays(world, session):
+    """Also when the call is made again."""
+    for _ in range(3):
+        for kind in (np.float32, np.int64):
+            assert session.allreduce(np.empty(0, kind), op="sum").size == 0
+            assert session.reduce(np.empty((3, 0), kind), op="max" if kind is np.int64 else "sum").shape == (3, 0)
+            assert session.allgather(np.empty(0, kind)).size == 0
+
+
 def test_several_under_way(world, session):
     sums = [session.allreduce(np.full(999 * k + 1, world.rank + 1.0), op="sum", blocking=False) for k in range(5)]
     copies = [session.broadcast(np.full(9, world.rank), root=k % world.size, blocking=False) for k in range(5)]
