@@ -33,7 +33,7 @@ class Exchange:
         tensors: [name, type and shape, device] of each tensor, which must be equal as well.
         progress: runs once all ranks have made the call.
         moves: its data, where they may be piggybacked on the header of the round; None: they may not.
-        rest: whether ``progress`` is to run all the same, because ``moves`` are none and ranks only agree.
+        follows: whether ``progress`` is to run after ``moves`` all the same, because ranks only agree by them.
         over: makes ``progress`` for other arrays of the same shapes and types: for what is given, and for the result.
     """
 
@@ -41,7 +41,7 @@ class Exchange:
     tensors: tuple[tuple[str, str, str], ...]
     progress: Callable[[Transport], Progress]
     moves: PiggybackData | None = None
-    rest: bool = False
+    follows: bool = False
     over: Callable[[Any, Any], Callable[[Transport], Progress]] | None = None
 
     @cached_property

@@ -126,7 +126,7 @@ class Piggybacking:
         piggyback.record(0)
         self.tally["saturated"] += piggyback.agreed.saturated
         call.error = piggyback.problem(call.title)
-        if call.exchange.rest or not self._dense.moves_data:
+        if call.exchange.follows or not self._dense.moves_data:
             for _ in call.exchange.progress(self._transport):
                 pass
 

@@ -45,9 +45,7 @@ class Calling(SessionBase):
 
     @cached_property
     def _repeated(self) -> RepeatedCalls:
-        transport = self._transport
-        one_node = len(transport.topology.nodes) == 1
-        return RepeatedCalls(one_node and transport.window_on_host(transport.node) is not None)
+        return RepeatedCalls(moves_data=self.shares_memory)
 
     @cached_property
     def _barrier(self) -> PendingCall:

@@ -48,7 +48,7 @@ def bytes_of(gradient: Gradient) -> Any:
 
 def exchange_of(
     said: list[Any], gradients: Sequence[Gradient], act: Act, arrays: Sequence[Any],
-    moves: PiggybackData | None = None, rest: bool = False,
+    moves: PiggybackData | None = None, follows: bool = False,
     tensors: tuple[tuple[str, str, str], ...] | None = None,
 ) -> Exchange:  # fmt: skip
     """What a call does.
@@ -57,7 +57,7 @@ def exchange_of(
         said: as of ``Exchange``.
         gradients: the arrays that ranks compare, or of which ``tensors`` says what they compare.
         act: what is done with ``arrays``.
-        moves, rest: as of ``Exchange``, left out where the data are on a GPU.
+        moves, follows: as of ``Exchange``, left out where the data are on a GPU.
     """
     if tensors is None:
         tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients)
@@ -73,7 +73,7 @@ def exchange_of(
     def over(x: Any, result: Any) -> Callable[[Transport], Progress]:
         return with_arrays(*(given.reshape(-1).view(kind) for given, kind in zip((x, result), kinds)))
 
-    return Exchange(said, tensors, progress, moves, rest, over)
+    return Exchange(said, tensors, progress, moves, follows, over)
 
 
 def here(gradients: Sequence[Gradient]) -> bool:
@@ -126,7 +126,7 @@ def reduce_to(gradient: Gradient, op: str, root: int, topology: Topology, segmen
     return exchange_of(
         ["reduce", op, root], [gradient],
         lambda transport, x: to_root.reduce(transport, x, dtype, root, reduce_op, segment_bytes),
-        [gradient.array], NOTHING, rest=True,
+        [gradient.array], NOTHING, follows=True,
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None, route: Rout
             return to_root.reduce(transport, x, str(x.dtype), root, operator_of(transport, op), segment_bytes)
         return calls.allreduce(transport, x, operator_of(transport, op), route, segment_bytes)
 
-    return exchange_of([kind, op, root], [gradient], act, [gradient.array], NOTHING, rest=True)
+    return exchange_of([kind, op, root], [gradient], act, [gradient.array], NOTHING, follows=True)
 
 
 def dense_way(options: Options, topology: Topology) -> tuple[Route, int]:
@@ -301,7 +301,7 @@ def dense_scatter(whole: Gradient, own: Gradient, op: str, size: int) -> Exchang
         lambda transport, x, own: calls.reduce_scatter(
             transport, x, own, kind, spans, operator_of(transport, operator)
         ),
-        arrays, NOTHING, rest=True,
+        arrays, NOTHING, follows=True,
     )  # fmt: skip
 
 

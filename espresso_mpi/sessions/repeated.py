@@ -155,7 +155,7 @@ def _maker(call: PendingCall, reads: bool, moves_data: bool) -> Callable[[Any, A
         bits = stored(str(spec.dtype))
         return lambda x, result: Summing(result.ravel().view(bits), reads)
     moves, over = call.exchange.moves, call.exchange.over
-    if moves is not None and over is not None and (call.exchange.rest or not moves_data):
+    if moves is not None and over is not None and (call.exchange.follows or not moves_data):
         nothing, in_place = np.empty(0, np.uint8), call.key[0] in IN_PLACE
         return lambda x, result: Agreeing(over(result if in_place else x, nothing if result is None else result))
     if isinstance(moves, Copying):
