@@ -15,10 +15,25 @@ from .connection import MESSAGE_MAX
 from .dissemination import rounds_of
 from .failures import named
 from .mpi_calls import Messages
-from .node_leaders import ENDED, ENDS, EPOCH, FRAME, FRESH, HEADER, IGNORED, IN_FLIGHT, LOGGED, MINE, PACE, SIZE, TIMES
+from .node_leaders import (
+    ENDED,
+    ENDS,
+    EPOCH,
+    FRAME,
+    FRESH,
+    HEADER,
+    IGNORED,
+    IN_FLIGHT,
+    LOGGED,
+    MINE,
+    PACE,
+    SIZE,
+    TIMES,
+    padded,
+    slots_of,
+)
 from .roll_call import Roll
 from .transport import Transport
-from .window_places import SLOT
 
 _TEXT_BYTES = 2000
 
@@ -49,11 +64,11 @@ class LeaderGather:
         node = topology.node_of[transport.rank] if self._grouped else transport.rank
         self._nodes, self._node, self._leaders = nodes, node, [ranks[0] for ranks in nodes]
         self._window = transport.window_on_host(transport.node) if len(nodes[node]) > 1 else None
-        self._leads, self._slots = transport.rank in self._leaders, max(1, -(-room // SLOT))
+        self._leads, self._slots = transport.rank in self._leaders, slots_of(room)
         self._rounds = rounds_of(self._leaders, self._leaders[node]) if self._leads else []
         most = max(map(len, nodes))
-        block = _padded(8 * most) + most * _padded(room)
-        self.nbytes = max(len(nodes) * block, _padded(_TEXT_BYTES))
+        block = padded(8 * most) + most * padded(room)
+        self.nbytes = max(len(nodes) * block, padded(_TEXT_BYTES))
         assert self.nbytes <= MESSAGE_MAX, "small data are not that long"
         self.memory, self.places = np.empty(self.nbytes, np.uint8), np.zeros((topology.size, 2), np.int64)
         self._messages: Messages = transport.calls(2)
@@ -153,7 +168,7 @@ class LeaderGather:
     def sent(self, size: int) -> tuple[int, int]:
         """Bytes that this rank sends if the messages of all ranks have so many: inside the node and between nodes."""
         topology = self._transport.topology
-        blocks = [_padded(8 * len(ranks)) + len(ranks) * _padded(size) for ranks in self._nodes]
+        blocks = [padded(8 * len(ranks)) + len(ranks) * padded(size) for ranks in self._nodes]
         posted = {True: 0, False: 0}
         for each in self._rounds:
             some = [blocks[(self._node + number) % len(blocks)] for number in range(each.blocks)]
@@ -253,7 +268,3 @@ def _open(messages: Messages, ranks: Sequence[int]) -> list[int]:
 
 def _cut(error: RankTimeoutError) -> str:
     return str(error).encode()[:_TEXT_BYTES].decode(errors="ignore")
-
-
-def _padded(size: int) -> int:
-    return -(-size // 16) * 16

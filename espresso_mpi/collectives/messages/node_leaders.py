@@ -65,7 +65,8 @@ def padded(size):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _slots(room):  # type: ignore[no-untyped-def]
+def slots_of(room):  # type: ignore[no-untyped-def]
+    """How many slots of a window data of at most so many bytes take, one after the other."""
     return max(1, (room + SLOT - 1) // SLOT)
 
 
@@ -97,7 +98,7 @@ def _in_node(frame, window, flags, pace, log):  # type: ignore[no-untyped-def]
 
     Only the leader waits for the last barrier: the others have nothing to read before they meet the next one.
     """
-    me, slots = window[ME], _slots(frame[ROOM])
+    me, slots = window[ME], slots_of(frame[ROOM])
     while log[STAGE] < slots:
         chunk = log[STAGE]
         half, first, waits = (frame[USES] + chunk) % 2, chunk * SLOT, frame[LEADS] or chunk + 1 < slots
@@ -296,7 +297,7 @@ def run(address):  # type: ignore[no-untyped-def]
             return found
         frame[PART] = _TO_NODE
     if frame[PART] == _TO_NODE and shares:
-        slots = _slots(frame[ROOM])
+        slots = slots_of(frame[ROOM])
         epoch, uses = frame[EPOCH] + slots, frame[USES] + slots
         done = (
             _show_all(frame, window, flags, epoch, uses, pace, log)
