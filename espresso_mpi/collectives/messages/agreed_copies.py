@@ -20,7 +20,6 @@ from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
 from . import cross_memory, headers
 from .shared_memory import (
-    CLOCK,
     LOG,
     MET,
     SHOWN,
@@ -28,10 +27,10 @@ from .shared_memory import (
     STEP,
     WAITED,
     await_all,
-    keep_polling,
     load,
     move,
     now,
+    poll_again,
     store,
     worked,
 )
@@ -154,9 +153,9 @@ def _begin(setup, table, flags, window, epoch, half, log):  # type: ignore[no-un
             mine[at], mine[at + 1] = table[rank, GIVE_AT], table[rank, GIVE]
             mine[at + 2], mine[at + 3] = table[rank, TAKE_AT], table[rank, TAKE]
     if setup[WAY] == BY_WINDOW:
-        before = worked(log[CLOCK:])
+        before = worked()
         _show_chunk(setup, table, window, half, 0)
-        log[COPIED] += worked(log[CLOCK:]) - before
+        log[COPIED] += worked() - before
     log[SHOWN] = 1
     store(flags, me * STEP, epoch + 1)
 
@@ -223,14 +222,14 @@ def _write_all(setup, table, window, half, log):  # type: ignore[no-untyped-def]
 @host.inline
 def _await_copies(table, column, flags, window, epoch, pace, log):  # type: ignore[no-untyped-def]
     """Wait for those that read from this rank, or write to it; as ``shared_memory.await_all``."""
-    polled, began = 0, now(log[CLOCK:])
+    polled, began = 0, now()
     for rank in range(window[COUNT]):
         while table[rank, column] > 0 and rank != window[ME] and load(flags, rank * STEP) < epoch:
-            polled += 1
-            if not keep_polling(polled, pace):
-                log[WAITED] += now(log[CLOCK:]) - began
+            polled = poll_again(polled, pace)
+            if polled < 0:
+                log[WAITED] += now() - began
                 return False
-    log[WAITED] += now(log[CLOCK:]) - began
+    log[WAITED] += now() - began
     return True
 
 
@@ -241,14 +240,14 @@ def _by_chunks(setup, table, flags, window, uses, epoch, pace, log):  # type: ig
     while True:
         chunk = log[STAGE] - 1
         if log[SHOWN] == 0:
-            before = worked(log[CLOCK:])
+            before = worked()
             _take_chunk(setup, table, window, (uses + chunk) % 2, chunk * room)
             if (chunk + 1) * room >= setup[LONGEST]:
                 _keep_own(setup, table, window)
-                log[COPIED] += worked(log[CLOCK:]) - before
+                log[COPIED] += worked() - before
                 return True
             _show_chunk(setup, table, window, (uses + chunk + 1) % 2, (chunk + 1) * room)
-            log[COPIED] += worked(log[CLOCK:]) - before
+            log[COPIED] += worked() - before
             log[SHOWN] = 1
             store(flags, me * STEP, epoch + chunk + 2)
         if not await_all(flags, window[COUNT], epoch + chunk + 2, pace, log):
@@ -286,12 +285,12 @@ def copies(setup, table, heads, sizes, marks, flags, window, uses, epoch, pace, 
             return True
     if setup[WAY] != BY_WINDOW:
         if log[SHOWN] == 0:
-            before = worked(log[CLOCK:])
+            before = worked()
             if setup[WAY] == BY_READS:
                 _read_all(setup, table, window, half, log)
             else:
                 _write_all(setup, table, window, half, log)
-            log[COPIED] += worked(log[CLOCK:]) - before
+            log[COPIED] += worked() - before
             log[SHOWN] = 1
             store(flags, window[ME] * STEP, epoch + 2)
         column = GIVE if setup[WAY] == BY_READS else TAKE

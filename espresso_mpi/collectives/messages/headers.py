@@ -11,7 +11,7 @@ from numba import carray, types
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
-from .shared_memory import CLOCK, STEP, WAITED, move, now
+from .shared_memory import STEP, WAITED, move, now
 from .window_places import COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
 
 HEADER, SIZE, IGNORED, WIDTH, SETUP = range(5)
@@ -24,7 +24,7 @@ _bytes_at = pointer_to(types.uint8)
 @host.inline
 def note(marks, number, log):  # type: ignore[no-untyped-def]
     """Write the clock, and the time spent in waiting so far, as nanoseconds."""
-    marks[number, 0] = now(log[CLOCK:])
+    marks[number, 0] = now()
     marks[number, 1] = log[WAITED]
 
 

@@ -18,7 +18,7 @@ from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 from .agreed_copies import ANSWERED, ASKED, MARKS
 from .headers import note, slot_of
 from .mpi_calls import CALLS, FLAG, IRECV, ISEND, start, test_all
-from .shared_memory import CLOCK, LOG, SHOWN, STAGE, STEP, WAITED, await_all, keep_polling, move, now, store
+from .shared_memory import LOG, SHOWN, STAGE, STEP, WAITED, await_all, move, now, poll_again, polls_since, store
 from .window_places import COUNT, ME, SLOT
 
 MINE, SIZE, HEADER, IGNORED, TIMES, FRESH, EPOCH, USES, PACE = range(9)
@@ -145,19 +145,20 @@ def _start(frame, row, ends, mpi):  # type: ignore[no-untyped-def]
 @host.inline
 def _messages_there(frame, mpi, pace, log):  # type: ignore[no-untyped-def]
     """0 if they are through; else why not."""
-    flag, polled, began, found = carray(_flag_at(mpi[FLAG]), (1,)), 0, now(log[CLOCK:]), 0
+    flag, polled, began, found = carray(_flag_at(mpi[FLAG]), (1,)), 0, now(), 0
     while True:
+        before = now()
         frame[ERROR] = test_all(mpi, frame[IN_FLIGHT])
         if frame[ERROR] != 0:
             found = FAILED
             break
         if flag[0] != 0:
             break
-        polled += 1
-        if not keep_polling(polled, pace):
+        polled = poll_again(polled + polls_since(before), pace)  # MPI may give the core away
+        if polled < 0:
             found = AT_MESSAGES
             break
-    log[WAITED] += now(log[CLOCK:]) - began
+    log[WAITED] += now() - began
     return found
 
 

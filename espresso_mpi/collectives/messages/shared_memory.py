@@ -22,7 +22,7 @@ from ..data.reduction import sum_block
 LINE = 128
 """Bytes between flags: two cache lines, for processors fetch them in pairs."""
 
-WAITED, STAGE, SATURATED, SHOWN, CLOCK, MET, WAY, LOG = 0, 1, 2, 3, 4, 6, 7, 8
+WAITED, STAGE, SATURATED, SHOWN, MET, WAY, LOG = range(7)
 """Places in a kernel's log of int64, and its length: what it reports, and where it was when it returned early."""
 
 STEP = LINE // 8
@@ -31,9 +31,10 @@ array lies (``large_sums``)."""
 
 BLOCK = 2048
 _CLOCK_MONOTONIC, _CLOCK_THREAD = 1, 3
+_PAUSE = 100_000
+"""Nanoseconds of a pause that count as one poll more; an undisturbed pause is shorter."""
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
-_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 
@@ -63,14 +64,19 @@ def store(typingctx, flags, index, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _address(typingctx, array):  # type: ignore[no-untyped-def]
-    """Where an array's memory begins."""
+def _clock(typingctx, which):  # type: ignore[no-untyped-def]
+    """Nanoseconds of a clock of the system."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        data = context.make_array(sig.args[0])(context, builder, args[0]).data
-        return builder.ptrtoint(data, context.get_value_type(types.intp))
+        number, place = ir.IntType(64), ir.IntType(32)
+        time = cgutils.alloca_once(builder, ir.ArrayType(number, 2))
+        kind = ir.FunctionType(place, [place, time.type])
+        clock_gettime = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        builder.call(clock_gettime, [args[0], time])
+        seconds, rest = (builder.load(cgutils.gep_inbounds(builder, time, 0, at)) for at in (0, 1))
+        return builder.add(builder.mul(seconds, number(1_000_000_000)), rest)
 
-    return types.intp(array), codegen
+    return types.int64(types.int32), codegen
 
 
 @intrinsic
@@ -94,30 +100,40 @@ def copy(target, source):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def now(clock):  # type: ignore[no-untyped-def]
-    """Nanoseconds of the monotonic clock; ``clock`` is scratch memory for two int64."""
-    _clock_gettime(np.int32(_CLOCK_MONOTONIC), _address(clock))
-    return clock[0] * 1_000_000_000 + clock[1]
+def now():  # type: ignore[no-untyped-def]
+    """Nanoseconds of the monotonic clock."""
+    return _clock(np.int32(_CLOCK_MONOTONIC))
 
 
 @host.inline
-def worked(clock):  # type: ignore[no-untyped-def]
-    """Nanoseconds for which this thread has had a core; ``clock`` as of ``now``."""
-    _clock_gettime(np.int32(_CLOCK_THREAD), _address(clock))
-    return clock[0] * 1_000_000_000 + clock[1]
+def worked():  # type: ignore[no-untyped-def]
+    """Nanoseconds for which this thread has had a core."""
+    return _clock(np.int32(_CLOCK_THREAD))
 
 
 @host.inline
-def keep_polling(polled, pace):  # type: ignore[no-untyped-def]
-    """Whether to poll once more after so many polls; gives the core away before, if ``pace`` says so."""
-    if polled > pace[1]:
-        return False
-    if polled > pace[0]:
-        if pace[2] > 0:
-            _usleep(np.uint32(pace[2]))
-        else:
-            _sched_yield()
-    return True
+def polls_since(before):  # type: ignore[no-untyped-def]
+    """For how many polls a pause counts that has begun at that time of ``now``."""
+    return (now() - before) // _PAUSE
+
+
+@host.inline
+def poll_again(polled, pace):  # type: ignore[no-untyped-def]
+    """The number of polls after one more; -1: there were enough. Gives the core away before, if ``pace`` says so.
+
+    A pause that takes long counts as several polls. Where other work wants the core, it lasts milliseconds, and a
+    thousand of them would keep the checks of the timeout away for longer than the timeout.
+    """
+    if polled >= pace[1]:
+        return -1
+    if polled < pace[0]:
+        return polled + 1
+    before = now()
+    if pace[2] > 0:
+        _usleep(np.uint32(pace[2]))
+    else:
+        _sched_yield()
+    return polled + 1 + polls_since(before)
 
 
 @host.inline
@@ -125,8 +141,8 @@ def _poll(flags, count, epoch, pace):  # type: ignore[no-untyped-def]
     polled = 0
     for rank in range(count):
         while load(flags, rank * STEP) < epoch:
-            polled += 1
-            if not keep_polling(polled, pace):
+            polled = poll_again(polled, pace)
+            if polled < 0:
                 return False
     return True
 
@@ -142,9 +158,9 @@ def await_all(flags, count, epoch, pace, log):  # type: ignore[no-untyped-def]
     """Poll until all have arrived; False if that takes too many polls. Adds to the time in ``log``."""
     if arrived(flags, count, epoch):
         return True
-    began = now(log[CLOCK:])
+    began = now()
     here = _poll(flags, count, epoch, pace)
-    log[WAITED] += now(log[CLOCK:]) - began
+    log[WAITED] += now() - began
     return here
 
 

@@ -129,7 +129,7 @@ class Waiter:
                 polls += 1
                 if polls > spins:
                     self._give_way(polls - spins, start)
-                if polls % _CHECK_EVERY == 0:
+                if polls % _CHECK_EVERY == 0 or polls - spins >= _YIELDS:  # a nap costs more than the checks
                     noticed = self._check(start, late, noticed)
                 self._advance()
         finally:

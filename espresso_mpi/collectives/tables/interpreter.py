@@ -14,7 +14,7 @@ from espresso_mpi.compressors.kernels.cpu import entries, host
 from ..data.reduction import sum_floats
 from ..messages import shared_memory
 from ..messages.mpi_calls import IRECV, ISEND, start, test_all
-from ..messages.shared_memory import move
+from ..messages.shared_memory import move, poll_again, polls_since
 from ..messages.window_places import COUNT, ME, MEMORY, STARTS, STRIDE
 from .operations import BUFFERS, SCRATCH, Code
 
@@ -89,7 +89,7 @@ def _with_rows(row, tile, x, mine, size, parameters, window, state):  # type: ig
 @host.inline
 def _lap(row, marks, state):  # type: ignore[no-untyped-def]
     """A time begins to run, or stops."""
-    marks[row[1], 0] += row[10] * shared_memory.now(state[shared_memory.CLOCK :])
+    marks[row[1], 0] += row[10] * shared_memory.now()
     marks[row[1], 1] += row[10] * state[shared_memory.WAITED]
 
 
@@ -126,7 +126,7 @@ def _mark(row, marks, state):  # type: ignore[no-untyped-def]
     at, count = row[1], row[3]
     if row[0] == _MARK:
         marks[at : at + count + 1] = 0
-        marks[at, 0] = shared_memory.now(state[shared_memory.CLOCK :])
+        marks[at, 0] = shared_memory.now()
         marks[at, 1] = state[shared_memory.WAITED]
     else:
         for number in range(at, at + count):
@@ -159,14 +159,15 @@ def messages_there(mpi, flag, state, pace):  # type: ignore[no-untyped-def]
     """GOING if all messages are through, AT_MESSAGES if that takes too many polls, FAILED with MPI's error."""
     polled = 0
     while True:
+        before = shared_memory.now()
         state[ERROR] = test_all(mpi, state[IN_FLIGHT])
         if state[ERROR] != 0:
             return FAILED
         if flag[0] != 0:
             state[IN_FLIGHT] = 0
             return GOING
-        polled += 1
-        if not shared_memory.keep_polling(polled, pace):
+        polled = poll_again(polled + polls_since(before), pace)  # MPI may give the core away
+        if polled < 0:
             return AT_MESSAGES
 
 
@@ -175,9 +176,9 @@ def _await_messages(mpi, flag, state, pace):  # type: ignore[no-untyped-def]
     """As ``messages_there``; adds to the time in the log."""
     if state[IN_FLIGHT] == 0:
         return GOING
-    began = shared_memory.now(state[shared_memory.CLOCK :])
+    began = shared_memory.now()
     found = messages_there(mpi, flag, state, pace)
-    state[shared_memory.WAITED] += shared_memory.now(state[shared_memory.CLOCK :]) - began
+    state[shared_memory.WAITED] += shared_memory.now() - began
     return found
 
 

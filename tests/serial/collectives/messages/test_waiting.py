@@ -4,7 +4,9 @@ import logging
 import time
 
 import pytest
+from numba import njit
 
+from espresso_mpi.collectives.messages.shared_memory import poll_again
 from espresso_mpi.collectives.messages.waiting import Waiter, WaitMonitor
 from espresso_mpi.errors import RankTimeoutError
 
@@ -48,3 +50,18 @@ def test_monitors_are_nested():
             waiter.until(lambda: False, list)
     end = time.monotonic() + 0.1
     waiter.until(lambda: time.monotonic() > end, list)
+
+
+def test_a_long_pause_of_compiled_code_counts_as_several_polls():
+    """The checks of the timeout come after so many polls, which must not take seconds where each one loses the core."""
+
+    @njit
+    def polls(pace):
+        polled, calls = 0, 0
+        while polled >= 0:
+            polled = poll_again(polled, pace)
+            calls += 1
+        return calls
+
+    assert polls((5, 5, 0)) == 6  # none of them pauses
+    assert polls((5, 105, 2000)) <= 5 + 100 / 20 + 1  # pauses of at least 2 ms, which count as 20 polls or more
