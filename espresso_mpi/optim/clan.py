@@ -37,14 +37,14 @@ class Clan:
         r = m̂/(√v̂ + ε) + λ x;  u = g/(√v̂ + ε) + λ x
         x ← x - η (β₁ r ‖x‖/‖r‖ + (1 - β₁) u ‖x‖/‖u‖), where a ratio is 1 if one of its norms is 0
 
-    Norms are float64, moments float32. The length of ĝ makes (but for ε) no difference: so a loss scale need not be
-    undone, and it does no harm that compression changes it. Where a gradient is None, its tensor is left alone in that
-    step. Ranks that start from the same values and run the same libraries with as many threads stay equal to the bit.
+    Norms are float64, moments float32. Apart from ε, the norm of ĝ does not matter. A loss scale need not be undone, and
+    compression may change the norm. If a gradient is None, its tensor does not change in that step. Ranks that start
+    from the same values and run the same libraries with as many threads stay equal to the bit.
 
     Args:
-        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place. On the CPU all that
-            ``Session.sync`` takes. On the GPU torch's tensors, and all others once CuPy is imported: that is what
-            computes there. JAX's arrays cannot be changed: go on with what ``step`` returns.
+        params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place: on the CPU all that
+            ``Session.sync`` takes, on a GPU tensors of torch, and other arrays if CuPy is imported, which computes
+            there. Arrays of JAX cannot be changed: use what ``step`` returns.
         lr: η. An attribute, to be set between steps.
         betas: β₁ and β₂.
         eps: ε.
@@ -90,13 +90,13 @@ class Clan:
 
         Args:
             grads: arrays with the names and shapes of the parameters, or None; of any type that ``Session.sync`` takes.
-                An array's name are the keys on the way to it. Not changed.
+                The keys on the way to an array are its name. Not changed.
 
         Returns:
             The parameters: the same containers, unless they hold arrays that cannot be changed (JAX).
 
         Raises:
-            GradientError: the names or shapes are others than the parameters', or an array cannot be read.
+            GradientError: names or shapes differ from those of the parameters, or an array cannot be read.
             NonFiniteError: a gradient holds a NaN or an infinity. Nothing has been changed in either case.
         """
         tensors = tensors_of(self._params)
@@ -136,7 +136,7 @@ class Clan:
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Continue from what ``state_dict`` returned. The parameters themselves and ``lr`` are the caller's to restore.
+        """Continue from what ``state_dict`` returned. The caller restores the parameters and ``lr``.
 
         Raises:
             StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.

@@ -21,8 +21,8 @@ from .states import KeepsState
 class GradientSync(KeepsState):
     """Pushes each gradient of a module as soon as the backward pass has accumulated it, small ones with neighbours.
 
-    ``wait`` must be called between the backward pass and whatever reads the gradients. Of a parameter that some ranks
-    did not use, the gradient there counts as zero. Of one that no rank used, ``grad`` stays as it is.
+    Call ``wait`` between the backward pass and whatever reads the gradients. If some ranks did not use a parameter, its
+    gradient counts as zero there. If no rank used it, ``grad`` stays as it is.
 
     Args:
         module: parameters that require a gradient later than this are found by ``wait``. Names of parameters are those
