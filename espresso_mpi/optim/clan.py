@@ -37,9 +37,9 @@ class Clan:
         r = m̂/(√v̂ + ε) + λ x;  u = g/(√v̂ + ε) + λ x
         x ← x - η (β₁ r ‖x‖/‖r‖ + (1 - β₁) u ‖x‖/‖u‖), where a ratio is 1 if one of its norms is 0
 
-    Norms are float64, moments float32. Apart from ε, the norm of ĝ does not matter. A loss scale need not be undone, and
-    compression may change the norm. If a gradient is None, its tensor does not change in that step. Ranks that start
-    from the same values and run the same libraries with as many threads stay equal to the bit.
+    Norms are float64, moments float32. Apart from ε, the norm of ĝ does not matter: a loss scale need not be undone,
+    and compression may change the norm. If a gradient is None, its tensor does not change in that step. Ranks that
+    start from the same values and run the same libraries with as many threads stay equal to the bit.
 
     Args:
         params: float32 or float64 arrays in nested lists, tuples and dicts, updated in place: on the CPU all that
