@@ -249,7 +249,7 @@ def _compiled_sum() -> Any:
 
     halves, count = types.CPointer(types.uint16), types.CPointer(types.int32)
     signature = types.void(halves, halves, count, types.voidptr)
-    return cached(lambda cache: cfunc(signature, cache=cache)(_add_halves))
+    return cached(_add_halves, lambda function, cache: cfunc(signature, cache=cache)(function))
 
 
 def _add_halves(source, target, count, datatype):  # type: ignore[no-untyped-def]

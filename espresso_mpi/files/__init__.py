@@ -4,6 +4,7 @@
 - ``schema``: checks JSON files against types. Its errors name the file, the place and the value.
 - ``json_text``, ``json_scan``: refuse what JSON allows and this library does not.
 - ``compiled``: keeps compiled functions on disk.
+- ``sources``: a digest of the sources of a function, in the name under which it is kept.
 - ``one_process``: a lock among processes, so that one process compiles while the others wait.
 - ``output``: prints tables and progress, and refuses output files that cannot be written before a measurement begins.
 

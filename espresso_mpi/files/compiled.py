@@ -2,6 +2,7 @@
 
 Each is compiled by one process at a time: the ranks of a node, which need the same kernels in the same moment, would
 otherwise compile them all at once, and numba's index of a function's files loses entries when two processes write it.
+What is on disk is used as long as all sources stay as they are from which it was compiled, see ``sources``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 
 from .one_process import OneProcess
+from .sources import digest_of, renamed
 
 T = TypeVar("T")
 
@@ -31,7 +33,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     Args:
         options: of ``njit``.
     """
-    return cached(lambda cache: _shared(njit(**options)(function), cache))
+    return cached(function, lambda function, cache: _shared(njit(**options)(function), cache))
 
 
 class _SharedCache(FunctionCache):
@@ -47,7 +49,17 @@ class _SharedCache(FunctionCache):
             self._impl.locator.ensure_cache_path()
             self.lock.acquire()
             found = super().load_overload(sig, target_context)
+        if found is None:
+            self._forget_others()
         return found
+
+    def _forget_others(self) -> None:
+        """Remove what other sources of the function have left."""
+        own = self._impl.filename_base.rpartition("-")[0]
+        name, _, digest = own.rpartition("_")
+        for path in Path(self._impl.locator.get_cache_path()).glob(f"{name}_{'[0-9a-f]' * len(digest)}-*.nb[ci]"):
+            if not path.name.startswith(f"{own}-"):
+                path.unlink(missing_ok=True)
 
 
 def _shared(dispatcher: Any, cache: bool) -> Any:
@@ -70,16 +82,18 @@ def _shared(dispatcher: Any, cache: bool) -> Any:
     return dispatcher
 
 
-def cached(make: Callable[[bool], T]) -> T:
-    """What ``make`` returns when it is told to use numba's cache, or not to, where no directory can be written.
+def cached(function: Callable[..., Any], make: Callable[[Any, bool], T]) -> T:
+    """What ``make(function, cache)`` returns: with numba's cache, or without, where no directory can be written.
 
-    The log then says once that kernels are compiled in every process.
+    The log then says once that kernels are compiled in every process. The function that ``make`` gets is a copy, whose
+    name contains the digest of its sources.
     """
+    named = renamed(function, f"_{digest_of(function)}")
     try:
-        return make(True)
+        return make(named, True)
     except RuntimeError as error:  # numba finds no directory that it may write to
         _warn(str(error))
-        return make(False)
+        return make(named, False)
 
 
 class _Announcer(event.Listener):

@@ -94,6 +94,55 @@ def test_processes_that_need_the_same_kernels_compile_them_once(tmp_path):
     assert not list(tmp_path.rglob("*.lock"))
 
 
+SUMMING = """
+import sys
+from numba.core import event
+from espresso_mpi.files.compiled import compiled
+
+sys.path.insert(0, sys.argv[1])
+from package_of_a_test.deep.summing import add, address
+print(add(1), sum(add.stats.cache_misses.values()), address())
+"""
+
+SUMMING_KERNELS = """
+import ctypes
+from numba import cfunc, int64
+from espresso_mpi.files.compiled import cached, compiled
+from .. import middle  # and what this imports
+
+@compiled
+def add(x):
+    return x + middle.ONE
+
+def _add(x):
+    return x + middle.ONE
+
+def address():
+    made = cached(_add, lambda function, cache: cfunc(int64(int64), cache=cache)(function))
+    return made.ctypes(1), int(made._cache_hits > 0)
+"""
+
+
+def test_what_was_compiled_from_other_sources_is_not_used(tmp_path):
+    """Only a module changes that the module with the kernels imports by another one."""
+
+    def run():
+        command = [sys.executable, "-B", "-c", SUMMING, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+
+    package = tmp_path / "package_of_a_test"
+    (package / "deep").mkdir(parents=True)
+    for folder in (package, package / "deep"):
+        (folder / "__init__.py").touch()
+    (package / "deep" / "summing.py").write_text(SUMMING_KERNELS)
+    (package / "middle.py").write_text("from .constants import (\n    # which one\n    ONE as ONE,\n)\n")
+    for value, misses in ((1, 1), (1, 0), (2, 1), (2, 0)):
+        (package / "constants.py").write_text(f"ONE = {value}\n")
+        assert run() == f"{1 + value} {misses} ({1 + value}, {1 - misses})"
+    kept = [path.name for path in tmp_path.rglob("summing.add_*.nbc")]
+    assert len(kept) == 1, kept  # no files of the sources before
+
+
 def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(one_process, "PATIENCE_S", 0.05)
     monkeypatch.setattr(one_process.OneProcess, "patient", True)

@@ -37,7 +37,9 @@ class Entry:
     @cached_property
     def address(self) -> int:
         """Where the machine code begins."""
-        self._code = cached(lambda cache: cfunc(_SIGNATURE, cache=cache, error_model="numpy")(self._function))
+        self._code = cached(
+            self._function, lambda function, cache: cfunc(_SIGNATURE, cache=cache, error_model="numpy")(function)
+        )
         return int(self._code.address)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.base import LIMIT
 from espresso_mpi.files.compiled import compiled
+from espresso_mpi.files.sources import renamed
 
 from . import vectors
 
@@ -71,7 +71,7 @@ class Kernel:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__doc__ = function.__doc__
         self.serial = _compile(function)
-        self._parallel = _compile(_twin(function), parallel=True)
+        self._parallel = _compile(renamed(function, "_parallel"), parallel=True)  # numba tells builds apart by name
 
     def __call__(self, first: np.ndarray, *rest: Any) -> Any:
         if _threads == 1 or first.size < PARALLEL_MIN:  # before asking numba, which takes longer than a small kernel
@@ -94,14 +94,6 @@ def runs_serial(size: int) -> bool:
         return True
     threads = get_num_threads()
     return min(threads, _threads or threads) == 1
-
-
-def _twin(function: Any) -> FunctionType:
-    """Copy ``function`` under another name: numba's cache tells builds apart by name, not by options."""
-    twin = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
-    twin.__qualname__ = function.__qualname__ + "_parallel"
-    twin.__module__ = function.__module__
-    return twin
 
 
 def _bitcast(source: Any, target: Any, to: Any) -> Any:

@@ -60,7 +60,7 @@ class Kernel:
 
     @cached_property
     def _compiled(self) -> Any:
-        return cached(lambda cache: cuda.jit(self.signature, cache=cache)(self.function))
+        return cached(self.function, lambda function, cache: cuda.jit(self.signature, cache=cache)(function))
 
     def __call__(self, grid: int, threads: int, *args: Any) -> None:
         self._compiled[grid, threads, device.launch_stream()](*args)
