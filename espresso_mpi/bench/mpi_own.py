@@ -25,6 +25,7 @@ from ..collectives.data.layout import Topology
 from ..compressors.kernels.cpu import host
 from ..errors import EspressoError
 from ..files.compiled import cached
+from ..files.sources import with_digest
 from ..types import Route
 from .bound import memory_traffic
 from .harness.checks import wrong_sum, wrong_together
@@ -249,9 +250,10 @@ def _compiled_sum() -> Any:
 
     halves, count = types.CPointer(types.uint16), types.CPointer(types.int32)
     signature = types.void(halves, halves, count, types.voidptr)
-    return cached(_add_halves, lambda function, cache: cfunc(signature, cache=cache)(function))
+    return cached(lambda cache: cfunc(signature, cache=cache)(_add_halves))
 
 
+@with_digest
 def _add_halves(source, target, count, datatype):  # type: ignore[no-untyped-def]
     """``target += source``, as MPI calls it."""
     x, total = carray(source, count[0]), carray(target, count[0])

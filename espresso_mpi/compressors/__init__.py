@@ -19,6 +19,7 @@ Shared modules:
 - ``context``: keys, scratch memory, and the memory of a method.
 - ``schedule``: parameters that change from step to step.
 - ``checks``: checks of arrays and of parameters.
+- ``limit``: the largest magnitude.
 - ``staging``: takes GPU arrays through host memory.
 - ``by_address``: kernels that compiled code calls.
 - ``kept``: stores the elements of largest magnitude; other methods compress their values.
@@ -29,8 +30,9 @@ May import: ``arrays``, ``types`` and the layers below them; no collective, no s
 one module with a class under ``@register``.
 """
 
-from .base import LIMIT, Compressor
+from .base import Compressor
 from .context import Context, Summary
+from .limit import LIMIT
 from .registry import get, names, read_specs, register, unregister
 from .schedule import ParameterSchedule
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from .base import LIMIT, Compressor
+from .base import Compressor
 from .checks import check_number, check_positive_int
 from .context import Context, Journey
 from .kernels.cpu import deltas, host
+from .limit import LIMIT
 from .registry import register
 
 _ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import kept
-from .base import LIMIT
 from .checks import check_number
 from .context import Context
 from .kernels.cpu import clipping, sparse
+from .limit import LIMIT
 from .optional import Keeps
 from .registry import register
 

@@ -16,11 +16,11 @@ from typing import ClassVar
 import numpy as np
 from numba import prange
 
-from .base import LIMIT
 from .context import Context
 from .families import signed
 from .kernels.cpu import host
 from .kernels.cpu import signs as cpu_signs
+from .limit import LIMIT
 from .registry import register
 
 

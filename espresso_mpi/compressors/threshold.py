@@ -18,9 +18,9 @@ from statistics import NormalDist
 import numpy as np
 
 from . import kept
-from .base import LIMIT
 from .checks import check_number
 from .kernels.cpu import samples, sparse
+from .limit import LIMIT
 from .registry import register
 
 _TINIEST = float(np.finfo(np.float32).smallest_subnormal)

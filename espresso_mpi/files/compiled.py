@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +21,14 @@ from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 
 from .one_process import OneProcess
-from .sources import digest_of, renamed
+from .sources import with_digest
 
 T = TypeVar("T")
 
 _warned = False
+
+_KEPT_S = 14 * 86400.0
+"""Seconds for which files of other sources are kept: who changes between branches needs them again."""
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
@@ -33,7 +37,8 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     Args:
         options: of ``njit``.
     """
-    return cached(function, lambda function, cache: _shared(njit(**options)(function), cache))
+    named = with_digest(function)
+    return cached(lambda cache: _shared(njit(**options)(named), cache))
 
 
 class _SharedCache(FunctionCache):
@@ -54,12 +59,14 @@ class _SharedCache(FunctionCache):
         return found
 
     def _forget_others(self) -> None:
-        """Remove what other sources of the function have left."""
+        """Remove what other sources of the function have left long ago."""
         own = self._impl.filename_base.rpartition("-")[0]
         name, _, digest = own.rpartition("_")
-        for path in Path(self._impl.locator.get_cache_path()).glob(f"{name}_{'[0-9a-f]' * len(digest)}-*.nb[ci]"):
-            if not path.name.startswith(f"{own}-"):
-                path.unlink(missing_ok=True)
+        paths = Path(self._impl.locator.get_cache_path()).glob(f"{name}_{'[0-9a-f]' * len(digest)}-*.nb[ci]")
+        for path in sorted(paths, reverse=True):  # an index before what it refers to
+            with suppress(OSError):  # another process was first, or files of others may not be removed
+                if not path.name.startswith(f"{own}-") and time.time() - path.stat().st_mtime > _KEPT_S:
+                    path.unlink()
 
 
 def _shared(dispatcher: Any, cache: bool) -> Any:
@@ -82,18 +89,17 @@ def _shared(dispatcher: Any, cache: bool) -> Any:
     return dispatcher
 
 
-def cached(function: Callable[..., Any], make: Callable[[Any, bool], T]) -> T:
-    """What ``make(function, cache)`` returns: with numba's cache, or without, where no directory can be written.
+def cached(make: Callable[[bool], T]) -> T:
+    """What ``make`` returns when it is told to use numba's cache, or not to, where no directory can be written.
 
-    The log then says once that kernels are compiled in every process. The function that ``make`` gets is a copy, whose
-    name contains the digest of its sources.
+    The log then says once that kernels are compiled in every process. What ``make`` compiles is a function
+    ``with_digest``.
     """
-    named = renamed(function, f"_{digest_of(function)}")
     try:
-        return make(named, True)
+        return make(True)
     except RuntimeError as error:  # numba finds no directory that it may write to
         _warn(str(error))
-        return make(named, False)
+        return make(False)
 
 
 class _Announcer(event.Listener):

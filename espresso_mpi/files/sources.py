@@ -18,11 +18,14 @@ from types import FunctionType
 from typing import Any
 
 _IMPORT = re.compile(
-    r"^(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+([\w.]+))", re.MULTILINE
+    r"^(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n;]*)|import[ \t]+([\w., \t]+))", re.MULTILINE
 )
 """An import at the top of a module. What kernels use is imported there: not in functions, and not for types alone."""
 
-_COMMENT, _NAME = re.compile(r"#[^\n]*"), re.compile(r"(\w+)(?:\s+as\s+\w+)?")
+_IGNORED = re.compile(r"#[^\n]*|\\\n")
+"""A comment, or the end of a line that goes on."""
+
+_NAME = re.compile(r"(\*|[\w.]+)(?:\s+as\s+\w+)?")
 _OWN = __name__.partition(".")[0]
 
 
@@ -36,21 +39,32 @@ def renamed(function: Any, suffix: str) -> FunctionType:
     return made
 
 
+def with_digest(function: Any) -> FunctionType:
+    """A copy of a function whose name contains the digest of its sources.
+
+    To be made where the function is defined: later, the files may be others than those that were imported.
+    """
+    return renamed(function, f"_{digest_of(function)}")
+
+
 def digest_of(function: Any) -> str:
     """Eight hexadecimal digits that change with the function's module and with every module that it imports.
 
     Modules count that belong to this package or to the function's own, and what they import in turn. The text is empty
-    if the function is not from a file.
+    if the function is not from a file. A module that runs as a program has another digest than where it is imported:
+    what numba keeps names the module.
     """
     try:
         path = Path(inspect.getfile(function))
     except TypeError:
         return ""
-    return _digest(function.__module__, path) if path.is_file() else ""
+    spec = function.__globals__.get("__spec__")  # tells the name of a module that runs as a program
+    name = function.__module__ if spec is None else spec.name
+    return _digest(name, path, function.__module__) if path.is_file() else ""
 
 
 @cache
-def _digest(module: str, path: Path) -> str:
+def _digest(module: str, path: Path, runs_as: str) -> str:
     found, left = {path: module}, [path]
     while left:
         here = left.pop()
@@ -58,15 +72,15 @@ def _digest(module: str, path: Path) -> str:
             if file not in found:
                 found[file] = name
                 left.append(file)
-    content = hashlib.blake2b(digest_size=4)
-    for name, file in sorted((name, file) for file, name in found.items()):
-        content.update(f"{name}\n".encode() + hashlib.blake2b(_text(file).encode()).digest())
+    content = hashlib.blake2b(runs_as.encode(), digest_size=4)
+    for text in sorted(hashlib.blake2b(_content(file)).digest() for file in found):
+        content.update(text)
     return content.hexdigest()
 
 
 @cache
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+def _content(path: Path) -> bytes:
+    return path.read_bytes()
 
 
 @cache
@@ -75,18 +89,15 @@ def _imported(module: str, path: Path) -> tuple[tuple[str, Path], ...]:
     parts = module.split(".")
     package = parts if path.name == "__init__.py" else parts[:-1]
     tops = frozenset({_OWN, parts[0]})
-    found = (_file(name, tops) for name in _names(_text(path), package))
+    found = (_file(name, tops) for name in _names(_content(path).decode(errors="replace"), package))
     return tuple(one for one in found if one is not None)
 
 
 def _names(text: str, package: list[str]) -> Iterator[str]:
     """The full names of what a module in ``package`` imports: modules, or what is in them."""
-    for dots, start, names, whole in _IMPORT.findall(text):
-        if whole:
-            yield whole
-            continue
+    for dots, start, names, modules in _IMPORT.findall(_IGNORED.sub(" ", text)):
         base = package[: len(package) - len(dots) + 1] if dots else []
-        for name in _NAME.findall(_COMMENT.sub("", names)):
+        for name in _NAME.findall(names or modules):
             yield ".".join([*base, *filter(None, start.split(".")), name])
 
 

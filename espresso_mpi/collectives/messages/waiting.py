@@ -19,7 +19,9 @@ from espresso_mpi.errors import RankTimeoutError
 _SPINS = 200
 _COMPILED_SPINS, _COMPILED_YIELDS, _COMPILED_NAPS = 5000, 1000, 50
 _YIELDS = 50
-_CHECK_EVERY = 64
+_CHECK_EVERY, _CHECK_AFTER = 64, 5e-3
+"""Polls and seconds after which a wait checks the time and the monitor."""
+
 _NAP = 20e-6
 _NAPS = {False: (1 / 16, 0.2e-3), True: (1 / 8, 1e-3)}
 """By ``background``: the length of a nap as a share of the wait so far, and its maximum in seconds."""
@@ -123,14 +125,15 @@ class Waiter:
         if done():
             return
         polls, start, noticed = 0, time.perf_counter(), False
+        checked = start
         spins = 0 if self._oversubscribed or self._monitor.background else _SPINS
         try:
             while not done():
                 polls += 1
                 if polls > spins:
                     self._give_way(polls - spins, start)
-                if polls % _CHECK_EVERY == 0 or polls - spins >= _YIELDS:  # a nap costs more than the checks
-                    noticed = self._check(start, late, noticed)
+                if polls % _CHECK_EVERY == 0 or (polls > spins and time.perf_counter() - checked > _CHECK_AFTER):
+                    noticed, checked = self._check(start, late, noticed), time.perf_counter()
                 self._advance()
         finally:
             self.waited += time.perf_counter() - start

@@ -10,7 +10,7 @@ import numpy as np
 
 from espresso_mpi.errors import ConfigError
 
-from ..base import LIMIT, Compressor
+from ..base import Compressor
 from ..by_address import KernelCall
 from ..checks import check_choice, check_positive_int
 from ..context import Context
@@ -28,6 +28,7 @@ from ..kernels.cpu.blocks import (
     encode_packed,
     uint32,
 )
+from ..limit import LIMIT
 
 
 @dataclass(frozen=True)

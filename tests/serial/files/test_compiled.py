@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
-from espresso_mpi.files import compiled, one_process
+import pytest
+
+from espresso_mpi.files import compiled, one_process, sources
 
 WITHOUT_A_DIRECTORY = """
 from numba.core.caching import CacheImpl
@@ -95,52 +98,62 @@ def test_processes_that_need_the_same_kernels_compile_them_once(tmp_path):
 
 
 SUMMING = """
-import sys
-from numba.core import event
-from espresso_mpi.files.compiled import compiled
-
-sys.path.insert(0, sys.argv[1])
-from package_of_a_test.deep.summing import add, address
-print(add(1), sum(add.stats.cache_misses.values()), address())
-"""
-
-SUMMING_KERNELS = """
-import ctypes
 from numba import cfunc, int64
 from espresso_mpi.files.compiled import cached, compiled
+from espresso_mpi.files.sources import with_digest
 from .. import middle  # and what this imports
 
 @compiled
 def add(x):
     return x + middle.ONE
 
-def _add(x):
+@with_digest
+def add_by_address(x):
     return x + middle.ONE
 
-def address():
-    made = cached(_add, lambda function, cache: cfunc(int64(int64), cache=cache)(function))
-    return made.ctypes(1), int(made._cache_hits > 0)
+made = cached(lambda cache: cfunc(int64(int64), cache=cache)(add_by_address))
+print(add(1), sum(add.stats.cache_misses.values()), made.ctypes(1), int(made._cache_hits == 0))
 """
 
 
 def test_what_was_compiled_from_other_sources_is_not_used(tmp_path):
     """Only a module changes that the module with the kernels imports by another one."""
 
-    def run():
-        command = [sys.executable, "-B", "-c", SUMMING, str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+    def run(way):
+        command = [sys.executable, "-B", way, "package_of_a_test.deep.summing"]
+        if way == "-c":
+            command[-1] = f"import {command[-1]}"
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path).stdout
 
     package = tmp_path / "package_of_a_test"
     (package / "deep").mkdir(parents=True)
     for folder in (package, package / "deep"):
         (folder / "__init__.py").touch()
-    (package / "deep" / "summing.py").write_text(SUMMING_KERNELS)
-    (package / "middle.py").write_text("from .constants import (\n    # which one\n    ONE as ONE,\n)\n")
-    for value, misses in ((1, 1), (1, 0), (2, 1), (2, 0)):
+    (package / "deep" / "summing.py").write_text(SUMMING)
+    (package / "middle.py").write_text("from .constants import ONE as ONE\n")
+    for value, way, misses in ((1, "-c", 1), (1, "-m", 1), (2, "-m", 1), (2, "-m", 0), (1, "-c", 0)):
         (package / "constants.py").write_text(f"ONE = {value}\n")
-        assert run() == f"{1 + value} {misses} ({1 + value}, {1 - misses})"
-    kept = [path.name for path in tmp_path.rglob("summing.add_*.nbc")]
-    assert len(kept) == 1, kept  # no files of the sources before
+        assert run(way).split() == [str(1 + value), str(misses)] * 2, (value, way)
+    for path in tmp_path.rglob("summing.add*.nb?"):
+        os.utime(path, (0, 0))
+    (package / "constants.py").write_text("ONE = 3\n")
+    assert run("-c").split()[:2] == ["4", "1"]
+    assert len(list(tmp_path.rglob("summing.add_????????-*.nbc"))) == 1  # the old ones were removed
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("from .c import (  # one (1)\n    A as B,\n    D,\n)", ["p.q.c.A", "p.q.c.D"]),
+        ("from ..c.d import *", ["p.c.d.*"]),
+        ("from . import c; x = 1", ["p.q.c"]),
+        ("from .c import \\\n    A", ["p.q.c.A"]),
+        ("import os, r.s as t", ["os", "r.s"]),
+        ("from r.s import A, B\nif x:\n    from r import C", ["r.s.A", "r.s.B"]),
+    ],
+)
+def test_imports_are_found_as_they_are_written(text, names):
+    assert list(sources._names(text, ["p", "q"])) == names
 
 
 def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(tmp_path, monkeypatch):

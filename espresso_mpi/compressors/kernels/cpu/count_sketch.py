@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.limit import LIMIT
 
 from . import host
 from . import linear_sparse as sparse

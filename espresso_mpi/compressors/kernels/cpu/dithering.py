@@ -18,7 +18,7 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.limit import LIMIT
 
 from . import host, vectors
 from .bit_planes import apply_group, number_at, pack, power_of

@@ -15,6 +15,7 @@ from numba import carray, cfunc, types
 from numba.extending import intrinsic
 
 from espresso_mpi.files.compiled import cached
+from espresso_mpi.files.sources import with_digest
 
 from . import host
 
@@ -32,14 +33,12 @@ class Entry:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.name, self._function, self.__doc__ = function.__name__, function, function.__doc__
+        self.name, self._function, self.__doc__ = function.__name__, with_digest(function), function.__doc__
 
     @cached_property
     def address(self) -> int:
         """Where the machine code begins."""
-        self._code = cached(
-            self._function, lambda function, cache: cfunc(_SIGNATURE, cache=cache, error_model="numpy")(function)
-        )
+        self._code = cached(lambda cache: cfunc(_SIGNATURE, cache=cache, error_model="numpy")(self._function))
         return int(self._code.address)
 
 

@@ -17,7 +17,7 @@ from numba import get_num_threads, set_num_threads, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.limit import LIMIT
 from espresso_mpi.files.compiled import compiled
 from espresso_mpi.files.sources import renamed
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from espresso_mpi.compressors.base import LIMIT
 from espresso_mpi.compressors.context import Context
+from espresso_mpi.compressors.limit import LIMIT
 
 from . import host
 from .matrices import CHUNK, GROUP, LANES, Matrix

@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.limit import LIMIT
 
 from . import vectors
 from .matrices import GROUP, LANES

@@ -20,8 +20,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from espresso_mpi.compressors.base import LIMIT
 from espresso_mpi.compressors.checks import check_power_of_two
+from espresso_mpi.compressors.limit import LIMIT
 
 from . import host
 from .flips import add_largest, flip, flip_add, flip_subtract, largest

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.limit import LIMIT
 from espresso_mpi.compressors.schedule import ParameterSchedule
 
 from . import host

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.limit import LIMIT
 
 from ..cpu.count_sketch import MOST, SHRINK
 from . import gpu, topk

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.limit import LIMIT
 
 from ..cpu import host
 from ..cpu.dithering import TINY, largest_step

@@ -23,8 +23,9 @@ from numba import cuda
 from numba.cuda import libdevice
 
 from espresso_mpi.arrays import device
-from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.limit import LIMIT
 from espresso_mpi.files.compiled import cached
+from espresso_mpi.files.sources import with_digest
 
 T = TypeVar("T")
 
@@ -55,12 +56,12 @@ class Kernel:
     """
 
     def __init__(self, function: FunctionType, signature: str, variant: str) -> None:
-        self.function, self.signature = function, signature
+        self.function, self.signature = with_digest(function), signature
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}{variant}"
 
     @cached_property
     def _compiled(self) -> Any:
-        return cached(self.function, lambda function, cache: cuda.jit(self.signature, cache=cache)(function))
+        return cached(lambda cache: cuda.jit(self.signature, cache=cache)(self.function))
 
     def __call__(self, grid: int, threads: int, *args: Any) -> None:
         self._compiled[grid, threads, device.launch_stream()](*args)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import cuda
 
-from espresso_mpi.compressors.base import LIMIT
+from espresso_mpi.compressors.limit import LIMIT
 
 from ..cpu import rotations
 from . import gpu
