@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from espresso_mpi.errors import ConfigError
@@ -58,6 +58,7 @@ def test_what_is_wrong_is_refused_and_nothing_else(case):
 
 
 @settings(deadline=None)
+@example(b"", '{"\\x": 1, "\\x": 2}')  # keys that no decoder takes
 @given(st.binary(max_size=60), st.text('{}[],:"\\ 1e.-aN', max_size=60))
 def test_texts_that_are_no_json_are_read_to_their_end(data, text):
     for one in (data, text.encode()):
