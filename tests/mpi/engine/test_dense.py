@@ -53,7 +53,8 @@ def test_the_first_steps_are_dense_and_leave_no_residual(world, open_session, no
                 (dense if step < STEPS + late else other).sync({name: expected[name]})
         wrong += [] if same(found, expected) else [step]
     assert not wrong
-    assert session.stats(residuals=True).tensors["w"].residual_norm > 0
+    norms = world.allgather(session.stats(residuals=True).tensors["w"].residual_norm)
+    assert max(norm or 0 for norm in norms) > 0, norms  # a rank that takes no part between nodes has none
 
 
 def test_schedules_count_dense_steps(world, open_session):
