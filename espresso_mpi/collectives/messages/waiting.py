@@ -23,7 +23,7 @@ _CHECK_EVERY, _CHECK_AFTER = 64, 5e-3
 """Polls and seconds after which a wait checks the time and the monitor."""
 
 _NAP = 20e-6
-_NAPS = {False: (1 / 16, 0.2e-3), True: (1 / 8, 1e-3)}
+_NAPS = {False: (1 / 64, 0.2e-3), True: (1 / 8, 1e-3)}
 """By ``background``: the length of a nap as a share of the wait so far, and its maximum in seconds."""
 _PR_SET_TIMERSLACK = 29
 
