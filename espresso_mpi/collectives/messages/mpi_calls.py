@@ -16,6 +16,8 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
 
+from .shared_memory import WAITED, now, poll_again, polls_since
+
 ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(11)
 """Places of ``Messages.calls``: addresses of functions, handles, the tag, bytes of a request, and the addresses of
 requests, of statuses and of a flag; and its length."""
@@ -64,9 +66,25 @@ def start(mpi, way, number, address, nbytes, rank):  # type: ignore[no-untyped-d
 
 
 @host.inline
-def test_all(mpi, count):  # type: ignore[no-untyped-def]
-    """Look whether the first ``count`` messages are through, which MPI writes to the flag; returns MPI's error."""
-    return _test_all(mpi[TESTALL], count, mpi[REQUESTS], mpi[FLAG], mpi[STATUSES])
+def await_messages(mpi, count, flag, pace, log):  # type: ignore[no-untyped-def]
+    """Poll until the first ``count`` messages are through, or for too many polls; adds to the time in ``log``.
+
+    Args:
+        mpi, flag: ``Messages.calls`` and ``Messages.flag``.
+        pace, log: as of ``shared_memory.barrier``.
+
+    Returns:
+        MPI's error, and whether they are through.
+    """
+    began, polled, error = now(), 0, 0
+    while polled >= 0:
+        before = now()
+        error = _test_all(mpi[TESTALL], count, mpi[REQUESTS], mpi[FLAG], mpi[STATUSES])
+        if error != 0 or flag[0] != 0:
+            break
+        polled = poll_again(polled + polls_since(before), pace)  # MPI may give the core away
+    log[WAITED] += now() - began
+    return error, flag[0] != 0
 
 
 @lru_cache(maxsize=1)

@@ -17,8 +17,8 @@ from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
 from .agreed_copies import ANSWERED, ASKED, MARKS
 from .headers import note, slot_of
-from .mpi_calls import CALLS, FLAG, IRECV, ISEND, start, test_all
-from .shared_memory import LOG, SHOWN, STAGE, STEP, WAITED, await_all, move, now, poll_again, polls_since, store
+from .mpi_calls import CALLS, FLAG, IRECV, ISEND, await_messages, start
+from .shared_memory import LOG, SHOWN, STAGE, STEP, await_all, move, store
 from .window_places import COUNT, ME, SLOT
 
 MINE, SIZE, HEADER, IGNORED, TIMES, FRESH, EPOCH, USES, PACE = range(9)
@@ -143,29 +143,10 @@ def _start(frame, row, ends, mpi):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _messages_there(frame, mpi, pace, log):  # type: ignore[no-untyped-def]
-    """0 if they are through; else why not."""
-    flag, polled, began, found = carray(_flag_at(mpi[FLAG]), (1,)), 0, now(), 0
-    while True:
-        before = now()
-        frame[ERROR] = test_all(mpi, frame[IN_FLIGHT])
-        if frame[ERROR] != 0:
-            found = FAILED
-            break
-        if flag[0] != 0:
-            break
-        polled = poll_again(polled + polls_since(before), pace)  # MPI may give the core away
-        if polled < 0:
-            found = AT_MESSAGES
-            break
-    log[WAITED] += now() - began
-    return found
-
-
-@host.inline
 def _between(frame, pace, log):  # type: ignore[no-untyped-def]
     """Exchange blocks with the other leaders; returns why it does not go on, or 0."""
     nodes, mpi = frame[NODES], carray(_numbers_at(frame[MPI]), (CALLS,))
+    flag = carray(_flag_at(mpi[FLAG]), (1,))
     ends = carray(_numbers_at(frame[ENDS]), (nodes + 1,))
     plan = carray(_numbers_at(frame[PLAN]), (frame[ROUNDS], COLUMNS))
     while frame[ROUND] < frame[ROUNDS]:
@@ -174,9 +155,11 @@ def _between(frame, pace, log):  # type: ignore[no-untyped-def]
             frame[ERROR] = _start(frame, row, ends, mpi)
             if frame[ERROR] != 0:
                 return FAILED
-        found = _messages_there(frame, mpi, pace, log)
-        if found != 0:
-            return found
+        frame[ERROR], through = await_messages(mpi, frame[IN_FLIGHT], flag, pace, log)
+        if frame[ERROR] != 0:
+            return FAILED
+        if not through:
+            return AT_MESSAGES
         frame[IN_FLIGHT] = 0
         for held in range(frame[HELD], frame[HELD] + row[2]):
             ends[held + 1] = ends[held] + _length(frame, (frame[NODE] + held) % nodes, frame[BLOCKS] + ends[held])

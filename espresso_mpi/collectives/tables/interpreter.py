@@ -13,8 +13,8 @@ from espresso_mpi.compressors.kernels.cpu import entries, host
 
 from ..data.reduction import sum_floats
 from ..messages import shared_memory
-from ..messages.mpi_calls import IRECV, ISEND, start, test_all
-from ..messages.shared_memory import move, poll_again, polls_since
+from ..messages.mpi_calls import IRECV, ISEND, await_messages, start
+from ..messages.shared_memory import move
 from ..messages.window_places import COUNT, ME, MEMORY, STARTS, STRIDE
 from .operations import BUFFERS, SCRATCH, Code
 
@@ -155,31 +155,17 @@ def _start(row, places, mpi, state):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def messages_there(mpi, flag, state, pace):  # type: ignore[no-untyped-def]
-    """GOING if all messages are through, AT_MESSAGES if that takes too many polls, FAILED with MPI's error."""
-    polled = 0
-    while True:
-        before = shared_memory.now()
-        state[ERROR] = test_all(mpi, state[IN_FLIGHT])
-        if state[ERROR] != 0:
-            return FAILED
-        if flag[0] != 0:
-            state[IN_FLIGHT] = 0
-            return GOING
-        polled = poll_again(polled + polls_since(before), pace)  # MPI may give the core away
-        if polled < 0:
-            return AT_MESSAGES
-
-
-@host.inline
 def _await_messages(mpi, flag, state, pace):  # type: ignore[no-untyped-def]
-    """As ``messages_there``; adds to the time in the log."""
+    """GOING if all messages are through, AT_MESSAGES if that takes too many polls, FAILED with MPI's error."""
     if state[IN_FLIGHT] == 0:
         return GOING
-    began = shared_memory.now()
-    found = messages_there(mpi, flag, state, pace)
-    state[shared_memory.WAITED] += shared_memory.now() - began
-    return found
+    state[ERROR], through = await_messages(mpi, state[IN_FLIGHT], flag, pace, state)
+    if state[ERROR] != 0:
+        return FAILED
+    if not through:
+        return AT_MESSAGES
+    state[IN_FLIGHT] = 0
+    return GOING
 
 
 @host.inline

@@ -55,11 +55,11 @@ def test_a_wrong_element_is_counted(world, name):
 
 def test_sizes_beyond_the_memory_of_a_node_are_left_out_on_all_ranks(world, monkeypatch, capfd):
     """One rank finds little memory; what all ranks of the node take together counts."""
-    each, each_row = 4 * 65536, 4 * world.size
+    each, least = 4 * 65536, 4 * world.size
     free = world.size * each * (1 if world.rank == 0 else 4) // 2
     monkeypatch.setattr(memory, "free_bytes", lambda: free)
     rows = collectives.main("allgather", "16KiB,64KiB", compressors="none", repeats=1)
-    assert [row.nbytes for row in rows] == [(1 << 14) // each_row * each_row]
+    assert [row.nbytes for row in rows] == [(1 << 14) // least * least]
     assert ("64 KiB is left out" in capfd.readouterr().out) == (world.rank == 0)
     assert memory.lack(world, each // 4) == "" and memory.lack(world, each)
     monkeypatch.undo()
