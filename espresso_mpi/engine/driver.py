@@ -75,8 +75,8 @@ class Driver(WaitMonitor):
         self._driven, self._transport = driven, transport
         self.changed, self.driving = threading.Condition(), threading.Lock()
         self.thread: threading.Thread | None = None
-        self.stopping = self.background = False
-        self.callers = 0
+        self.stopping, self.callers = False, 0
+        self.background = True
         self.gpu: int | None = None
         self._stream: device.OwnStream | None = None
         self._driving_thread: int | None = None
