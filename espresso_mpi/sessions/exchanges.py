@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,23 @@ def reduction_of(
     Args:
         root: of a reduce, which takes the way of an allreduce.
     """
+    plain = compressor == "none" and route is None and feedback == "none"  # of others, a method may be registered anew
+    make = _reduction_of if plain else _reduction_of.__wrapped__
+    return make(spec, op, topology, name, compressor, route, feedback, root, kind)
+
+
+@lru_cache(maxsize=1024)
+def _reduction_of(
+    spec: TensorSpec,
+    op: str,
+    topology: Topology,
+    name: str,
+    compressor: str,
+    route: str | Route | None,
+    feedback: Feedback | str | bool,
+    root: int | None,
+    kind: str,
+) -> Batch:
     options, problem = Options.checked(compressor=compressor, route=route, feedback=feedback, min_bytes=0)
     if problem:
         raise ConfigError(f"{kind}: {problem}")

@@ -1,0 +1,50 @@
+"""Which thread makes the progress steps of an engine, and what waits in them know of the others."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from espresso_mpi.collectives.messages.waiting import Waiter
+from espresso_mpi.engine.driver import Driver
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Engine:
+    """Has one progress step to make, and notes how a wait in it polls."""
+
+    broken = None
+
+    def __init__(self):
+        self.waiter = Waiter(1.0, oversubscribed=False)
+        self.steps, self.driver = [], Driver(self, SimpleNamespace(waiter=self.waiter))
+        self.made = threading.Event()
+
+    def has_work(self):
+        return not self.steps
+
+    def progress(self):
+        self.steps.append((self.driver.background, self.waiter.pace[2] > 0))
+        self.made.set()
+        return False
+
+    def fail(self, error):
+        raise error
+
+
+def test_steps_that_no_call_waits_for_are_in_the_background():
+    """Also before any call has waited: such a session yields the core to a thread that computes, for a time slice."""
+    engine = Engine()
+    with engine.driver.changed:
+        engine.driver.called(background=True)
+    assert engine.made.wait(30)
+    engine.driver.stopping = True
+    engine.driver.join()
+    assert engine.steps == [(True, True)]
+
+
+def test_steps_of_a_thread_that_waits_are_not():
+    engine = Engine()
+    engine.driver.wait_for(lambda: bool(engine.steps))
+    assert engine.steps == [(False, False)]
