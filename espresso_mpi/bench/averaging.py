@@ -104,7 +104,9 @@ class Averaged:
             return
         ddp = DistributedDataParallel(self._model)
         if method != "none":  # dense by the process group itself
-            ddp.register_comm_hook(self.session, adapter.ddp_hook)
+            session = self.session
+            ddp.register_comm_hook(session, adapter.ddp_hook)
+            self.settled = lambda: adapter.ddp.overlaps(session) is not None and not session.planning
         self.run = ddp
 
     def sent(self) -> Mapping[str, int]:

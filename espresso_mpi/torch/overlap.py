@@ -68,15 +68,20 @@ def singly(session: Session) -> bool:
 class Overlap:
     """Decides for each step. The same on every rank.
 
+    Args:
+        told: what the user chose; session: that sends the gradients; name: of the call by which ranks compare.
+
     Attributes:
         now: whether gradients of this step travel during the backward pass.
         singly: whether each of these is pushed by a call of its own.
     """
 
-    def __init__(self, told: bool | Literal["auto"], session: Session) -> None:
+    def __init__(
+        self, told: bool | Literal["auto"], session: Session, name: str = "GradientSync.overlap"
+    ) -> None:  # fmt: skip
         if told not in (True, False, "auto"):
             raise ConfigError(f"GradientSync: overlap={told!r}; expected True, False or 'auto'")
-        self._session, self._told, self.now, self.singly = session, told, bool(told), False
+        self._session, self._told, self._name, self.now, self.singly = session, told, name, bool(told), False
         self._seconds: dict[bool, list[float]] | None = {True: [], False: []} if told == "auto" else None
         self._steps, self._last = 0, 0.0
         self.begin()
@@ -111,5 +116,5 @@ class Overlap:
             self.now = self._steps % 2 == 0
             return
         mine = np.array([statistics.median(self._seconds[way]) for way in (True, False)])
-        self._session.allreduce(mine, op="sum", name="GradientSync.overlap")
+        self._session.allreduce(mine, op="sum", name=self._name)
         self.now, self._seconds = bool(mine[0] <= mine[1]), None

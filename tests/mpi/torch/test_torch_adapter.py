@@ -93,6 +93,64 @@ def test_the_way_is_chosen_in_the_first_steps_and_alike(world, open_session):
         adapter.GradientSync(network(), open_session(), overlap="maybe")
 
 
+class Shortened(torch.nn.Module):
+    """As many layers as it is told to use."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x, count):
+        return self.layers[:count](x)
+
+
+def test_the_hook_finds_out_when_buckets_travel(world, group, open_session):
+    """Alike on all ranks; also where a rank uses no parameter of a bucket."""
+    models, sessions = [Shortened(), Shortened()], [open_session(compressor="int8", min_bytes=0) for _ in range(2)]
+    ddp = torch.nn.parallel.DistributedDataParallel(models[0], bucket_cap_mb=0.005, find_unused_parameters=True)
+    ddp.register_comm_hook(sessions[0], adapter.ddp_hook)
+    ways, x = [], torch.full((4, 40), 1.0 + world.rank)
+    for step in range(20):
+        count = 5 - (step + world.rank) % 5
+        ways.append(adapter.ddp.overlaps(sessions[0]))
+        for model, run in zip(models, (ddp, models[1])):
+            model.zero_grad()
+            run(x, count).sum().backward()
+        expected = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in models[1].named_parameters()}
+        sessions[1].sync(expected)
+        if count == 5:  # DDP leaves alone what was not used on this rank
+            assert all(torch.equal(p.grad, expected[n]) for n, p in models[0].named_parameters())
+    assert ways[:16] == [None] * 16 and ways[16] is ways[19] is not None
+    assert len(set(world.allgather(ways[19]))) == 1
+
+
+def test_ranks_that_have_no_more_batches(world, group, open_session):
+    """torch's ``join`` gives the hook buckets of zeros, outside of a backward pass, held or not."""
+    model, session = network(world.rank), open_session()
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.005)
+    ddp.register_comm_hook(session, adapter.ddp_hook)
+    optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.01), 0
+    with ddp.join():
+        for _ in range(20 - 2 * (world.size - 1 - world.rank)):
+            optimizer.zero_grad()
+            ddp(torch.full((4, 40), 1.0 + world.rank)).pow(2).mean().backward()
+            optimizer.step()
+            steps += 1
+    adapter.check_replicas(model, session)
+    assert steps > 13 and len(set(world.allgather(adapter.ddp.overlaps(session)))) == 1
+
+
+def test_a_plan_says_when_buckets_travel(group, open_session):
+    for held in (False, True):
+        session = open_session(plan=Plan(default=Strategy("int8", "flat-allgather"), held=held))
+        model = network()
+        ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.005)
+        ddp.register_comm_hook(session, adapter.ddp_hook)
+        assert adapter.ddp.overlaps(session) is None
+        ddp(torch.ones(4, 40)).sum().backward()
+        assert adapter.ddp.overlaps(session) is not held
+
+
 def test_plans_change_when_gradients_travel_and_no_bit(world, open_session):
     """Between two steps; a step that has begun goes on as it began."""
     default = Strategy("int8", "flat-allgather")
