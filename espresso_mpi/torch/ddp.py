@@ -7,8 +7,9 @@ import gc
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import distributed
@@ -63,7 +64,7 @@ class _Backward:
     """The buckets of a backward pass that are on their way by one session.
 
     Attributes:
-        models: whose buckets have come.
+        models: whose buckets have come, by number; what a dropped DDP model leaves is dropped too.
     """
 
     def __init__(self, session: Session) -> None:
@@ -75,7 +76,8 @@ class _Backward:
             )
         self._session = weakref.ref(session)  # the session is the key of what holds this
         self._known = WeakTensorKeyDictionary()  # by identity; a freed tensor's id may be another's
-        self.models: list[_Model] = []
+        self.models: WeakValueDictionary[int, _Model] = WeakValueDictionary()  # in the same order on every rank
+        self._count = count()
         self._under_way: list[tuple[Sequence[Handle], torch.futures.Future[Any], torch.Tensor]] = []
 
     def take(self, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -94,11 +96,10 @@ class _Backward:
         model.complete = bucket.is_last()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._under_way.append((handles, future, bucket.buffer()))
-        try:  # DDP waits for the futures in a callback of this kind that it adds after the last bucket
+        if _in_backward():  # DDP waits for the futures in a callback of this kind that it adds after the last bucket
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # each: a pass may have failed
-        except RuntimeError:  # no backward pass: no parameter of the bucket is used on this rank
-            if handles or model.complete:
-                self._finish()
+        elif handles or model.complete:
+            self._finish()
         return future
 
     def _meet(self, session: Session, parameter: torch.Tensor) -> None:
@@ -108,12 +109,12 @@ class _Backward:
             names.take(session, name, p)
         model = _Model(Overlap("auto", weakref.proxy(session), f"ddp_hook {found[0][0]}"))
         self._known.update({p: (name, model) for name, p in found})
-        self.models.append(model)
+        self.models[next(self._count)] = model
         advice.watch(session, [p for _, p in found])
 
     def _finish(self) -> None:
         under_way, self._under_way = self._under_way, []
-        complete = [model for model in self.models if model.complete]
+        complete = [model for model in self.models.values() if model.complete]
         for model in complete:
             held, model.held, model.complete = model.held, {}, False
             session = self._session()
@@ -126,6 +127,12 @@ class _Backward:
             future.set_result(buffer)
         for model in complete:
             model.overlap.step_ended()
+
+
+def _in_backward() -> bool:
+    """Whether DDP calls the hook while gradients are computed. Otherwise no parameter of the bucket is used on this
+    rank, or it is the first pass of a static graph: DDP then waits in the callback from which it calls the hook."""
+    return torch._C._current_autograd_node() is not None
 
 
 def _sent(session: Session, model: _Model, named: Mapping[str, torch.Tensor]) -> list[Handle]:
@@ -144,9 +151,9 @@ _KNOWN: WeakKeyDictionary[Session, _Backward] = WeakKeyDictionary()
 def overlaps(session: Session) -> bool | None:
     """Whether buckets travel during the backward pass, of any model; None until the first steps have found it out."""
     known = _KNOWN.get(session)
-    if known is None or not all(model.overlap.settled for model in known.models):
+    if known is None or not known.models or not all(model.overlap.settled for model in known.models.values()):
         return None
-    return any(model.overlap.now for model in known.models)
+    return any(model.overlap.now for model in known.models.values())
 
 
 def _named_with(parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

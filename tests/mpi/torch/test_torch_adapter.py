@@ -46,12 +46,13 @@ class Uneven(torch.nn.Module):
         return self.head(self.norm(torch.relu(self.inner(h))))
 
 
-@pytest.mark.parametrize("compressor", ["none", "onebit", "topk"])
-def test_hook_and_gradient_sync_have_the_bits_of_sync(world, group, open_session, compressor):
-    """Also when DDP has rebuilt its buckets, after the first step: residuals are found by the parameter's name."""
+@pytest.mark.parametrize("compressor, static", [("none", False), ("onebit", True), ("topk", False)])
+def test_hook_and_gradient_sync_have_the_bits_of_sync(world, group, open_session, compressor, static):
+    """Also when DDP has rebuilt its buckets, after the first step: residuals are found by the parameter's name; and
+    where the graph is static: in the first step, DDP then calls the hook after the backward pass."""
     models = [network() for _ in range(4)]
     sessions = [open_session(compressor=compressor, min_bytes=0) for _ in models]
-    ddp = torch.nn.parallel.DistributedDataParallel(models[0], bucket_cap_mb=0.01)
+    ddp = torch.nn.parallel.DistributedDataParallel(models[0], bucket_cap_mb=0.01, static_graph=static)
     ddp.register_comm_hook(sessions[0], adapter.ddp_hook)
     pushing = adapter.GradientSync(models[1], sessions[1])
     at_once = adapter.GradientSync(models[3], sessions[3], overlap=False)
