@@ -10,29 +10,30 @@ from ..compressors import get
 from ..errors import ConfigError
 from ..files.output import show
 from ..options import Options
-from ..types import Route
+from ..types import Route, Strategy
 
 
 def main(route: str, compressor: str, elements: int, nodes: int, ranks: int, rank: int) -> None:
     """Print the operations of one rank.
 
     Args:
-        route, compressor: as ``Session`` takes them.
+        route, compressor: as ``Session`` takes them; ``none``: a dense route.
         elements: of the tensor.
         nodes, ranks: nodes, and ranks of each.
         rank: the rank.
 
     Raises:
-        ConfigError: there is no such rank, route or compressor, or nothing is compressed.
+        ConfigError: there is no such rank, route or compressor, or one of the two does not go with the other.
     """
     if not 0 <= rank < nodes * ranks:
         raise ConfigError(f"--rank {rank} of {nodes} x {ranks} ranks; expected a number from 0 to {nodes * ranks - 1}")
     if elements < 1:
         raise ConfigError(f"--elements {elements}; expected at least 1")
     topology = Topology(tuple(tuple(range(node * ranks, (node + 1) * ranks)) for node in range(nodes)))
-    method = get(compressor).shaped((elements,)).at(0)
+    strategy = Strategy(compressor, Route.parse(route))
+    method = None if compressor == "none" else get(compressor).shaped((elements,)).at(0)
     ways = DescribedWays(topology, rank, Options.window_bytes, MESSAGE_BYTES)
-    table = table_of(ways, Route.parse(route), method, elements)
+    table = table_of(ways, strategy.route, method, elements)
     title = f"{route}, {compressor}, {elements} elements, rank {rank} of {topology}"
     if isinstance(table, str):
         print(f"{title}: Python: {table}")

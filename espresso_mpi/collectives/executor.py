@@ -79,7 +79,7 @@ class Program:
     ) -> None:
         self._transport, self._dtype, self._route = transport, dtype, route
         self.compressor, self.n = compressor, n
-        self._inside_at_once = compressor is not None and transport.windows_everywhere
+        self._inside_at_once = transport.windows_everywhere
         self.owned: tuple[Dense, ...] = ()
         self._runners: dict[int, TableRunner | str] = {}
         self._operations: dict[DeviceKind, tuple[RouteOperation, ...]] = {}
@@ -107,8 +107,7 @@ class Program:
             binds = step.bind if isinstance(step, CopyStep) else partial(operations()[step.op].bind, move=step.move)
             action = binds(self._transport)
             return lambda segment: segment.move(step, action)
-        assert self.compressor is not None, "a route that encodes needs a compressor"
-        act, compressor = HANDLERS[type(step)], compressor_at(step.point, self.compressor)
+        act, compressor = HANDLERS[type(step)], self._compressor_at(step.point)
         return lambda segment: act(segment, step, compressor)
 
     @property
@@ -210,12 +209,16 @@ class Program:
 
     def _made_runner(self, number: int) -> TableRunner | str:
         compressor, transport = self.compressor, self._transport
-        if compressor is None:
-            return "nothing is compressed"
         if not transport.by_tables:
             return f"{EXECUTOR}=python"
-        table = segment_table(transport, self._segments[number], lambda point: compressor_at(point, compressor))
+        if compressor is None and self._dtype != "float32":
+            return f"a dense tensor of {self._dtype}"
+        table = segment_table(transport, self._segments[number], self._compressor_at)
         return table if isinstance(table, str) else TableRunner(table, transport, [self.n])
+
+    def _compressor_at(self, point: int) -> Compressor:
+        assert self.compressor is not None, "a route that encodes needs a compressor"
+        return compressor_at(point, self.compressor)
 
     def _table_run(self, number: int, x: Any, job: Job, recorder: Recorder) -> Run:
         log = SegmentLog(recorder, job, number, self._transport)

@@ -269,10 +269,11 @@ class Dispatcher(Piggybacking):
         by_schedule = isinstance(self.runner, LaneRunner) and bucket.half is None
         operations = run.program.operations(device.device_of(run.buffer.arrays[0])) if by_schedule else ()
         kind = bucket.name if isinstance(self.runner, LaneRunner) and self.runner.knows(bucket.name) else None
+        several = len(self._transport.topology.nodes) > 1
 
         def operation_progress(number: int) -> Iterator[Progress]:
             x = run.begin()
-            if number == 0 and bucket.compressor is not None:
+            if number == 0 and (bucket.compressor is not None or several):
                 self.executors[bucket.name] = run.program.executor(x, run.job, bool(operations))
             progress = run.program.operation_progress(number, x, run.job, self._recorder, operations, kind)
             del x  # at its end only the caller refers to it: see ``guard``

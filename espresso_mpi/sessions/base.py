@@ -135,7 +135,9 @@ class SessionBase:
 
     @property
     def executors(self) -> dict[str, str]:
-        """How each compressed tensor or group ran the last time, by name; see docs/operation-tables.md.
+        """How each compressed tensor or group, and each dense one between nodes, ran the last time, by name.
+
+        See docs/operation-tables.md.
 
         Example:
             >>> with espresso_mpi.Session(compressor="topk", feedback="plain:decay=0.9") as session:

@@ -23,7 +23,7 @@ Sessions:
 
 - ``opening``, ``presence``, ``topology``, ``switches``: open a session.
 - ``probe``, ``probe_program``: find out whether MPI takes device pointers.
-- ``waiting``, ``deadlock``, ``roll_call``, ``failures``: handle waits and errors.
+- ``waiting``, ``naps``, ``deadlock``, ``roll_call``, ``failures``: handle waits and errors.
 - ``lifetime``, ``leftovers``: close sessions.
 
 May import: ``collectives.data`` and the layers below ``collectives``. A new wait must use ``waiting``, so that its

@@ -225,7 +225,7 @@ def _await_copies(table, column, flags, window, epoch, pace, log):  # type: igno
     polled, began = 0, now()
     for rank in range(window[COUNT]):
         while table[rank, column] > 0 and rank != window[ME] and load(flags, rank * STEP) < epoch:
-            polled = poll_again(polled, pace)
+            polled = poll_again(polled, pace, pace[2])
             if polled < 0:
                 log[WAITED] += now() - began
                 return False

@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
 
+from .naps import NAP, NAPS, YIELDS
 from .shared_memory import WAITED, now, poll_again, polls_since
 
 ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(11)
@@ -66,6 +67,16 @@ def start(mpi, way, number, address, nbytes, rank):  # type: ignore[no-untyped-d
 
 
 @host.inline
+def _nap(polled, waited, pace):  # type: ignore[no-untyped-def]
+    """Microseconds of a nap after so many polls and nanoseconds: as ``Waiter`` naps in Python; 0: yield."""
+    background = pace[2] > 0
+    if not background and polled < pace[0] + YIELDS:
+        return np.int64(0)
+    share, longest = NAPS[1] if background else NAPS[0]
+    return np.int64(1e6 * min(max(NAP, share * 1e-9 * waited), longest))
+
+
+@host.inline
 def await_messages(mpi, count, flag, pace, log):  # type: ignore[no-untyped-def]
     """Poll until the first ``count`` messages are through, or for too many polls; adds to the time in ``log``.
 
@@ -82,7 +93,8 @@ def await_messages(mpi, count, flag, pace, log):  # type: ignore[no-untyped-def]
         error = _test_all(mpi[TESTALL], count, mpi[REQUESTS], mpi[FLAG], mpi[STATUSES])
         if error != 0 or flag[0] != 0:
             break
-        polled = poll_again(polled + polls_since(before), pace)  # MPI may give the core away
+        nap = _nap(polled, now() - began, pace)
+        polled = poll_again(polled + polls_since(before), pace, nap)  # MPI may give the core away
     log[WAITED] += now() - began
     return error, flag[0] != 0
 

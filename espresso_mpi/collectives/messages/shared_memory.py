@@ -118,8 +118,10 @@ def polls_since(before):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def poll_again(polled, pace):  # type: ignore[no-untyped-def]
+def poll_again(polled, pace, nap):  # type: ignore[no-untyped-def]
     """The number of polls after one more; -1: there were enough. Gives the core away before, if ``pace`` says so.
+
+    For ``nap`` microseconds; 0 yields.
 
     A pause that takes long counts as several polls. Where other work wants the core, it lasts milliseconds, and a
     thousand of them would keep the checks of the timeout away for longer than the timeout.
@@ -129,8 +131,8 @@ def poll_again(polled, pace):  # type: ignore[no-untyped-def]
     if polled < pace[0]:
         return polled + 1
     before = now()
-    if pace[2] > 0:
-        _usleep(np.uint32(pace[2]))
+    if nap > 0:
+        _usleep(np.uint32(nap))
     else:
         _sched_yield()
     return polled + 1 + polls_since(before)
@@ -141,7 +143,7 @@ def _poll(flags, count, epoch, pace):  # type: ignore[no-untyped-def]
     polled = 0
     for rank in range(count):
         while load(flags, rank * STEP) < epoch:
-            polled = poll_again(polled, pace)
+            polled = poll_again(polled, pace, pace[2])
             if polled < 0:
                 return False
     return True

@@ -16,15 +16,13 @@ from typing import Protocol
 
 from espresso_mpi.errors import RankTimeoutError
 
+from .naps import NAP, NAPS, YIELDS
+
 _SPINS = 200
 _COMPILED_SPINS, _COMPILED_YIELDS, _COMPILED_NAPS = 5000, 1000, 50
-_YIELDS = 50
 _CHECK_EVERY, _CHECK_AFTER = 64, 5e-3
 """Polls and seconds after which a wait checks the time and the monitor."""
 
-_NAP = 20e-6
-_NAPS = {False: (1 / 64, 0.2e-3), True: (1 / 8, 1e-3)}
-"""By ``background``: the length of a nap as a share of the wait so far, and its maximum in seconds."""
 _PR_SET_TIMERSLACK = 29
 
 _LOOK, _LOOK_EVERY = 2.0, 1.0
@@ -174,18 +172,18 @@ class Waiter:
         Afterwards it returns to Python, which checks the time and the monitor.
         """
         if self._monitor.background:
-            return 0, _COMPILED_NAPS, round(_NAP * 1e6)
+            return 0, _COMPILED_NAPS, round(NAP * 1e6)
         spins = 0 if self._oversubscribed else _COMPILED_SPINS
         return spins, spins + _COMPILED_YIELDS, 0
 
     def _give_way(self, polls: int, start: float) -> None:
-        """Yield or nap. Naps become longer with the wait, because each poll takes 10 us or more of a core."""
+        """Yield or nap. Naps become longer with the wait."""
         background = self._monitor.background
-        if polls < _YIELDS and not background:
+        if polls < YIELDS and not background:
             os.sched_yield()
             return
-        share, longest = _NAPS[background]
-        time.sleep(min(max(_NAP, share * (time.perf_counter() - start)), longest))
+        share, longest = NAPS[background]
+        time.sleep(min(max(NAP, share * (time.perf_counter() - start)), longest))
 
     def _timeout(self, late: Sequence[int]) -> RankTimeoutError:
         return RankTimeoutError(

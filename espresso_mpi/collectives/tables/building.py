@@ -18,6 +18,7 @@ from ..program import DecodeStep, EncodeStep
 from . import passes
 from .early import with_sends
 from .emission import Emission
+from .exchanges import ROWS, Exchange, messages_of, rows_of, sum_of
 from .operations import BUFFERS, Code, Operation, OperationTable, PythonStage
 from .passes import DenseMove
 
@@ -156,6 +157,27 @@ class TableBuilder:
             self._flush()
             self._waiting = move
 
+    def exchange(self, op: str, move: Move, exchanges: Sequence[Exchange | None], at_once: bool) -> None:
+        """A collective on the only tensor, by messages; ``at_once``: no other work runs meanwhile."""
+        self._flush()
+        first, sent = self._to.mark(), [0, 0]
+        for exchange in exchanges:
+            if exchange is None:
+                self._await(0, at_once)
+                continue
+            self._room[ROWS] = max(self._room[ROWS], rows_of(exchange, move))
+            started = list[Operation]()
+            for m in messages_of(exchange, move):
+                rank = move.group[m.member]
+                started += self._message(m.code, rank, m.buffer, m.offset, m.nbytes)
+                sent[rank not in self.ways.node] += m.nbytes if m.code == Code.SEND else 0
+            self._to.operations += started
+            self._await(len(started), at_once)
+            if exchange.total.size:
+                self._to.operations.append(sum_of(exchange, move, self._to.divisor(move.reduce_op.divisor)))
+        self._posted = [before + new for before, new in zip(self._posted, sent)]
+        self._to.shared(op, move.context.level, (first, self._to.mark()), (sent[0], sent[1]), [1])
+
     def _allgather(self, move: DenseMove) -> None:
         waiting = self._waiting
         decodes = dict[int, list[list[Operation]]]()
@@ -279,7 +301,7 @@ class TableBuilder:
     def _by_window(self, room: int, move: Move, incoming: Sequence[Transfer], source: int) -> tuple[int, int]:
         """As ``SharedWindow.exchange``. Returns the bytes sent, inside the node and between nodes."""
         longest = max(state.nbytes for state in move.before if isinstance(state, Packed))
-        held, taken = self._held_before(move), 0
+        held, taken = _held_before(move), 0
         for first in range(0, longest, room):
             shown = max(0, min(room, held - first))
             self._to.operations.append(Operation(Code.SHOW, buffer=source, offset=first, nbytes=shown))
@@ -311,12 +333,17 @@ class TableBuilder:
             sends += self._message(Code.SEND, rank, source, t.source_offset, t.nbytes)
             sent[rank not in self.ways.node] += t.nbytes
         self._start(receives, sends, encoding)
-        count = len(receives) + len(sends)
-        self._yield()
-        self._to.operations.append(Operation(Code.WAIT, number=count))
-        self._messages = max(self._messages, count)
+        self._await(len(receives) + len(sends))
         self._posted = [before + new for before, new in zip(self._posted, sent)]
         return sent[0], sent[1]
+
+    def _await(self, count: int, at_once: bool = False) -> None:
+        """Wait for messages that were started; other work may run meanwhile."""
+        if not at_once:
+            self._yield()
+        if count:
+            self._to.operations.append(Operation(Code.WAIT, number=count))
+        self._messages = max(self._messages, count)
 
     def _start(self, receives: list[Operation], sends: list[Operation], encoding: slice | None) -> None:
         """Start messages: if the payload was encoded just before, while that is done."""
@@ -336,11 +363,6 @@ class TableBuilder:
         """A copy to the current buffer."""
         return Operation(code, buffer=self._now, offset=t.target_offset, nbytes=t.nbytes, number=number, other=at)
 
-    def _held_before(self, move: Move) -> int:
-        state = move.before[move.index]
-        assert isinstance(state, Packed)
-        return state.nbytes
-
     def _hold(self, buffer: int, nbytes: int) -> None:
         """From here on the payload is in a buffer."""
         self._now, self._held = buffer, nbytes
@@ -348,3 +370,10 @@ class TableBuilder:
 
     def _yield(self) -> None:
         self._to.operations.append(Operation(Code.YIELD))
+
+
+def _held_before(move: Move) -> int:
+    """Bytes of this member's payload before a collective."""
+    state = move.before[move.index]
+    assert isinstance(state, Packed)
+    return state.nbytes

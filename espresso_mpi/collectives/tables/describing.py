@@ -45,17 +45,20 @@ class DescribedWays:
         return [(first, min(self.message_bytes, nbytes - first)) for first in range(0, nbytes, self.message_bytes)]
 
 
-def table_of(ways: DescribedWays, route: Route, compressor: Compressor, n: int) -> OperationTable | str:
-    """The table of a tensor of n elements, or why there is none.
+def table_of(ways: DescribedWays, route: Route, compressor: Compressor | None, n: int) -> OperationTable | str:
+    """The table of a tensor of n elements of float32, or why there is none.
 
     Raises:
         ConfigError: the route cannot be run on these ranks, or with this compressor.
     """
     check_route(route, ways.topology, compressor)
     steps = compile_route(route, ways.topology, Dense(0, n), "float32", ways.rank, compressor)
-    return segment_table(
-        ways, [(step, _nothing) for step in steps], lambda point: compressor.second_pass() if point else compressor
-    )
+
+    def compressor_at(point: int) -> Compressor:
+        assert compressor is not None, "a route that encodes needs a compressor"
+        return compressor.second_pass() if point else compressor
+
+    return segment_table(ways, [(step, _nothing) for step in steps], compressor_at)
 
 
 def _nothing(segment: Any) -> Iterator[None]:

@@ -32,7 +32,7 @@ PAUSES, HALTS, RUNS = range(3)
 _ADD, _DIVIDE, _SUM, _WRITE, _READ = (int(c) for c in (Code.ADD, Code.DIVIDE, Code.SUM, Code.WRITE, Code.READ))
 _LAP, _TILES, _COPY, _SHOW, _MEET = (int(c) for c in (Code.LAP, Code.TILES, Code.COPY, Code.SHOW, Code.MEET))
 _TAKE, _SEND, _RECEIVE, _WAIT = (int(c) for c in (Code.TAKE, Code.SEND, Code.RECEIVE, Code.WAIT))
-_MARK, _STACK, _YIELD = (int(c) for c in (Code.MARK, Code.STACK, Code.YIELD))
+_MARK, _STACK, _YIELD, _SUM_RECEIVED = (int(c) for c in (Code.MARK, Code.STACK, Code.YIELD, Code.SUM_RECEIVED))
 
 
 _BLOCK = 2048
@@ -145,6 +145,18 @@ def _by_window(row, places, window, state):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def _sum_received(row, parameters, places):  # type: ignore[no-untyped-def]
+    """The elements of a tensor in place of their row in a payload buffer, and the other rows, summed and divided."""
+    size, count = row[3], row[14]
+    out = entries.floats(places[row[1]] + 4 * row[2], size)
+    rows = entries.floats(places[row[4]] + row[5], count * size)
+    exact, factor = parameters[row[10]] != 0, np.float32(parameters[row[10] + 1])
+    for first in range(0, size, _BLOCK):
+        mine = out[first : min(size, first + _BLOCK)]
+        sum_floats(mine, mine, rows, first, size, count, row[13], exact, factor)
+
+
+@host.inline
 def _start(row, places, mpi, state):  # type: ignore[no-untyped-def]
     """Start a message; returns MPI's error."""
     way = ISEND if row[0] == _SEND else IRECV
@@ -215,6 +227,8 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
             found = _await_messages(mpi, flag, state, pace)
         elif code in (_MARK, _STACK):
             _mark(row, marks, state)
+        elif code == _SUM_RECEIVED:
+            _sum_received(row, parameters, places)
         elif code == _YIELD:
             found = YIELDED if state[MODE] == PAUSES else GOING
         else:

@@ -49,7 +49,8 @@ class Code(IntEnum):
     MARK = 16
     STACK = 17
     YIELD = 18
-    PYTHON = 19
+    SUM_RECEIVED = 19
+    PYTHON = 20
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,13 @@ class Operation:
         buffer, offset, nbytes: the payload: place of the buffer, and which bytes of it.
         kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
-        number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE: where the divisor is; of COPY: the
-            other buffer; of TAKE, READ, SEND and RECEIVE: the rank; of WAIT: the number of messages; of LAP: 1 at the
-            end and -1 at the beginning; of TILES: elements of one.
+        number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE and of sums: where the divisor is; of
+            COPY: the other buffer; of TAKE, READ, SEND and RECEIVE: the rank; of WAIT: the number of messages; of LAP:
+            1 at the end and -1 at the beginning; of TILES: elements of one.
         other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row.
         call: the kernel.
-        first, whole: of ENCODE, DECODE and ADD: the number of the first element in its payload, and how many that has.
+        first, whole: of ENCODE, DECODE and ADD: the number of the first element in its payload, and how many that has;
+            of SUM_RECEIVED: the row of the tensor's own elements, which is not read, and the number of rows.
         scratch: the values are in scratch memory instead; a sum of those of the tensor is written to it.
     """
 
@@ -124,7 +126,7 @@ class Operation:
             f"{'scratch' if self.scratch else 'tensor'} {self.tensor - BUFFERS} [{self.at}:{self.at + self.size}]"
         )
         in_row = f"[{self.other}:{self.other + 4 * self.size}]"
-        payload = f"buffer {self.buffer} [{self.offset}:{self.offset + self.nbytes}]"
+        payload = f"{_memory(self.buffer)} [{self.offset}:{self.offset + self.nbytes}]"
         source = f"[{self.other}:{self.other + self.nbytes}]"
         kept = f" + residual at place {self.kept}" if self.kept != NOWHERE else ""
         return {
@@ -147,8 +149,14 @@ class Operation:
             Code.MARK: f"time {self.tensor}" + (f", and the next {self.size} from 0" if self.size else ""),
             Code.STACK: f"times {self.tensor} to {self.tensor + self.size - 1} follow each other",
             Code.YIELD: "other work may run",
+            Code.SUM_RECEIVED: f"{elements} + the other rows of {payload}, divided",
             Code.PYTHON: f"stage {self.tensor}",
         }[self.code]
+
+
+def _memory(place: int) -> str:
+    """The memory of a message, in words."""
+    return f"buffer {place}" if place < BUFFERS else f"bytes of tensor {place - BUFFERS}"
 
 
 @dataclass(frozen=True)

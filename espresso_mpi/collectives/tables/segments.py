@@ -11,8 +11,11 @@ from ..data.layout import Dense, Packed
 from ..ops.base import operations
 from ..program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, SummaryStep, UpdateStep
 from .building import TableBuilder, Ways
-from .operations import OperationTable
+from .exchanges import exchanges_of
+from .operations import Code, OperationTable
 from .passes import DenseMove
+
+_WITHOUT_WORK = (Code.PYTHON, Code.YIELD, Code.MARK)
 
 Bound = tuple[ProgramStep, Callable[[Any], Iterator[None]]]
 """A step, and what runs it in Python, given a ``SegmentRun``."""
@@ -25,8 +28,8 @@ def segment_table(ways: Ways, steps: Sequence[Bound], compressor: Callable[[int]
         compressor: returns that of an encode point.
     """
     found = next((why for step, _ in steps if (why := obstacle_of(step))), "")
-    if found or not any(isinstance(step, (EncodeStep, DecodeStep)) for step, _ in steps):
-        return found or "nothing is compressed"
+    if found:
+        return found
     builder = TableBuilder(ways, 1)
     for step, act in steps:
         if isinstance(step, EncodeStep):
@@ -37,7 +40,10 @@ def segment_table(ways: Ways, steps: Sequence[Bound], compressor: Callable[[int]
             builder.idle(operations()[step.op].phases)
         elif isinstance(step, MoveStep):
             _move(builder, step, act)
-    return builder.table()
+    table = builder.table()
+    if all(operation.code in _WITHOUT_WORK for operation in table.operations):
+        return "tables know none of its operations"
+    return table
 
 
 def obstacle_of(step: ProgramStep) -> str:
@@ -64,10 +70,13 @@ def _move(builder: TableBuilder, step: MoveStep, act: Callable[[Any], Iterator[N
         builder.move(step.op, step.move, sources, [1])
         return
     dense = dense_move(builder.ways, [step], [1])
-    if dense is None:
-        builder.python(act, f"{step.op}@{step.move.context.level}")
-    else:
+    exchanges = None if builder.ways.window_room(step.move.group) else exchanges_of(step.op, step.move)
+    if dense is not None:
         builder.dense(dense)
+    elif exchanges is not None:
+        builder.exchange(step.op, step.move, exchanges, step.inside and builder.ways.windows_everywhere)
+    else:
+        builder.python(act, f"{step.op}@{step.move.context.level}")
 
 
 def dense_move(ways: Ways, steps: Sequence[MoveStep], weights: Sequence[int]) -> DenseMove | None:

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from session_cases import COMPRESSED, node_layouts, values
+from session_cases import COMPRESSED, DENSE, node_layouts, values
 
 from espresso_mpi import Session
 from espresso_mpi.collectives import bucket_program, executor
@@ -59,6 +59,26 @@ def test_a_table_leaves_what_the_python_executor_leaves(world, monkeypatch, rout
         assert all(how.startswith("table of") for how in executors.values()) or "broadcast" in str(Route.parse(route))
 
 
+@pytest.mark.parametrize("route", DENSE)
+@pytest.mark.parametrize("fused", [0, 1 << 20], ids=["apart", "fused"])
+def test_dense_tensors_between_nodes(world, monkeypatch, route, fused):
+    """Short ones in one exchange, others in two, in several messages and segments."""
+    options = {"segment_bytes": 8192, "message_bytes": 1024, "fuse_bytes": fused}
+    for nodes in node_layouts(world.size)[1:]:
+        runs = []
+        for way in ("python", "compiled"):
+            monkeypatch.setenv(EXECUTOR, way)
+            with Session(world, nodes=nodes, timeout=60, route=route, **options) as session:
+                grads = {name: values(world.rank, 0, n) for name, n in SIZES.items()}
+                for _ in range(2):
+                    session.sync(grads)
+                sent = {name: one.bytes_by_level for name, one in session.stats().tensors.items()}
+                runs.append(([array.tobytes() for array in grads.values()], sent))
+                hows = set(session.executors.values())
+        fine = runs[0] == runs[1] and {how[:8] for how in hows} == {"table of"}
+        assert world.allgather(fine) == [True] * world.size, (nodes, hows)
+
+
 METHODS = (
     "int8:rounding=stochastic", "int4", "fp8_e4m3", "fp16", "bf16:rounding=stochastic", "topk:ratio=0.1", "signsgd",
 )  # fmt: skip
@@ -88,7 +108,9 @@ def test_passes_whose_tiles_and_chunks_end_elsewhere(world, monkeypatch, method,
         faults, executors = differences(world, monkeypatch, nodes, **options)
         assert not faults
         (mine,) = (node for node in nodes if world.rank in node)
-        assert all(("Python" in how) == (len(mine) == 1) for how in executors.values()), executors
+        together = {how for name, how in executors.items() if name != "alone"}
+        assert all(("Python" in how) == (len(mine) == 1) for how in together), executors
+        assert "Python" not in executors["alone"]
 
 
 @pytest.mark.parametrize("route", ["hierarchical-allgather", "hierarchical-alltoall-packed", "flat-alltoall"])

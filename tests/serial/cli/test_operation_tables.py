@@ -38,6 +38,13 @@ def test_the_second_rank_of_a_node_takes_from_the_first(capsys):
     assert "of the other rows, divided" in printed
 
 
+def test_a_dense_tensor_between_nodes(capsys):
+    tables.main("hierarchical", "none", 20_000, nodes=2, ranks=2, rank=3)
+    printed = capsys.readouterr().out
+    assert "rank 1 -> buffer 0" in printed and "bytes of tensor 0 [60160:80000] -> rank 1" in printed
+    assert "tensor 0 [15040:20000] + the other rows of buffer 0 [0:39680], divided" in printed
+
+
 def test_what_has_no_table_says_why(capsys):
     tables.main("flat-linear", "randomk", 1000, nodes=1, ranks=2, rank=0)
     assert "Python: allreduce of payloads" in capsys.readouterr().out
@@ -49,10 +56,11 @@ def test_what_has_no_table_says_why(capsys):
         ({"rank": 2}, "--rank 2 of 1 x 2 ranks; expected a number from 0 to 1"),
         ({"elements": 0}, "--elements 0"),
         ({"route": "flat-linear"}, "cannot be summed"),
+        ({"route": "flat-alltoall", "compressor": "none"}, "needs a compressor"),
         ({"compressor": "twobit"}, "twobit"),
     ],
 )
 def test_bad_arguments_are_named(change, text):
-    given = {"route": "flat", "compressor": "onebit", "elements": 100, "nodes": 1, "ranks": 2, "rank": 0}
+    given = {"route": "flat-alltoall", "compressor": "onebit", "elements": 100, "nodes": 1, "ranks": 2, "rank": 0}
     with pytest.raises(ConfigError, match=text):
         tables.main(**{**given, **change})
